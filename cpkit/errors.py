@@ -1,0 +1,245 @@
+"""Everything that a checkpointer raises.
+
+::
+
+    CheckpointerError
+    ├── InvalidId
+    ├── InvalidURL
+    ├── SerializationError
+    ├── PayloadTooLarge
+    ├── VersionConflict
+    ├── CallMismatch
+    ├── UnknownCall
+    ├── CorruptThread
+    ├── SchemaMismatch
+    ├── BackendUnavailable
+    ├── Closed
+    └── WrongEventLoop
+
+A programmer's slip that is none of these (a generator where a list belongs, a limit
+of 0, a negative ``expected_version``) is a plain ``TypeError`` or ``ValueError``.
+
+Each error takes the facts and builds the sentence itself, so the facts stay readable
+as attributes, and an error survives pickling on its way between processes. What a
+client library raised is always the ``__cause__``, never the error itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "BackendUnavailable",
+    "CallMismatch",
+    "CheckpointerError",
+    "Closed",
+    "CorruptThread",
+    "InvalidId",
+    "InvalidURL",
+    "PayloadTooLarge",
+    "SchemaMismatch",
+    "SerializationError",
+    "UnknownCall",
+    "VersionConflict",
+    "WrongEventLoop",
+]
+
+
+class CheckpointerError(Exception):
+    """The root of everything that cpkit raises about stored state."""
+
+
+class InvalidId(CheckpointerError):
+    """An id is not a string of 1 to 512 bytes of UTF-8 without NUL."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
+        self.name = name
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.reason}"
+
+
+class InvalidURL(CheckpointerError):
+    """A store's URL or one of its options cannot be used; the message says the mend."""
+
+
+class SerializationError(CheckpointerError):
+    """A value cannot be stored, or a stored message not be loaded, as what it is.
+
+    ``path`` leads to the value: it starts with the message's index in the call (at
+    load: its position in the thread) or with the extra key, ``"args"`` or
+    ``"result"``. ``thread_id`` is set where a load failed.
+    """
+
+    def __init__(
+        self,
+        path: Sequence[str | int],
+        reason: str,
+        thread_id: str | None = None,
+    ) -> None:
+        super().__init__(tuple(path), reason, thread_id)
+        self.path = tuple(path)
+        self.reason = reason
+        self.thread_id = thread_id
+
+    def __str__(self) -> str:
+        where = "".join(f"[{part!r}]" for part in self.path) or "the value"
+
+        if self.thread_id is not None:
+            return f"message {where} of thread {self.thread_id!r}: {self.reason}"
+
+        return f"{where}: {self.reason}"
+
+
+class PayloadTooLarge(CheckpointerError):
+    """A message, extra value, call's args or result is larger than ``max_payload``."""
+
+    def __init__(self, path: Sequence[str | int], size: int, limit: int) -> None:
+        super().__init__(tuple(path), size, limit)
+        self.path = tuple(path)
+        self.size = size
+        self.limit = limit
+
+    def __str__(self) -> str:
+        where = "".join(f"[{part!r}]" for part in self.path)
+        return (
+            f"{where}: {self.size} bytes of JSON, and max_payload is {self.limit}; "
+            "store the content elsewhere and keep a reference, or raise max_payload"
+        )
+
+
+class VersionConflict(CheckpointerError):
+    """The thread is not at ``expected_version``; nothing was written.
+
+    Another writer has the thread. Load it again before deciding anything.
+    """
+
+    def __init__(self, thread_id: str, expected: int, actual: int) -> None:
+        super().__init__(thread_id, expected, actual)
+        self.thread_id = thread_id
+        self.expected = expected
+        self.actual = actual
+
+    def __str__(self) -> str:
+        return (
+            f"thread {self.thread_id!r} is at version {self.actual}, "
+            f"not {self.expected}: another writer has been there; load it again"
+        )
+
+
+class CallMismatch(CheckpointerError):
+    """A call id is on record for another call; ``differs`` names the fields."""
+
+    def __init__(self, thread_id: str, call_id: str, differs: Sequence[str]) -> None:
+        super().__init__(thread_id, call_id, tuple(differs))
+        self.thread_id = thread_id
+        self.call_id = call_id
+        self.differs = tuple(differs)
+
+    def __str__(self) -> str:
+        return (
+            f"call {self.call_id!r} of thread {self.thread_id!r} is on record with "
+            f"another {' and '.join(self.differs)}; a call id names one attempt"
+        )
+
+
+class UnknownCall(CheckpointerError):
+    """A result came for a call that was never issued."""
+
+    def __init__(self, thread_id: str, call_id: str) -> None:
+        super().__init__(thread_id, call_id)
+        self.thread_id = thread_id
+        self.call_id = call_id
+
+    def __str__(self) -> str:
+        return (
+            f"call {self.call_id!r} was never issued in thread {self.thread_id!r}; "
+            "record_issued comes first"
+        )
+
+
+class CorruptThread(CheckpointerError):
+    """What is stored is not what was written; nothing was repaired or overwritten.
+
+    ``where`` names the row, or the file and line.
+    """
+
+    def __init__(self, thread_id: str, where: str, reason: str) -> None:
+        super().__init__(thread_id, where, reason)
+        self.thread_id = thread_id
+        self.where = where
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"thread {self.thread_id!r} is corrupt at {self.where}: {self.reason}"
+
+
+class SchemaMismatch(CheckpointerError):
+    """The store's version, or what stands in its place, is not one this code reads."""
+
+    def __init__(self, store: str, found: object, supported: int) -> None:
+        super().__init__(store, found, supported)
+        self.store = store
+        self.found = found
+        self.supported = supported
+
+    def __str__(self) -> str:
+        mend = "upgrade cpkit" if isinstance(self.found, int) else "use another place"
+        return (
+            f"{self.store} has schema version {self.found}, and this cpkit knows "
+            f"{self.supported}: {mend}"
+        )
+
+
+class BackendUnavailable(CheckpointerError):
+    """The store could not be reached, or would not do it.
+
+    ``maybe_applied`` is ``False`` where the operation is proven not to have run, so
+    that it may be made again, and ``True`` where the answer was lost on the way: the
+    write is either wholly there or wholly not, and only the store knows. Repeating an
+    append with the same ``expected_version``, or a call with the same ids, is safe.
+    """
+
+    def __init__(self, store: str, reason: str, *, maybe_applied: bool = False) -> None:
+        super().__init__(store, reason)
+        self.store = store
+        self.reason = reason
+        self.maybe_applied = maybe_applied
+
+    def __str__(self) -> str:
+        outcome = (
+            "the operation may have been applied"
+            if self.maybe_applied
+            else "nothing was written"
+        )
+        return f"{self.store}: {self.reason} ({outcome})"
+
+
+class Closed(CheckpointerError):
+    """The handle is not open: not entered yet, or closed already."""
+
+    def __init__(self, store: str) -> None:
+        super().__init__(store)
+        self.store = store
+
+    def __str__(self) -> str:
+        return (
+            f"{self.store} is not open; use it inside "
+            "'async with open_checkpointer(...) as cp:'"
+        )
+
+
+class WrongEventLoop(CheckpointerError):
+    """The handle was opened on another event loop than the one it is used from."""
+
+    def __init__(self, store: str) -> None:
+        super().__init__(store)
+        self.store = store
+
+    def __str__(self) -> str:
+        return (
+            f"{self.store} was opened on another event loop; open a handle in each "
+            "loop (handles of one store see each other's writes)"
+        )

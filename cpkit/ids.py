@@ -1,0 +1,85 @@
+"""The rule of ids, and the arithmetic of ranges over ids and positions."""
+
+from __future__ import annotations
+
+from cpkit.errors import InvalidId
+
+__all__ = ["check_id", "check_page", "prefix_end", "span"]
+
+MAX_ID_BYTES = 512
+
+
+def check_id(name: str, value: object) -> str:
+    """Return the id as a plain ``str``, or raise ``InvalidId``.
+
+    An id has 1 to 512 bytes of UTF-8 and no NUL, and is otherwise opaque.
+    """
+    if not isinstance(value, str):
+        raise InvalidId(name, f"must be a str, not {type(value).__name__}")
+
+    if not value:
+        raise InvalidId(name, "must not be empty")
+
+    return _check_text(name, value)
+
+
+def check_page(
+    prefix: object, after: object, limit: object
+) -> tuple[str, str | None, int]:
+    """Check the arguments of ``list_threads``; a prefix may be empty."""
+    if not isinstance(prefix, str):
+        raise InvalidId("prefix", f"must be a str, not {type(prefix).__name__}")
+
+    if type(limit) is not int:
+        raise TypeError("limit must be an int")
+
+    if limit < 1:
+        raise ValueError("limit must be at least 1")
+
+    # More than any store holds, and still a number that every store's API takes.
+    page = min(limit, 2**31 - 1)
+    start = None if after is None else check_id("after", after)
+    return _check_text("prefix", prefix), start, page
+
+
+def prefix_end(prefix: str) -> str | None:
+    """Return the least string above all that start with the prefix, if there is one.
+
+    By code points, which is also the order of UTF-8 bytes.
+    """
+    for cut in range(len(prefix) - 1, -1, -1):
+        code = ord(prefix[cut])
+
+        if code < 0x10FFFF:
+            # U+D800 to U+DFFF are surrogates, which no id can contain.
+            following = 0xE000 if code == 0xD7FF else code + 1
+            return prefix[:cut] + chr(following)
+
+    return None
+
+
+def span(start: object, stop: object, version: int) -> tuple[int, int]:
+    """Return the positions, first inclusive and last exclusive, of a slice."""
+    if type(start) is not int:
+        raise TypeError("start must be an int")
+
+    if stop is not None and type(stop) is not int:
+        raise TypeError("stop must be an int or None")
+
+    first, last, _ = slice(start, stop).indices(version)
+    return first, max(first, last)
+
+
+def _check_text(name: str, value: str) -> str:
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise InvalidId(name, "has a lone surrogate, which UTF-8 cannot hold") from None
+
+    if size > MAX_ID_BYTES:
+        raise InvalidId(name, f"has {size} bytes of UTF-8; {MAX_ID_BYTES} is the limit")
+
+    if "\0" in value:
+        raise InvalidId(name, "must not contain NUL")
+
+    return str.__str__(value)

@@ -1,0 +1,113 @@
+"""What a checkpointer takes and gives back, as frozen dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Generic, Literal, TypeVar
+
+from pydantic import JsonValue
+
+__all__ = [
+    "CallRecord",
+    "CallStatus",
+    "CheckpointData",
+    "Durability",
+    "JsonValue",
+    "Survives",
+    "ThreadInfo",
+    "ToolCall",
+]
+
+MessageT = TypeVar("MessageT")
+
+CallStatus = Literal["issued", "completed", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One attempt at a side effect.
+
+    ``call_id`` names this attempt within its thread and is used once.
+    ``idempotency_key`` names the effect, across all threads of the store: of all the
+    calls with one key at most one is issued or completed at any time. ``args`` is a
+    JSON object; ``tool_name`` obeys the rules of ids.
+    """
+
+    call_id: str
+    tool_name: str
+    args: Mapping[str, JsonValue]
+    idempotency_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """A call as the store has it.
+
+    ``attempt`` counts 1, 2, … per idempotency key and is a fencing token: a later
+    claim of the key always has a higher one. Times are timezone-aware UTC, by the
+    store's clock where it has one. ``result`` is ``None`` until ``resolved_at`` is set.
+
+    An ``erased`` record is what ``delete_thread`` leaves: ids, tool, status, attempt
+    and times, with empty args and no result, so that a paid call stays paid.
+    """
+
+    thread_id: str
+    call: ToolCall
+    status: CallStatus
+    attempt: int
+    issued_at: datetime
+    result: JsonValue
+    resolved_at: datetime | None
+    erased: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointData(Generic[MessageT]):
+    """One consistent snapshot of a thread, the caller's to keep and to change.
+
+    ``pending`` holds the issued calls, in the order in which they were claimed.
+    """
+
+    messages: list[MessageT]
+    extra: dict[str, JsonValue]
+    pending: list[CallRecord]
+
+    @property
+    def version(self) -> int:
+        """How many messages the thread has; what ``expected_version`` compares."""
+        return len(self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadInfo:
+    """A thread without its payloads; ``updated_at`` moves with every change."""
+
+    thread_id: str
+    version: int
+    created_at: datetime
+    updated_at: datetime
+
+
+class Survives(StrEnum):
+    """What an acknowledged write outlives."""
+
+    NONE = "none"
+    """Nothing that ends the process that holds the data."""
+    PROCESS = "process"
+    """``kill -9`` of the agent, and of the server where there is one."""
+    MACHINE = "machine"
+    """A power loss as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durability:
+    """What an acknowledgement is worth: the level for code, the words for people."""
+
+    survives: Survives
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.survives}: {self.words}"

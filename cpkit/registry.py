@@ -1,0 +1,251 @@
+"""Opening a store by URL.
+
+Schemes are found through the entry-point group ``cpkit.drivers``, so a package adds a
+scheme by being installed. Each entry point names a class that fits `Driver`::
+
+    [project.entry-points."cpkit.drivers"]
+    lmdb = "my_package:LMDBCheckpointer"
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import AbstractAsyncContextManager
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, ClassVar, Protocol, TypeVar, overload
+from urllib.parse import parse_qsl, unquote, urlencode
+
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+
+from cpkit.codec import MAX_PAYLOAD, Codec
+from cpkit.errors import InvalidURL
+from cpkit.protocol import Checkpointer
+from cpkit.records import JsonValue
+
+__all__ = [
+    "DEFAULT_URL",
+    "Driver",
+    "DriverOptions",
+    "driver_names",
+    "open_checkpointer",
+    "redacted",
+    "url_path",
+]
+
+MessageT = TypeVar("MessageT")
+
+DEFAULT_URL = "sqlite:///cpkit.db"
+GROUP = "cpkit.drivers"
+
+
+class DriverOptions(BaseModel):
+    """What every driver can be told, in the URL's query or by keyword.
+
+    A driver adds its own by a subclass. ``max_payload`` is in bytes of JSON text;
+    ``strict_roundtrip`` refuses typed messages that would come back different.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_payload: PositiveInt = MAX_PAYLOAD
+    strict_roundtrip: bool = False
+
+    def codec(self, message_type: Any) -> Codec[Any]:
+        """Return the codec that these options ask for."""
+        return Codec(
+            message_type,
+            max_payload=self.max_payload,
+            strict_roundtrip=self.strict_roundtrip,
+        )
+
+
+class Driver(Protocol):
+    """What an entry point of the group ``cpkit.drivers`` names: a class with these."""
+
+    Options: ClassVar[type[DriverOptions]]
+    """The model that the options are checked against."""
+
+    client_options: ClassVar[frozenset[str]]
+    """Query parameters to leave in the URL, for the client library's own parser."""
+
+    @classmethod
+    def from_url(
+        cls, url: str, *, message_type: Any, options: Any
+    ) -> AbstractAsyncContextManager[Checkpointer[Any]]:
+        """Return an unopened handle, or raise ``InvalidURL``; do no I/O.
+
+        ``options`` is an instance of ``Options``; what it took from the query is no
+        longer in the URL.
+        """
+        ...
+
+
+@overload
+def open_checkpointer(
+    url: str | None = None, *, message_type: type[MessageT], **options: Any
+) -> AbstractAsyncContextManager[Checkpointer[MessageT]]: ...
+@overload
+def open_checkpointer(
+    url: str | None = None, *, message_type: Any, **options: Any
+) -> AbstractAsyncContextManager[Checkpointer[Any]]: ...
+@overload
+def open_checkpointer(
+    url: str | None = None, **options: Any
+) -> AbstractAsyncContextManager[Checkpointer[dict[str, JsonValue]]]: ...
+def open_checkpointer(
+    url: str | None = None, *, message_type: Any = dict, **options: Any
+) -> AbstractAsyncContextManager[Checkpointer[Any]]:
+    """Return a context manager that opens the store behind a URL.
+
+    Without a URL, ``CPKIT_URL`` counts, and without that ``sqlite:///cpkit.db``.
+    ``message_type`` is ``dict`` (JSON objects) or any type that pydantic validates.
+    Options stand in the URL's query or are given by keyword; they are checked now, the
+    store is connected to, created and migrated when the context is entered.
+
+    Raises ``InvalidURL`` for an unknown scheme, a driver that is not installed, and an
+    unknown, ill-typed or contradictory option. Entering raises ``BackendUnavailable``
+    or ``SchemaMismatch``.
+    """
+    if url is None:
+        url = os.environ.get("CPKIT_URL") or DEFAULT_URL
+
+    if not isinstance(url, str):
+        raise InvalidURL(f"a URL is a str, not {type(url).__name__}")
+
+    scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*(?=:)", url)
+
+    if scheme is None:
+        raise InvalidURL(
+            f"{redacted(url)!r} has no scheme; write {DEFAULT_URL!r} or another of: "
+            f"{', '.join(driver_names())}"
+        )
+
+    if "#" in url:
+        raise InvalidURL(f"{redacted(url)!r}: write '#' as %23")
+
+    driver = _find_driver(scheme[0].lower())
+    base, _, query = url.partition("?")
+    asked, rest = _split_query(query, driver, scheme[0])
+    known = _check_options(driver, scheme[0], asked, options)
+    return driver.from_url(
+        f"{base}?{urlencode(rest)}" if rest else base,
+        message_type=message_type,
+        options=known,
+    )
+
+
+def driver_names() -> list[str]:
+    """Return the schemes that the installed packages offer, sorted."""
+    return sorted(entry_points(group=GROUP).names)
+
+
+def redacted(url: str) -> str:
+    """Return a URL for people to read, without its passwords.
+
+    Hides from the first ``:`` of the user part to the last ``@``, so that a password
+    with unescaped characters in it stays hidden too.
+    """
+    url = re.sub(r"://([^:@/]*):.*@", r"://\1:***@", url, flags=re.DOTALL)
+    return re.sub(r"(?i)((?:password|passwd|pwd)=)[^&]*", r"\1***", url)
+
+
+def url_path(url: str) -> str:
+    """Return the decoded path of a URL that names a local file or folder.
+
+    ``scheme:///relative`` for those that count three slashes is the driver's to
+    handle: this gives what follows ``scheme://`` and its empty host, or ``scheme:``.
+    """
+    _, _, rest = url.partition(":")
+
+    if rest.startswith("//"):
+        host, slash, path = rest[2:].partition("/")
+
+        if host:
+            raise InvalidURL(
+                f"{redacted(url)!r} names a host; a local path has three slashes"
+            )
+
+        rest = slash + path
+
+    decoded = unquote(rest, errors="strict")
+
+    if "\0" in decoded:
+        raise InvalidURL("a path cannot contain %00")
+
+    return decoded
+
+
+def _find_driver(scheme: str) -> type[Driver]:
+    found: tuple[EntryPoint, ...] = tuple(entry_points(group=GROUP, name=scheme))
+
+    if not found:
+        raise InvalidURL(
+            f"no driver for {scheme!r}; installed are: {', '.join(driver_names())}"
+        )
+
+    entry = found[0]
+
+    try:
+        driver: type[Driver] = entry.load()
+    except ImportError as exc:
+        ours = entry.module.startswith("cpkit_")
+        extra = entry.module.removeprefix("cpkit_")
+        mend = f"pip install 'cpkit[{extra}]'" if ours else f"install {exc.name}"
+        raise InvalidURL(
+            f"the driver for {scheme!r} is not installed ({exc}): {mend}"
+        ) from exc
+
+    return driver
+
+
+def _split_query(
+    query: str, driver: type[Driver], scheme: str
+) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """Divide a query into the driver's options and the client library's."""
+    asked: dict[str, str] = {}
+    rest = []
+
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError:
+        raise InvalidURL(
+            f"the options in the {scheme} URL are not of the form name=value"
+        ) from None
+
+    for name, value in pairs:
+        if name in driver.client_options and name not in driver.Options.model_fields:
+            rest.append((name, value))
+        elif asked.setdefault(name, value) != value:
+            raise InvalidURL(f"option {name!r} is given twice, with different values")
+
+    return asked, rest
+
+
+def _check_options(
+    driver: type[Driver], scheme: str, asked: dict[str, str], given: dict[str, Any]
+) -> DriverOptions:
+    known = driver.Options.model_fields
+
+    for name in (*asked, *given):
+        if name not in known:
+            raise InvalidURL(
+                f"{scheme} has no option {name!r}; it has: {', '.join(sorted(known))}"
+            )
+
+    try:
+        from_url = driver.Options.model_validate(asked)
+        by_keyword = driver.Options.model_validate(given)
+    except ValidationError as exc:
+        problems = "; ".join(
+            f"option {'.'.join(map(str, e['loc']))!r}: {e['msg']}"
+            for e in exc.errors(include_input=False, include_url=False)
+        )
+        # Not chained: the cause would show what was put in.
+        raise InvalidURL(f"{scheme}: {problems}") from None
+
+    for name in asked.keys() & given.keys():
+        if getattr(from_url, name) != getattr(by_keyword, name):
+            raise InvalidURL(f"option {name!r} is given twice, with different values")
+
+    return from_url.model_copy(update=by_keyword.model_dump(include=set(given)))
