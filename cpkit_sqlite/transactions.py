@@ -10,9 +10,11 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable
-from itertools import starmap
+from itertools import groupby, starmap
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+
+from pydantic_core import to_json
 
 from cpkit.codec import Codec, from_micros
 from cpkit.errors import (
@@ -33,6 +35,10 @@ _LAST_KEY = """coalesce(
      WHERE key >= number << 32 AND key < (number + 1) << 32),
     (number << 32) - 1)"""
 _THREAD = f"SELECT number, {_LAST_KEY} FROM cpkit_threads WHERE thread_id = ?"
+_SOME_THREADS = f"""
+SELECT thread_id, number, {_LAST_KEY} FROM cpkit_threads
+WHERE thread_id IN (SELECT value FROM json_each(?))
+"""
 _ADD_THREAD = """
 INSERT INTO cpkit_threads (thread_id, created_at, updated_at) VALUES (?1, ?2, ?2)
 """
@@ -99,10 +105,16 @@ def roll_back(db: sqlite3.Connection) -> None:
 
 def apply(db: sqlite3.Connection, writes: list[Write]) -> list[object]:
     """Run a group in one transaction; return an outcome, or its error, for each."""
+    outcomes: list[object] = []
     db.execute("BEGIN IMMEDIATE")
 
     try:
-        outcomes = [_apply_one(db, write) for write in writes]
+        for kind, run in groupby(writes, type):
+            if kind is Append:
+                outcomes += _append_all(db, cast("list[Append]", list(run)))
+            else:
+                outcomes += [_apply_one(db, write) for write in run]
+
         db.execute("COMMIT")
     finally:
         roll_back(db)
@@ -110,11 +122,54 @@ def apply(db: sqlite3.Connection, writes: list[Write]) -> list[object]:
     return outcomes
 
 
+def _append_all(db: sqlite3.Connection, writes: list[Append]) -> list[object]:
+    """Append to any number of threads with one look-up and one insertion."""
+    heads = _heads(db, {write.thread_id for write in writes})
+    now = _now()
+    rows: list[tuple[int, int, str]] = []
+    outcomes: list[object] = []
+
+    for write in writes:
+        number, last = heads.get(write.thread_id, (None, -1))
+        version = 0 if number is None else _version_of(number, last)
+
+        if write.expected_version not in (None, version):
+            outcomes.append(
+                VersionConflict(write.thread_id, write.expected_version, version)
+            )
+            continue
+
+        if number is None and write.bodies:
+            number = db.execute(_ADD_THREAD, (write.thread_id, now)).lastrowid
+            assert number is not None
+            last = (number << 32) - 1
+
+        rows += [
+            (key, now, body.decode()) for key, body in enumerate(write.bodies, last + 1)
+        ]
+
+        if number is not None:
+            heads[write.thread_id] = number, last + len(write.bodies)
+
+        outcomes.append(version + len(write.bodies))
+
+    db.executemany(_ADD_MESSAGE, rows)
+    return outcomes
+
+
+def _heads(db: sqlite3.Connection, ids: set[str]) -> dict[str, tuple[int, int]]:
+    """Return number and last key of those of the threads that are there."""
+    if len(ids) == 1:
+        (thread_id,) = ids
+        row = _one(db, _THREAD, thread_id)
+        return {} if row is None else {thread_id: row}
+
+    rows = db.execute(_SOME_THREADS, (to_json(sorted(ids)).decode(),))
+    return {thread_id: (number, last) for thread_id, number, last in rows}
+
+
 def _apply_one(db: sqlite3.Connection, write: Write) -> object:
     try:
-        if isinstance(write, Append):
-            return _append(db, write)
-
         if isinstance(write, Claim):
             return _claim(db, write)
 
@@ -123,37 +178,12 @@ def _apply_one(db: sqlite3.Connection, write: Write) -> object:
 
         if isinstance(write, Merge):
             _merge(db, write)
-        else:
+        elif isinstance(write, Erase):
             _erase(db, write)
     except CheckpointerError as refusal:
         return refusal
 
     return None
-
-
-def _append(db: sqlite3.Connection, write: Append) -> int:
-    row = _one(db, _THREAD, write.thread_id)
-    version = 0 if row is None else _version_of(*row)
-
-    if write.expected_version not in (None, version):
-        raise VersionConflict(write.thread_id, write.expected_version, version)
-
-    if not write.bodies:
-        return version
-
-    now = _now()
-
-    if row is None:
-        number = db.execute(_ADD_THREAD, (write.thread_id, now)).lastrowid
-        assert number is not None
-        row = (number, (number << 32) - 1)
-
-    _, last = row
-    db.executemany(
-        _ADD_MESSAGE,
-        [(last + i, now, body.decode()) for i, body in enumerate(write.bodies, 1)],
-    )
-    return version + len(write.bodies)
 
 
 def _merge(db: sqlite3.Connection, write: Merge) -> None:
