@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError
+from pydantic_core import CoreConfig, PydanticSerializationError, SchemaSerializer
 
 from cpkit.canonical import canonical_json
 from cpkit.errors import (
@@ -28,7 +28,7 @@ from cpkit.jsontext import encode_json, parse_json, plain_key
 from cpkit.records import CallRecord, CallStatus, JsonValue, ToolCall
 from cpkit.writes import Append, Claim, Merge, Resolve, StoredCall
 
-__all__ = ["MAX_PAYLOAD", "Codec", "check_same_call"]
+__all__ = ["MAX_PAYLOAD", "Codec", "check_same_call", "from_micros"]
 
 MessageT = TypeVar("MessageT")
 
@@ -67,7 +67,12 @@ class Codec(Generic[MessageT]):
 
         if message_type is not dict:
             self._one = TypeAdapter(message_type)
+            self._one.rebuild()  # where the type puts off building its schema
             self._many = TypeAdapter(list[message_type])
+            # An adapter's own serializer makes null of an infinity in a field of Any.
+            self._serializer = SchemaSerializer(
+                self._one.core_schema, CoreConfig(ser_json_inf_nan="constants")
+            )
 
     def append(
         self, thread_id: str, messages: Sequence[MessageT], expected_version: int | None
@@ -163,12 +168,18 @@ class Codec(Generic[MessageT]):
         self, items: Iterable[tuple[bytes | str, bytes | str]], thread_id: str
     ) -> dict[str, JsonValue]:
         """Decode stored extra, keys and values."""
-        return {
-            str(_stored(key, thread_id, "an extra key")): _stored(
-                value, thread_id, f"extra key {_text(key)}"
-            )
-            for key, value in items
-        }
+        extra = {}
+
+        for key, value in items:
+            where = f"extra key {_text(key)}"
+            name = _stored(key, thread_id, where)
+
+            if not isinstance(name, str):
+                raise CorruptThread(thread_id, where, "not a string")
+
+            extra[name] = _stored(value, thread_id, where)
+
+        return extra
 
     def record(self, stored: StoredCall) -> CallRecord:
         """Decode a stored call."""
@@ -216,7 +227,7 @@ class Codec(Generic[MessageT]):
         assert self._one is not None
 
         try:
-            dumped = self._one.dump_python(
+            dumped = self._serializer.to_python(
                 message, mode="json", by_alias=True, round_trip=True, warnings="error"
             )
         except (PydanticSerializationError, ValueError, TypeError) as exc:

@@ -186,10 +186,15 @@ class SchemaMismatch(CheckpointerError):
         self.supported = supported
 
     def __str__(self) -> str:
-        mend = "upgrade cpkit" if isinstance(self.found, int) else "use another place"
+        if isinstance(self.found, int) and self.found > self.supported:
+            return (
+                f"{self.store} has schema version {self.found}, and this cpkit knows "
+                f"{self.supported}: upgrade cpkit"
+            )
+
         return (
-            f"{self.store} has schema version {self.found}, and this cpkit knows "
-            f"{self.supported}: {mend}"
+            f"{self.store} has no schema that this cpkit knows ({self.found}): "
+            "use another place"
         )
 
 
@@ -226,8 +231,8 @@ class Closed(CheckpointerError):
 
     def __str__(self) -> str:
         return (
-            f"{self.store} is not open; use it inside "
-            "'async with open_checkpointer(...) as cp:'"
+            f"{self.store} is not open; enter it once, with "
+            "'async with open_checkpointer(...) as cp:', and use it inside"
         )
 
 

@@ -13,7 +13,7 @@ from pydantic_core import from_json, to_json
 from cpkit.errors import SerializationError
 from cpkit.records import JsonValue
 
-__all__ = ["MAX_DEPTH", "encode_json", "parse_json"]
+__all__ = ["MAX_DEPTH", "encode_json", "parse_json", "plain_key"]
 
 MAX_DEPTH = 200
 """Levels of nesting that pydantic_core's parser follows (jiter's recursion limit)."""

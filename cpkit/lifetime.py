@@ -63,7 +63,9 @@ class Lifetime:
         A client library's connection is thereby never left in the middle of an
         answer, and an operation is never half done.
         """
-        return await asyncio.shield(self.spawn(work))
+        task = self.spawn(work)
+        task.add_done_callback(_look_at)
+        return await asyncio.shield(task)
 
     async def end(self, release: Callable[[], Awaitable[None]]) -> None:
         """Refuse new work, let what is in flight finish, and release, once.
@@ -88,6 +90,12 @@ class Lifetime:
             await asyncio.wait(self._tasks)
 
         await release()
+
+
+def _look_at(task: asyncio.Task[Any]) -> None:
+    """Mark an error as seen: asyncio reports it as lost where its caller has left."""
+    if not task.cancelled():
+        task.exception()
 
 
 class Coalescer(Generic[OpT]):

@@ -124,8 +124,15 @@ def open_checkpointer(
     if "#" in url:
         raise InvalidURL(f"{redacted(url)!r}: write '#' as %23")
 
-    driver = _find_driver(scheme[0].lower())
     base, _, query = url.partition("?")
+
+    # A password with a bare '?' looks like this, and its end would pass for an option.
+    if "@" in query:
+        raise InvalidURL(
+            f"{redacted(url)!r}: write '@' after the '?' as %40, or the '?' as %3F"
+        )
+
+    driver = _find_driver(scheme[0].lower())
     asked, rest = _split_query(query, driver, scheme[0])
     known = _check_options(driver, scheme[0], asked, options)
     return driver.from_url(
@@ -143,10 +150,10 @@ def driver_names() -> list[str]:
 def redacted(url: str) -> str:
     """Return a URL for people to read, without its passwords.
 
-    Hides from the first ``:`` of the user part to the last ``@``, so that a password
-    with unescaped characters in it stays hidden too.
+    Hides from the first ``:`` after the scheme to the last ``@``, so that a password
+    with unescaped characters in it, or in a URL without its scheme, stays hidden too.
     """
-    url = re.sub(r"://([^:@/]*):.*@", r"://\1:***@", url, flags=re.DOTALL)
+    url = re.sub(r"(?s)^((?>[^:/]*:?//|)[^:]*):.*@", r"\1:***@", url)
     return re.sub(r"(?i)((?:password|passwd|pwd)=)[^&]*", r"\1***", url)
 
 
@@ -168,7 +175,10 @@ def url_path(url: str) -> str:
 
         rest = slash + path
 
-    decoded = unquote(rest, errors="strict")
+    try:
+        decoded = unquote(rest, errors="strict")
+    except UnicodeDecodeError:
+        raise InvalidURL(f"{redacted(url)!r}: %-escapes are UTF-8") from None
 
     if "\0" in decoded:
         raise InvalidURL("a path cannot contain %00")
@@ -189,9 +199,12 @@ def _find_driver(scheme: str) -> type[Driver]:
     try:
         driver: type[Driver] = entry.load()
     except ImportError as exc:
-        ours = entry.module.startswith("cpkit_")
-        extra = entry.module.removeprefix("cpkit_")
-        mend = f"pip install 'cpkit[{extra}]'" if ours else f"install {exc.name}"
+        if entry.dist is not None and entry.dist.name == "cpkit":
+            extra = entry.module.partition(".")[0].removeprefix("cpkit_")
+            mend = f"pip install 'cpkit[{extra}]'"
+        else:
+            mend = f"install {exc.name or 'what it needs'}"
+
         raise InvalidURL(
             f"the driver for {scheme!r} is not installed ({exc}): {mend}"
         ) from exc

@@ -25,6 +25,7 @@ Caveats
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +39,7 @@ from typing import (
 )
 
 import aiosqlite
-from pydantic import PositiveFloat
+from pydantic import Field
 
 from cpkit.codec import Codec, check_same_call
 from cpkit.errors import InvalidURL
@@ -69,7 +70,7 @@ class SQLiteOptions(DriverOptions):
     """``busy_timeout``: seconds to wait for another process's transaction."""
 
     durability: Literal["full", "normal"] = "full"
-    busy_timeout: PositiveFloat = 30.0
+    busy_timeout: float = Field(30.0, gt=0, le=86_400)  # SQLite counts in a C int
 
 
 class SQLiteCheckpointer(Generic[MessageT]):
@@ -132,31 +133,30 @@ class SQLiteCheckpointer(Generic[MessageT]):
         await self._lifetime.end(self._release)
 
     async def _open(self) -> None:
-        self._writer = await self._connect()
-        self._reader = self._writer if self._in_memory else await self._connect()
-
-    async def _connect(self) -> aiosqlite.Connection:
-        """Open and prepare one connection; it is ours to close whatever happens."""
         try:
-            if not self._in_memory:
-                create_file(self._path)
-
-            connection = await aiosqlite.connect(
-                self._path,
-                isolation_level=None,
-                timeout=self._options.busy_timeout,
-            )
-            self._connections.append(connection)
-            await _hop(
-                connection,
-                prepare,
-                self._lifetime.name,
-                self._options.durability,
-                self._options.busy_timeout,
-            )
+            if self._in_memory:
+                self._writer = self._reader = await self._connect(self._path)
+            else:
+                # One file for both, even if the process changes its folder meanwhile.
+                file = await asyncio.to_thread(create_file, self._path)
+                self._writer = await self._connect(file)
+                self._reader = await self._connect(file)
         except (sqlite3.Error, OSError) as exc:
             raise translated(exc, self._lifetime.name) from exc
 
+    async def _connect(self, file: str) -> aiosqlite.Connection:
+        """Open and prepare one connection; it is ours to close whatever happens."""
+        connection = await aiosqlite.connect(
+            file, isolation_level=None, timeout=self._options.busy_timeout
+        )
+        self._connections.append(connection)
+        await _hop(
+            connection,
+            prepare,
+            self._lifetime.name,
+            self._options.durability,
+            self._options.busy_timeout,
+        )
         return connection
 
     async def _release(self) -> None:
@@ -186,7 +186,7 @@ class SQLiteCheckpointer(Generic[MessageT]):
     async def load(self, thread_id: str) -> CheckpointData[MessageT] | None:
         self._lifetime.check()
         thread_id = check_id("thread_id", thread_id)
-        return await self._read(transactions.load, self._codec, thread_id)
+        return await self._read(thread_id, transactions.load, self._codec, thread_id)
 
     async def append(
         self,
@@ -245,7 +245,7 @@ class SQLiteCheckpointer(Generic[MessageT]):
     ) -> list[ThreadInfo]:
         self._lifetime.check()
         prefix, after, limit = check_page(prefix, after, limit)
-        return await self._read(transactions.list_threads, prefix, after, limit)
+        return await self._read(None, transactions.list_threads, prefix, after, limit)
 
     async def read(
         self, thread_id: str, start: int = 0, stop: int | None = None
@@ -254,19 +254,19 @@ class SQLiteCheckpointer(Generic[MessageT]):
         thread_id = check_id("thread_id", thread_id)
         span(start, stop, 0)  # a wrong argument raises even where there is no thread
         return await self._read(
-            transactions.read_range, self._codec, thread_id, start, stop
+            thread_id, transactions.read_range, self._codec, thread_id, start, stop
         )
 
     async def list_calls(self, thread_id: str) -> list[CallRecord]:
         self._lifetime.check()
         thread_id = check_id("thread_id", thread_id)
-        calls = await self._read(transactions.calls_of, thread_id)
+        calls = await self._read(thread_id, transactions.calls_of, thread_id)
         return [self._codec.record(call) for call in calls]
 
     async def find_call(self, idempotency_key: str) -> CallRecord | None:
         self._lifetime.check()
         key = check_id("idempotency_key", idempotency_key)
-        last = await self._read(transactions.last_attempt, key)
+        last = await self._read(None, transactions.last_attempt, key)
 
         if last is None or last.status == "failed":
             return None
@@ -284,16 +284,19 @@ class SQLiteCheckpointer(Generic[MessageT]):
         try:
             return await _hop(self._writer, transactions.apply, writes)
         except sqlite3.Error as exc:
+            # One each: an error gathers the traceback of the caller that it goes to.
             return [
-                translated(exc, self._lifetime.name, write.thread_id)
+                translated(exc, self._lifetime.name, write.thread_id, writing=True)
                 for write in writes
             ]
 
-    async def _read(self, query: Callable[..., T], *args: Any) -> T:
+    async def _read(
+        self, thread_id: str | None, query: Callable[..., T], *args: Any
+    ) -> T:
         try:
             return await _hop(self._reader, transactions.in_snapshot, query, *args)
         except sqlite3.Error as exc:
-            raise translated(exc, self._lifetime.name) from exc
+            raise translated(exc, self._lifetime.name, thread_id) from exc
 
 
 async def _hop(

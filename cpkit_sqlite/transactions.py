@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from itertools import groupby, starmap
 from operator import itemgetter
 from typing import Any, TypeVar, cast
@@ -29,6 +30,9 @@ from cpkit.writes import Append, Claim, Erase, Merge, Resolve, StoredCall, Write
 
 T = TypeVar("T")
 
+# JSON texts are fetched as bytes: what is no UTF-8 is then for the codec to find, which
+# names the row.
+
 # The key of a thread's last message; one below its first key where it has none.
 _LAST_KEY = """coalesce(
     (SELECT max(key) FROM cpkit_messages
@@ -47,29 +51,33 @@ INSERT INTO cpkit_threads (thread_id, created_at, updated_at) VALUES (?1, ?2, ?2
 ON CONFLICT (thread_id) DO UPDATE SET updated_at = max(updated_at, ?2)
 """
 _THREADS = f"""
-SELECT thread_id, number, created_at, updated_at, last,
-       (SELECT appended_at FROM cpkit_messages WHERE key = last)
-FROM (SELECT *, {_LAST_KEY} AS last FROM cpkit_threads
-      WHERE thread_id >= ?1 AND (?2 IS NULL OR thread_id < ?2)
-        AND (?3 IS NULL OR thread_id > ?3)
-      ORDER BY thread_id LIMIT ?4)
+SELECT thread_id, number, created_at, updated_at, {_LAST_KEY},
+       (SELECT appended_at FROM cpkit_messages
+        WHERE key >= number << 32 AND key < (number + 1) << 32
+        ORDER BY key DESC LIMIT 1)
+FROM cpkit_threads
+WHERE thread_id >= ? AND thread_id < ? ORDER BY thread_id LIMIT ?
 """
 _FORGET_THREAD = "DELETE FROM cpkit_threads WHERE number = ?"
 
 _ADD_MESSAGE = "INSERT INTO cpkit_messages VALUES (?, ?, ?)"
-_MESSAGES = "SELECT body FROM cpkit_messages WHERE key >= ? AND key < ? ORDER BY key"
+_MESSAGES = """
+SELECT CAST(body AS BLOB) FROM cpkit_messages WHERE key >= ? AND key < ? ORDER BY key
+"""
 _FORGET_MESSAGES = "DELETE FROM cpkit_messages WHERE key >= ? AND key <= ?"
 
 _SET_EXTRA = """
 INSERT INTO cpkit_extra SELECT number, ?2, ?3 FROM cpkit_threads WHERE thread_id = ?1
 ON CONFLICT (thread_number, key) DO UPDATE SET value = excluded.value
 """
-_EXTRA = "SELECT key, value FROM cpkit_extra WHERE thread_number = ?"
+_EXTRA = """
+SELECT CAST(key AS BLOB), CAST(value AS BLOB) FROM cpkit_extra WHERE thread_number = ?
+"""
 _FORGET_EXTRA = "DELETE FROM cpkit_extra WHERE thread_number = ?"
 
 _CALL = """
-SELECT thread_id, call_id, tool_name, args, idempotency_key, status, attempt,
-       issued_at, result, resolved_at, erased
+SELECT thread_id, call_id, tool_name, CAST(args AS BLOB), idempotency_key, status,
+       attempt, issued_at, CAST(result AS BLOB), resolved_at, erased
 FROM cpkit_calls
 """
 _CALL_BY_ID = _CALL + "WHERE thread_id = ? AND call_id = ?"
@@ -279,7 +287,7 @@ def load(
     number, last = row
     return CheckpointData(
         _messages(db, codec, thread_id, number, 0, _version_of(number, last)),
-        codec.extra(db.execute(_EXTRA, (number,)), thread_id),
+        codec.extra(db.execute(_EXTRA, (number,)).fetchall(), thread_id),
         [codec.record(call) for call in _calls(db, _PENDING, thread_id)],
     )
 
@@ -303,7 +311,11 @@ def read_range(
 def list_threads(
     db: sqlite3.Connection, prefix: str, after: str | None, limit: int
 ) -> list[ThreadInfo]:
-    rows = db.execute(_THREADS, (prefix, prefix_end(prefix), after, limit))
+    # No id has a NUL, so this is the least that comes after ``after``. Any text is less
+    # than any blob.
+    first = prefix if after is None else max(prefix, after + "\0")
+    end = prefix_end(prefix) or b""
+    rows = db.execute(_THREADS, (first, end, limit))
     return [
         ThreadInfo(
             thread_id,
@@ -334,8 +346,11 @@ def _messages(
     end: int,
 ) -> list[T]:
     base = number << 32
-    rows = db.execute(_MESSAGES, (base + first, base + end))
-    messages = codec.messages(map(itemgetter(0), rows), thread_id, first)
+
+    # Closed whatever happens: a statement that is not at its end keeps its snapshot,
+    # and the connection would go on reading from that.
+    with closing(db.execute(_MESSAGES, (base + first, base + end))) as rows:
+        messages = codec.messages(map(itemgetter(0), rows), thread_id, first)
 
     if len(messages) != end - first:
         raise CorruptThread(

@@ -1,0 +1,101 @@
+"""What a type checker makes of the public names: checked by mypy, never run."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypedDict, assert_type
+
+from pydantic import BaseModel
+
+from cpkit import (
+    CallRecord,
+    CheckpointData,
+    Checkpointer,
+    Durability,
+    ErasesThreads,
+    JsonValue,
+    KeepsReceipts,
+    ListsThreads,
+    MemoryCheckpointer,
+    ReadsRanges,
+    StatesDurability,
+    ThreadInfo,
+    ToolCall,
+    open_checkpointer,
+)
+from cpkit.messages import Message, UserMessage
+from cpkit_sqlite import SQLiteCheckpointer
+
+
+class Turn(BaseModel):
+    text: str
+
+
+class Line(TypedDict):
+    text: str
+
+
+def check_what_opening_gives() -> None:
+    """The type of messages follows from ``message_type``; a union is ``Any``."""
+    assert_type(
+        open_checkpointer("memory://", max_payload=1),
+        AbstractAsyncContextManager[Checkpointer[dict[str, JsonValue]]],
+    )
+    assert_type(
+        open_checkpointer(message_type=Turn),
+        AbstractAsyncContextManager[Checkpointer[Turn]],
+    )
+    assert_type(
+        open_checkpointer("memory://", message_type=Line),
+        AbstractAsyncContextManager[Checkpointer[Line]],
+    )
+    assert_type(
+        open_checkpointer("memory://", message_type=Message),
+        AbstractAsyncContextManager[Checkpointer[Any]],
+    )
+
+
+async def check_the_six_methods(cp: Checkpointer[Turn]) -> None:
+    """Messages have the checkpointer's type on the way in and out."""
+    data = await cp.load("t")
+    assert_type(data, CheckpointData[Turn] | None)
+    assert data is not None
+    assert_type(data.messages, list[Turn])
+    assert_type(data.extra, dict[str, JsonValue])
+    assert_type(data.pending, list[CallRecord])
+    assert_type(data.version, int)
+
+    assert_type(await cp.append("t", [Turn(text="")], expected_version=0), int)
+    await cp.append("t", [UserMessage(content="")])  # type: ignore[list-item]  # no Turn
+
+    call = ToolCall("c", "tool", {"a": [1]}, "k")
+    assert_type(await cp.record_issued("t", call), CallRecord | None)
+    assert_type(await cp.record_result("t", "c", {}, success=False), CallRecord)
+    assert_type(await cp.find_completed("k"), CallRecord | None)
+    await cp.save_extra("t", {"plan": {"step": 1}})
+    await cp.save_extra("t", {"plan": {1}})  # type: ignore[dict-item]  # JSON has no set
+
+
+async def check_the_abilities(cp: Checkpointer[Turn]) -> None:
+    """An ability is narrowed to by ``isinstance``."""
+    if isinstance(cp, ListsThreads):
+        assert_type(await cp.list_threads(prefix="a", limit=1), list[ThreadInfo])
+
+    if isinstance(cp, KeepsReceipts):
+        assert_type(await cp.list_calls("t"), list[CallRecord])
+
+    if isinstance(cp, StatesDurability):
+        assert_type(cp.durability, Durability)
+
+
+def check_the_drivers() -> None:
+    """A driver's class fits the protocols, the optional ones too."""
+    memory: MemoryCheckpointer[Turn] = MemoryCheckpointer(message_type=Turn)
+    sqlite: SQLiteCheckpointer[Turn] = SQLiteCheckpointer("x.db", message_type=Turn)
+    six: list[Checkpointer[Turn]] = [memory, sqlite]
+    lists: list[ListsThreads] = [memory, sqlite]
+    reads: list[ReadsRanges[Turn]] = [memory, sqlite]
+    keeps: list[KeepsReceipts] = [memory, sqlite]
+    erases: list[ErasesThreads] = [memory, sqlite]
+    states: list[StatesDurability] = [memory, sqlite]
+    print(six, lists, reads, keeps, erases, states)  # noqa: T201  # never run

@@ -1,0 +1,216 @@
+"""Writers that share a commit: order, errors, cancellation and limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from cpkit import Closed
+from cpkit.lifetime import Coalescer, Lifetime
+
+
+class Store:
+    """A store whose commits wait until they are let go, one by one."""
+
+    def __init__(self, *, open: bool = False) -> None:
+        self.lifetime = Lifetime("s://x")
+        self.lifetime.begin()
+        self.groups: list[list[Any]] = []
+        self.gate = asyncio.Semaphore(1_000_000 if open else 0)
+        self.writes: Coalescer[Any] = Coalescer(self.lifetime, self.commit, len)
+
+    async def commit(self, ops: list[Any]) -> Sequence[object]:
+        self.groups.append(ops)
+        await self.gate.acquire()
+
+        if "all fail" in ops:
+            raise OSError("disk on fire")
+
+        return [ValueError(op) if op.startswith("bad") else f"done {op}" for op in ops]
+
+    def write(self, *ops: str) -> list[asyncio.Task[Any]]:
+        """Start a caller for each operation."""
+        return [asyncio.create_task(self.run(op)) for op in ops]
+
+    async def run(self, op: str) -> Any:
+        self.lifetime.check()
+        return await self.writes.run(op)
+
+    async def close(self) -> None:
+        await self.lifetime.end(settle)
+
+
+async def settle() -> None:
+    """Let every task that can go on do so."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_lone_operation_is_a_group_of_its_own() -> None:
+    """It waits for no company."""
+    store = Store(open=True)
+
+    assert await store.run("a") == "done a"
+    assert await store.run("b") == "done b"
+    assert store.groups == [["a"], ["b"]]
+    assert store.writes.idle
+
+
+async def test_what_queues_during_a_commit_shares_the_next_in_order() -> None:
+    """Groups form by themselves, in the order of arrival."""
+    store = Store()
+    callers = store.write("a")
+    await settle()
+    callers += store.write("b", "c", "d")
+    await settle()
+    assert store.groups == [["a"]]
+    assert not store.writes.idle
+
+    store.gate.release()
+    await settle()
+    assert store.groups == [["a"], ["b", "c", "d"]]
+    assert [caller.done() for caller in callers] == [True, False, False, False]
+
+    store.gate.release()
+    assert await asyncio.gather(*callers) == ["done a", "done b", "done c", "done d"]
+    await settle()
+    assert store.writes.idle
+
+
+async def test_an_operation_that_is_refused_is_refused_alone() -> None:
+    """Its neighbours in the group have their results."""
+    store = Store(open=True)
+    first, bad, last = await asyncio.gather(
+        *store.write("a", "bad", "c"), return_exceptions=True
+    )
+
+    assert (first, last) == ("done a", "done c")
+    assert isinstance(bad, ValueError)
+
+
+async def test_a_commit_that_fails_fails_for_all_and_the_next_one_works() -> None:
+    """Nobody waits for ever, and the next group starts afresh."""
+    store = Store(open=True)
+    outcomes = await asyncio.gather(
+        *store.write("a", "all fail", "c"), return_exceptions=True
+    )
+
+    assert [type(outcome) for outcome in outcomes] == [OSError] * 3
+    assert await store.run("d") == "done d"
+
+
+async def test_a_caller_cancelled_in_the_queue_takes_its_operation_with_it() -> None:
+    """What has not started is not done."""
+    store = Store()
+    callers = store.write("a")
+    await settle()
+    callers += store.write("b", "c")
+    await settle()
+    callers[1].cancel()
+    store.gate.release()
+    store.gate.release()
+
+    outcomes = await asyncio.gather(*callers, return_exceptions=True)
+    assert store.groups == [["a"], ["c"]]
+    assert isinstance(outcomes[1], asyncio.CancelledError)
+
+
+async def test_a_queue_of_cancelled_callers_ends() -> None:
+    """Nothing is committed for nobody, and the next caller is served."""
+    store = Store()
+    callers = store.write("a")
+    await settle()
+    callers += store.write("b", "c")
+    await settle()
+
+    for caller in callers:
+        caller.cancel()
+
+    store.gate.release()
+    await settle()
+    assert store.groups == [["a"]]
+
+    store.gate.release()
+    assert await store.run("d") == "done d"
+
+
+@pytest.mark.parametrize("op", ["a", "bad", "all fail"])
+async def test_a_caller_cancelled_during_its_commit_merely_stops_waiting(
+    op: str,
+) -> None:
+    """The operation is done, its outcome is nobody's, and that is no error."""
+    store = Store()
+    reported: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: reported.append(context)
+    )
+    leaver, stayer = store.write(op, "b")
+    await settle()
+    leaver.cancel()
+    store.gate.release()
+    outcomes = await asyncio.gather(leaver, stayer, return_exceptions=True)
+
+    assert store.groups == [[op, "b"]]
+    assert isinstance(outcomes[0], asyncio.CancelledError)
+    assert isinstance(outcomes[1], OSError) is (op == "all fail")
+    assert not reported
+
+
+async def test_closing_finishes_what_is_queued() -> None:
+    """What was accepted is committed before the handle is let go."""
+    store = Store()
+    callers = store.write("a")
+    await settle()
+    callers += store.write("b", "c")
+    await settle()
+    closing = asyncio.create_task(store.close())
+    await settle()
+    assert not closing.done()
+
+    with pytest.raises(Closed):
+        await store.run("late")
+
+    store.gate.release()
+    store.gate.release()
+    await closing
+    assert await asyncio.gather(*callers) == ["done a", "done b", "done c"]
+
+
+async def test_a_group_is_bounded_in_number() -> None:
+    """A flood is committed in pieces, in order, and nothing is left out."""
+    store = Store(open=True)
+    ops = [f"op {i}" for i in range(2 * Coalescer.GROUP + 1)]
+    await asyncio.gather(*store.write(*ops))
+
+    assert [len(group) for group in store.groups] == [Coalescer.GROUP] * 2 + [1]
+    assert [op for group in store.groups for op in group] == ops
+
+
+async def test_a_group_is_bounded_in_bytes() -> None:
+    """Big operations do not pile up, and one that is too big goes alone."""
+    store = Store(open=True)
+    third = "x" * (Coalescer.GROUP_BYTES // 3 + 1)
+    huge = "y" * (2 * Coalescer.GROUP_BYTES)
+    await asyncio.gather(*store.write(third, third, third, third, huge, "z"))
+
+    assert [len(group) for group in store.groups] == [3, 2, 1]
+
+
+async def test_the_end_of_the_loop_leaves_nobody_waiting() -> None:
+    """A loop that shuts down cancels the commit; callers are cancelled with it."""
+    store = Store()
+    before = asyncio.all_tasks()
+    callers = store.write("a")
+    await settle()
+    callers += store.write("b")
+    await settle()
+
+    for task in asyncio.all_tasks() - before - set(callers):
+        task.cancel()
+
+    outcomes = await asyncio.gather(*callers, return_exceptions=True)
+    assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
+    assert store.writes.idle

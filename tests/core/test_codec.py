@@ -1,0 +1,282 @@
+"""The codec: writes checked and copied, stored rows decoded or named."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpkit import (
+    CorruptThread,
+    JsonValue,
+    PayloadTooLarge,
+    SerializationError,
+    ToolCall,
+)
+from cpkit.codec import Codec
+from cpkit.writes import StoredCall
+
+codec: Codec[Any] = Codec()
+
+AS_STORED: list[Callable[[bytes], bytes | str]] = [bytes, bytes.decode]
+stored_as = pytest.mark.parametrize("stored", AS_STORED, ids=["bytes", "str"])
+
+
+def rows_of(
+    stored: Callable[[bytes], bytes | str], count: int, **damage: bytes
+) -> list[bytes | str]:
+    """Return stored messages, some of them damaged: ``at_7=b"…"``."""
+    rows = [b'{"i":%d}' % i for i in range(count)]
+
+    for place, row in damage.items():
+        rows[int(place.removeprefix("at_"))] = row
+
+    return [stored(row) for row in rows]
+
+
+# Writing
+
+
+def test_what_is_changed_after_the_call_changes_nothing() -> None:
+    """The codec copies: a claim's args too."""
+    inner: list[JsonValue] = [1]
+    call = ToolCall("c", "tool", {"a": inner}, "k")
+    claim = codec.claim("t", call)
+    append = codec.append("t", [{"a": inner}], None)
+    inner.append(2)
+
+    assert claim.call.args == {"a": [1]}
+    assert json.loads(claim.args) == {"a": [1]}
+    assert json.loads(append.bodies[0]) == {"a": [1]}
+
+
+@pytest.mark.parametrize(
+    "messages", [{"role": "user"}, "text", b"bytes", iter([]), {1}, None]
+)
+def test_messages_are_a_list_or_a_tuple(messages: Any) -> None:
+    """A generator, which a retry would find empty, is a slip."""
+    with pytest.raises(TypeError, match="list or tuple"):
+        codec.append("t", messages, None)
+
+
+@pytest.mark.parametrize(
+    ("version", "error"), [(-1, ValueError), (True, TypeError), ("1", TypeError)]
+)
+def test_an_expected_version_counts(version: Any, error: type[Exception]) -> None:
+    """A version is an int from 0."""
+    with pytest.raises(error, match="expected_version"):
+        codec.append("t", [], version)
+
+
+@pytest.mark.parametrize("message", [[], "text", 1, None])
+def test_a_message_is_an_object(message: Any) -> None:
+    """Without ``message_type`` a message is a dict, and the error names its index."""
+    with pytest.raises(SerializationError, match="message_type=") as raised:
+        codec.append("t", [{}, message], None)
+
+    assert raised.value.path == (1,)
+
+
+def test_a_path_starts_with_what_was_passed_in() -> None:
+    """A message's index, an extra key, ``args`` or ``result``."""
+    bad: Any = {"x": [{1}]}
+    paths = []
+
+    for write in (
+        lambda: codec.append("t", [{}, bad], None),
+        lambda: codec.merge("t", {"ok": 1, "plan": bad}),
+        lambda: codec.claim("t", ToolCall("c", "tool", bad, "k")),
+        lambda: codec.resolve("t", "c", bad, True),
+    ):
+        with pytest.raises(SerializationError) as raised:
+            write()
+
+        paths.append(raised.value.path)
+
+    assert paths == [
+        (1, "x", 0),
+        ("plan", "x", 0),
+        ("args", "x", 0),
+        ("result", "x", 0),
+    ]
+
+
+@pytest.mark.parametrize("text", ["x" * 8, "é" * 4, "\n" * 4])
+def test_a_payload_is_measured_as_stored_bytes(text: str) -> None:
+    """``max_payload`` is inclusive, and counts UTF-8 with JSON's escapes."""
+    Codec[Any](max_payload=10).resolve("t", "c", text, True)
+
+    with pytest.raises(PayloadTooLarge) as raised:
+        Codec[Any](max_payload=9).resolve("t", "c", text, True)
+
+    assert (raised.value.size, raised.value.limit) == (10, 9)
+
+
+def test_a_key_of_extra_is_a_payload_too() -> None:
+    """Nothing that is stored is beyond the limit."""
+    with pytest.raises(PayloadTooLarge):
+        Codec[Any](max_payload=9).merge("t", {"k" * 8: 1})
+
+
+@pytest.mark.parametrize("args", [[1], "text", None, 1])
+def test_args_are_an_object(args: Any) -> None:
+    """A call's args have names."""
+    with pytest.raises(SerializationError, match="args is a JSON object"):
+        codec.claim("t", ToolCall("c", "tool", args, "k"))
+
+
+# Decoding
+
+
+@stored_as
+@pytest.mark.parametrize("count", [0, 1, 511, 512, 513, 1025])
+def test_any_number_of_rows_is_decoded(
+    stored: Callable[[bytes], bytes | str], count: int
+) -> None:
+    """Rows are parsed many at a time, and come back one by one."""
+    messages = codec.messages(rows_of(stored, count), "t")
+    assert messages == [{"i": i} for i in range(count)]
+
+
+@stored_as
+@pytest.mark.parametrize("position", [0, 511, 512, 700, 1299])
+@pytest.mark.parametrize(
+    "row",
+    [
+        b"{",
+        b"",
+        b" ",
+        b"{},{}",
+        b'{"i":1',
+        b"nul",
+        b"[]",
+        b"1",
+        b"NaN",
+        b'{"i":NaN}',
+        b"}",
+    ],
+)
+def test_a_damaged_row_is_named_exactly(
+    stored: Callable[[bytes], bytes | str], position: int, row: bytes
+) -> None:
+    """One bad row among thousands is named by its position, at any place of a chunk."""
+    rows = rows_of(stored, 1300, **{f"at_{position}": row})
+
+    with pytest.raises(CorruptThread) as raised:
+        codec.messages(rows, "t", first=40)
+
+    assert raised.value.thread_id == "t"
+    assert raised.value.where == f"message {position + 40}"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"at_3": b"{},{}", "at_4": b""},
+        {"at_3": b"", "at_4": b"{},{}"},
+        {"at_3": b"{},{},{}", "at_4": b"", "at_5": b""},
+        {"at_3": b'{"a":[{}', "at_4": b"{}]}"},
+        {"at_3": b'{"a":1', "at_4": b'"b":2}'},
+    ],
+)
+def test_rows_that_only_together_are_json_are_damaged(damage: dict[str, bytes]) -> None:
+    """A row with two values, or half of one, does not pass by its neighbour."""
+    with pytest.raises(CorruptThread) as raised:
+        codec.messages(rows_of(bytes, 10, **damage), "t")
+
+    assert raised.value.where == "message 3"
+
+
+def test_bytes_that_are_no_utf8_are_damage() -> None:
+    """An encoding error is corruption, not a crash."""
+    with pytest.raises(CorruptThread) as raised:
+        codec.messages(rows_of(bytes, 9, at_5=b'{"i":"\xff"}'), "t")
+
+    assert raised.value.where == "message 5"
+
+
+@stored_as
+def test_rows_nested_to_the_limit_are_decoded(
+    stored: Callable[[bytes], bytes | str],
+) -> None:
+    """That the parser sees one level more, around many rows, takes none from them."""
+    deep = b'{"k":' + b"[" * 199 + b"]" * 199 + b"}"
+    messages = codec.messages(rows_of(stored, 600, at_300=deep), "t")
+
+    assert len(messages) == 600
+    assert messages[300].keys() == {"k"}
+    assert messages[301] == {"i": 301}
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("row", [b"{}", b"{"])
+def test_the_collector_is_left_as_it_was(enabled: bool, row: bytes) -> None:
+    """Decoding pauses the cyclic collector, and gives it back, after an error too."""
+    before = gc.isenabled()
+
+    try:
+        (gc.enable if enabled else gc.disable)()
+        paused = []
+
+        def rows() -> Any:
+            paused.append(not gc.isenabled())
+            yield row
+
+        try:
+            codec.messages(rows(), "t")
+        except CorruptThread:
+            paused.append(True)
+
+        assert all(paused)
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+@given(
+    st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.integers())
+)
+def test_extra_comes_back(extra: dict[str, int]) -> None:
+    """Keys and values are JSON texts of their own."""
+    assert codec.extra(codec.merge("t", extra).items, "t") == extra
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(b'"k"', b"{"), (b"k", b"1"), (b"5", b"1"), (b'"k"', b"\xff")]
+)
+def test_damaged_extra_is_named(key: bytes, value: bytes) -> None:
+    """The error names the thread and the key as it is stored."""
+    with pytest.raises(CorruptThread) as raised:
+        codec.extra([(b'"fine"', b"1"), (key, value)], "t")
+
+    assert raised.value.thread_id == "t"
+    assert raised.value.where == f"extra key {key.decode()}"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"args": b"{"},
+        {"args": b"[]"},
+        {"status": "paid"},
+        {"result": b"\xff"},
+        {"issued_at": "noon"},
+        {"resolved_at": 10**30},
+    ],
+)
+def test_a_damaged_call_is_named(damage: dict[str, Any]) -> None:
+    """The error names the thread and the call."""
+    fine = StoredCall(
+        "t", "c", "tool", b"{}", "k", "completed", 1, 0, b"null", 1, False
+    )
+    codec.record(fine)
+
+    with pytest.raises(CorruptThread) as raised:
+        codec.record(fine._replace(**damage))
+
+    assert (raised.value.thread_id, raised.value.where) == ("t", "call 'c'")

@@ -1,0 +1,240 @@
+"""Typed messages: what comes back, and what is refused because it would not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    computed_field,
+)
+from typing_extensions import TypedDict  # pydantic asks for it below Python 3.12
+
+from cpkit import CorruptThread, SerializationError
+from cpkit.codec import Codec
+
+
+class User(BaseModel):
+    role: Literal["user"] = "user"
+    text: str
+
+
+class Tool(BaseModel):
+    role: Literal["tool"] = "tool"
+    answer: dict[str, Any]
+
+
+class Line(TypedDict):
+    role: str
+    parts: list[int]
+
+
+@dataclass
+class Turn:
+    at: datetime
+    tags: set[str] = field(default_factory=set)
+    raw: bytes = b""
+
+
+class Aliased(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    parent_id: str = Field(alias="parentId")
+
+    @computed_field  # type: ignore[prop-decorator]  # as pydantic's manual has it
+    @property
+    def shout(self) -> str:
+        return self.parent_id.upper()
+
+
+class Base(BaseModel):
+    x: int = 0
+
+
+class Sub(Base):
+    y: int = 0
+
+
+class Holder(BaseModel):
+    anything: Any = None
+    mapping: dict[str, Any] = {}
+    base: Base = Base()
+
+
+class Measured(BaseModel):
+    value: float = 0.0
+
+
+class OtherWayBack(BaseModel):
+    value: int = Field(
+        validation_alias=AliasChoices("value_in"), serialization_alias="value_out"
+    )
+
+
+class Node(BaseModel):
+    child: Node | None = None
+
+
+Union = Annotated[User | Tool, Discriminator("role")]
+
+
+def through(message_type: Any, *messages: Any, **options: Any) -> list[Any]:
+    """Write messages by one codec and read them by another."""
+    bodies = Codec[Any](message_type, **options).append("t", messages, None).bodies
+    return Codec[Any](message_type).messages(bodies, "t")
+
+
+def refusal(message_type: Any, *messages: Any, **options: Any) -> SerializationError:
+    with pytest.raises(SerializationError) as raised:
+        through(message_type, *messages, **options)
+
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("message_type", "messages"),
+    [
+        (Union, [User(text="é\0"), Tool(answer={"n": 10**40, "f": 0.1, "z": None})]),
+        (User | Tool, [Tool(answer={}), User(text="")]),
+        (Line, [{"role": "user", "parts": [1, 2]}]),
+        (Turn, [Turn(datetime(2024, 1, 1, tzinfo=UTC), {"a", "b"}, b"raw")]),
+        (Aliased, [Aliased(parentId="p")]),
+        (Node, [Node(child=Node(child=Node()))]),
+        (list[int], [[1], []]),
+        (dict[str, int], [{"a": 1}]),
+        (int | None, [1, None]),
+        (str, ["a", ""]),
+    ],
+    ids="union bare-union typeddict dataclass alias node list dict int str".split(),
+)
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_typed_message_comes_back_equal(
+    message_type: Any, messages: list[Any], strict: bool
+) -> None:
+    """Any type that pydantic validates is a message type."""
+    assert through(message_type, *messages, strict_roundtrip=strict) == messages
+
+
+def test_what_is_stored_is_plain_json_by_alias() -> None:
+    """A computed field is not stored, which ``extra="forbid"`` would not take back."""
+    codec: Codec[Any] = Codec(Aliased)
+    (body,) = codec.append("t", [Aliased(parentId="p")], None).bodies
+    assert body == b'{"parentId":"p"}'
+
+
+@pytest.mark.parametrize(
+    ("message_type", "message"),
+    [
+        (User, {"role": "user", "text": ""}),
+        (Union, 1),
+        (Turn, None),
+        (Line, User(text="")),
+    ],
+)
+def test_what_is_not_of_the_type_is_refused(message_type: Any, message: Any) -> None:
+    """A dict where a model belongs is a slip, named by its index."""
+    assert refusal(message_type, message).path == (0,)
+
+
+def test_what_could_not_be_loaded_again_is_refused() -> None:
+    """A message whose written form its own type does not take never gets in."""
+    error = refusal(OtherWayBack, OtherWayBack.model_validate({"value_in": 1}))
+    assert error.path == (0,)
+    assert "could not be loaded again" in error.reason
+
+
+def test_a_message_changed_past_its_validation_is_refused() -> None:
+    """Assignment and ``model_construct`` skip validation; append does not."""
+    user = User(text="")
+    user.text = 5  # type: ignore[assignment]  # that is the test
+    assert refusal(User, User(text=""), user).path == (1,)
+    assert refusal(User, User.model_construct(text=None)).path == (0,)
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("place", ["field", "any"])
+def test_a_number_that_json_has_not_is_refused(number: float, place: str) -> None:
+    """Infinity is not turned to null, which would make the thread unloadable."""
+    if place == "field":
+        assert refusal(Measured, Measured(value=number)).path == (0, "value")
+    else:
+        assert refusal(Holder, Holder(anything=[number])).path == (0, "anything", 0)
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [
+        Holder(anything=Sub(y=1)),
+        Holder(mapping={"a": Sub(y=1)}),
+        Holder(base=Sub(y=1)),
+        Holder(anything=(1, 2)),
+    ],
+    ids="any dict base tuple".split(),
+)
+def test_only_strict_roundtrip_refuses_what_comes_back_different(
+    holder: Holder,
+) -> None:
+    """A model in an untyped place comes back as its dict, or as the declared base."""
+    (again,) = through(Holder, holder)
+    assert again != holder
+
+    error = refusal(Holder, holder, strict_roundtrip=True)
+    assert error.path == (0,)
+    assert "different" in error.reason
+
+
+def test_integer_keys_in_an_untyped_place_are_refused_or_come_back() -> None:
+    """They are not turned to strings in silence, where strictness is asked for."""
+    assert (
+        "different"
+        in refusal(Holder, Holder(anything={1: "a"}), strict_roundtrip=True).reason
+    )
+    assert through(dict[int, str], {1: "a"}, strict_roundtrip=True) == [{1: "a"}]
+
+
+def test_a_lone_surrogate_in_a_model_is_refused() -> None:
+    """No fallback serializer takes it an unsafe way."""
+    assert refusal(Holder, Holder(anything="\ud800")).path[0] == 0
+
+
+@pytest.mark.parametrize("position", [0, 3, 700])
+@pytest.mark.parametrize("stored", [bytes, bytes.decode], ids=["bytes", "str"])
+def test_a_stored_message_that_no_longer_fits_is_named(
+    position: int, stored: Any
+) -> None:
+    """The error has thread and position, and says what does not fit."""
+    rows = [stored(b'{"text":"a"}')] * 800
+    rows[position] = stored(b'{"txet":"a"}')
+
+    with pytest.raises(SerializationError) as raised:
+        Codec(User).messages(rows, "t", first=10)
+
+    assert raised.value.thread_id == "t"
+    assert raised.value.path == (position + 10,)
+    assert "text" in raised.value.reason
+
+
+def test_bytes_that_are_no_json_are_corrupt_for_typed_messages_too() -> None:
+    """Damage is told apart from a message of another type."""
+    with pytest.raises(CorruptThread) as raised:
+        Codec(User).messages([b'{"text":"a"}', b'{"text"'], "t")
+
+    assert raised.value.where == "message 1"
+
+
+def test_a_type_may_put_off_its_schema() -> None:
+    """``defer_build`` changes when pydantic works, not what is stored."""
+
+    class Later(BaseModel):
+        model_config = ConfigDict(defer_build=True)
+        text: str
+
+    assert through(Later, Later(text="a")) == [Later(text="a")]

@@ -1,0 +1,242 @@
+"""JSON in equals JSON out, and what is no JSON is refused by its path."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import OrderedDict, UserDict, deque
+from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum
+from pathlib import PurePath
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from cpkit import SerializationError
+from cpkit.jsontext import MAX_DEPTH, encode_json, parse_json
+
+text = st.text(st.characters(exclude_categories=["Cs"]))
+numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+values = st.recursive(
+    st.none() | st.booleans() | numbers | text,
+    lambda inner: st.lists(inner) | st.dictionaries(text, inner),
+    max_leaves=30,
+)
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Plain(Enum):
+    ONE = 1
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Pair(NamedTuple):
+    left: int
+    right: int
+
+
+class Claims:
+    """Equal to everything, as some mocks are."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = object.__hash__
+
+
+def exact(value: Any) -> Any:
+    """Return a value whose equality is that of the JSON: types, bits, key order."""
+    if isinstance(value, float):
+        return struct.pack("d", value)
+
+    if isinstance(value, dict):
+        return [(key, exact(inner)) for key, inner in value.items()]
+
+    if isinstance(value, list):
+        return ["list", *map(exact, value)]
+
+    return type(value), value
+
+
+def through(value: Any) -> Any:
+    return parse_json(encode_json(value, ()))
+
+
+def nested(levels: int, wrap: Callable[[Any], Any]) -> Any:
+    value: Any = 1
+
+    for _ in range(levels):
+        value = wrap(value)
+
+    return value
+
+
+@given(values)
+@example(-0.0)
+@example(5e-324)
+@example([1, 1.0, True])
+@example("\0\x1f\x7f\u2028\ufffe\uffff\U0010ffff")
+@example({"b": 1, "a": 2, "": {"\0": []}})
+def test_json_comes_back_exactly(value: Any) -> None:
+    """Types, the last bit of floats and the order of keys are kept."""
+    assert exact(through(value)) == exact(value)
+
+
+@given(st.integers(min_value=0, max_value=2**64 - 1))
+def test_every_finite_float_comes_back_to_the_bit(bits: int) -> None:
+    """A float is its 64 bits; what is not finite is refused."""
+    (number,) = struct.unpack("d", struct.pack("Q", bits))
+
+    if math.isfinite(number):
+        assert exact(through([number])) == exact([number])
+    else:
+        with pytest.raises(SerializationError, match="no JSON number"):
+            encode_json([number], ())
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_integers_up_to_4300_digits_come_back(sign: int) -> None:
+    """An integer as long as Python converts is kept, a longer one is refused."""
+    longest = sign * (10**4300 - 1)
+    assert through({"n": longest}) == {"n": longest}
+
+    with pytest.raises(SerializationError, match="4300 digits") as raised:
+        encode_json({"n": [sign * 10**4300]}, ("m",))
+
+    assert raised.value.path == ("m", "n", 0)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda v: [v], lambda v: {"k": v}, lambda v: (v,)],
+    ids="list dict tuple".split(),
+)
+def test_nesting_of_200_comes_back_and_deeper_is_refused(
+    wrap: Callable[[Any], Any],
+) -> None:
+    """The limit is the parser's, and it is met on the way in."""
+    deepest = nested(MAX_DEPTH, wrap)
+    assert encode_json(through(deepest), ()) == encode_json(deepest, ())
+
+    for levels in (MAX_DEPTH + 1, 100_000):
+        with pytest.raises(SerializationError, match="nested deeper than 200"):
+            encode_json(nested(levels, wrap), ())
+
+
+def test_a_value_that_holds_itself_is_refused() -> None:
+    """A cycle ends in an error."""
+    cycle: list[Any] = []
+    cycle.append(cycle)
+
+    with pytest.raises(SerializationError, match="nested deeper"):
+        encode_json(cycle, ())
+
+
+@pytest.mark.parametrize(
+    ("value", "base"),
+    [
+        (Colour.RED, "red"),
+        (Text("abc"), "abc"),
+        (Level.LOW, 1),
+        (Pair(1, 2), [1, 2]),
+        ((1, (2,)), [1, [2]]),
+        (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
+        ({Colour.RED: (1,)}, {"red": [1]}),
+        ({Text("k"): Text("v")}, {"k": "v"}),
+    ],
+)
+def test_subclasses_are_stored_as_their_base_value(value: Any, base: Any) -> None:
+    """What is a JSON value by inheritance comes back as the plain one."""
+    again = through([value])
+    assert exact(again) == exact([base])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"bytes",
+        bytearray(b"bytes"),
+        memoryview(b"bytes"),
+        {1},
+        frozenset(),
+        1j,
+        Decimal(1),
+        date(2024, 1, 1),
+        UUID(int=1),
+        PurePath("x"),
+        Plain.ONE,
+        deque([1]),
+        UserDict(a=1),
+        range(3),
+        iter([1]),
+        len,
+        dict,
+        object(),
+        Claims(),
+        ...,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_json_has_not_is_refused_by_its_path(value: object) -> None:
+    """Nothing is turned into something else in silence."""
+    with pytest.raises(SerializationError, match="JSON has no") as raised:
+        encode_json({"a": [0, {"b": value}]}, (3,))
+
+    assert raised.value.path == (3, "a", 1, "b")
+
+
+@pytest.mark.parametrize("key", [1, True, None, 1.5, (1,), b"k", Level.LOW])
+def test_a_key_that_is_no_string_is_refused(key: object) -> None:
+    """``{1: …}`` does not come back as ``{"1": …}``."""
+    with pytest.raises(SerializationError, match="keys are strings") as raised:
+        encode_json([{key: 1}], ())
+
+    assert raised.value.path[0] == 0
+    assert len(raised.value.path) == 2
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_refused(number: float) -> None:
+    """JSON has no NaN and no infinity, and null is not one."""
+    with pytest.raises(SerializationError, match="no JSON number") as raised:
+        encode_json({"x": [number]}, ("m",))
+
+    assert raised.value.path == ("m", "x", 0)
+
+
+@pytest.mark.parametrize("bad", ["\ud800", "a\udfff", "\udc80b", "\ude00\ud83d"])
+def test_a_lone_surrogate_is_refused_as_value_and_as_key(bad: str) -> None:
+    """UTF-8 cannot hold it; the error's own words can still be printed."""
+    with pytest.raises(SerializationError, match="lone surrogate") as as_value:
+        encode_json({"a": bad}, ())
+
+    with pytest.raises(SerializationError, match="lone surrogate") as as_key:
+        encode_json({"a": {bad: 1}}, ())
+
+    assert as_value.value.path == ("a",)
+    assert as_key.value.path == ("a", bad)
+    str(as_key.value).encode()
+
+
+@pytest.mark.parametrize(
+    "stored", ["NaN", "[Infinity]", "-Infinity", "{'a':1}", "", "1 2"]
+)
+def test_only_json_is_parsed(stored: str) -> None:
+    """The parser takes no dialect of JSON."""
+    with pytest.raises(ValueError, match="."):
+        parse_json(stored)

@@ -1,0 +1,1 @@
+"""Real servers for the tests, started where they are needed and stopped at exit."""

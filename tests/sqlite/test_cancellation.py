@@ -1,0 +1,186 @@
+"""Cancelled at any point: done or not done, nothing held, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import aiosqlite
+import pytest
+
+from cpkit import Closed, ToolCall
+from cpkit_sqlite import SQLiteCheckpointer
+
+Store = SQLiteCheckpointer[Any]
+
+STEPS = [0, 1, 2, 3, 4, 5, 6, 8, 12, 20, 50, 200, 1000]
+"""How often other tasks have their turn before a task is cancelled."""
+
+WRITES: dict[str, Callable[[Store], Coroutine[Any, Any, Any]]] = {
+    "append": lambda cp: cp.append("t", [{"half": 0}, {"half": 1}]),
+    "save_extra": lambda cp: cp.save_extra("t", {"a": 1, "b": 1}),
+    "record_issued": lambda cp: cp.record_issued("t", ToolCall("c", "x", {}, "k")),
+    "record_result": lambda cp: cp.record_result("t", "given", 1),
+    "delete_thread": lambda cp: cp.delete_thread("gone"),
+    "load": lambda cp: cp.load("t"),
+}
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def occupied(connection: aiosqlite.Connection, gate: threading.Event) -> None:
+    """Keep a connection's worker thread at work until the gate opens."""
+    await connection._execute(gate.wait)  # type: ignore[no-untyped-call]  # aiosqlite
+
+
+async def cancelled_after(work: Coroutine[Any, Any, Any], count: int) -> bool:
+    """Cancel the work after some turns; return whether that stopped it."""
+    task = asyncio.create_task(work)
+    await turns(count)
+    task.cancel()
+
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+    return task.cancelled()
+
+
+@pytest.mark.parametrize("name", WRITES)
+async def test_an_operation_cancelled_anywhere_is_done_or_not(
+    path: str, name: str
+) -> None:
+    """Never half of it, and the next writer finds nothing held."""
+    async with Store(path) as cp:
+        await cp.record_issued("t", ToolCall("given", "x", {}, "given"))
+
+        for count in STEPS:
+            before = await cp.append("gone", [{}])
+            await cancelled_after(WRITES[name](cp), count)
+            data = await cp.load("t")
+            assert data is not None
+            assert [m["half"] for m in data.messages] == [0, 1] * (data.version // 2)
+            assert data.extra in ({}, {"a": 1, "b": 1})
+            assert len(await cp.read("gone")) in (0, before)
+
+        assert await cp.append("other", [{}]) == 1
+
+
+@pytest.mark.parametrize("path_", ["file", ":memory:"])
+async def test_a_write_cancelled_in_the_queue_is_not_done(
+    path: str, path_: str
+) -> None:
+    """What waits behind a commit and is given up leaves no trace."""
+    gate = threading.Event()
+
+    async with Store(path if path_ == "file" else path_) as cp:
+        held = asyncio.create_task(occupied(cp._writer, gate))
+        first = asyncio.create_task(cp.append("t", [{"n": 1}]))
+        await turns(5)
+        second = asyncio.create_task(cp.append("t", [{"n": 2}]))
+        third = asyncio.create_task(cp.append("t", [{"n": 3}]))
+        await turns(5)
+        second.cancel()
+        await turns(5)
+        gate.set()
+
+        assert await first == 1
+        assert await third == 2
+        assert second.cancelled()
+        assert await cp.read("t") == [{"n": 1}, {"n": 3}]
+        await held
+
+
+async def test_a_write_cancelled_under_way_is_done(path: str) -> None:
+    """Its caller is gone, its transaction is not torn from its neighbours'."""
+    gate = threading.Event()
+
+    async with Store(path) as cp:
+        held = asyncio.create_task(occupied(cp._writer, gate))
+        first, second = (
+            asyncio.create_task(cp.append("t", [{"n": n}])) for n in (1, 2)
+        )
+        await turns(5)
+        first.cancel()
+        await turns(5)
+        gate.set()
+
+        assert await second == 2
+        assert first.cancelled()
+        assert await cp.read("t") == [{"n": 1}, {"n": 2}]
+        await held
+
+
+async def test_closing_finishes_what_is_under_way(path: str) -> None:
+    """A write and a read that were begun come back; what comes later is refused."""
+    gate = threading.Event()
+    cp = await Store(path).__aenter__()
+    held = [
+        asyncio.create_task(occupied(connection, gate))
+        for connection in (cp._writer, cp._reader)
+    ]
+    await turns(5)
+    write = asyncio.create_task(cp.append("t", [{}]))
+    read = asyncio.create_task(cp.list_threads())
+    await turns(5)
+    closing = [asyncio.create_task(cp.aclose()) for _ in range(3)]
+    await turns(5)
+    closing[0].cancel()
+
+    with pytest.raises(Closed):
+        await cp.append("t", [{}])
+
+    gate.set()
+    assert await write == 1
+    assert await read == []
+    await asyncio.gather(*held, *closing[1:])
+
+    async with Store(path) as cp:
+        assert len(await cp.read("t")) == 1
+
+
+@pytest.mark.parametrize("count", STEPS)
+async def test_an_opening_cancelled_anywhere_leaves_nothing(
+    path: str, count: int
+) -> None:
+    """No thread, by the guard over all tests, and the file can be opened after."""
+    cp = Store(path)
+
+    if await cancelled_after(cp.__aenter__(), count):
+        with pytest.raises(Closed):
+            await cp.load("t")
+
+    await cp.aclose()
+
+    async with Store(path) as again:
+        assert await again.append("t", [{}]) == 1
+
+
+# An aiosqlite thread that is still connecting when the loop is closed cannot say so.
+@pytest.mark.filterwarnings("ignore:.*_connection_worker_thread")
+@pytest.mark.parametrize("count", STEPS)
+def test_a_loop_that_ends_in_the_middle_leaves_nothing(path: str, count: int) -> None:
+    """``asyncio.run`` cancels what is left: an opening, and writes under way."""
+
+    async def use() -> None:
+        async with Store(path) as cp:
+            while True:
+                await asyncio.gather(*(cp.append("t", [{}]) for _ in range(3)))
+
+    async def leave() -> None:
+        leave.task = asyncio.create_task(use())  # type: ignore[attr-defined]  # kept
+        await turns(count)
+
+    asyncio.run(leave())
+
+    async def look() -> None:
+        async with Store(path) as cp:
+            version = len(await cp.read("t"))
+            assert await cp.append("t", [{}]) == version + 1
+
+    asyncio.run(look())

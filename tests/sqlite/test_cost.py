@@ -1,0 +1,248 @@
+"""What an operation costs, counted and never timed: trips, commits, syncs, bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sqlite3
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import aiosqlite
+import pytest
+
+from cpkit import ToolCall
+from cpkit_sqlite import SQLiteCheckpointer, transactions
+from tests.sqlite.syncs import counted
+
+Store = SQLiteCheckpointer[Any]
+Operation = Callable[[Store], Coroutine[Any, Any, Any]]
+
+CALL = ToolCall("c", "tool", {}, "key")
+OPERATIONS: dict[str, Operation] = {
+    "append": lambda cp: cp.append("t", [{}], expected_version=1),
+    "save_extra": lambda cp: cp.save_extra("t", {"a": 1, "b": 2}),
+    "record_issued": lambda cp: cp.record_issued("t", CALL),
+    "record_result": lambda cp: cp.record_result("t", "c", {"ok": True}),
+    "delete_thread": lambda cp: cp.delete_thread("t"),
+    "load": lambda cp: cp.load("t"),
+    "read": lambda cp: cp.read("t", -1),
+    "find_completed": lambda cp: cp.find_completed("key"),
+    "find_call": lambda cp: cp.find_call("key"),
+    "list_calls": lambda cp: cp.list_calls("t"),
+    "list_threads": lambda cp: cp.list_threads(prefix="t"),
+}
+WRITES = {"append", "save_extra", "record_issued", "record_result", "delete_thread"}
+
+
+@pytest.fixture
+def trips(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The trips to aiosqlite's worker threads, as they are made."""
+    made: list[str] = []
+    execute: Any = aiosqlite.Connection._execute
+
+    async def count(self: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        made.append(function.__name__)
+        return await execute(self, function, *args, **kwargs)
+
+    monkeypatch.setattr(aiosqlite.Connection, "_execute", count)
+    return made
+
+
+@pytest.fixture
+async def statements(path: str) -> Any:
+    """An open store, and the statements that its writer runs."""
+    ran: list[str] = []
+
+    async with Store(path) as cp:
+        await cp.append("t", [{}])
+        await cp._writer.set_trace_callback(ran.append)
+        yield cp, ran
+
+
+async def test_each_operation_is_one_trip_to_the_worker_thread(
+    path: str, trips: list[str]
+) -> None:
+    """However many statements it has."""
+    async with Store(path) as cp:
+        await cp.append("t", [{}])
+
+        for name, operation in OPERATIONS.items():
+            trips.clear()
+            await operation(cp)
+            assert len(trips) == 1, name
+
+
+async def test_a_lone_write_is_one_commit_and_one_sync(
+    statements: tuple[Store, list[str]],
+) -> None:
+    """An acknowledgement costs what durability costs, once."""
+    cp, ran = statements
+
+    with counted(cp._writer._conn) as syncs:
+        for name, operation in OPERATIONS.items():
+            ran.clear()
+            await operation(cp)
+            assert ran.count("COMMIT") == syncs.take() == (name in WRITES), name
+
+
+async def test_a_write_that_changes_nothing_syncs_nothing(
+    statements: tuple[Store, list[str]],
+) -> None:
+    """A replay is not paid for like a first time."""
+    cp, _ = statements
+    await cp.record_issued("t", CALL)
+    await cp.record_result("t", "c", 1)
+
+    with counted(cp._writer._conn) as syncs:
+        await cp.append("t", [], expected_version=1)
+        await cp.record_issued("t", CALL)
+        await cp.record_issued("t", ToolCall("other", "tool", {}, "key"))
+        await cp.record_result("t", "c", 2)
+        await cp.delete_thread("not there")
+        assert syncs.take() == 0
+
+
+async def test_a_relaxed_store_leaves_the_syncs_to_the_system(path: str) -> None:
+    """``durability=normal`` does not sync to acknowledge."""
+    async with Store(path, durability="normal") as cp:
+        await cp.append("t", [{}])
+
+        with counted(cp._writer._conn) as syncs:
+            await cp.append("t", [{}])
+            assert syncs.take() == 0
+
+
+@pytest.mark.parametrize("threads", [1, 64])
+async def test_concurrent_writers_share_commits_and_syncs(
+    statements: tuple[Store, list[str]], threads: int
+) -> None:
+    """64 appends at once, to one thread or to many, are one commit or two."""
+    cp, ran = statements
+
+    with counted(cp._writer._conn) as syncs:
+        versions = await asyncio.gather(
+            *(cp.append(f"new {i % threads}", [{"i": i}]) for i in range(64))
+        )
+        assert 1 <= ran.count("COMMIT") == syncs.take() <= 2
+
+    expected = [1] * 64 if threads == 64 else list(range(1, 65))
+    assert versions == expected
+
+
+async def test_a_refusal_is_of_one_writer_of_a_shared_commit(
+    statements: tuple[Store, list[str]],
+) -> None:
+    """What its neighbours wrote is there."""
+    cp, ran = statements
+    outcomes = await asyncio.gather(
+        cp.append("t", [{"n": 2}], expected_version=1),
+        cp.append("t", [{"n": 3}], expected_version=1),
+        cp.record_result("t", "never issued", 1),
+        cp.append("t", [{"n": 4}]),
+        return_exceptions=True,
+    )
+    assert [type(outcome).__name__ for outcome in outcomes] == [
+        "int",
+        "VersionConflict",
+        "UnknownCall",
+        "int",
+    ]
+    assert await cp.read("t", 1) == [{"n": 2}, {"n": 4}]
+    assert ran.count("COMMIT") <= 2
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="needs /proc/self/io")
+async def test_what_an_append_writes_does_not_grow_with_the_thread(path: str) -> None:
+    """As many bytes at 20,000 messages as at none, checkpoints of the log included."""
+
+    def written() -> int:
+        with open("/proc/self/io") as file:
+            return int(re.findall(r"wchar: (\d+)", file.read())[0])
+
+    async def cost(cp: Store) -> int:
+        before = written()
+
+        for _ in range(300):
+            await cp.append("t", [{"pad": "x" * 1000}])
+
+        return written() - before
+
+    async with Store(path, durability="normal") as cp:
+        await cp.append("t", [{}])
+        short = await cost(cp)
+
+        for _ in range(10):
+            await cp.append("t", [{"pad": "x" * 1000}] * 2000)
+
+        await cp._writer.execute_fetchall("PRAGMA wal_checkpoint(TRUNCATE)")
+        long = await cost(cp)
+
+    assert long <= 1.1 * short
+
+
+def plans(raw: sqlite3.Connection) -> dict[str, str]:
+    """Return SQLite's plan for every statement of the driver."""
+    found = {}
+
+    for name, sql in vars(transactions).items():
+        # Not the pieces of which statements are made.
+        if not isinstance(sql, str) or name.islower() or name in ("_LAST_KEY", "_CALL"):
+            continue
+
+        for count in range(10):
+            try:
+                rows = raw.execute(f"EXPLAIN QUERY PLAN {sql}", [None] * count)
+            except sqlite3.ProgrammingError:
+                continue  # as many values as the statement has, by trial
+
+            found[name] = "; ".join(row[3] for row in rows)
+
+    return found
+
+
+async def test_no_statement_walks_a_table(path: str, raw: sqlite3.Connection) -> None:
+    """Every statement finds its rows by an index, and a page of threads by its ends."""
+    async with Store(path):
+        found = plans(raw)
+
+    assert len(found) > 15
+
+    for name, plan in found.items():
+        assert not re.search(r"SCAN cpkit_", plan), (name, plan)
+
+    assert "(thread_id>? AND thread_id<?)" in found["_THREADS"]
+    assert "TEMP B-TREE" not in found["_THREADS"]
+    assert "cpkit_calls_attempt (idempotency_key=?)" in found["_LAST_ATTEMPT"]
+    assert "cpkit_calls_pending (thread_id=?)" in found["_PENDING"]
+
+
+@pytest.mark.parametrize(
+    "name", ["load", "read", "find_call", "list_threads", "list_calls"]
+)
+async def test_a_read_works_no_more_beside_100_000_other_messages(
+    path: str, raw: sqlite3.Connection, name: str
+) -> None:
+    """The steps of SQLite's machine are those of the thread's own rows."""
+
+    async def steps(cp: Store) -> int:
+        taken = []
+        await cp._reader.set_progress_handler(lambda: taken.append(1), 1)
+        await OPERATIONS[name](cp)
+        await cp._reader.set_progress_handler(lambda: None, 0)
+        return len(taken)
+
+    async with Store(path) as cp:
+        await cp.append("t", [{"i": i} for i in range(10)])
+        await cp.record_issued("t", CALL)
+        alone = await steps(cp)
+        await cp.append("b before", [{}] * 50_000)
+        await cp.append("z after", [{}] * 50_000)
+        await asyncio.gather(*(cp.append(f"u {i}", [{}]) for i in range(500)))
+
+        for i in range(300):
+            call = ToolCall(f"c {i}", "tool", {}, f"key {i}")
+            await cp.record_issued(f"u {i}", call)
+
+        assert await steps(cp) <= alone + 10

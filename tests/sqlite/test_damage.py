@@ -1,0 +1,287 @@
+"""Damaged rows and files: named, never repaired, never written over."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpkit import (
+    BackendUnavailable,
+    CorruptThread,
+    SchemaMismatch,
+    SerializationError,
+    ToolCall,
+)
+from cpkit.messages import Message
+from cpkit_sqlite import SQLiteCheckpointer
+
+Store = SQLiteCheckpointer[Any]
+
+# What a row's text can be that is no JSON object: the last two are no text either.
+DAMAGED = ["'{'", "''", "'[]'", "'{},{}'", "'NaN'", "x'7bff7d'", "CAST(x'ff' AS TEXT)"]
+
+
+def first_key(raw: sqlite3.Connection, thread_id: str) -> int:
+    (number,) = raw.execute(
+        "SELECT number FROM cpkit_threads WHERE thread_id = ?", (thread_id,)
+    ).fetchone()
+    return int(number) << 32
+
+
+def everything(raw: sqlite3.Connection) -> list[str]:
+    return [
+        repr(row)
+        for table in ("threads", "messages", "extra", "calls")
+        for row in raw.execute(f"SELECT * FROM cpkit_{table}")
+    ]
+
+
+async def error_of(read: Coroutine[Any, Any, Any]) -> CorruptThread:
+    with pytest.raises(CorruptThread) as raised:
+        await read
+
+    return raised.value
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+@pytest.mark.parametrize("position", [0, 700, 1299])
+async def test_a_damaged_message_is_named_and_left_as_it_is(
+    path: str, raw: sqlite3.Connection, damage: str, position: int
+) -> None:
+    """Thread and position are named, by load and read; other threads are as before."""
+    raw.text_factory = bytes
+
+    async with Store(path) as cp:
+        await cp.append("other", [{}])
+        await cp.append("t", [{"i": i} for i in range(1300)])
+        key = first_key(raw, "t") + position
+        raw.execute(f"UPDATE cpkit_messages SET body = {damage} WHERE key = {key}")
+        before = everything(raw)
+
+        for read in (cp.load("t"), cp.read("t"), cp.read("t", position, position + 1)):
+            with pytest.raises(CorruptThread) as raised:
+                await read
+
+            assert raised.value.thread_id == "t"
+            assert raised.value.where == f"message {position}"
+
+        assert everything(raw) == before
+        assert await cp.append("t", [{"i": 1300}], expected_version=1300) == 1301
+        assert await cp.read("t", 1300) == [{"i": 1300}]
+        assert await cp.read("other") == [{}]
+        assert set(before) < set(everything(raw))
+
+        with pytest.raises(CorruptThread):
+            await cp.load("t")
+
+
+async def test_an_error_that_is_kept_does_not_hold_the_past(
+    path: str, raw: sqlite3.Connection
+) -> None:
+    """A reader that failed in the middle reads the present state next time.
+
+    A statement that is not at its end keeps its snapshot, and lived on in the error.
+    """
+    async with Store(path) as cp:
+        await cp.append("t", [{"i": i} for i in range(2000)])
+        await cp.save_extra("t", {"a": 1, "b": 2})
+        key = first_key(raw, "t")
+        raw.execute(f"UPDATE cpkit_messages SET body = '' WHERE key = {key}")
+        kept = [await error_of(cp.load("t"))]
+        raw.execute(f"UPDATE cpkit_messages SET body = '{{}}' WHERE key = {key}")
+        raw.execute("UPDATE cpkit_extra SET value = '' WHERE key = '\"a\"'")
+        kept += [await error_of(cp.load("t"))]
+        raw.execute("UPDATE cpkit_extra SET value = '3' WHERE key = '\"a\"'")
+        assert [error.where for error in kept] == ["message 0", 'extra key "a"']
+
+        data = await cp.load("t")
+        assert data is not None
+        assert (data.messages[0], data.extra) == ({}, {"a": 3, "b": 2})
+
+
+@pytest.mark.parametrize("missing", [0, 5, 8])
+async def test_a_missing_message_is_told(
+    path: str, raw: sqlite3.Connection, missing: int
+) -> None:
+    """A hole is corruption, not a shorter thread."""
+    async with Store(path) as cp:
+        await cp.append("t", [{"i": i} for i in range(10)])
+        key = first_key(raw, "t") + missing
+        raw.execute(f"DELETE FROM cpkit_messages WHERE key = {key}")
+
+        with pytest.raises(CorruptThread, match="missing") as raised:
+            await cp.load("t")
+
+        assert raised.value.where == "messages 0 to 9"
+        assert await cp.append("t", [{}]) == 11
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ("UPDATE cpkit_extra SET value = '{'", 'extra key "k"'),
+        ("UPDATE cpkit_extra SET value = CAST(x'ff' AS TEXT)", 'extra key "k"'),
+        ("UPDATE cpkit_extra SET key = 'k'", "extra key k"),
+        ("UPDATE cpkit_calls SET args = '[]'", "call 'c'"),
+        ("UPDATE cpkit_calls SET args = CAST(x'7bff7d' AS TEXT)", "call 'c'"),
+        ("UPDATE cpkit_calls SET issued_at = 'noon'", "call 'c'"),
+    ],
+)
+async def test_damaged_extra_and_calls_are_named(
+    path: str, raw: sqlite3.Connection, change: str, where: str
+) -> None:
+    """The row that is wrong is named by what it holds."""
+    async with Store(path) as cp:
+        await cp.save_extra("t", {"k": 1})
+        await cp.record_issued("t", ToolCall("c", "tool", {}, "key"))
+        raw.execute(change)
+
+        with pytest.raises(CorruptThread) as raised:
+            await cp.load("t")
+
+        assert (raised.value.thread_id, raised.value.where) == ("t", where)
+
+        if where == "call 'c'":
+            for read in (cp.find_call("key"), cp.list_calls("t")):
+                with pytest.raises(CorruptThread, match="'t'"):
+                    await read
+
+
+async def test_damage_in_one_thread_is_no_trouble_for_its_neighbours(
+    path: str, raw: sqlite3.Connection
+) -> None:
+    """Writes that share a commit with one that meets a damaged row are done."""
+    async with Store(path) as cp:
+        call = ToolCall("c", "tool", {}, "key")
+        await cp.record_issued("t", call)
+        raw.execute("UPDATE cpkit_calls SET args = CAST(x'ff' AS TEXT)")
+        outcomes = await asyncio.gather(
+            cp.append("a", [{}]),
+            cp.record_issued("t", call),
+            cp.record_result("t", "c", 1),
+            cp.append("b", [{}]),
+            return_exceptions=True,
+        )
+        assert outcomes[0] == outcomes[3] == 1
+        assert [type(outcome) for outcome in outcomes[1:3]] == [CorruptThread] * 2
+        assert {getattr(outcome, "thread_id", "") for outcome in outcomes[1:3]} == {"t"}
+
+
+async def test_a_stored_message_of_another_type_is_named(path: str) -> None:
+    """JSON that does not fit ``message_type`` is no corruption."""
+    async with Store(path) as cp:
+        await cp.append("t", [{"role": "user", "content": ""}, {"role": "robot"}])
+
+    async with Store(path, message_type=Message) as cp:
+        assert len(await cp.read("t", 0, 1)) == 1
+
+        with pytest.raises(SerializationError) as raised:
+            await cp.read("t", 1)
+
+        assert (raised.value.thread_id, raised.value.path) == ("t", (1,))
+
+
+async def test_a_damaged_page_is_told_with_the_thread(
+    path: str, raw: sqlite3.Connection
+) -> None:
+    """What SQLite itself finds malformed is corruption of the thread that was read."""
+    async with Store(path) as cp:
+        await cp.append("t", [{"pad": "x" * 500} for _ in range(200)])
+
+    (size,) = raw.execute("PRAGMA page_size").fetchone()
+    (root,) = raw.execute(
+        "SELECT rootpage FROM sqlite_master WHERE name = 'cpkit_messages'"
+    ).fetchone()
+    raw.close()
+
+    with Path(path).open("r+b") as file:
+        file.seek((root - 1) * size)
+        file.write(b"\xff" * size)
+
+    async with Store(path) as cp:
+        with pytest.raises(CorruptThread) as raised:
+            await cp.load("t")
+
+        assert raised.value.thread_id == "t"
+        assert isinstance(raised.value.__cause__, sqlite3.DatabaseError)
+
+        with pytest.raises(CorruptThread):
+            await cp.append("t", [{}])
+
+
+# Files that are no store of this version
+
+
+@pytest.mark.parametrize(
+    ("statement", "found"),
+    [
+        ("UPDATE cpkit_schema SET version = 2", 2),
+        ("UPDATE cpkit_schema SET version = 0", 0),
+        ("UPDATE cpkit_schema SET version = 'one'", "one"),
+        ("DELETE FROM cpkit_schema", "an empty cpkit_schema"),
+    ],
+)
+async def test_a_store_of_another_version_is_refused_untouched(
+    path: str, raw: sqlite3.Connection, statement: str, found: object
+) -> None:
+    """A newer store is not written by older code; the error says what to do."""
+    async with Store(path) as cp:
+        await cp.append("t", [{}])
+
+    raw.execute(statement)
+    raw.close()
+    before = Path(path).read_bytes()
+
+    with pytest.raises(SchemaMismatch) as raised:
+        await Store(path).__aenter__()
+
+    assert raised.value.found == found
+    assert ("upgrade cpkit" in str(raised.value)) is (found == 2)
+    assert Path(path).read_bytes() == before
+
+
+async def test_a_file_that_is_no_database_is_refused_untouched(path: str) -> None:
+    """Somebody's file of another kind is not written over."""
+    content = b"dear diary, today " * 500
+    Path(path).write_bytes(content)
+
+    with pytest.raises(SchemaMismatch, match="another place") as raised:
+        await Store(path).__aenter__()
+
+    assert path in str(raised.value)
+    assert Path(path).read_bytes() == content
+
+
+async def test_a_database_in_utf16_is_refused(
+    path: str, raw: sqlite3.Connection
+) -> None:
+    """Its text sorts by other bytes than those of the ids."""
+    raw.execute("PRAGMA encoding = 'UTF-16le'")
+    raw.execute("CREATE TABLE mine (x)")
+
+    with pytest.raises(SchemaMismatch, match="UTF-16le"):
+        await Store(path).__aenter__()
+
+
+async def test_an_empty_file_becomes_a_store(path: str) -> None:
+    """As ``mktemp`` makes them."""
+    Path(path).touch()
+
+    async with Store(path) as cp:
+        assert await cp.append("t", [{}]) == 1
+
+
+async def test_a_folder_in_the_place_of_the_file_is_unavailable(path: str) -> None:
+    """The error names the store."""
+    Path(path).mkdir()
+
+    with pytest.raises(BackendUnavailable) as raised:
+        await Store(path).__aenter__()
+
+    assert raised.value.maybe_applied is False
+    assert path in str(raised.value)

@@ -1,0 +1,330 @@
+"""The file: where it is, who may read it, what else is in it, what is left open."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import stat
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpkit import BackendUnavailable, Survives, open_checkpointer
+from cpkit_sqlite import SQLiteCheckpointer
+from tests.sqlite.worker import NOBODY, Worker
+
+Store = SQLiteCheckpointer[Any]
+
+
+def mode(path: str | Path) -> int:
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    """The most careless of users: everything is for everybody."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(place)],
+        capture_output=True,
+    )
+
+    if mounted.returncode != 0:
+        pytest.skip("this user may not mount a file system")
+
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that every user may reach, which pytest's own is not."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+# Places
+
+
+@pytest.mark.usefixtures("no_umask")
+async def test_files_and_folders_are_for_their_owner_alone(tmp_path: Path) -> None:
+    """0600 and 0700, the log and the index beside the file and all new folders too."""
+    path = tmp_path / "a" / "b" / "agent.db"
+
+    async with Store(path) as cp:
+        await cp.append("t", [{}])
+        files = sorted(path.parent.iterdir())
+        assert [file.name for file in files] == [
+            "agent.db",
+            "agent.db-shm",
+            "agent.db-wal",
+        ]
+        assert [mode(file) for file in files] == [0o600] * 3
+
+    assert mode(tmp_path / "a") == mode(tmp_path / "a" / "b") == 0o700
+    assert mode(path) == 0o600
+
+
+async def test_the_permissions_of_a_file_that_is_there_are_its_owners(
+    path: str,
+) -> None:
+    """A store made for a group stays one, and so do its log and index."""
+    Path(path).touch()
+    os.chmod(path, 0o660)
+
+    async with Store(path) as cp:
+        await cp.append("t", [{}])
+        assert [mode(path + end) for end in ("", "-wal", "-shm")] == [0o660] * 3
+
+
+async def test_a_relative_path_stays_where_it_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that changes its folder goes on with the same file."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    async with open_checkpointer("sqlite:///agent.db") as cp:
+        await cp.append("t", [{}])
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        await cp.append("t", [{}])
+        data = await cp.load("t")
+        assert data is not None
+        assert data.version == 2
+
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+async def test_a_folder_changed_during_the_opening_does_not_split_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two connections of a handle are to one file."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    cp = Store("agent.db")
+    opening = asyncio.create_task(cp.__aenter__())
+
+    while not (tmp_path / "agent.db").exists():  # noqa: ASYNC110  # a file tells nobody
+        await asyncio.sleep(0)
+
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    await opening
+    await cp.append("t", [{}])
+    assert await cp.read("t") == [{}]
+    await cp.aclose()
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+async def test_each_handle_in_memory_is_a_store_of_its_own(tmp_path: Path) -> None:
+    """``:memory:`` is never a file, and says that it keeps nothing."""
+    async with (
+        open_checkpointer("sqlite:///:memory:") as one,
+        Store(":memory:") as other,
+    ):
+        await one.append("t", [{}])
+        assert await other.load("t") is None
+        assert other.durability.survives is Survives.NONE
+
+
+async def test_a_name_of_sqlites_own_making_is_a_plain_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path that reads like a URI or a wildcard means nothing but itself."""
+    monkeypatch.chdir(tmp_path)
+
+    for name in ("file:x.db?mode=memory", "a%b.db", "'; --.db", "é ü.db"):
+        async with Store(name) as cp:
+            await cp.append("t", [{}])
+
+        assert (tmp_path / name).is_file()
+
+
+async def test_the_file_may_hold_other_tables(
+    path: str, raw: sqlite3.Connection
+) -> None:
+    """The user's own tables, indexes and version number are not touched."""
+    raw.executescript(
+        "CREATE TABLE threads (x); INSERT INTO threads VALUES (1);"
+        "CREATE TABLE messages (y); CREATE INDEX i ON messages (y);"
+        "PRAGMA user_version = 7; PRAGMA application_id = 9;"
+    )
+
+    async with Store(path) as cp:
+        await cp.append("t", [{}])
+        await cp.delete_thread("t", forget_keys=True)
+
+    assert raw.execute("SELECT * FROM threads").fetchall() == [(1,)]
+    assert raw.execute("PRAGMA user_version").fetchone() == (7,)
+    assert raw.execute("PRAGMA application_id").fetchone() == (9,)
+    names = {name for (name,) in raw.execute("SELECT name FROM sqlite_master")}
+    ours = {name for name in names if "cpkit_" in name}
+    assert names - ours == {"threads", "messages", "i"}
+
+
+# Promises
+
+
+@pytest.mark.parametrize(
+    ("options", "synchronous", "survives"),
+    [
+        ({}, 2, Survives.MACHINE),
+        ({"durability": "full"}, 2, Survives.MACHINE),
+        ({"durability": "normal"}, 1, Survives.PROCESS),
+    ],
+)
+async def test_both_connections_are_set_up_as_promised(
+    path: str, options: dict[str, Any], synchronous: int, survives: Survives
+) -> None:
+    """The words of ``durability`` are the settings that SQLite has."""
+    async with Store(path, busy_timeout=3, **options) as cp:
+        for connection in (cp._writer, cp._reader):
+            for pragma, value in [
+                ("journal_mode", "wal"),
+                ("synchronous", synchronous),
+                ("trusted_schema", 0),
+                ("busy_timeout", 3000),
+            ]:
+                cursor = await connection.execute(f"PRAGMA {pragma}")
+                assert await cursor.fetchone() == (value,), pragma
+                await cursor.close()
+
+        assert cp.durability.survives is survives
+        assert f"synchronous={'FULL' if synchronous == 2 else 'NORMAL'}" in str(
+            cp.durability
+        )
+
+
+# Lacks
+
+
+async def test_a_full_database_writes_nothing_and_then_works_again(path: str) -> None:
+    """SQLITE_FULL is a typed error; all or none of the messages are there."""
+    async with Store(path) as cp:
+        version = await cp.append("t", [{"pad": "x" * 1000}] * 10)
+        # SQLite takes the pages that are there for the least limit.
+        await cp._writer.execute_fetchall("PRAGMA max_page_count = 1")
+        big = [{"pad": "x" * 1000}] * 50
+
+        with pytest.raises(BackendUnavailable, match="full") as raised:
+            await cp.append("t", big)
+
+        assert raised.value.maybe_applied is False
+        assert len(await cp.read("t")) == version
+        await cp._writer.execute_fetchall("PRAGMA max_page_count = 100000")
+        assert await cp.append("t", big, expected_version=version) == version + 50
+
+
+def test_a_file_that_may_not_grow_is_unavailable_and_then_works_again(
+    path: str, workers: Callable[[int], list[Worker]]
+) -> None:
+    """A failing write of the system's own: nothing torn, and only an unclear last."""
+    (worker,) = workers(1)
+    answer = worker.ask("fill_up_to", f"sqlite:///{path}", 1_000_000)
+
+    assert path in answer["failure"]
+    assert answer["acknowledged"] > 50
+    assert answer["loaded"] - answer["acknowledged"] in (0, 1)
+    assert answer["after"] == answer["loaded"] + 1
+
+
+async def test_a_full_disk_is_unavailable_and_then_works_again(full_disk: Path) -> None:
+    """ENOSPC from a real file system: what was acknowledged is there, reads go on."""
+    ballast = full_disk / "ballast"
+    ballast.write_bytes(b"x" * 200_000)
+
+    async with Store(full_disk / "agent.db") as cp:
+        acknowledged, failure = 0, None
+
+        while failure is None:
+            try:
+                acknowledged = await cp.append("t", [{"pad": "x" * 1000}])
+            except BackendUnavailable as exc:
+                failure = exc
+
+        assert acknowledged > 0
+        version = len(await cp.read("t"))
+        assert version - acknowledged in ((0, 1) if failure.maybe_applied else (0,))
+
+        ballast.unlink()
+        assert await cp.append("t", [{}]) == version + 1
+
+
+@pytest.mark.parametrize("what", ["folder", "file", "new file"])
+def test_what_may_not_be_written_is_unavailable(
+    folder: Path, what: str, workers: Callable[[int], list[Worker]]
+) -> None:
+    """A read-only place is refused at open, by name, and is left as it is."""
+    path = folder / "agent.db"
+
+    if what != "new file":
+        sqlite3.connect(path).execute("CREATE TABLE mine (x)").connection.close()
+
+    if os.getuid() == 0:
+        for place in (folder, *folder.iterdir()):
+            os.chown(place, NOBODY, NOBODY)
+
+    if what == "file":
+        os.chmod(path, 0o400)
+    else:
+        os.chmod(folder, 0o500)
+
+    before = sorted(folder.iterdir())
+    (worker,) = workers(1)
+    said = worker.ask("open_unprivileged", f"sqlite:///{path}")
+    os.chmod(folder, 0o700)
+
+    assert str(path) in said
+    assert "nothing was written" in said
+    assert sorted(folder.iterdir()) == before
+
+
+# Leftovers
+
+
+def open_files() -> set[str]:
+    found = set()
+
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found.add(os.readlink(f"/proc/self/fd/{number}"))
+        except FileNotFoundError:
+            continue  # the listing's own
+
+    return found
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+async def test_closing_leaves_no_file_open(path: str) -> None:
+    """Also where the body of the context raised, and where opening failed."""
+
+    async def work() -> None:
+        async with Store(path) as cp:
+            await cp.append("t", [{}])
+            assert any(path in name for name in open_files())
+            raise ZeroDivisionError
+
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            await work()
+
+        Path(path + ".no").write_text("no database " * 100)
+
+        with pytest.raises(Exception, match="no schema"):
+            await Store(path + ".no").__aenter__()
+
+    assert not [name for name in open_files() if path in name]
+    assert not Path(path + "-wal").exists()

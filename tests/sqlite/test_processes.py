@@ -1,0 +1,174 @@
+"""Many processes on one file: opening it, writing it, and being killed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpkit import BackendUnavailable, CallRecord, CheckpointData, open_checkpointer
+from cpkit_sqlite import SQLiteCheckpointer
+from tests.sqlite.worker import Worker
+
+Workers = Callable[[int], list[Worker]]
+
+
+def loaded(url: str, thread_id: str) -> CheckpointData[dict[str, Any]]:
+    async def load() -> CheckpointData[Any] | None:
+        async with open_checkpointer(url) as cp:
+            return await cp.load(thread_id)
+
+    data = asyncio.run(load())
+    assert data is not None
+    return data
+
+
+def on_record(url: str, thread_id: str) -> list[CallRecord]:
+    async def calls() -> list[CallRecord]:
+        async with open_checkpointer(url) as cp:
+            assert isinstance(cp, SQLiteCheckpointer)
+            return await cp.list_calls(thread_id)
+
+    return asyncio.run(calls())
+
+
+def test_eight_processes_open_a_fresh_file_at_once(
+    tmp_path: Path, workers: Workers
+) -> None:
+    """Each finds the store made, whoever made it, and every write is there."""
+    eight = workers(8)
+
+    for round_ in range(6):
+        url = f"sqlite:///{tmp_path}/new {round_}/agent.db"
+
+        for worker in eight:
+            worker.tell("append_one", url)
+
+        assert sorted(worker.answer() for worker in eight) == list(range(1, 9))
+
+
+def test_processes_write_one_file(tmp_path: Path, workers: Workers) -> None:
+    """No lock error, dense versions, no merge lost, one holder of each key."""
+    url = f"sqlite:///{tmp_path}/agent.db"
+    four, count = workers(4), 40
+
+    for number, worker in enumerate(four):
+        worker.tell("mixed", url, f"w{number}", count)
+
+    answers = [worker.answer() for worker in four]
+    data = loaded(url, "shared")
+    versions = [version for answer in answers for version in answer["versions"]]
+    won = Counter(key for answer in answers for key in answer["won"])
+
+    assert (
+        sorted(versions)
+        == list(range(1, 4 * count + 1))
+        == [*range(1, data.version + 1)]
+    )
+    assert won == Counter({f"key {i}": 1 for i in range(count)})
+    assert len(data.extra) == 4 * count + 1
+    assert len(data.pending) == count
+
+    for number in range(4):
+        mine = [m["i"] for m in data.messages if m["by"] == f"w{number}"]
+        assert mine == list(range(count))
+
+
+def test_a_killed_writer_loses_nothing_that_it_acknowledged(
+    tmp_path: Path, workers: Workers
+) -> None:
+    """After SIGKILL at any instant: all acknowledged is there, and nothing is torn."""
+    url = f"sqlite:///{tmp_path}/agent.db"
+    chance = random.Random(5)
+
+    for round_, worker in enumerate(workers(4)):
+        worker.tell("write_for_ever", url, f"w{round_}")
+        said = [
+            worker.answer() for _ in range(chance.randrange(1, 120))
+        ] + worker.kill()
+        data = loaded(url, "t")
+        appended = [line[1] for line in said if line[0] == "append"]
+        merged = [line[2] for line in said if line[0] == "extra"]
+        issued = {line[1] for line in said if line[0] == "issued"}
+        completed = {line[1] for line in said if line[0] == "completed"}
+        status = {r.call.call_id: r.status for r in on_record(url, "t")}
+
+        # One write can have landed unanswered.
+        assert data.version - max(appended) in (0, 2)
+        assert [m["half"] for m in data.messages] == [0, 1] * (data.version // 2)
+        assert not merged or data.extra["i"] - max(merged) in (0, 1)
+        assert issued <= status.keys()
+        assert {status[call_id] for call_id in completed} <= {"completed"}
+
+
+def test_what_a_torn_write_left_in_the_log_is_passed_over(
+    tmp_path: Path, workers: Workers
+) -> None:
+    """Bytes after the last commit, as a crash leaves them, cost nothing and nobody."""
+    path = tmp_path / "agent.db"
+    (worker,) = workers(1)
+    worker.tell("write_for_ever", f"sqlite:///{path}", "w")
+    acknowledged = [worker.answer() for _ in range(9)] + worker.kill()
+    last = max(line[1] for line in acknowledged if line[0] == "append")
+
+    with Path(f"{path}-wal").open("ab") as wal:
+        wal.write(b"\x37\x7f\x06\x82" * 2000)
+
+    before = loaded(f"sqlite:///{path}", "t").version
+    assert before - last in (0, 2)
+    worker.close()
+    (second,) = workers(1)
+    second.ask("append_one", f"sqlite:///{path}")
+    assert loaded(f"sqlite:///{path}", "shared").version == 1
+    assert loaded(f"sqlite:///{path}", "t").version == before
+
+
+async def test_a_file_locked_too_long_is_unavailable_and_then_works_again(
+    path: str,
+) -> None:
+    """``busy_timeout`` ends the wait, nothing was written, and reads never waited."""
+    async with SQLiteCheckpointer[Any](path, busy_timeout=0.05) as cp:
+        await cp.append("t", [{"n": 1}])
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+
+        for write in (
+            cp.append("t", [{"n": 2}]),
+            cp.save_extra("t", {"k": 1}),
+            cp.delete_thread("t"),
+        ):
+            with pytest.raises(BackendUnavailable, match="busy_timeout") as raised:
+                await write
+
+            assert raised.value.maybe_applied is False
+            assert isinstance(raised.value.__cause__, sqlite3.OperationalError)
+
+        data = await cp.load("t")
+        assert data is not None
+        assert (data.messages, data.extra) == ([{"n": 1}], {})
+
+        other.execute("ROLLBACK")
+        other.close()
+        assert await cp.append("t", [{"n": 2}]) == 2
+
+
+async def test_a_lock_within_the_timeout_is_waited_for(path: str) -> None:
+    """A writer elsewhere is no error, and the loop goes on meanwhile."""
+    async with SQLiteCheckpointer[Any](path) as cp:
+        await cp.append("t", [{}])
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        waiting = asyncio.create_task(cp.append("t", [{}]))
+        reads = [await cp.load("t") for _ in range(5)]
+        assert [read and read.version for read in reads] == [1] * 5
+        assert not waiting.done()
+
+        other.execute("COMMIT")
+        other.close()
+        assert await waiting == 2

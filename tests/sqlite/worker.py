@@ -1,0 +1,175 @@
+"""Another process that uses a store: it obeys one command a line, in JSON.
+
+Run as ``python -m tests.sqlite.worker``; `Worker` is its handle in the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from cpkit import BackendUnavailable, ToolCall, open_checkpointer
+
+NOBODY = 65534
+
+
+class Worker:
+    """A worker process, ready when it is made; `close` ends it whatever it is doing."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.sqlite.worker"],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def tell(self, command: str, *args: Any) -> None:
+        """Start a command; `answer` waits for what it gives."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([command, *args]) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Any:
+        """Return what the next line says."""
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def ask(self, command: str, *args: Any) -> Any:
+        self.tell(command, *args)
+        return self.answer()
+
+    def kill(self) -> list[Any]:
+        """Kill it with SIGKILL, and return what it had still said by then."""
+        assert self.process.stdout is not None
+        self.process.kill()
+        said = self.process.stdout.read()
+        self.process.wait()
+        return [json.loads(line) for line in said.splitlines() if line]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def say(value: Any) -> None:
+    # One write a line: a reader never sees half of one, even after a kill.
+    os.write(1, (json.dumps(value) + "\n").encode())
+
+
+async def append_one(url: str) -> int:
+    """Open the store, append one message, and return the version."""
+    async with open_checkpointer(url) as cp:
+        return await cp.append("shared", [{"by": os.getpid()}])
+
+
+async def mixed(url: str, name: str, count: int) -> dict[str, Any]:
+    """Append, merge and claim in turn; return versions and the keys that were won."""
+    versions, won = [], []
+
+    async with open_checkpointer(url) as cp:
+        for i in range(count):
+            versions.append(await cp.append("shared", [{"by": name, "i": i}]))
+            await cp.save_extra("shared", {f"{name} {i}": i, "last": name})
+            call = ToolCall(f"{name} {i}", "tool", {"i": i}, f"key {i}")
+
+            if await cp.record_issued("shared", call) is None:
+                won.append(call.idempotency_key)
+
+    return {"versions": versions, "won": won}
+
+
+async def write_for_ever(url: str, name: str) -> None:
+    """Append, merge, claim and resolve, and say each acknowledgement."""
+    async with open_checkpointer(url) as cp:
+        for i in range(1_000_000):
+            body: Any = [{"by": name, "i": i, "half": half} for half in (0, 1)]
+            say(["append", await cp.append("t", body)])
+            await cp.save_extra("t", {"by": name, "i": i})
+            say(["extra", name, i])
+            call = ToolCall(f"{name} {i}", "tool", {}, f"key {name} {i}")
+            await cp.record_issued("t", call)
+            say(["issued", call.call_id])
+            await cp.record_result("t", call.call_id, i)
+            say(["completed", call.call_id])
+
+
+async def open_unprivileged(url: str) -> str:
+    """Say how opening fails for a user whom permissions bind (root's are not)."""
+    # What is needed is loaded while that is still allowed.
+    with TemporaryDirectory() as folder:
+        await append_one(f"sqlite:///{folder}/first.db")
+
+    if os.getuid() == 0:
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+
+    try:
+        async with open_checkpointer(url) as cp:
+            await cp.append("t", [{}])
+    except BackendUnavailable as exc:
+        return str(exc)
+
+    return "opened and written"
+
+
+async def fill_up_to(url: str, limit: int) -> dict[str, Any]:
+    """Write under a limit on the size of files, lift it, and write again."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    acknowledged = 0
+    failure = "none"
+
+    async with open_checkpointer(url) as cp:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+
+        try:
+            for _ in range(10_000):
+                acknowledged = await cp.append("t", [{"pad": "x" * 1000}])
+        except BackendUnavailable as exc:
+            failure = str(exc)
+
+        data = await cp.load("t")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        after = await cp.append("t", [{}])
+
+    return {
+        "acknowledged": acknowledged,
+        "failure": failure,
+        "loaded": data.version if data else 0,
+        "after": after,
+    }
+
+
+COMMANDS: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
+    command.__name__: command
+    for command in (append_one, mixed, write_for_ever, open_unprivileged, fill_up_to)
+}
+
+
+def main() -> None:
+    for line in sys.stdin:
+        command, *args = json.loads(line)
+
+        try:
+            say(asyncio.run(COMMANDS[command](*args)))
+        except Exception as exc:
+            say({"error": repr(exc)})
+
+
+if __name__ == "__main__":
+    main()
