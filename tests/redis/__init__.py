@@ -1,0 +1,1 @@
+"""What the shared clauses cannot know of the Redis driver."""

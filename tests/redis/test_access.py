@@ -1,0 +1,239 @@
+"""Who may in and by which way: ACL users, TLS, Unix sockets, and no word of secrets."""
+
+from __future__ import annotations
+
+import logging
+import re
+import traceback
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from redis.asyncio import Redis
+
+import cpkit_redis.driver
+from cpkit import BackendUnavailable, InvalidURL, ToolCall, open_checkpointer
+from cpkit_redis import RedisCheckpointer
+from tests.servers.redis import RedisServer, no_tls
+
+Store = RedisCheckpointer[Any]
+Servers = Callable[..., RedisServer]
+
+PASSWORD = "s3:cr@t/ %?"
+
+
+def documented() -> list[str]:
+    """Return the rules that the driver's manual asks for, word by word."""
+    manual = cpkit_redis.driver.__doc__
+    assert manual is not None
+    found = re.search(r"ACL SETUSER agent on >password ((?:.|\n)*?)\n\n", manual)
+    assert found
+    return found[1].split()
+
+
+async def everything(cp: Any) -> None:
+    """Use every operation once."""
+    assert await cp.append("t", [{}], expected_version=0) == 1
+    await cp.save_extra("t", {"a": 1})
+    assert await cp.record_issued("t", ToolCall("c", "x", {}, "k")) is None
+    assert (await cp.load("t")).pending
+    await cp.record_result("t", "c", 1, success=False)
+    assert await cp.record_issued("t", ToolCall("c2", "x", {}, "k")) is None
+    assert (await cp.record_result("t", "c2", 1)).attempt == 2
+    assert await cp.find_completed("k")
+    assert len(await cp.list_calls("t")) == 2
+    assert len(await cp.list_threads()) == 1
+    assert await cp.read("t", -1) == [{}]
+    await cp.delete_thread("t")
+    await cp.delete_thread("t", forget_keys=True)
+    assert await cp.list_calls("t") == []
+
+
+@pytest.mark.parametrize("narrow", [False, True], ids=["documented", "no settings"])
+async def test_the_documented_permissions_are_enough(
+    servers: Servers, narrow: bool
+) -> None:
+    """Those on the last line of the manual's rules are for the durability alone."""
+    rules = documented()
+    assert rules[-2:] == ["+config|get", "+info"]
+
+    if narrow:
+        del rules[-2:]
+
+    server = servers(users=[f"user agent on >password {' '.join(rules)}"])
+    url = f"redis://agent:password@127.0.0.1:{server.port}/0"
+
+    async with Store(url) as cp, Redis.from_url(server.url) as admin:
+        await everything(cp)
+        words = cp.durability.words
+        assert ("could not be read" in words) == narrow
+        denied = await admin.acl_log()
+        commands = {str(entry["object"]).lower() for entry in denied}
+        assert {word.partition("|")[0] for word in commands} <= {
+            "client",  # redis-py introduces itself, and does without
+            *(["config", "info"] if narrow else []),
+        }
+
+
+@pytest.mark.parametrize("lacking", ["hset", "zadd", "unlink", "rpush", "hdel", "zrem"])
+async def test_a_user_who_may_not_write_is_refused_at_the_door(
+    servers: Servers, lacking: str
+) -> None:
+    """Not in the middle of an operation, which would be left half done."""
+    rules = [*documented(), f"-{lacking}"]
+    server = servers(users=[f"user agent on >password {' '.join(rules)}"])
+    url = f"redis://agent:password@127.0.0.1:{server.port}/0"
+
+    with pytest.raises(BackendUnavailable, match="manual of cpkit_redis") as caught:
+        async with Store(url):
+            pytest.fail("it opened")
+
+    assert not caught.value.maybe_applied
+
+    async with Redis.from_url(server.url) as admin:
+        assert await admin.keys() == [b"cpkit:schema"]
+
+
+async def test_keys_of_others_are_out_of_reach(servers: Servers) -> None:
+    """A user of one prefix cannot open a store of another."""
+    server = servers(users=[f"user agent on >password {' '.join(documented())}"])
+    url = f"redis://agent:password@127.0.0.1:{server.port}/0"
+
+    with pytest.raises(BackendUnavailable, match="no permissions"):
+        async with Store(url, prefix="other"):
+            pytest.fail("it opened")
+
+
+async def test_a_wrong_password_is_told_at_once(servers: Servers) -> None:
+    """It will not get better by trying again."""
+    server = servers(password=PASSWORD)
+
+    for login in ("", ":wrong@"):
+        with pytest.raises(BackendUnavailable, match=r"(?i)auth|password") as caught:
+            async with Store(
+                f"redis://{login}127.0.0.1:{server.port}", connect_timeout=60
+            ):
+                pytest.fail("it opened")
+
+        assert not caught.value.maybe_applied
+
+
+async def test_a_unix_socket_will_do(servers: Servers) -> None:
+    """With a password, and with a database in the query."""
+    server = servers(password=PASSWORD)
+
+    async with open_checkpointer(f"{server.unix_url}?db=3&prefix=mine") as cp:
+        await everything(cp)
+        await cp.append("t", [{}])
+
+    async with Redis.from_url(f"{server.url.removesuffix('/0')}/3") as raw:
+        assert await raw.llen("mine:{t}:m") == 1
+
+
+async def test_tls_is_spoken_and_the_certificate_checked(servers: Servers) -> None:
+    """By the authority that the URL names, and by no other."""
+    if reason := no_tls():
+        pytest.skip(f"needs TLS: {reason}")
+
+    server = servers(tls=True, password=PASSWORD)
+
+    async with open_checkpointer(f"{server.tls_url}&prefix=mine") as cp:
+        await everything(cp)
+
+    base, _, _ = server.tls_url.partition("?")
+
+    with pytest.raises(BackendUnavailable, match=r"(?i)certificate"):
+        async with open_checkpointer(f"{base}?connect_timeout=0.2"):
+            pytest.fail("it opened")
+
+    async with open_checkpointer(f"{base}?ssl_cert_reqs=none") as cp:
+        await everything(cp)
+
+
+@pytest.mark.parametrize("query", [False, True])
+async def test_the_password_is_shown_nowhere(
+    servers: Servers, caplog: pytest.LogCaptureFixture, query: bool
+) -> None:
+    """Not when all is well, not when the server is gone, not in a log."""
+    caplog.set_level(logging.DEBUG)
+    server = servers(password=PASSWORD)
+    quoted = quote(PASSWORD, safe="")
+    url = (
+        f"redis://127.0.0.1:{server.port}/0?password={quoted}" if query else server.url
+    )
+    seen = []
+
+    async with open_checkpointer(url, connect_timeout=0.1) as cp:
+        await everything(cp)
+        seen.append(repr(cp))
+        server.kill()
+
+        for work in (cp.append("t", [{}]), cp.load("t")):
+            with pytest.raises(BackendUnavailable) as caught:
+                await work
+
+            seen += traceback.format_exception(caught.value)
+
+    for wrong in (f"{url}x" if query else url.replace("/0", "/x"), f"{url}#"):
+        with pytest.raises(InvalidURL) as refused:
+            open_checkpointer(wrong, nope=1) if query else open_checkpointer(wrong)
+
+        seen += traceback.format_exception(refused.value)
+
+    text = "".join([*seen, caplog.text])
+    assert PASSWORD not in text
+    assert quoted not in text
+    assert "127.0.0.1" in text
+
+
+@pytest.mark.parametrize(
+    ("url", "mend"),
+    [
+        ("redis:", "redis://host:6379/0"),
+        ("redis://", "redis://host:6379/0"),
+        ("redis:/path", "redis://host:6379/0"),
+        ("redis+unix://", "three slashes"),
+        ("redis+unix://host/path", "three slashes"),
+        ("redis://host/name", "number of a database"),
+        ("redis://host/1/2", "number of a database"),
+        ("redis://host/1?db=2", "two databases"),
+        ("redis://host?db=x", "redis-py"),
+        ("redis://host:port", "redis-py"),
+        ("redis://host:99999", "redis-py"),
+        ("redis://host?ssl_ca_certs=x", "redis-py"),
+        ("rediss://host?ssl_cert_reqs=maybe", "redis-py"),
+        ("redis://host?prefix=", "prefix"),
+        ("redis://host?prefix={a}", "prefix"),
+        ("redis://host?pool_size=0", "pool_size"),
+        ("redis://host?timeout=0", "timeout"),
+        ("redis://host?timeout=inf", "timeout"),
+        ("redis://host?connect_timeout=nan", "connect_timeout"),
+        ("redis://host?socket_timeout=1", "no option 'socket_timeout'"),
+        ("redis://host?decode_responses=1", "no option 'decode_responses'"),
+    ],
+)
+def test_a_url_that_cannot_be_used_says_so(url: str, mend: str) -> None:
+    """When it is given, before anything is connected to."""
+    with pytest.raises(InvalidURL, match=re.escape(mend)):
+        open_checkpointer(url)
+
+
+def test_a_url_for_the_class_itself_is_checked_too() -> None:
+    """Options of redis-py that the driver sets by itself are not ignored silently."""
+    with pytest.raises(InvalidURL, match="socket_timeout"):
+        Store("redis://host?socket_timeout=1")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://user:pw@example:7000/3", "redis://example:7000/3 prefix='cpkit'"),
+        ("rediss://example", "rediss://example:6379/0 prefix='cpkit'"),
+        ("redis+unix:///run/r?db=1", "redis+unix:///run/r?db=1 prefix='cpkit'"),
+        ("redis://example?prefix=a", "redis://example:6379/0 prefix='a'"),
+    ],
+)
+def test_a_handle_shows_its_place(url: str, shown: str) -> None:
+    """Scheme, host, database and prefix."""
+    assert repr(open_checkpointer(url)) == f"<RedisCheckpointer {shown}>"

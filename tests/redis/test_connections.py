@@ -1,0 +1,212 @@
+"""The pool at its limit, callers that leave, the caller's own client, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+import redis
+from redis.asyncio import Redis
+from redis.asyncio.cluster import RedisCluster
+
+from cpkit import Closed, ToolCall
+from cpkit_redis import RedisCheckpointer
+from tests.redis.proxy import Proxy
+from tests.servers.redis import RedisServer
+
+Store = RedisCheckpointer[Any]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+async def test_hundreds_of_tasks_share_a_few_connections(
+    proxy: Proxy, prefix: str, size: int
+) -> None:
+    """They wait for their turn; none is refused and no answer is another's."""
+
+    async def work(number: int) -> None:
+        thread = f"t{number}"
+        assert await cp.append(thread, [{"n": number}]) == 1
+        assert await cp.read(thread) == [{"n": number}]
+        call = ToolCall("c", "x", {"n": number}, f"k{number}")
+        assert await cp.record_issued(thread, call) is None
+        found = await cp.find_call(f"k{number}")
+        assert found is not None
+        assert found.call == call
+
+    async with Store(proxy.url, prefix=prefix, pool_size=size) as cp:
+        await asyncio.gather(*(work(number) for number in range(300)))
+        assert proxy.connections <= size
+
+    await proxy.hung_up()
+
+
+async def test_a_storm_of_cancellations_crosses_no_answers(
+    proxy: Proxy, prefix: str
+) -> None:
+    """Tasks cancelled anywhere leave every connection in order, and nothing half."""
+    random = Random(1)
+
+    async def work(number: int) -> None:
+        thread = f"t{number}"
+
+        while True:
+            await cp.append(thread, [{"n": number}, {"n": number}])
+            assert {m["n"] for m in await cp.read(thread)} == {number}
+            await cp.save_extra(thread, {"n": number})
+            data = await cp.load(thread)
+            assert data is not None
+            assert data.extra == {"n": number}
+            assert data.version % 2 == 0
+
+    async with Store(proxy.url, prefix=prefix, pool_size=3) as cp:
+        for _ in range(20):
+            tasks = [asyncio.create_task(work(number)) for number in range(20)]
+
+            for task in random.sample(tasks, len(tasks)):
+                for _ in range(random.randrange(10)):
+                    await asyncio.sleep(0)
+
+                task.cancel()
+
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(o, asyncio.CancelledError) for o in outcomes)
+
+        assert await cp.append("after", [{}]) == 1
+        assert proxy.connections <= 3
+
+    await proxy.hung_up()
+
+
+async def test_closing_finishes_what_is_under_way(servers: Any) -> None:
+    """A write and a read that were begun come back; what comes later is refused."""
+    server: RedisServer = servers()
+    cp = await Store(server.url).__aenter__()
+    await cp.append("t", [{}])
+    server.pause()
+    write = asyncio.create_task(cp.append("t", [{}]))
+    read = asyncio.create_task(cp.list_threads())
+    await asyncio.sleep(0.05)
+    closing = [asyncio.create_task(cp.aclose()) for _ in range(3)]
+    await asyncio.sleep(0)
+    closing[0].cancel()
+
+    with pytest.raises(Closed):
+        await cp.append("t", [{}])
+
+    server.resume()
+    assert await write == 2
+    assert len(await read) == 1
+    await asyncio.gather(*closing[1:])
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 8, 20, 100])
+async def test_an_opening_cancelled_anywhere_leaves_nothing(
+    proxy: Proxy, prefix: str, count: int
+) -> None:
+    """No connection, and no task, by the guard over all tests."""
+    cp = Store(proxy.url, prefix=prefix)
+    opening = asyncio.create_task(cp.__aenter__())
+
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+    opening.cancel()
+
+    with contextlib.suppress(asyncio.CancelledError):
+        await opening
+
+    await cp.aclose()
+
+    with pytest.raises(Closed):
+        await cp.load("t")
+
+    async with Store(proxy.url, prefix=prefix) as again:
+        assert await again.append("t", [{}]) == 1
+
+
+@pytest.mark.parametrize("count", [1, 3, 10, 50])
+def test_a_loop_that_ends_in_the_middle_leaves_nothing(
+    url: str, prefix: str, count: int
+) -> None:
+    """``asyncio.run`` cancels what is left: an opening, and writes under way."""
+
+    async def use() -> None:
+        async with Store(url, prefix=prefix) as cp:
+            while True:
+                await asyncio.gather(*(cp.append("t", [{}]) for _ in range(3)))
+
+    async def leave() -> None:
+        task = asyncio.create_task(use())
+
+        for _ in range(count):
+            await asyncio.sleep(0)
+
+        assert not task.done()
+
+    asyncio.run(leave())
+
+    async def look() -> None:
+        async with Store(url, prefix=prefix) as cp:
+            version = len(await cp.read("t"))
+            assert await cp.append("t", [{}]) == version + 1
+
+    asyncio.run(look())
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_a_callers_own_client_will_do(
+    url: str, prefix: str, protocol: int
+) -> None:
+    """Its settings are used, whatever its protocol, and it is not closed."""
+    async with Redis.from_url(url, protocol=protocol) as client:
+        async with Store(client, prefix=prefix) as cp:
+            await cp.append("t", [{"n": 1}])
+            await cp.save_extra("t", {"a": 1})
+            await cp.record_issued("t", ToolCall("c", "x", {}, "k"))
+            data = await cp.load("t")
+            assert data is not None
+            assert data.extra == {"a": 1}
+            assert [record.call.call_id for record in data.pending] == ["c"]
+            assert len(await cp.list_calls("t")) == 1
+            assert [info.thread_id for info in await cp.list_threads()] == ["t"]
+            assert cp.durability.survives == "process"
+
+        assert await client.ping()
+
+
+async def test_a_clients_own_retries_are_not_made(proxy: Proxy, prefix: str) -> None:
+    """A client retries by default, which would make a write twice."""
+    async with Redis.from_url(proxy.url) as client, Store(client, prefix=prefix) as cp:
+        assert await cp.append("t", [{}]) == 1
+        proxy.forget()
+        proxy.answers, proxy.once = "cut", True
+        [outcome] = await asyncio.gather(cp.append("t", [{}]), return_exceptions=True)
+        assert getattr(outcome, "maybe_applied", None) is True
+        assert proxy.commands == ["EVALSHA"]
+        assert len(await cp.read("t")) == 2
+
+
+async def test_a_client_that_decodes_is_refused(url: str) -> None:
+    """Its answers are no bytes any more; the message says the mend."""
+    async with Redis.from_url(url, decode_responses=True) as client:
+        with pytest.raises(ValueError, match="decode_responses=False"):
+            Store(client)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda url: redis.Redis.from_url(url),
+        lambda url: RedisCluster.from_url(url),
+        lambda url: None,
+    ],
+    ids=["sync", "cluster", "none"],
+)
+async def test_another_client_is_refused(url: str, make: Callable[[str], Any]) -> None:
+    """By its type, before anything is sent."""
+    with pytest.raises(TypeError, match=r"redis\.asyncio\.Redis"):
+        Store(make(url))

@@ -1,0 +1,148 @@
+"""Garbage under our keys: told, never repaired in silence, never written over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from cpkit import CorruptThread, ToolCall
+from cpkit_redis import RedisCheckpointer
+from tests.redis.test_keys import keys_of
+
+Store = RedisCheckpointer[Any]
+Operation = Callable[[Store], Coroutine[Any, Any, Any]]
+
+OPERATIONS: dict[str, Operation] = {
+    "load": lambda cp: cp.load("t"),
+    "read": lambda cp: cp.read("t"),
+    "append": lambda cp: cp.append("t", [{}]),
+    "extra": lambda cp: cp.save_extra("t", {"a": 1}),
+    "claim": lambda cp: cp.record_issued("t", ToolCall("new", "x", {}, "new")),
+    "claim key": lambda cp: cp.record_issued("t", ToolCall("new", "x", {}, "k")),
+    "claim again": lambda cp: cp.record_issued("t", ToolCall("c", "x", {}, "k")),
+    "result": lambda cp: cp.record_result("t", "c", 1),
+    "calls": lambda cp: cp.list_calls("t"),
+    "find": lambda cp: cp.find_call("k"),
+    "list": lambda cp: cp.list_threads(),
+    "delete": lambda cp: cp.delete_thread("t"),
+    "forget": lambda cp: cp.delete_thread("t", forget_keys=True),
+}
+
+# Which operations have to do with which key.
+TOUCHES = {
+    "{t}:m": "load read append list delete forget",
+    "{t}:x": "load extra delete forget",
+    "{t}:t": "load append extra claim result list",
+    "{t}:i": "claim result calls find delete forget",
+    "{t}:a": "claim result calls find delete forget",
+    "{t}:r": "calls find delete forget",
+    "{t}:v": "calls find delete forget",
+    "{t}:p": "load claim result delete forget",
+    "{k}:k": "find forget",
+    "threads": "list delete forget",
+}
+"""Keys and the operations that an alien thing under them breaks."""
+
+BREAKS = [(key, name) for key, names in TOUCHES.items() for name in names.split()]
+
+
+async def filled(cp: Store) -> None:
+    await cp.append("t", [{"n": 0}])
+    await cp.save_extra("t", {"a": 0})
+    await cp.record_issued("t", ToolCall("done", "x", {}, "done"))
+    await cp.record_result("t", "done", 1)
+    await cp.record_issued("t", ToolCall("c", "x", {}, "k"))
+
+
+async def dump(raw: Any, prefix: str) -> dict[bytes, bytes]:
+    return {key: await raw.dump(key) for key in await keys_of(raw, prefix)}
+
+
+@pytest.mark.parametrize(("key", "name"), BREAKS)
+async def test_a_thing_of_another_type_is_corruption(
+    cp: Store, raw: Any, prefix: str, key: str, name: str
+) -> None:
+    """Under any key that the operation needs; nothing else has changed either."""
+    await filled(cp)
+    await raw.delete(f"{prefix}:{key}")
+    await raw.set(f"{prefix}:{key}", "somebody's")
+    before = await dump(raw, prefix)
+
+    with pytest.raises(CorruptThread, match="WRONGTYPE") as caught:
+        await OPERATIONS[name](cp)
+
+    assert prefix in caught.value.where
+    assert await dump(raw, prefix) == before
+
+
+async def test_a_neighbour_in_the_same_call_is_not_touched(
+    cp: Store, raw: Any, prefix: str
+) -> None:
+    """One thread is damaged, and the appends that share its trip are made."""
+    await raw.set(f"{prefix}:{{bad}}:m", "somebody's")
+    threads = ["a", "bad", "b", "bad", "c"]
+    outcomes = await asyncio.gather(
+        *(cp.append(thread, [{}]) for thread in threads), return_exceptions=True
+    )
+    assert [outcomes[i] for i in (0, 2, 4)] == [1, 1, 1]
+    assert all(isinstance(outcomes[i], CorruptThread) for i in (1, 3))
+
+
+DAMAGE: dict[str, tuple[Callable[[Any, str], Awaitable[Any]], str]] = {
+    "message": (lambda raw, p: raw.lset(f"{p}:{{t}}:m", 0, "{"), "load read"),
+    "message no object": (lambda raw, p: raw.lset(f"{p}:{{t}}:m", 0, "1"), "load read"),
+    "extra": (lambda raw, p: raw.hset(f"{p}:{{t}}:x", '"a"', "?"), "load"),
+    "extra key": (lambda raw, p: raw.hset(f"{p}:{{t}}:x", "a", "1"), "load"),
+    "updated": (
+        lambda raw, p: raw.hset(f"{p}:{{t}}:t", "updated", "noon"),
+        "append extra claim result list",
+    ),
+    "created": (lambda raw, p: raw.hset(f"{p}:{{t}}:t", "created", "noon"), "list"),
+    "no times": (lambda raw, p: raw.delete(f"{p}:{{t}}:t"), "load append result list"),
+    "issued": (
+        lambda raw, p: raw.hset(f"{p}:{{t}}:i", "c", "x"),
+        "calls find result forget",
+    ),
+    "issued, no number": (
+        lambda raw, p: raw.hset(f"{p}:{{t}}:i", "c", "1\0x\0001\0k\0x"),
+        "calls find",
+    ),
+    "issued, no utf-8": (
+        lambda raw, p: raw.hset(f"{p}:{{t}}:i", "c", b"1\0001\0001\0k\0\xff"),
+        "calls find",
+    ),
+    "args": (lambda raw, p: raw.hset(f"{p}:{{t}}:a", "c", "["), "calls find"),
+    "args no object": (lambda raw, p: raw.hset(f"{p}:{{t}}:a", "c", "[]"), "calls"),
+    "status": (lambda raw, p: raw.hset(f"{p}:{{t}}:r", "c", "odd\0001"), "calls find"),
+    "result missing": (lambda raw, p: raw.hdel(f"{p}:{{t}}:v", "done"), "calls"),
+    "result stray": (lambda raw, p: raw.hset(f"{p}:{{t}}:v", "c", "1"), "calls find"),
+    "result": (lambda raw, p: raw.hset(f"{p}:{{t}}:v", "done", "]"), "calls"),
+    "pending": (lambda raw, p: raw.hset(f"{p}:{{t}}:p", "c", "x"), "load"),
+    "register": (lambda raw, p: raw.zadd(f"{p}:{{k}}:k", {"x": 9}), "find"),
+    "register of nobody": (
+        lambda raw, p: raw.zadd(f"{p}:{{k}}:k", {"x\0y": 9}),
+        "find",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("damage", "name"),
+    [(damage, name) for damage, (_, names) in DAMAGE.items() for name in names.split()],
+)
+async def test_a_damaged_value_is_corruption(
+    cp: Store, raw: Any, prefix: str, damage: str, name: str
+) -> None:
+    """What cannot be read is told, and stays for somebody to look at."""
+    await filled(cp)
+    await DAMAGE[damage][0](raw, prefix)
+    before = await dump(raw, prefix)
+
+    with pytest.raises(CorruptThread):
+        await OPERATIONS[name](cp)
+
+    if name != "result":
+        assert await dump(raw, prefix) == before

@@ -1,0 +1,102 @@
+"""What an acknowledgement is worth, by what the server says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from cpkit import StatesDurability, Survives
+from cpkit_redis import RedisCheckpointer
+from tests.servers.redis import RedisServer
+
+Store = RedisCheckpointer[Any]
+
+
+@pytest.fixture
+async def server(servers: Callable[..., RedisServer]) -> RedisServer:
+    return servers()
+
+
+@pytest.mark.parametrize(
+    ("settings", "survives", "words"),
+    [
+        ({"appendfsync": "always"}, "machine", "synced before the answer"),
+        ({"appendfsync": "everysec"}, "process", "about the last second"),
+        ({"appendfsync": "no"}, "process", "the last half minute"),
+        ({"appendonly": "no", "save": "900 1"}, "none", "since the last snapshot"),
+        ({"appendonly": "no", "save": ""}, "none", "loses everything (appendonly no)"),
+        (
+            {"appendfsync": "always", "maxmemory-policy": "allkeys-lru"},
+            "machine",
+            "synced before the answer",
+        ),
+        (
+            {
+                "appendfsync": "always",
+                "maxmemory-policy": "allkeys-lru",
+                "maxmemory": "100mb",
+            },
+            "none",
+            "evicts anything (allkeys-lru)",
+        ),
+        (
+            {"maxmemory-policy": "volatile-lru", "maxmemory": "100mb"},
+            "process",
+            "about the last second",
+        ),
+    ],
+)
+async def test_durability_is_what_the_settings_make_of_it(
+    server: RedisServer, settings: dict[str, str], survives: str, words: str
+) -> None:
+    """As a level, and in words that name the setting."""
+    async with Redis.from_url(server.url) as raw:
+        for name, value in settings.items():
+            await raw.config_set(name, value)
+
+    async with Store(server.url) as cp:
+        assert cp.durability.survives == survives
+        assert words in cp.durability.words
+
+
+async def test_replicas_are_spoken_of(servers: Callable[..., RedisServer]) -> None:
+    """A failover loses what was not copied yet."""
+    first, second = servers(), servers()
+
+    async with Redis.from_url(second.url) as replica, Redis.from_url(first.url) as raw:
+        await replica.replicaof("127.0.0.1", str(first.port))
+
+        while not (await raw.info("replication"))["connected_slaves"]:
+            assert await raw.ping()
+
+    async with Store(first.url) as cp:
+        assert "failover" in cp.durability.words
+
+
+@pytest.mark.parametrize(
+    ("rules", "survives", "words"),
+    [
+        ("-config", "process", "how often it is synced could not be read"),
+        ("-info", "process", "about the last second"),
+        ("-config -info", "none", "could not be read (it denies CONFIG and INFO)"),
+    ],
+)
+async def test_what_cannot_be_read_is_said(
+    servers: Callable[..., RedisServer], rules: str, survives: str, words: str
+) -> None:
+    """Managed services and narrow users are denied CONFIG, INFO, or both."""
+    server = servers(users=[f"user agent on >password ~* +@all {rules}"])
+
+    async with Store(f"redis://agent:password@127.0.0.1:{server.port}") as cp:
+        assert cp.durability.survives == survives
+        assert words in cp.durability.words
+
+
+def test_a_handle_that_is_not_open_knows_nothing_yet() -> None:
+    """And still states it, as the optional protocol has it."""
+    cp = Store("redis://localhost")
+    assert isinstance(cp, StatesDurability)
+    assert cp.durability.survives is Survives.NONE

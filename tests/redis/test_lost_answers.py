@@ -1,0 +1,166 @@
+"""An answer that never comes: nothing is made twice, and the caller is told so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from cpkit import BackendUnavailable, ToolCall, VersionConflict
+from cpkit_redis import RedisCheckpointer
+from tests.redis.proxy import Proxy
+
+Store = RedisCheckpointer[Any]
+
+WRITES: dict[str, Callable[[Store], Coroutine[Any, Any, Any]]] = {
+    "append": lambda cp: cp.append("t", [{"n": 1}]),
+    "save_extra": lambda cp: cp.save_extra("t", {"a": 1}),
+    "record_issued": lambda cp: cp.record_issued("t", ToolCall("c2", "x", {}, "k2")),
+    "record_result": lambda cp: cp.record_result("t", "c", 1),
+    "delete_thread": lambda cp: cp.delete_thread("t"),
+}
+READS: dict[str, Callable[[Store], Coroutine[Any, Any, Any]]] = {
+    "load": lambda cp: cp.load("t"),
+    "read": lambda cp: cp.read("t"),
+    "find_call": lambda cp: cp.find_call("k"),
+    "list_calls": lambda cp: cp.list_calls("t"),
+    "list_threads": lambda cp: cp.list_threads(),
+}
+
+
+async def filled(cp: Store) -> None:
+    await cp.append("t", [{"n": 0}])
+    await cp.save_extra("t", {"a": 0})
+    await cp.record_issued("t", ToolCall("c", "x", {}, "k"))
+
+
+@pytest.mark.parametrize("how", ["cut", "swallow"])
+@pytest.mark.parametrize("name", WRITES)
+async def test_a_write_without_an_answer_is_sent_once(
+    proxy: Proxy, prefix: str, name: str, how: Any
+) -> None:
+    """Neither the driver nor the client library repeats it; it may be applied."""
+    async with Store(proxy.url, prefix=prefix, timeout=0.1) as cp:
+        await filled(cp)
+        await WRITES[name](cp)  # so that the server knows the script
+        proxy.forget()
+        proxy.answers = how
+
+        with pytest.raises(BackendUnavailable) as caught:
+            await WRITES[name](cp)
+
+        assert caught.value.maybe_applied
+        assert "may have been applied" in str(caught.value)
+        assert proxy.commands == ["EVALSHA"]
+
+
+@pytest.mark.parametrize("how", ["cut", "swallow"])
+async def test_the_same_append_again_does_not_duplicate(
+    proxy: Proxy, prefix: str, how: Any
+) -> None:
+    """With the version that it expected it finds that it was applied."""
+    async with Store(proxy.url, prefix=prefix, timeout=0.1) as cp:
+        await cp.append("t", [{"n": 0}])
+        proxy.answers = how
+
+        with pytest.raises(BackendUnavailable):
+            await cp.append("t", [{"n": 1}], expected_version=1)
+
+        proxy.answers = "pass"
+
+        with pytest.raises(VersionConflict) as caught:
+            await cp.append("t", [{"n": 1}], expected_version=1)
+
+        assert caught.value.actual == 2
+        assert await cp.read("t") == [{"n": 0}, {"n": 1}]
+
+
+async def test_the_same_claim_again_finds_itself(proxy: Proxy, prefix: str) -> None:
+    """The call is on record once, as its own."""
+    call = ToolCall("c", "pay", {"amount": 1}, "k")
+
+    async with Store(proxy.url, prefix=prefix) as cp:
+        proxy.answers = "cut"
+
+        with pytest.raises(BackendUnavailable):
+            await cp.record_issued("t", call)
+
+        proxy.answers = "pass"
+        record = await cp.record_issued("t", call)
+        assert record is not None
+        assert record.call == call
+        assert record.attempt == 1
+
+
+@pytest.mark.parametrize("how", ["cut", "swallow"])
+@pytest.mark.parametrize("name", READS)
+async def test_a_read_without_an_answer_is_made_again(
+    proxy: Proxy, prefix: str, name: str, how: Any
+) -> None:
+    """Its caller notices nothing."""
+    async with Store(proxy.url, prefix=prefix, timeout=0.1) as cp:
+        await filled(cp)
+        expected = await READS[name](cp)
+        proxy.forget()
+        proxy.answers, proxy.once = how, True
+        assert await READS[name](cp) == expected
+        assert len([c for c in proxy.commands if c in ("EVALSHA", "EXEC")]) == 2
+
+
+async def test_a_read_without_answers_gives_up(proxy: Proxy, prefix: str) -> None:
+    """When patience ends; and a read applies nothing."""
+    async with Store(proxy.url, prefix=prefix, timeout=0.05, connect_timeout=0.2) as cp:
+        await filled(cp)
+        proxy.answers = "swallow"
+
+        with pytest.raises(BackendUnavailable) as caught:
+            await cp.load("t")
+
+        assert not caught.value.maybe_applied
+        proxy.answers = "pass"
+        data = await cp.load("t")
+        assert data is not None
+        assert data.version == 1
+
+
+async def test_a_swallowed_answer_is_not_taken_for_the_next(
+    proxy: Proxy, prefix: str
+) -> None:
+    """The connection on which it may still come is not used again."""
+    async with Store(proxy.url, prefix=prefix, timeout=0.1, pool_size=1) as cp:
+        await cp.append("t", [{"n": 0}])
+        proxy.answers = "swallow"
+
+        with pytest.raises(BackendUnavailable):
+            await cp.append("t", [{"n": 1}])
+
+        proxy.answers = "pass"
+        assert await cp.append("other", [{"n": 0}]) == 1
+        assert await cp.append("t", [{"n": 2}]) == 3
+
+
+async def test_a_connection_cut_while_idle_costs_nothing(
+    proxy: Proxy, prefix: str
+) -> None:
+    """Nothing was sent on it, so the write is made on a new one."""
+    async with Store(proxy.url, prefix=prefix) as cp:
+        for version in range(1, 10):
+            assert await cp.append("t", [{}]) == version
+            await proxy.cut()
+
+
+async def test_each_caller_of_a_lost_group_has_an_error_of_its_own(
+    proxy: Proxy, prefix: str
+) -> None:
+    """An error gathers the traceback of the caller that it goes to."""
+    async with Store(proxy.url, prefix=prefix) as cp:
+        await cp.append("t", [{}])
+        proxy.answers = "cut"
+        errors = await asyncio.gather(
+            *(cp.append("t", [{}]) for _ in range(8)), return_exceptions=True
+        )
+        told = [error for error in errors if isinstance(error, BackendUnavailable)]
+        assert len({id(error) for error in told}) == 8
+        assert all(error.maybe_applied and error.__cause__ for error in told)

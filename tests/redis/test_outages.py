@@ -1,0 +1,275 @@
+"""The server killed, restarted, frozen, away, or without its scripts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from cpkit import BackendUnavailable, ToolCall
+from cpkit_redis import RedisCheckpointer
+from tests.redis.proxy import Proxy
+from tests.servers.postgres import free_port
+from tests.servers.redis import RedisServer
+
+Store = RedisCheckpointer[Any]
+Servers = Callable[..., RedisServer]
+
+
+async def test_what_was_acknowledged_outlives_the_server(servers: Servers) -> None:
+    """Killed among writers with appendfsync always: all is there, and none is torn."""
+    server = servers(appendfsync="always")
+    acknowledged: dict[str, int] = {}
+
+    async def write(cp: Store, thread: str) -> None:
+        while True:
+            try:
+                version = await cp.append(thread, [{"half": 0}, {"half": 1}])
+            except BackendUnavailable as exc:
+                if exc.maybe_applied:
+                    return
+
+                continue
+
+            acknowledged[thread] = version
+            enough.set() if version > 20 else None
+
+    enough = asyncio.Event()
+
+    async with Store(server.url, connect_timeout=5) as cp:
+        for _ in range(3):
+            enough.clear()
+            acknowledged.clear()
+            await asyncio.gather(*(cp.delete_thread(f"t{i}") for i in range(8)))
+            writers = [asyncio.create_task(write(cp, f"t{i}")) for i in range(8)]
+            await enough.wait()
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+            await asyncio.gather(*writers)
+
+            for thread, version in acknowledged.items():
+                data = await cp.load(thread)
+                assert data is not None
+                assert version <= data.version <= version + 2
+                halves = [message["half"] for message in data.messages]
+                assert halves == [0, 1] * (data.version // 2)
+                assert await cp.append(thread, []) == data.version
+
+
+async def test_claims_outlive_the_server(servers: Servers) -> None:
+    """A key that was claimed is claimed after the crash, and its result is the same."""
+    server = servers(appendfsync="always")
+
+    async with Store(server.url) as cp:
+        assert await cp.record_issued("t", ToolCall("c1", "pay", {}, "k1")) is None
+        assert await cp.record_issued("t", ToolCall("c2", "pay", {}, "k2")) is None
+        await cp.record_result("t", "c2", {"paid": True})
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+        held = await cp.record_issued("u", ToolCall("c3", "pay", {}, "k1"))
+        assert held is not None
+        assert (held.thread_id, held.status) == ("t", "issued")
+        done = await cp.find_completed("k2")
+        assert done is not None
+        assert done.result == {"paid": True}
+
+
+@pytest.mark.parametrize("how", ["restart", "kill"])
+async def test_a_restart_is_not_noticed_by_an_idle_handle(
+    servers: Servers, how: str
+) -> None:
+    """Its connections are gone and the server knows no script; it just works."""
+    server = servers(appendfsync="always")
+
+    async with Store(server.url) as cp:
+        for version in range(1, 4):
+            assert await cp.append("t", [{}], expected_version=version - 1) == version
+            assert len(await cp.read("t")) == version
+
+            if how == "restart":
+                await asyncio.to_thread(server.restart)
+            else:
+                await asyncio.to_thread(server.kill)
+                await asyncio.to_thread(server.start)
+
+        assert await cp.append("t", [{}]) == 4
+
+
+async def test_writes_wait_for_a_server_that_is_away(servers: Servers) -> None:
+    """What was not sent is sent when the server is back."""
+    server = servers(appendfsync="always")
+
+    async with Store(server.url, connect_timeout=20) as cp:
+        await cp.append("t", [{}])
+        await asyncio.to_thread(server.kill)
+        waiting = [asyncio.create_task(cp.append("t", [{}])) for _ in range(20)]
+        reading = asyncio.create_task(cp.load("t"))
+        await asyncio.sleep(0.05)
+        await asyncio.to_thread(server.start)
+        versions = await asyncio.gather(*waiting)
+        assert versions == list(range(2, 22))
+        assert await reading is not None
+
+
+async def test_a_server_that_stays_away_is_told(servers: Servers) -> None:
+    """When patience ends, and nothing was written; the handle works again after."""
+    server = servers(appendfsync="always")
+
+    async with Store(server.url, connect_timeout=0.2) as cp:
+        await cp.append("t", [{}])
+        await asyncio.to_thread(server.kill)
+        outcomes = await asyncio.gather(
+            *(cp.append("t", [{}]) for _ in range(20)),
+            *(cp.load("t") for _ in range(20)),
+            return_exceptions=True,
+        )
+
+        for outcome in outcomes:
+            assert isinstance(outcome, BackendUnavailable)
+            assert not outcome.maybe_applied
+            assert f":{server.port}" in str(outcome)
+
+        await asyncio.to_thread(server.start)
+        assert await cp.append("t", [{}]) == 2
+
+
+async def test_opening_without_a_server_fails(prefix: str) -> None:
+    """With the address in the message."""
+    port = free_port()
+
+    with pytest.raises(BackendUnavailable, match=f"127.0.0.1:{port}") as caught:
+        async with Store(f"redis://127.0.0.1:{port}", connect_timeout=0.1):
+            pytest.fail("it opened")
+
+    assert caught.value.__cause__ is not None
+    assert not caught.value.maybe_applied
+
+
+async def test_a_frozen_server_is_given_up(servers: Servers) -> None:
+    """Connections stand and nothing comes back: after ``timeout`` that is an error."""
+    server = servers()
+
+    async with Store(server.url, timeout=0.2, connect_timeout=0.2) as cp:
+        await cp.append("t", [{}])
+        server.pause()
+
+        with pytest.raises(BackendUnavailable, match="no answer within 0.2 s") as late:
+            await cp.append("t", [{}])
+
+        assert late.value.maybe_applied
+
+        with pytest.raises(BackendUnavailable) as unread:
+            await cp.load("t")
+
+        assert not unread.value.maybe_applied
+        server.resume()
+        assert await cp.append("t", [{}]) in (2, 3)
+
+
+async def test_flushed_scripts_are_sent_again(cp: Store, raw: Any) -> None:
+    """In the middle of everything, and each write is made once."""
+    stop = asyncio.Event()
+
+    async def flush() -> None:
+        while not stop.is_set():
+            await raw.script_flush()
+            await asyncio.sleep(0)
+
+    flushing = asyncio.create_task(flush())
+
+    async def work(number: int) -> None:
+        thread, key = f"t{number}", f"k{number}"
+
+        for version in range(1, 11):
+            assert await cp.append(thread, [{}], expected_version=version - 1)
+            await cp.save_extra(thread, {f"{version}": version})
+
+        call = ToolCall("c", "x", {}, key)
+        assert await cp.record_issued(thread, call) is None
+        await cp.record_result(thread, "c", number)
+        record = await cp.find_completed(key)
+        assert record is not None
+        assert record.result == number
+        data = await cp.load(thread)
+        assert data is not None
+        assert (data.version, len(data.extra)) == (10, 10)
+
+    await asyncio.gather(*(work(number) for number in range(16)))
+    stop.set()
+    await flushing
+
+
+async def test_only_the_calls_without_a_script_are_made_again(
+    proxy: Proxy, prefix: str, raw: Any
+) -> None:
+    """In a group of several kinds, what has run is not run again."""
+    async with Store(proxy.url, prefix=prefix) as cp:
+        await raw.script_flush()
+        await cp.append("t", [{}])  # the server knows this script again
+        proxy.forget()
+        first = asyncio.create_task(cp.append("t", [{}]))
+        await asyncio.sleep(0)
+        await asyncio.gather(first, cp.append("t", [{}]), cp.save_extra("t", {"a": 1}))
+        assert proxy.commands == ["EVALSHA", "EVALSHA", "EVALSHA", "EVAL"]
+        assert len(await cp.read("t")) == 3
+
+
+async def test_a_loading_server_is_waited_for(servers: Servers) -> None:
+    """It takes connections and answers LOADING until its data is read."""
+    server = servers(
+        appendonly=False,
+        settings={
+            "save": "900 1",
+            "key-load-delay": "3000",  # microseconds a key
+            "rdbcompression": "no",
+        },
+    )
+
+    async with Store(server.url) as cp, Redis.from_url(server.url) as raw:
+        # It looks at its clients after every two megabytes.
+        large = {"text": "x" * 200_000}
+        await asyncio.gather(*(cp.append(f"t{i}", [large]) for i in range(50)))
+        await asyncio.to_thread(server.stop)
+        starting = asyncio.create_task(asyncio.to_thread(server.start))
+        assert await cp.append("t0", [{}], expected_version=1) == 2
+        await starting
+        errors = await raw.info("errorstats")
+        assert errors["errorstat_LOADING"]["count"] > 0
+
+
+async def test_a_busy_server_is_waited_for(servers: Servers) -> None:
+    """It answers BUSY while a script of somebody's takes long."""
+    server = servers(settings={"lua-time-limit": "10"})
+
+    async with Store(server.url) as cp, Redis.from_url(server.url) as raw:
+        await cp.append("t", [{}])
+        busy: asyncio.Future[Any] = asyncio.ensure_future(
+            raw.eval("while true do end", 0)
+        )
+
+        async def end() -> None:
+            async with Redis.from_url(server.url) as other:
+                while True:
+                    try:
+                        await other.ping()
+                    except Exception as exc:
+                        if "BUSY" in str(exc):
+                            break
+
+                    await asyncio.sleep(0.005)
+
+                written = asyncio.create_task(cp.append("t", [{}], expected_version=1))
+                read = asyncio.create_task(cp.load("t"))
+                await asyncio.sleep(0.1)
+                assert not written.done()
+                await other.script_kill()
+                assert await written == 2
+                assert await read is not None
+
+        await end()
+
+        with pytest.raises(Exception, match="killed"):
+            await busy

@@ -1,0 +1,106 @@
+"""What an operation costs: one round trip, and its share of one when others wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from cpkit import ToolCall
+from cpkit_redis import RedisCheckpointer
+from tests.redis.proxy import Proxy
+
+Store = RedisCheckpointer[Any]
+
+OPERATIONS: dict[str, Callable[[Store], Coroutine[Any, Any, Any]]] = {
+    "load": lambda cp: cp.load("t"),
+    "load nothing": lambda cp: cp.load("none"),
+    "append": lambda cp: cp.append("t", [{"n": 1}]),
+    "append to a new thread": lambda cp: cp.append("new", [{"n": 1}]),
+    "append nothing": lambda cp: cp.append("t", [], expected_version=3),
+    "save_extra": lambda cp: cp.save_extra("t", {"a": 1}),
+    "record_issued": lambda cp: cp.record_issued("t", ToolCall("c2", "x", {}, "k2")),
+    "record_issued again": lambda cp: cp.record_issued(
+        "t", ToolCall("c", "x", {}, "k")
+    ),
+    "record_result": lambda cp: cp.record_result("t", "c", 1),
+    "find_completed": lambda cp: cp.find_completed("k"),
+    "find_call": lambda cp: cp.find_call("k"),
+    "list_calls": lambda cp: cp.list_calls("t"),
+    "list_threads": lambda cp: cp.list_threads(prefix="t"),
+    "read": lambda cp: cp.read("t", -2, -1),
+    "delete_thread": lambda cp: cp.delete_thread("t"),
+    "delete_thread, keys too": lambda cp: cp.delete_thread("t", forget_keys=True),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+async def test_an_operation_is_one_round_trip(
+    proxy: Proxy, prefix: str, name: str
+) -> None:
+    """Whatever it reads and writes."""
+    async with Store(proxy.url, prefix=prefix) as cp:
+        await cp.append("t", [{"n": n} for n in range(3)])
+        await cp.save_extra("t", {"a": 0})
+        await cp.record_issued("t", ToolCall("c", "x", {}, "k"))
+        await OPERATIONS[name](cp)  # so that the server knows the script
+        proxy.forget()
+        await OPERATIONS[name](cp)
+        assert proxy.trips == 1
+
+
+async def test_opening_is_two_round_trips(proxy: Proxy, prefix: str) -> None:
+    """After connecting: the settings are asked for, and the permissions tried out."""
+    async with Store(proxy.url, prefix=prefix) as cp:
+        first = [name for name in proxy.commands if name != "CLIENT"]
+        assert first[:2] == ["SET", "GET"]
+        assert set(first[2:]) <= {"CONFIG", "INFO", "EVALSHA", "EVAL"}
+        assert await cp.load("t") is None
+
+    proxy.forget()
+
+    async with Store(proxy.url, prefix=prefix):
+        assert [name for name in proxy.commands if name != "CLIENT"][-1] == "EVALSHA"
+
+
+async def test_writes_that_wait_share_a_call(proxy: Proxy, prefix: str) -> None:
+    """Sixty-four appends at once are a handful of calls, not sixty-four."""
+    async with Store(proxy.url, prefix=prefix) as cp:
+        await cp.append("warm", [{}])
+        proxy.forget()
+        versions = await asyncio.gather(
+            *(cp.append(f"t{i % 16}", [{"i": i}]) for i in range(64))
+        )
+        assert sorted(versions) == sorted([1, 2, 3, 4] * 16)
+        assert len(proxy.commands) <= 6
+
+
+async def test_a_mixed_group_is_one_round_trip(proxy: Proxy, prefix: str) -> None:
+    """Every kind of write has a call of its own, and they go out together."""
+    async with Store(proxy.url, prefix=prefix) as cp:
+        await cp.append("t", [{}])
+        await cp.record_issued("t", ToolCall("c", "x", {}, "k"))
+        await cp.record_result("t", "c", 1)
+        await cp.save_extra("t", {"a": 0})
+        proxy.forget()
+        first = asyncio.create_task(cp.append("t", [{}]))
+        await asyncio.sleep(0)
+        await asyncio.gather(
+            first,
+            cp.append("t", [{}]),
+            cp.save_extra("t", {"a": 1}),
+            cp.record_issued("t", ToolCall("c2", "x", {}, "k2")),
+            cp.record_result("t", "c", 1),
+        )
+        assert proxy.trips == 2
+
+
+async def test_a_range_costs_what_it_returns(proxy: Proxy, prefix: str) -> None:
+    """The whole thread does not travel for the sake of its end."""
+    async with Store(proxy.url, prefix=prefix) as cp:
+        await cp.append("t", [{"n": n, "text": "x" * 1000} for n in range(2000)])
+        proxy.forget()
+        assert [m["n"] for m in await cp.read("t", -2)] == [1998, 1999]
+        assert proxy.received < 5000

@@ -1,0 +1,156 @@
+"""What is stored, to the byte: another version of cpkit has to read it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from cpkit import SchemaMismatch, ToolCall
+from cpkit_redis import RedisCheckpointer
+
+Store = RedisCheckpointer[Any]
+
+
+async def stored(raw: Any, prefix: str) -> dict[str, Any]:
+    """Return every key of the prefix, without it, and what is under it."""
+    found: dict[str, Any] = {}
+
+    async for key in raw.scan_iter(f"{prefix}:*", count=1000):
+        name = key.decode().removeprefix(f"{prefix}:")
+        kind = await raw.type(key)
+
+        if kind == b"string":
+            found[name] = await raw.get(key)
+        elif kind == b"list":
+            found[name] = await raw.lrange(key, 0, -1)
+        elif kind == b"hash":
+            found[name] = await raw.hgetall(key)
+        else:
+            found[name] = await raw.zrange(key, 0, -1, withscores=True)
+
+    return found
+
+
+async def test_the_stored_format_is_frozen(cp: Store, raw: Any, prefix: str) -> None:
+    """Keys, types and encodings; only the times differ from run to run."""
+    await cp.append("t", [{"é": "\0"}, {"n": 1.5}])
+    await cp.save_extra("t", {"plan": [1], "": None})
+    await cp.record_issued("t", ToolCall("c1", "pay", {"b": 1, "a": 2}, "{key}"))
+    await cp.record_result("t", "c1", {"no": 1}, success=False)
+    await cp.record_issued("t", ToolCall("c2", "pay", {}, "{key}"))
+    await cp.record_issued("t", ToolCall("c3", "x", {"z": 1}, "other"))
+    await cp.record_result("t", "c3", None)
+    found = await stored(raw, prefix)
+
+    times = found["{t}:t"]
+    assert set(times) == {b"created", b"updated"}
+    assert all(int(time) > 1_700_000_000_000_000 for time in times.values())
+    now = r"T"
+
+    def untimed(fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
+        return {
+            name: b"\0".join(
+                now.encode() if part.isdigit() and len(part) == 16 else part
+                for part in text.split(b"\0")
+            )
+            for name, text in fields.items()
+        }
+
+    hashes = {name: untimed(found[name]) for name in ("{t}:i", "{t}:r", "{t}:p")}
+    assert found | hashes | {"{t}:t": None} == {
+        "schema": b"1",
+        "threads": [(b"t", 0.0)],
+        "{t}:m": ['{"é":"\\u0000"}'.encode(), b'{"n":1.5}'],
+        "{t}:x": {b'"plan"': b"[1]", b'""': b"null"},
+        "{t}:t": None,
+        "{t}:i": {
+            b"c1": b"1\x001\x00T\x00{key}\x00pay",
+            b"c2": b"2\x002\x00T\x00{key}\x00pay",
+            b"c3": b"3\x001\x00T\x00other\x00x",
+        },
+        "{t}:a": {b"c1": b'{"b":1,"a":2}', b"c2": b"{}", b"c3": b'{"z":1}'},
+        "{t}:r": {b"c1": b"failed\x00T", b"c3": b"completed\x00T"},
+        "{t}:v": {b"c1": b'{"no":1}', b"c3": b"null"},
+        "{t}:p": {b"c2": b"2\x002\x00T\x00{key}\x00pay\x00{}"},
+        "{%7Bkey%7D}:k": [(b"t\x00c1", 1.0), (b"t\x00c2", 2.0)],
+        "{other}:k": [(b"t\x00c3", 1.0)],
+    }
+
+    await cp.delete_thread("t")
+    erased = await stored(raw, prefix)
+    assert set(erased) == {
+        "schema",
+        "{t}:i",
+        "{t}:r",
+        "{%7Bkey%7D}:k",
+        "{other}:k",
+    }
+
+
+async def test_a_store_written_by_hand_is_read(url: str, raw: Any, prefix: str) -> None:
+    """The format is what the manual says, not what the driver happens to write."""
+    slot = f"{prefix}:{{t}}:"
+    await raw.set(f"{prefix}:schema", 1)
+    await raw.zadd(f"{prefix}:threads", {"t": 0})
+    await raw.rpush(f"{slot}m", '{"a":1}', '{ "b" : 2 }')
+    await raw.hset(f"{slot}x", mapping={'"k"': "1"})
+    await raw.hset(f"{slot}t", mapping={"created": 1, "updated": 2_000_000})
+    issued = "1\x001\x001500000\x00key\x00pay"
+    await raw.hset(f"{slot}i", mapping={"c": issued})
+    await raw.hset(f"{slot}a", mapping={"c": "{}"})
+    await raw.hset(f"{slot}p", mapping={"c": f"{issued}\x00{{}}"})
+    await raw.zadd(f"{prefix}:{{key}}:k", {"t\x00c": 1})
+
+    async with Store(url, prefix=prefix) as cp:
+        data = await cp.load("t")
+        assert data is not None
+        assert data.messages == [{"a": 1}, {"b": 2}]
+        assert data.extra == {"k": 1}
+        [record] = data.pending
+        assert record == await cp.find_call("key")
+        assert record.issued_at.timestamp() == 1.5
+        [info] = await cp.list_threads()
+        assert info.version == 2
+        assert info.updated_at.timestamp() == 2
+        assert await cp.append("t", [{}], expected_version=2) == 3
+        resolved = await cp.record_result("t", "c", 1)
+        assert [resolved] == await cp.list_calls("t")
+
+
+@pytest.mark.parametrize(
+    ("there", "message"),
+    [
+        ("2", "version 2, and this cpkit knows 1: upgrade cpkit"),
+        ("0", "use another place"),
+        ("a song", "a song"),
+        (None, "WRONGTYPE"),
+    ],
+)
+async def test_another_version_is_refused(
+    url: str, raw: Any, prefix: str, there: str | None, message: str
+) -> None:
+    """A newer one, and what is none; it stays as it is."""
+    name = f"{prefix}:schema"
+    await (raw.rpush(name, "x") if there is None else raw.set(name, there))
+    before = await raw.dump(name)
+
+    with pytest.raises(SchemaMismatch, match=message):
+        async with Store(url, prefix=prefix):
+            pytest.fail("it opened")
+
+    assert await raw.dump(name) == before
+    assert [key async for key in raw.scan_iter(f"{prefix}:*")] == [name.encode()]
+
+
+async def test_many_open_a_new_store_at_once(url: str, raw: Any, prefix: str) -> None:
+    """Each finds the version, or sets it."""
+
+    async def use(number: int) -> int:
+        async with Store(url, prefix=prefix) as cp:
+            return await cp.append("t", [{"n": number}])
+
+    versions = await asyncio.gather(*(use(number) for number in range(20)))
+    assert sorted(versions) == list(range(1, 21))
+    assert await raw.get(f"{prefix}:schema") == b"1"
