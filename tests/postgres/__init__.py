@@ -1,0 +1,1 @@
+"""What the suite cannot know about Postgres."""

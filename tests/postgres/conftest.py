@@ -1,0 +1,84 @@
+"""A schema of one's own on the shared server, and a private server to maltreat."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from cpkit_postgres import PostgresCheckpointer
+from tests.postgres.worker import Worker
+from tests.servers.postgres import PostgresServer, shared_postgres
+
+MakeStore = Callable[..., PostgresCheckpointer[Any]]
+
+PASSWORD = "s3:cr@t/ %"
+
+
+@pytest.fixture
+def schema() -> str:
+    """The name of a schema that is not there yet."""
+    return f"test_{uuid4().hex}"
+
+
+@pytest.fixture
+async def raw() -> AsyncIterator[asyncpg.Connection]:
+    """A plain connection to the shared server, for looking and damaging."""
+    connection = await asyncpg.connect(shared_postgres())
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def url(schema: str, raw: asyncpg.Connection) -> AsyncIterator[str]:
+    """The URL of a store that is not there yet; it is removed after the test."""
+    yield shared_postgres(schema=schema)
+    await raw.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
+
+
+@pytest.fixture
+def store(url: str, schema: str) -> MakeStore:
+    """Return unopened handles of that store."""
+
+    def make(where: str | None = None, **options: Any) -> PostgresCheckpointer[Any]:
+        return PostgresCheckpointer(
+            where or shared_postgres(), schema=schema, **options
+        )
+
+    return make
+
+
+@pytest.fixture(scope="package")
+def private_server() -> Iterator[PostgresServer]:
+    """A server of these tests alone, which asks for a password and has few places."""
+    server = PostgresServer(password=PASSWORD, settings={"max_connections": "20"})
+
+    with server:
+        yield server
+
+
+@pytest.fixture
+def server(private_server: PostgresServer) -> Iterator[PostgresServer]:
+    """The private server, running again after the test."""
+    yield private_server
+
+    if not private_server.running:
+        private_server.start()
+
+
+@pytest.fixture
+def workers() -> Iterator[Callable[[int], list[Worker]]]:
+    """Start worker processes, ended after the test."""
+    started: list[Worker] = []
+
+    def start(count: int) -> list[Worker]:
+        started.extend(Worker() for _ in range(count))
+        return started[-count:]
+
+    yield start
+
+    for worker in started:
+        worker.close()

@@ -1,0 +1,215 @@
+"""Many tasks, handles and processes at once: no deadlock, no gap, nobody left out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from typing import Any
+
+import asyncpg
+
+from cpkit import CallRecord, ToolCall, UnknownCall, VersionConflict
+from cpkit_postgres import PostgresCheckpointer
+from tests.postgres.conftest import MakeStore
+from tests.postgres.worker import Worker
+from tests.servers.postgres import PostgresServer
+
+Store = PostgresCheckpointer[Any]
+Workers = Callable[[int], list[Worker]]
+
+
+async def test_a_pool_at_its_limit(store: MakeStore) -> None:
+    """Hundreds of tasks share two connections; all wait their turn, none for ever."""
+    async with store(pool_size=2) as cp:
+        await cp.append("t", [{}])
+        await asyncio.gather(
+            *(cp.append(f"t {i % 7}", [{"i": i}]) for i in range(100)),
+            *(cp.save_extra(f"t {i % 7}", {f"k{i}": i}) for i in range(100)),
+            *(
+                cp.record_issued("t", ToolCall(f"{i}", "x", {}, f"{i}"))
+                for i in range(100)
+            ),
+            *(cp.load(f"t {i % 7}") for i in range(100)),
+        )
+        data = [await cp.load(f"t {i}") for i in range(7)]
+        assert sum(one.version for one in data if one) == 100
+        assert sum(len(one.extra) for one in data if one) == 100
+
+
+async def test_one_connection_is_enough(store: MakeStore) -> None:
+    """No operation ever holds one connection and waits for another."""
+    async with store(pool_size=1) as cp:
+        await asyncio.gather(
+            *(cp.append(f"{i}", [{}]) for i in range(50)), cp.load("1"), cp.read("2")
+        )
+        assert len(await cp.list_threads()) == 50
+
+
+async def test_no_deadlock(server: PostgresServer, schema: str) -> None:
+    """Two handles write the same threads and keys, each in another order.
+
+    The server counts the deadlocks that it had to break.
+    """
+    threads = [f"thread {i}" for i in range(20)]
+    admin = await asyncpg.connect(server.url)
+    deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = 'postgres'"
+    before = await admin.fetchval(deadlocks)
+
+    async def rounds(cp: Store, name: str, seed: int) -> None:
+        order = random.Random(seed)
+
+        for turn in range(8):
+            mine = order.sample(threads, len(threads))
+            calls = [ToolCall(f"{name} {turn} {t}", "x", {}, f"key {t}") for t in mine]
+            await asyncio.gather(
+                *(cp.append(t, [{}, {}]) for t in mine),
+                *(cp.save_extra(t, {"a": name, "b": turn}) for t in reversed(mine)),
+                *(cp.record_issued(mine[-1 - i], c) for i, c in enumerate(calls)),
+            )
+            await asyncio.gather(
+                *(finish(cp, mine[-1 - i], call) for i, call in enumerate(calls)),
+                *(cp.delete_thread(t, forget_keys=True) for t in mine[:3]),
+                *(cp.append(t, [{}]) for t in mine),
+            )
+
+    async def finish(cp: Store, thread_id: str, call: ToolCall) -> None:
+        if any(c.call.call_id == call.call_id for c in await cp.list_calls(thread_id)):
+            with contextlib.suppress(UnknownCall):  # deleted meanwhile
+                await cp.record_result(thread_id, call.call_id, None, success=False)
+
+    try:
+        async with (
+            Store(server.url, schema=schema, pool_size=4) as one,
+            Store(server.url, schema=schema, pool_size=4) as two,
+        ):
+            await asyncio.gather(rounds(one, "one", 1), rounds(two, "two", 2))
+
+        # The counters of a backend are there when it is gone.
+        others = "SELECT count(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+        backends = f"{others} AND backend_type = 'client backend'"
+
+        while await admin.fetchval(backends):
+            await admin.execute("SELECT pg_stat_clear_snapshot()")
+
+        assert await admin.fetchval(deadlocks) == before
+    finally:
+        await admin.close()
+
+
+async def test_readers_see_no_gap(url: str, store: MakeStore, workers: Workers) -> None:
+    """While three processes write a thread, every load extends the earlier one."""
+    three, count = workers(3), 25
+
+    async with store() as cp:
+        await cp.append("t", [{}] * 5)
+
+        for number, worker in enumerate(three):
+            worker.tell("append_many", url, "t", f"w{number}", count)
+
+        answers = asyncio.gather(
+            *(asyncio.to_thread(worker.answer) for worker in three)
+        )
+        earlier: list[Any] = []
+
+        while not answers.done():
+            data, tail = await asyncio.gather(cp.load("t"), cp.read("t", -5))
+            assert data is not None
+            assert data.messages[: len(earlier)] == earlier
+            assert len(tail) == 5
+            earlier = data.messages
+
+        versions = [version for answer in await answers for version in answer]
+        assert sorted(versions) == list(range(6, 6 + 3 * 4 * count))
+
+
+async def test_eight_processes_open_at_once(url: str, workers: Workers) -> None:
+    """Each finds the schema made, whoever made it, and every write is there."""
+    eight = workers(8)
+
+    for worker in eight:
+        worker.tell("ready")
+
+    for worker in eight:
+        await asyncio.to_thread(worker.answer)
+
+    for worker in eight:
+        worker.tell("append_one", url)
+
+    versions = [await asyncio.to_thread(worker.answer) for worker in eight]
+    assert sorted(versions) == list(range(1, 9))
+
+
+async def test_eight_handles_create_one_schema(store: MakeStore) -> None:
+    """The same within one process."""
+
+    async def opened() -> int:
+        async with store() as cp:
+            return await cp.append("t", [{}])
+
+    versions = await asyncio.gather(*(opened() for _ in range(8)))
+    assert sorted(versions) == list(range(1, 9))
+
+
+async def test_expectations_in_one_group(store: MakeStore) -> None:
+    """Appends that queue together are judged one by one, in an order that exists."""
+    async with store() as cp:
+        await cp.append("t", [{}])
+        outcomes = await asyncio.gather(
+            cp.append("t", [{"n": 0}]),
+            *(cp.append("t", [{"n": 1}], expected_version=2) for _ in range(5)),
+            cp.append("t", [{"n": 2}, {"n": 2}]),
+            cp.append("t", [{"n": 3}], expected_version=5),
+            cp.append("t", [{"n": 4}], expected_version=99),
+            cp.append("t", [{"n": 5}]),
+            return_exceptions=True,
+        )
+        won = [one for one in outcomes if isinstance(one, int)]
+        lost = [one for one in outcomes if isinstance(one, VersionConflict)]
+        data = await cp.load("t")
+        assert data is not None
+        assert len(won) + len(lost) == len(outcomes)
+        assert sorted(won)[-1] == data.version
+        assert len({*won}) == len(won)
+        assert sum(m == {"n": 1} for m in data.messages) <= 1
+        assert {"n": 4} not in data.messages
+        assert all(one.actual != one.expected for one in lost)
+
+
+async def test_far_more_threads_than_one_statement_takes(store: MakeStore) -> None:
+    """A thousand threads at once, new and old, are split over statements."""
+    async with store() as cp:
+        for version in (1, 2):
+            versions = await asyncio.gather(
+                *(cp.append(f"{i}", [{"i": i}]) for i in range(1000))
+            )
+            assert {*versions} == {version}
+
+        assert len(await cp.list_threads(limit=2000)) == 1000
+
+
+async def test_claims_of_one_key(store: MakeStore) -> None:
+    """Of many at once in many threads, on two handles, one holds; attempts count up."""
+    async with (
+        store() as one,
+        store() as two,
+    ):
+        for attempt in (1, 2, 3):
+            calls = [ToolCall(f"{attempt} {i}", "x", {}, "key") for i in range(30)]
+            outcomes: list[CallRecord | None] = await asyncio.gather(
+                *(
+                    (one, two)[i % 2].record_issued(f"t{i % 10}", call)
+                    for i, call in enumerate(calls)
+                )
+            )
+            assert outcomes.count(None) == 1
+            holder = await one.find_call("key")
+            assert holder is not None
+            assert holder.attempt == attempt
+            assert {one.call.call_id for one in outcomes if one} == {
+                holder.call.call_id
+            }
+            await two.record_result(
+                holder.thread_id, holder.call.call_id, None, success=False
+            )

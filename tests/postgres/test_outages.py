@@ -1,0 +1,495 @@
+"""The server killed, restarted, replaced, cut off or full: what callers are told."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import asyncpg
+import pytest
+
+from cpkit import BackendUnavailable, ToolCall, VersionConflict
+from cpkit_postgres import PostgresCheckpointer
+from tests.postgres.conftest import PASSWORD
+from tests.postgres.proxy import Proxy
+from tests.servers.postgres import PostgresServer
+
+Store = PostgresCheckpointer[Any]
+
+
+@asynccontextmanager
+async def plain(server: PostgresServer) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(server.url)
+
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def until(check: Callable[[], Awaitable[object]]) -> None:
+    """Return when the check says yes."""
+    while True:
+        if await check():
+            return
+
+        await asyncio.sleep(0.002)
+
+
+async def waiting_for_a_lock(connection: asyncpg.Connection) -> int:
+    """Wait until some backend waits for an advisory lock; return its process id."""
+    while True:
+        pid: int | None = await connection.fetchval(
+            "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        )
+
+        if pid is not None:
+            return pid
+
+        await asyncio.sleep(0.005)
+
+
+async def lock_thread(
+    connection: asyncpg.Connection, schema: str, thread_id: str
+) -> None:
+    """Take a thread's lock, as a writer that never ends does.
+
+    An append in an open transaction holds it, and its row is not to be seen.
+    """
+    await connection.execute("BEGIN")
+    await connection.fetchval(
+        f"SELECT {schema}.append_1($1, NULL, 0, ARRAY['{{}}'])", thread_id
+    )
+
+
+async def test_a_restart_is_not_noticed(server: PostgresServer, schema: str) -> None:
+    """The connections are gone; the next operations of each kind just work."""
+    async with Store(server.url, schema=schema) as cp:
+        await asyncio.gather(*(cp.append(f"t{i}", [{}]) for i in range(20)))
+        await asyncio.to_thread(server.restart)
+        assert await cp.append("t1", [{}], expected_version=1) == 2
+        await asyncio.to_thread(server.restart)
+        assert await cp.record_issued("t1", ToolCall("c", "pay", {}, "k")) is None
+        await asyncio.to_thread(server.restart)
+        data = await cp.load("t1")
+        assert data is not None
+        assert (data.version, len(data.pending)) == (2, 1)
+
+
+async def test_killed_while_writing(server: PostgresServer, schema: str) -> None:
+    """What was acknowledged is there, nothing is there twice, the handle goes on."""
+    acknowledged: dict[str, int] = {}
+    progress = asyncio.Event()
+    killed = asyncio.Event()
+
+    async def write(cp: Store, thread_id: str) -> None:
+        version = 0
+
+        while True:
+            acknowledged[thread_id] = version
+            progress.set()
+
+            try:
+                version = await cp.append(
+                    thread_id, [{"i": version}], expected_version=version
+                )
+            except BackendUnavailable as exc:
+                if not exc.maybe_applied:
+                    continue
+
+                data = await cp.load(thread_id)
+                now = data.version if data else 0
+                assert now in (version, version + 1)
+                version = now
+
+            if killed.is_set() and version > acknowledged[thread_id] > 0:
+                return
+
+    async with Store(server.url, schema=schema, connect_timeout=30) as cp:
+        writers = [asyncio.create_task(write(cp, f"t{i}")) for i in range(12)]
+
+        for _ in range(2):
+            enough = sum(acknowledged.values()) + 100
+
+            while sum(acknowledged.values()) < enough:
+                await progress.wait()
+                progress.clear()
+
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+
+        killed.set()
+        await asyncio.gather(*writers)
+
+        for thread_id, version in acknowledged.items():
+            data = await cp.load(thread_id)
+            assert data is not None
+            assert data.version >= version
+            assert data.messages == [{"i": i} for i in range(data.version)]
+
+
+async def test_down_and_up_again(server: PostgresServer, schema: str) -> None:
+    """While it is away: nothing was written, says the error. Then it works again."""
+    async with Store(server.url, schema=schema, connect_timeout=0.2) as cp:
+        await cp.append("t", [{}])
+        await asyncio.to_thread(server.stop)
+
+        for operation in (cp.append("t", [{}]), cp.load("t"), cp.delete_thread("t")):
+            with pytest.raises(BackendUnavailable) as caught:
+                await operation
+
+            assert not caught.value.maybe_applied
+            assert caught.value.__cause__ is not None
+
+        await asyncio.to_thread(server.start)
+        assert await cp.append("t", [{}]) == 2
+
+
+async def test_back_within_the_timeout(server: PostgresServer, schema: str) -> None:
+    """Who waits long enough sees no error at all."""
+    async with Store(server.url, schema=schema, connect_timeout=30) as cp:
+        await cp.append("t", [{}])
+        await asyncio.to_thread(server.stop)
+        operations = [
+            asyncio.create_task(cp.append("t", [{}], expected_version=1)),
+            asyncio.create_task(cp.save_extra("t", {"a": 1})),
+            asyncio.create_task(cp.find_call("k")),
+        ]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(server.start)
+        assert await asyncio.gather(*operations) == [2, None, None]
+
+
+async def test_failover(server: PostgresServer, schema: str) -> None:
+    """A standby that is promoted takes over; the same handle finds it."""
+    with server.standby() as other:
+        secret = quote(PASSWORD, safe="")
+        url = (
+            f"postgresql://postgres:{secret}@127.0.0.1:{server.port},"
+            f"127.0.0.1:{other.port}/postgres"
+        )
+
+        async with (
+            Store(url, schema=schema, connect_timeout=30) as cp,
+            plain(other) as replica,
+        ):
+            await cp.append("t", [{}])
+
+            await until(
+                lambda: replica.fetchval("SELECT to_regclass($1)", f"{schema}.calls")
+            )
+            await until(lambda: replica.fetchval(f"SELECT 1 FROM {schema}.messages"))
+            await asyncio.to_thread(server.kill)
+            append = asyncio.create_task(cp.append("t", [{}], expected_version=1))
+            await asyncio.sleep(0)
+            assert await replica.fetchval("SELECT pg_promote()")
+            assert await append == 2
+            assert (
+                await replica.fetchval(f"SELECT count(*) FROM {schema}.messages") == 2
+            )
+
+
+async def test_a_standby_is_refused(server: PostgresServer, schema: str) -> None:
+    """What it says may be outdated; who wants it nevertheless asks for it."""
+    async with Store(server.url, schema=schema) as cp:
+        await cp.append("t", [{}])
+
+        with server.standby() as other:
+            with pytest.raises(BackendUnavailable, match="primary"):
+                async with Store(other.url, schema=schema, connect_timeout=0.1):
+                    pass
+
+            url = f"{other.url}?target_session_attrs=any"
+
+            async with Store(url, schema=schema) as replica:
+                data = await replica.load("t")
+                assert data is not None
+                assert data.version == 1
+
+                with pytest.raises(BackendUnavailable, match="no writes") as caught:
+                    await replica.append("t", [{}])
+
+                assert not caught.value.maybe_applied
+
+
+async def test_the_answer_to_an_append_is_lost(
+    server: PostgresServer, schema: str
+) -> None:
+    """It may have been applied, says the error; the same append again is refused."""
+    async with Proxy(server.url) as proxy, Store(proxy.url, schema=schema) as cp:
+        await cp.append("t", [{}])
+        proxy.loses_answers = True
+
+        with pytest.raises(BackendUnavailable) as caught:
+            await cp.append("t", [{"i": 1}], expected_version=1)
+
+        assert caught.value.maybe_applied
+        assert proxy.lost == 1
+
+        with pytest.raises(VersionConflict):
+            await cp.append("t", [{"i": 1}], expected_version=1)
+
+        data = await cp.load("t")
+        assert data is not None
+        assert data.messages == [{}, {"i": 1}]
+
+
+async def test_the_answer_to_a_group_is_lost(
+    server: PostgresServer, schema: str
+) -> None:
+    """Each caller gets an error of its own, and says the truth about its append."""
+    async with Proxy(server.url) as proxy, Store(proxy.url, schema=schema) as cp:
+        await asyncio.gather(*(cp.append(f"t{i}", [{}]) for i in range(40)))
+        gathered = asyncio.gather(
+            *(cp.append(f"t{i % 20}", [{"i": i}]) for i in range(40)),
+            return_exceptions=True,
+        )
+        proxy.loses_answers = True
+        outcomes = await gathered
+        errors = [one for one in outcomes if isinstance(one, BackendUnavailable)]
+        assert errors
+        assert len(set(map(id, errors))) == len(errors)
+        assert all(error.maybe_applied and error.__cause__ for error in errors)
+
+        for i, outcome in enumerate(outcomes):
+            data = await cp.load(f"t{i % 20}")
+            assert data is not None
+            assert (outcome in errors) or {"i": i} in data.messages
+
+
+async def test_the_answer_to_a_call_is_lost(
+    server: PostgresServer, schema: str
+) -> None:
+    """Asking again under the same ids tells what became of it."""
+    call = ToolCall("c", "pay", {"amount": 1}, "k")
+
+    async with Proxy(server.url) as proxy, Store(proxy.url, schema=schema) as cp:
+        # Each statement prepared, so that the answer lost is that to the statement.
+        await cp.record_issued("t", ToolCall("c0", "pay", {}, "k0"))
+        await cp.record_result("t", "c0", None)
+        proxy.loses_answers = True
+
+        with pytest.raises(BackendUnavailable) as caught:
+            await cp.record_issued("t", call)
+
+        assert caught.value.maybe_applied
+        mine = await cp.record_issued("t", call)
+        assert mine is not None
+        assert (mine.status, mine.call, mine.attempt) == ("issued", call, 1)
+        await cp.record_result("t", "c0", None)
+        proxy.loses_answers = True
+
+        with pytest.raises(BackendUnavailable) as caught:
+            await cp.record_result("t", "c", "paid")
+
+        assert caught.value.maybe_applied
+        assert (await cp.record_result("t", "c", "another")).result == "paid"
+
+
+async def test_a_read_is_made_again(server: PostgresServer, schema: str) -> None:
+    """A lost answer to a read is nobody's business."""
+    async with Proxy(server.url) as proxy, Store(proxy.url, schema=schema) as cp:
+        await cp.append("t", [{}])
+        await cp.load("t")
+        proxy.loses_answers = True
+        data = await cp.load("t")
+        assert data is not None
+        assert data.version == proxy.lost == 1
+
+
+async def test_no_answer_at_all(server: PostgresServer, schema: str) -> None:
+    """After ``command_timeout`` the caller is told, and the connection given up."""
+    async with Proxy(server.url) as proxy:
+        async with Store(
+            proxy.url, schema=schema, command_timeout=0.2, connect_timeout=0.2
+        ) as cp:
+            await cp.append("t", [{}])
+            proxy.stalls = True
+
+            with pytest.raises(BackendUnavailable, match="timeout") as caught:
+                await cp.append("t", [{}], expected_version=1)
+
+            assert caught.value.maybe_applied
+            proxy.stalls = False
+            data = await cp.load("t")
+            assert data is not None
+            assert data.version == 2
+
+
+async def test_the_backend_is_terminated(server: PostgresServer, schema: str) -> None:
+    """Nobody knows what became of the statement; the next one is not in its way."""
+    async with (
+        Store(server.url, schema=schema) as cp,
+        plain(server) as holder,
+        plain(server) as admin,
+    ):
+        await cp.append("t", [{}])
+        await lock_thread(holder, schema, "t")
+        append = asyncio.create_task(cp.append("t", [{}], expected_version=1))
+        pid = await waiting_for_a_lock(admin)
+        await admin.execute("SELECT pg_terminate_backend($1)", pid)
+
+        with pytest.raises(BackendUnavailable) as caught:
+            await append
+
+        assert caught.value.maybe_applied
+        await holder.execute("ROLLBACK")
+        assert await cp.append("t", [{}], expected_version=1) == 2
+
+
+async def test_the_statement_is_cancelled(server: PostgresServer, schema: str) -> None:
+    """By an administrator, or by ``statement_timeout``: nothing was written."""
+    url = f"{server.url}?statement_timeout=100"
+
+    async with Store(url, schema=schema) as cp, plain(server) as holder:
+        await cp.append("t", [{}])
+        await lock_thread(holder, schema, "t")
+
+        with pytest.raises(BackendUnavailable, match="statement timeout") as caught:
+            await cp.append("t", [{}])
+
+        assert not caught.value.maybe_applied
+        await holder.execute("ROLLBACK")
+        assert await cp.append("t", [{}]) == 2
+
+
+async def test_a_lock_timeout_is_tried_again(
+    server: PostgresServer, schema: str
+) -> None:
+    """It wrote nothing, so the caller need not hear of it."""
+    url = f"{server.url}?lock_timeout=20"
+
+    async with (
+        Store(url, schema=schema, connect_timeout=30) as cp,
+        plain(server) as holder,
+        plain(server) as admin,
+    ):
+        await cp.append("t", [{}])
+        await lock_thread(holder, schema, "t")
+        append = asyncio.create_task(cp.append("t", [{}]))
+        first = await waiting_for_a_lock(admin)
+
+        gone = "SELECT $1 NOT IN (SELECT pid FROM pg_locks WHERE NOT granted)"
+        await until(lambda: admin.fetchval(gone, first))
+        await holder.execute("ROLLBACK")
+        assert await append == 2
+
+
+async def test_no_place_on_the_server(server: PostgresServer, schema: str) -> None:
+    """All connections taken: wait, then say so; work again when there is one."""
+    others: list[asyncpg.Connection] = []
+
+    async with Store(server.url, schema=schema, connect_timeout=0.2) as cp:
+        await cp.append("t", [{}])
+        await cp._connections._reconnect()
+
+        try:
+            while len(others) < 30:
+                others.append(await asyncpg.connect(server.url))
+        except asyncpg.TooManyConnectionsError:
+            pass
+
+        try:
+            with pytest.raises(BackendUnavailable, match="too many clients") as caught:
+                await cp.append("t", [{}])
+        finally:
+            await asyncio.gather(*(other.close() for other in others))
+
+        assert not caught.value.maybe_applied
+        assert await cp.append("t", [{}]) == 2
+
+
+async def test_a_server_that_takes_no_writes(
+    server: PostgresServer, schema: str
+) -> None:
+    """Reads work; a write connects anew, for it may be another server by now."""
+    async with plain(server) as admin:
+        await admin.execute(
+            "CREATE ROLE clerk SUPERUSER LOGIN PASSWORD 'x'; "
+            "ALTER ROLE clerk SET default_transaction_read_only = on"
+        )
+
+        try:
+            async with Store(server.url, schema=schema) as cp:
+                await cp.append("t", [{}])
+
+            url = f"postgresql://clerk:x@127.0.0.1:{server.port}/postgres"
+
+            async with Store(url, schema=schema) as cp:
+                assert await cp.load("t") is not None
+
+                for _ in range(3):
+                    with pytest.raises(BackendUnavailable, match="no writes") as caught:
+                        await cp.append("t", [{}])
+
+                    assert not caught.value.maybe_applied
+
+                await admin.execute(
+                    "ALTER ROLE clerk RESET default_transaction_read_only"
+                )
+
+                assert await cp.append("t", [{}]) == 2
+        finally:
+            await admin.execute("DROP ROLE clerk")
+
+
+@pytest.fixture
+def small_disk(server: PostgresServer, tmp_path: Path) -> Iterator[Path]:
+    """A file system of eight megabytes that the server may write to."""
+    folder = server.data.parent / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)],
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+
+    if mounted.returncode:
+        folder.rmdir()
+        pytest.skip(f"no right to mount: {mounted.stderr.decode()}")
+
+    try:
+        server.own(folder)
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        folder.rmdir()
+
+
+async def test_a_full_disk(
+    server: PostgresServer, schema: str, small_disk: Path
+) -> None:
+    """What did not fit was not written, the rest is there, space is all it needs."""
+    move = f"ALTER TABLE {schema}.messages SET TABLESPACE"
+
+    async def fill(cp: Store, written: list[int]) -> None:
+        while len(written) < 10_000:
+            new = range(len(written), len(written) + 50)
+            await cp.append("t", [{"i": i, "pad": "x" * 1500} for i in new])
+            written += new
+
+    async with plain(server) as admin:
+        await admin.execute(f"CREATE TABLESPACE small LOCATION '{small_disk}'")
+
+        try:
+            async with Store(server.url, schema=schema) as cp:
+                await admin.execute(f"{move} small")
+                written: list[int] = []
+
+                with pytest.raises(BackendUnavailable, match="No space left") as caught:
+                    await fill(cp, written)
+
+                assert not caught.value.maybe_applied
+                data = await cp.load("t")
+                assert data is not None
+                assert [m["i"] for m in data.messages] == written
+                await admin.execute(f"{move} pg_default")
+                assert await cp.append("t", [{}]) == len(written) + 1
+        finally:
+            await admin.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+            await admin.execute("DROP TABLESPACE small")

@@ -1,0 +1,200 @@
+"""The schema: any name, made with the least of rights, on a database that will do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from cpkit import BackendUnavailable, InvalidURL, Survives, open_checkpointer
+from cpkit_postgres import PostgresCheckpointer
+from cpkit_postgres.schema import Settings
+from tests.postgres.conftest import MakeStore
+from tests.servers.postgres import PostgresServer, shared_postgres
+
+Store = PostgresCheckpointer[Any]
+
+NAMES = [
+    'quo"te',
+    "apo'strophe; DROP SCHEMA public --",
+    "$body$",
+    "$body_$ $body$",
+    "{schema} {lock_seed}",
+    "%s $1 \\ é 雪",
+    "UPPER and space",
+    "public.threads",
+    "é" * 31,
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_any_legal_name(name: str, raw: asyncpg.Connection) -> None:
+    """Quotes and all it is a name, and the store in it works."""
+    url = shared_postgres(schema=name)
+
+    try:
+        async with open_checkpointer(url) as cp:
+            assert await cp.append("t", [{"i": 1}]) == 1
+            await cp.save_extra("t", {"a": 1})
+            data = await cp.load("t")
+            assert data is not None
+            assert (data.messages, data.extra) == ([{"i": 1}], {"a": 1})
+
+        assert await raw.fetchval(
+            "SELECT count(*) = 1 FROM pg_namespace WHERE nspname = $1", name
+        )
+    finally:
+        identifier = name.replace('"', '""')
+        await raw.execute(f'DROP SCHEMA "{identifier}" CASCADE')
+
+
+@pytest.mark.parametrize("name", ["", "x" * 64, "é" * 32, "a\0b"])
+def test_an_illegal_name(name: str) -> None:
+    """Postgres would cut it short, and two stores would be one."""
+    with pytest.raises(InvalidURL, match="1 to 63 bytes"):
+        open_checkpointer("postgresql://localhost/db", schema=name)
+
+
+async def test_schemas_are_stores_of_their_own(raw: asyncpg.Connection) -> None:
+    """Two in one database share nothing, not even a thread's lock."""
+    try:
+        async with (
+            Store(shared_postgres(), schema="one of two") as one,
+            Store(shared_postgres(), schema="two of two", connect_timeout=1) as two,
+        ):
+            await one.append("t", [{}])
+            assert await two.load("t") is None
+            await raw.execute("BEGIN")
+            await raw.execute(
+                "SELECT \"one of two\".append_1('t', NULL, 0, ARRAY['{}'])"
+            )
+            assert await two.append("t", [{}]) == 1
+    finally:
+        await raw.execute("ROLLBACK")
+        await raw.execute('DROP SCHEMA "one of two", "two of two" CASCADE')
+
+
+@pytest.fixture
+async def clerk(raw: asyncpg.Connection) -> AsyncIterator[str]:
+    """The URL of a role without any rights."""
+    await raw.execute("CREATE ROLE clerk LOGIN PASSWORD 'x'")
+    place = urlsplit(shared_postgres())
+    yield place._replace(netloc=f"clerk:x@{place.hostname}:{place.port}").geturl()
+    await raw.execute("DROP OWNED BY clerk; DROP ROLE clerk")
+
+
+async def test_no_right_to_create(
+    clerk: str, store: MakeStore, schema: str, raw: asyncpg.Connection
+) -> None:
+    """The error says which right is missing; a schema made for the role is enough."""
+    with pytest.raises(BackendUnavailable, match="may not create it.*GRANT CREATE"):
+        async with Store(clerk, schema=schema):
+            pass
+
+    await raw.execute(f"CREATE SCHEMA {schema} AUTHORIZATION clerk")
+
+    async with Store(clerk, schema=schema) as cp:
+        assert await cp.append("t", [{}]) == 1
+
+
+async def test_no_right_to_write(
+    clerk: str, store: MakeStore, schema: str, raw: asyncpg.Connection
+) -> None:
+    """A role that may only read reads, and is told that nothing was written."""
+    async with store() as cp:
+        await cp.append("t", [{}])
+
+    await raw.execute(
+        f"GRANT USAGE ON SCHEMA {schema} TO clerk; "
+        f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO clerk"
+    )
+
+    async with Store(clerk, schema=schema) as cp:
+        assert await cp.load("t") is not None
+
+        with pytest.raises(BackendUnavailable, match="permission denied") as caught:
+            await cp.append("t", [{}])
+
+        assert not caught.value.maybe_applied
+
+
+async def test_a_database_of_another_encoding(raw: asyncpg.Connection) -> None:
+    """It could not hold every text, so it is refused before anything is made there."""
+    await raw.execute(
+        "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0"
+    )
+
+    try:
+        with pytest.raises(BackendUnavailable, match="LATIN1.*ENCODING 'UTF8'"):
+            async with Store(_in_database("latin")):
+                pass
+    finally:
+        await raw.execute("DROP DATABASE latin")
+
+
+def _in_database(name: str) -> str:
+    place = urlsplit(shared_postgres())
+    return place._replace(path=f"/{name}").geturl()
+
+
+async def test_another_isolation_level(clerk: str, raw: asyncpg.Connection) -> None:
+    """It is refused, because a lock would not show what its last holder wrote."""
+    await raw.execute(
+        "GRANT CREATE ON DATABASE postgres TO clerk;"
+        "ALTER ROLE clerk SET default_transaction_isolation = 'serializable'"
+    )
+
+    with pytest.raises(BackendUnavailable, match="default_transaction_isolation"):
+        async with Store(clerk, schema="isolated"):
+            pass
+
+    mended = f"{clerk}?default_transaction_isolation=read+committed&schema=isolated"
+
+    async with open_checkpointer(mended) as cp:
+        assert await cp.append("t", [{}]) == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "survives"),
+    [("on", "machine"), ("local", "machine"), ("off", "none")],
+)
+async def test_durability_is_the_servers(
+    setting: str, survives: str, url: str, schema: str
+) -> None:
+    """As the connection has it, whoever set it."""
+    async with open_checkpointer(f"{url}&synchronous_commit={setting}") as cp:
+        assert isinstance(cp, PostgresCheckpointer)
+        assert cp.durability.survives == survives
+        assert f"synchronous_commit={setting}" in cp.durability.words
+
+
+@pytest.mark.parametrize("setting", ["fsync", "full_page_writes"])
+async def test_durability_without_syncs(
+    setting: str, server: PostgresServer, schema: str
+) -> None:
+    """A server that cheats the disk keeps what it has only while the machine runs."""
+    admin = await asyncpg.connect(server.url)
+    await admin.execute(f"ALTER SYSTEM SET {setting} = off")
+    await admin.execute("SELECT pg_reload_conf()")
+
+    try:
+        while await admin.fetchval(f"SHOW {setting}") != "off":
+            await admin.execute("SELECT pg_sleep(0.002)")
+
+        async with Store(server.url, schema=schema) as cp:
+            assert cp.durability.survives is Survives.PROCESS
+            assert f"{setting}=off" in cp.durability.words
+    finally:
+        await admin.execute(f"ALTER SYSTEM RESET {setting}")
+        await admin.execute("SELECT pg_reload_conf()")
+        await admin.close()
+
+
+def test_what_stands_against_durability_is_said_first() -> None:
+    """Of several reasons the worst one counts."""
+    assert Settings(1, "", "off", "off", "off").durability.survives is Survives.NONE
+    assert Settings(1, "", "on", "off", "on").durability.survives is Survives.PROCESS
+    assert Settings(1, "", "on", "on", "on").durability.survives is Survives.MACHINE

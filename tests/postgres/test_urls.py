@@ -1,0 +1,148 @@
+"""URLs, options, passwords, and the caller's own pool."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+from urllib.parse import quote
+
+import asyncpg
+import pytest
+
+from cpkit import BackendUnavailable, Closed, InvalidURL, open_checkpointer
+from cpkit_postgres import PostgresCheckpointer
+from tests.postgres.conftest import PASSWORD, MakeStore
+from tests.servers.postgres import PostgresServer, free_port, shared_postgres
+
+Store = PostgresCheckpointer[Any]
+
+SECRET = "geheim"
+
+
+async def test_both_schemes(url: str) -> None:
+    """``postgres:`` is ``postgresql:``."""
+    for scheme in ("postgresql", "postgres"):
+        async with open_checkpointer(url.replace("postgresql", scheme)) as cp:
+            await cp.append("t", [{}])
+
+    async with open_checkpointer(url) as cp:
+        data = await cp.load("t")
+        assert data is not None
+        assert data.version == 2
+
+
+async def test_what_is_asyncpgs_goes_to_asyncpg(url: str) -> None:
+    """Parameters of the client are left in the URL."""
+    async with open_checkpointer(f"{url}&application_name=agent+7") as cp:
+        assert isinstance(cp, Store.__origin__)  # type: ignore[attr-defined]  # alias
+        assert await cp.load("t") is None
+        rows = await cp._connections.ask("SELECT current_setting('application_name')")
+        assert rows[0][0] == "agent 7"
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("postgresql:db", "postgresql://user"),
+        ("postgresql:///db?pool_size=0", "pool_size"),
+        ("postgresql:///db?pooler=statement", "'session' or 'transaction'"),
+        ("postgresql:///db?connect_timeout=-1", "connect_timeout"),
+        ("postgresql:///db?colour=red", "has no option 'colour'"),
+        (f"postgresql://me:{SECRET}@{SECRET}@host/db", "%40"),
+        (f"postgresql://me:{SECRET}/x@host/db", "%40|%2F"),
+        (f"postgresql://me:{SECRET}", "host:port"),
+        (f"postgresql://me:{SECRET}@host:port/db", "host:port"),
+        (f"postgresql://me:{SECRET}?x@host/db", "%3F"),
+    ],
+)
+def test_a_wrong_url(url: str, words: str) -> None:
+    """It is refused when it is given, with the mend, and shows no password."""
+    with pytest.raises(InvalidURL, match=words) as caught:
+        open_checkpointer(url)
+
+    assert SECRET not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+async def test_a_url_that_asyncpg_refuses() -> None:
+    """It is the URL that is wrong, not the server."""
+    with pytest.raises(InvalidURL, match="sslmode"):
+        async with open_checkpointer("postgresql://localhost/db?sslmode=perhaps"):
+            pass
+
+
+async def test_the_password_is_never_shown(
+    server: PostgresServer, schema: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not in the repr, not in errors, their causes and attributes, not in logs."""
+    caplog.set_level(logging.DEBUG)
+    shown: list[str] = []
+    wrong = server.url.replace(quote(PASSWORD, safe=""), SECRET)
+    nowhere = f"postgresql://postgres:{SECRET}@127.0.0.1:{free_port()}/postgres"
+    in_query = f"postgresql://127.0.0.1:{server.port}/postgres?password={SECRET}"
+
+    async with Store(server.url, schema=schema) as cp:
+        shown += [repr(cp), str(cp.durability)]
+        await cp.append("t", [{}])
+        await asyncio.to_thread(server.stop)
+        await asyncio.to_thread(server.start)
+        await cp.append("t", [{}])
+
+    with pytest.raises(Closed) as closed:
+        await cp.load("t")
+
+    shown += [repr(closed.value)]
+
+    for url in (wrong, nowhere, in_query):
+        with pytest.raises(BackendUnavailable) as caught:
+            async with Store(url, connect_timeout=0.05):
+                pass
+
+        error: BaseException | None = caught.value
+
+        while error is not None:
+            shown += [str(error), repr(error), repr(vars(error))]
+            error = error.__cause__ or error.__context__
+
+    everything = "\n".join([*shown, caplog.text])
+    assert "postgresql://postgres:***@127.0.0.1" in everything
+
+    for secret in (SECRET, PASSWORD, quote(PASSWORD, safe="")):
+        assert secret not in everything
+
+
+async def test_the_callers_own_pool(schema: str, url: str) -> None:
+    """It is used as it is, and left open; a handle on it opens and closes as often."""
+    async with asyncpg.create_pool(shared_postgres(), min_size=0, max_size=2) as pool:
+        for version in (1, 2):
+            async with Store(pool, schema=schema) as cp:
+                assert "pool" in repr(cp)
+                versions = await asyncio.gather(
+                    *(cp.append(f"{i}", [{}]) for i in range(9))
+                )
+                assert {*versions} == {version}
+
+            assert await pool.fetchval("SELECT 1") == 1
+            assert pool.get_idle_size() == pool.get_size()
+
+    with pytest.raises(BackendUnavailable, match="pool is closed"):
+        async with Store(pool, schema=schema):
+            pass
+
+
+async def test_a_handle_leaves_no_connection(
+    store: MakeStore, raw: asyncpg.Connection
+) -> None:
+    """After the context every connection of it is gone from the server."""
+    name = "leaves nothing"
+    theirs = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1"
+    url = f"{shared_postgres()}?application_name={quote(name)}"
+
+    async with store(where=url) as cp:
+        await asyncio.gather(*(cp.append(f"{i}", [{}]) for i in range(20)))
+        await asyncio.gather(*(cp.load(f"{i}") for i in range(20)))
+        assert await raw.fetchval(theirs, name) > 1
+
+    while await raw.fetchval(theirs, name):
+        await raw.execute("SELECT pg_sleep(0.002)")
