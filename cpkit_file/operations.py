@@ -1,0 +1,313 @@
+"""The driver's operations, each one trip to a worker thread.
+
+Writes to one thread come in groups: `apply` runs a group under one lock with one sync,
+and an operation that is refused adds no line, so its neighbours are not touched by its
+refusal. Claims and deletions lock more than their thread's log and come alone.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import TypeVar
+
+from cpkit.codec import Codec, from_micros
+from cpkit.errors import (
+    CheckpointerError,
+    CorruptThread,
+    UnknownCall,
+    VersionConflict,
+)
+from cpkit.ids import span
+from cpkit.records import CheckpointData, ThreadInfo
+from cpkit.writes import Append, Erase, Resolve, StoredCall
+from cpkit_file import lines
+from cpkit_file.claims import release
+from cpkit_file.faults import copy_of, unavailable
+from cpkit_file.folder import Folder
+from cpkit_file.index import Calls
+from cpkit_file.lines import ADD, CALL, EXTRA, KINDS
+from cpkit_file.log import Log, reading
+from cpkit_file.names import LOG_NAME
+from cpkit_file.queue import ThreadWrite
+from cpkit_file.writing import Draft, replace, replacing, torn_path
+
+__all__ = ["calls_of", "carry_out", "erase", "list_threads", "load", "read_range"]
+
+T = TypeVar("T")
+
+
+# Writing
+
+
+def carry_out(
+    folder: Folder, groups: list[list[ThreadWrite]], wait: bool
+) -> list[list[object] | None]:
+    """Write groups, each to its log; ``None`` for one that somebody else has locked.
+
+    A group has an outcome, or its error, for each write. Unless ``wait``.
+    """
+    return [_carry_out_one(folder, group, wait) for group in groups]
+
+
+def _carry_out_one(
+    folder: Folder, writes: list[ThreadWrite], wait: bool
+) -> list[object] | None:
+    try:
+        return apply(folder, writes, wait=wait)
+    except BlockingIOError:
+        return None
+    except OSError as exc:
+        return [unavailable(folder.name, exc) for _ in writes]
+    except CheckpointerError as exc:
+        return [copy_of(exc) for _ in writes]
+
+
+def apply(
+    folder: Folder, writes: list[ThreadWrite], *, wait: bool = True
+) -> list[object]:
+    """Write a group to one log; return an outcome, or its error, for each."""
+    with Draft(folder, writes[0].thread_id, wait=wait) as draft:
+        outcomes = [_apply_one(draft, write) for write in writes]
+        draft.commit()
+
+    return outcomes
+
+
+def _apply_one(draft: Draft, write: ThreadWrite) -> object:
+    try:
+        if isinstance(write, Append):
+            return _append(draft, write)
+
+        if isinstance(write, Resolve):
+            return _resolve(draft, write)
+
+        draft.add(lines.merged(write, draft.advance()))
+    except CheckpointerError as refusal:
+        return refusal
+
+    return None
+
+
+def _append(draft: Draft, write: Append) -> int:
+    version = draft.version
+
+    if write.expected_version not in (None, version):
+        raise VersionConflict(write.thread_id, write.expected_version, version)
+
+    if write.bodies:
+        draft.add(lines.added(write, draft.advance(len(write.bodies))))
+
+    return draft.version
+
+
+def _resolve(draft: Draft, write: Resolve) -> StoredCall:
+    call = draft.find(write.call_id)
+
+    if call is None:
+        raise UnknownCall(write.thread_id, write.call_id)
+
+    if call.status != "issued":
+        return call
+
+    # An outcome of an erased call is no change of the thread.
+    at = draft.at if call.erased else draft.advance()
+    result = None if call.erased else write.result
+    call = call._replace(status=write.status, result=result, resolved_at=draft.now)
+    draft.add(lines.resolved(call, result, at))
+    draft.resolved[write.call_id] = call
+    return call
+
+
+def erase(folder: Folder, write: Erase) -> None:
+    """Delete a thread: put a log in its place that has only its calls, erased.
+
+    With ``forget_keys`` not even those. The links of forgotten calls are void from the
+    moment of the replacement, and removed after it.
+    """
+    with replacing(folder, write.thread_id) as log:
+        if log is None:
+            return
+
+        with suppress(FileNotFoundError):
+            os.unlink(torn_path(log))
+
+        if not log.end or (log.at is None and not write.forget_keys):
+            return
+
+        calls = log.index.catch_up(log).bare()
+        kept = [] if write.forget_keys else calls
+        head = lines.header(write.thread_id, secrets.token_hex(8))
+        replace(log, head + b"".join(map(lines.erased, kept)), keep=bool(kept))
+
+    if write.forget_keys:
+        try:
+            release(folder, {call.idempotency_key for call in calls})
+        except OSError as exc:
+            raise unavailable(folder.name, exc, maybe_applied=True) from exc
+
+
+# Reading
+
+
+def load(folder: Folder, codec: Codec[T], thread_id: str) -> CheckpointData[T] | None:
+    with reading(folder, folder.log_name(thread_id)) as log:
+        if log is None or log.at is None:
+            return None
+
+        replay = _Replay(log, 0, 0)
+        messages = _decoded(log, codec, replay.bodies(), 0, log.at.version)
+        return CheckpointData(
+            messages,
+            codec.extra(replay.extra.items(), thread_id),
+            [codec.record(call) for call in replay.calls.all(log, pending=True)],
+        )
+
+
+def read_range(
+    folder: Folder, codec: Codec[T], thread_id: str, start: int, stop: int | None
+) -> list[T]:
+    with reading(folder, folder.log_name(thread_id)) as log:
+        if log is None or log.at is None:
+            return []
+
+        first, end = span(start, stop, log.at.version)
+
+        if first == end:
+            return []
+
+        offset, version = log.start_of(first)
+        bodies = _Replay(log, offset, version).bodies()
+        wanted = islice(bodies, first - version, end - version)
+        return _decoded(log, codec, wanted, first, end)
+
+
+def list_threads(
+    folder: Folder, prefix: str, after: str | None, limit: int
+) -> list[ThreadInfo]:
+    """Return a page of threads, from the first and last lines of their logs."""
+    names = {
+        thread_id: name
+        for name in filter(LOG_NAME.fullmatch, os.listdir(folder.threads))
+        if (thread_id := _thread_of(folder, name)) is not None
+        and thread_id.startswith(prefix)
+        and (after is None or thread_id > after)
+    }
+    found: list[ThreadInfo] = []
+
+    for thread_id in sorted(names):
+        if len(found) == limit:
+            break
+
+        with reading(folder, names[thread_id], settled=False) as log:
+            if log is not None and log.at is not None:
+                created_at = from_micros(_created_at(log))
+                updated_at = from_micros(log.at.updated_at)
+                found.append(
+                    ThreadInfo(thread_id, log.at.version, created_at, updated_at)
+                )
+
+    return found
+
+
+def calls_of(folder: Folder, thread_id: str) -> list[StoredCall]:
+    """Return the thread's calls in the order of claims."""
+    with reading(folder, folder.log_name(thread_id)) as log:
+        return [] if log is None else log.index.catch_up(log).all(log)
+
+
+class _Replay:
+    """One pass over a log: its messages as they come, and what it says beside them."""
+
+    def __init__(self, log: Log, offset: int, version: int) -> None:
+        self.extra: dict[bytes, bytes] = {}
+        self.calls = Calls(log.thread_id)
+        self._log = log
+        self._offset = offset
+        self._version = version
+
+    def bodies(self) -> Iterator[bytes]:
+        """Yield the messages from the offset on; the rest is complete at the end."""
+        offset = 0
+
+        try:
+            for offset, line in self._log.lines(self._offset):
+                if line.startswith(ADD):
+                    texts, version = lines.messages(line)
+                    self._version += len(texts)
+
+                    if version != self._version:
+                        raise ValueError(f"{self._version} is due, not {version}")
+
+                    yield from texts
+                elif line.startswith(CALL):
+                    self.calls.learn(offset, line)
+                elif line.startswith(EXTRA):
+                    self.extra.update(lines.pairs(line))
+                elif line[: len(ADD)] not in KINDS:
+                    raise ValueError("the line is none of ours")
+        except ValueError as exc:
+            raise self._log.corrupt(offset, str(exc)) from exc
+
+
+def _decoded(
+    log: Log, codec: Codec[T], bodies: Iterable[bytes], first: int, end: int
+) -> list[T]:
+    """Decode messages; damage is reported with its line."""
+    try:
+        found = codec.messages(bodies, log.thread_id, first)
+    except CorruptThread as exc:
+        if log.path in exc.where:
+            raise
+
+        raise _located(log, codec, exc) from exc
+
+    if len(found) != end - first:
+        raise CorruptThread(log.thread_id, log.path, "messages are missing")
+
+    return found
+
+
+def _located(log: Log, codec: Codec[T], exc: CorruptThread) -> CorruptThread:
+    """Find the line of the first message that cannot be decoded."""
+    for offset, line in log.lines(0):
+        if line.startswith(ADD):
+            texts, _ = lines.messages(line)
+
+            try:
+                codec.messages(texts, log.thread_id)
+            except CorruptThread:
+                return log.corrupt(offset, f"{exc.where}: {exc.reason}")
+
+    return exc
+
+
+def _thread_of(folder: Folder, name: str) -> str | None:
+    """Return whose log a file is; ``None`` where it was never written to."""
+    if name not in folder.ids:
+        with reading(folder, name, settled=False) as log:
+            if log is None:
+                return None
+
+            folder.remember(name, log.thread_id)
+
+    return folder.ids[name]
+
+
+def _created_at(log: Log) -> int:
+    """Return when the thread's life began: in the log's head, before any payload."""
+    size = 4096
+
+    while True:
+        created_at = lines.created_in(log.read(0, min(size, log.end)))
+
+        if created_at is not None:
+            return created_at
+
+        if size >= log.end:
+            raise log.corrupt(0, "no line says when the thread was created")
+
+        size *= 8

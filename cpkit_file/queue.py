@@ -1,0 +1,171 @@
+"""How concurrent writers share syncs, and trips to the worker threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
+from typing import Any
+
+from cpkit.lifetime import Lifetime
+from cpkit.writes import Append, Merge, Resolve
+
+__all__ = ["ThreadWrite", "WriteQueue"]
+
+ThreadWrite = Append | Merge | Resolve
+"""A write that needs no more than the lock of its thread's log."""
+
+_Waiter = tuple[ThreadWrite, asyncio.Future[Any]]
+
+# Syncs of different files share the file system's commits, so several at once cost
+# hardly more than one; with more than this the threads wait for each other's turn in
+# Python.
+_TRIPS = 8
+# Bounds how long the last of a group waits for an answer that the first could have.
+_GROUP = 256
+_GROUP_BYTES = 4 * 1024 * 1024
+
+
+class WriteQueue:
+    """Carries writes to the worker threads, as few trips and syncs as that takes.
+
+    Writes to one thread that wait while its log is being written are the next group,
+    in order of arrival, for one sync. Threads that wait while all trips are under way
+    are divided among the next ones, as several groups for one trip.
+
+    ``carry`` makes a trip: it takes groups and returns, for each, an outcome or its
+    exception for every write, or ``None`` where another process has the log. Such a
+    group then takes a trip of its own, with ``wait``, and holds up nobody else.
+
+    A caller that is cancelled before its trip starts is taken out of the queue; one
+    that is cancelled later merely stops waiting.
+    """
+
+    def __init__(
+        self,
+        lifetime: Lifetime,
+        carry: Callable[
+            [list[list[ThreadWrite]], bool], Awaitable[list[list[object] | None]]
+        ],
+    ) -> None:
+        self._lifetime = lifetime
+        self._carry = carry
+        self._waiting: dict[str, deque[_Waiter]] = {}
+        # Threads with a group under way, and those that wait for nothing but a trip.
+        self._busy: set[str] = set()
+        self._ready: dict[str, None] = {}
+        self._free = _TRIPS
+        self._starting = False
+
+    async def run(self, write: ThreadWrite) -> Any:
+        """Return the write's outcome, or raise it where it is an exception."""
+        loop = asyncio.get_running_loop()
+        answer = loop.create_future()
+        self._waiting.setdefault(write.thread_id, deque()).append((write, answer))
+
+        if write.thread_id not in self._busy:
+            self._ready[write.thread_id] = None
+
+            # Not at once: what other tasks write in this turn of the loop comes along.
+            if not self._starting:
+                self._starting = True
+                loop.call_soon(self._start)
+
+        return await answer
+
+    def _start(self) -> None:
+        self._starting = False
+
+        while self._ready and self._free:
+            share = -(-len(self._ready) // self._free)
+            taken = map(self._take, list(islice(self._ready, share)))
+
+            if groups := [group for group in taken if group]:
+                self._free -= 1
+                self._lifetime.spawn(self._trip(groups))
+
+    def _take(self, thread_id: str) -> list[_Waiter]:
+        """Take the next group of a thread out of the queue."""
+        del self._ready[thread_id]
+        waiting = self._waiting[thread_id]
+        group: list[_Waiter] = []
+        size = 0
+
+        while waiting and len(group) < _GROUP and size < _GROUP_BYTES:
+            write, answer = waiting.popleft()
+
+            if not answer.done():
+                group.append((write, answer))
+                size += _size(write)
+
+        if not waiting:
+            del self._waiting[thread_id]
+
+        if group:
+            self._busy.add(thread_id)
+
+        return group
+
+    async def _trip(self, groups: list[list[_Waiter]]) -> None:
+        try:
+            outcomes = await self._outcomes(groups, wait=False)
+        finally:
+            self._free += 1
+
+        for group, found in zip(groups, outcomes, strict=True):
+            if found is None:
+                self._lifetime.spawn(self._trip_alone(group))
+            else:
+                self._settle(group, found)
+
+        self._start()
+
+    async def _trip_alone(self, group: list[_Waiter]) -> None:
+        (found,) = await self._outcomes([group], wait=True)
+        assert found is not None
+        self._settle(group, found)
+        self._start()
+
+    async def _outcomes(
+        self, groups: list[list[_Waiter]], *, wait: bool
+    ) -> Sequence[list[object] | None]:
+        try:
+            return await self._carry([[w for w, _ in group] for group in groups], wait)
+        except asyncio.CancelledError:
+            # Only a loop that is shutting down cancels a trip, and all callers with it.
+            for group in groups:
+                self._settle(group, [asyncio.CancelledError()] * len(group))
+
+            raise
+        except Exception as exc:
+            return [[exc] * len(group) for group in groups]
+
+    def _settle(self, group: list[_Waiter], outcomes: list[object]) -> None:
+        thread_id = group[0][0].thread_id
+        self._busy.remove(thread_id)
+
+        if thread_id in self._waiting:
+            self._ready[thread_id] = None
+
+        for (_, answer), outcome in zip(group, outcomes, strict=True):
+            if answer.done():
+                continue
+
+            if isinstance(outcome, asyncio.CancelledError):
+                answer.cancel()
+            elif isinstance(outcome, BaseException):
+                answer.set_exception(outcome)
+            else:
+                answer.set_result(outcome)
+
+
+def _size(write: ThreadWrite) -> int:
+    """Bytes that the write adds to its group, roughly."""
+    if isinstance(write, Append):
+        return sum(map(len, write.bodies))
+
+    if isinstance(write, Merge):
+        return sum(len(value) for _, value in write.items)
+
+    return len(write.result)

@@ -1,0 +1,38 @@
+"""A folder to write to, a look at its logs, and other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cpkit_file.names import log_name
+from tests.file.worker import Worker
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A folder that is not there yet."""
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def log(home: Path) -> Path:
+    """The log of the thread ``t``."""
+    return home / "threads" / log_name("t")
+
+
+@pytest.fixture
+def workers() -> Iterator[Callable[[int], list[Worker]]]:
+    """Start worker processes, ended after the test."""
+    started: list[Worker] = []
+
+    def start(count: int) -> list[Worker]:
+        started.extend(Worker() for _ in range(count))
+        return started[-count:]
+
+    yield start
+
+    for worker in started:
+        worker.close()

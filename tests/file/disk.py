@@ -1,0 +1,212 @@
+"""A disk that can lose its power at any step of an operation.
+
+`Disk` watches a folder while a store works in it. At every change of a file or a
+directory, and in the middle of every write, it notes what is there, which is what a
+killed process leaves, and what has been synced, which is the least that a power loss
+leaves. A file system is free to have written more: any file or directory can be in its
+newer state while another is in its older one. `Crash.outcomes` makes a folder of each
+such mixture.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+__all__ = ["Crash", "Disk"]
+
+Entry = tuple[str, int | str]
+"""``("file", inode)``, ``("dir", inode)`` or ``("link", target)``."""
+
+
+@dataclass
+class Snapshot:
+    """Contents of files and entries of directories, by inode."""
+
+    files: dict[int, bytes] = field(default_factory=dict)
+    directories: dict[int, dict[str, Entry]] = field(default_factory=dict)
+
+    def copy(self) -> Snapshot:
+        return Snapshot(dict(self.files), dict(self.directories))
+
+
+@dataclass
+class Crash:
+    """What was there, and what was synced, at one step; ``after`` names the step."""
+
+    after: str
+    root: int
+    there: Snapshot
+    synced: Snapshot
+
+    def outcomes(self, place: Path) -> Iterator[Path]:
+        """Make a folder for each state that a crash at this step can leave."""
+        files = [i for i in self.there.files if self._differs("files", i)]
+        directories = [
+            i for i in self.there.directories if self._differs("directories", i)
+        ]
+        unsure = [("files", i) for i in files] + [
+            ("directories", i) for i in directories
+        ]
+        assert len(unsure) < 8, "too many mixtures"
+
+        for number, lost in enumerate(
+            itertools.product([False, True], repeat=len(unsure))
+        ):
+            state = self.there.copy()
+
+            for (kind, inode), is_lost in zip(unsure, lost, strict=True):
+                if is_lost:
+                    getattr(state, kind)[inode] = self._synced(kind, inode)
+
+            folder = place.parent / f"{place.name}, {number}"
+            self._make(folder, self.root, state)
+            yield folder
+
+    def _differs(self, kind: str, inode: int) -> bool:
+        return bool(getattr(self.there, kind)[inode] != self._synced(kind, inode))
+
+    def _synced(self, kind: str, inode: int) -> Any:
+        return getattr(self.synced, kind).get(inode, b"" if kind == "files" else {})
+
+    def _make(self, folder: Path, inode: int, state: Snapshot) -> None:
+        folder.mkdir(mode=0o700)
+        entries = state.directories.get(inode)
+
+        if entries is None:  # it was removed, and the removal is lost
+            entries = self._synced("directories", inode)
+
+        for name, (kind, what) in entries.items():
+            path = folder / name
+
+            if isinstance(what, str):
+                path.symlink_to(what)
+            elif kind == "dir":
+                self._make(path, what, state)
+            else:
+                content = state.files.get(what)
+                path.write_bytes(
+                    self._synced("files", what) if content is None else content
+                )
+
+
+class Disk:
+    """Watches everything below a folder; `crashes` has a state for each step."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.crashes: list[Crash] = []
+        self._monkeypatch = monkeypatch
+        self._synced = Snapshot()
+        # Kept open, so that no inode's number is used again.
+        self._held: dict[int, int] = {}
+
+    def __enter__(self) -> Disk:
+        self._synced = self._look()
+
+        for name in ("symlink", "rename", "unlink", "ftruncate", "mkdir"):
+            self._watch(name)
+
+        self._watch("open", lambda _, flags, *__: bool(flags & os.O_CREAT))
+        self._watch("fsync", then=self._sync)
+        self._watch("fdatasync", then=self._sync)
+        self._halve_writes()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._monkeypatch.undo()
+
+        for fd in self._held.values():
+            os.close(fd)
+
+    def end(self) -> None:
+        """Note the state after the last step, when all is acknowledged."""
+        self._note("the end")
+
+    def _watch(
+        self,
+        name: str,
+        wanted: Callable[..., bool] = lambda *_: True,
+        then: Callable[[int], None] | None = None,
+    ) -> None:
+        original = getattr(os, name)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+
+            if wanted(*args):
+                if then is not None:
+                    then(args[0])
+
+                self._note(name)
+
+            return result
+
+        self._monkeypatch.setattr(os, name, watched)
+
+    def _halve_writes(self) -> None:
+        original = os.write
+
+        def write(fd: int, data: Any) -> int:
+            data = memoryview(data)
+            half = original(fd, data[: len(data) // 2])
+            self._note("half of write")
+            rest = original(fd, data[half:])
+            self._note("write")
+            return half + rest
+
+        self._monkeypatch.setattr(os, "write", write)
+
+    def _note(self, after: str) -> None:
+        root = os.stat(self.folder).st_ino
+        self.crashes.append(Crash(after, root, self._look(), self._synced.copy()))
+
+    def _sync(self, fd: int) -> None:
+        status = os.fstat(fd)
+        now = self._look()
+        kind = "directories" if stat.S_ISDIR(status.st_mode) else "files"
+        found = getattr(now, kind).get(status.st_ino)
+
+        # A file that is not in the folder any more is nobody's concern.
+        if found is not None:
+            getattr(self._synced, kind)[status.st_ino] = found
+
+    def _look(self) -> Snapshot:
+        seen = Snapshot()
+        pending = [self.folder]
+
+        while pending:
+            directory = pending.pop()
+            entries: dict[str, Entry] = {}
+
+            for path in directory.iterdir():
+                inode = path.lstat().st_ino
+
+                if path.is_symlink():
+                    entries[path.name] = ("link", os.readlink(path))
+                elif path.is_dir():
+                    entries[path.name] = ("dir", inode)
+                    pending.append(path)
+                else:
+                    entries[path.name] = ("file", inode)
+
+                    if inode not in seen.files:
+                        seen.files[inode] = self._content(path, inode)
+
+            seen.directories[directory.stat().st_ino] = entries
+
+        return seen
+
+    def _content(self, path: Path, inode: int) -> bytes:
+        with path.open("rb") as file:
+            if inode not in self._held:
+                self._held[inode] = os.dup(file.fileno())
+
+            return file.read()

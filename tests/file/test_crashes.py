@@ -1,0 +1,228 @@
+"""Killed, or without power, at every step of every write: the old state or the new."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpkit import CallRecord, ToolCall
+from cpkit_file import FileCheckpointer
+from tests.file.disk import Disk
+
+Store = FileCheckpointer[Any]
+Step = Callable[[Store], Awaitable[Any]]
+
+CALL = ToolCall("c", "pay", {"amount": 1}, "key")
+OTHER = ToolCall("d", "pay", {"amount": 2}, "key")
+
+
+@dataclass(frozen=True)
+class State:
+    """All that a store says about the thread ``t`` and the key ``key``."""
+
+    messages: list[Any] | None
+    extra: dict[str, Any] | None
+    pending: list[CallRecord] | None
+    calls: list[CallRecord]
+    holder: CallRecord | None
+    threads: list[tuple[str, int]]
+
+
+async def state_of(cp: Store) -> State:
+    data = await cp.load("t")
+    return State(
+        None if data is None else data.messages,
+        None if data is None else data.extra,
+        None if data is None else [timeless(record) for record in data.pending],
+        [timeless(record) for record in await cp.list_calls("t")],
+        timeless(await cp.find_call("key")),
+        [(info.thread_id, info.version) for info in await cp.list_threads()],
+    )
+
+
+def timeless(record: Any) -> Any:
+    """Return a record without its times, which differ from run to run."""
+    if record is None:
+        return None
+
+    resolved = record.resolved_at and record.issued_at
+    return CallRecord(
+        record.thread_id,
+        record.call,
+        record.status,
+        record.attempt,
+        record.issued_at.min,
+        record.result,
+        resolved and record.issued_at.min,
+        record.erased,
+    )
+
+
+async def nothing(cp: Store) -> None:
+    """Leave the store as it is."""
+
+
+async def append(cp: Store) -> None:
+    await cp.append("t", [{"n": 1}])
+
+
+async def append_three(cp: Store) -> None:
+    await cp.append("t", [{"n": 2}, {"n": 3}, {"n": 4}])
+
+
+async def merge(cp: Store) -> None:
+    await cp.save_extra("t", {"a": 1, "b": [2]})
+
+
+async def claim(cp: Store) -> None:
+    await cp.record_issued("t", CALL)
+
+
+async def claim_elsewhere(cp: Store) -> None:
+    await cp.record_issued("elsewhere", OTHER)
+
+
+async def fail(cp: Store) -> None:
+    await cp.record_result("t", "c", "no", success=False)
+
+
+async def fail_elsewhere(cp: Store) -> None:
+    await cp.record_result("elsewhere", "d", "no", success=False)
+
+
+async def complete(cp: Store) -> None:
+    await cp.record_result("t", "c", {"paid": True})
+
+
+async def delete(cp: Store) -> None:
+    await cp.delete_thread("t")
+
+
+async def forget(cp: Store) -> None:
+    await cp.delete_thread("t", forget_keys=True)
+
+
+SCENARIOS: dict[str, tuple[list[Step], Step]] = {
+    "the first append": ([], append),
+    "a later append": ([append], append_three),
+    "an append after a deletion": ([append, claim, complete, delete], append),
+    "an append after all was forgotten": ([append, claim, forget], append),
+    "the first merge": ([], merge),
+    "a later merge": ([append, merge], merge),
+    "the first claim": ([], claim),
+    "a claim in a thread": ([append], claim),
+    "a claim after a failure": ([claim, fail], claim_elsewhere),
+    "a claim after one elsewhere": ([claim_elsewhere, fail_elsewhere], claim),
+    "a claim after its key was forgotten": ([claim, forget], claim),
+    "a claim after a deletion": ([append, claim, fail, delete], claim_elsewhere),
+    "a result": ([append, claim], complete),
+    "a failure": ([claim], fail),
+    "a late result of an erased call": ([append, claim, delete], complete),
+    "a late result beside a new life": ([claim, delete, append], complete),
+    "a deletion": ([append, merge, claim, complete], delete),
+    "a deletion of messages alone": ([append, merge], delete),
+    "a deletion of what was erased": ([append, claim, delete], delete),
+    "forgetting": ([append, claim, complete], forget),
+    "forgetting what was erased": ([claim, complete, delete], forget),
+    "forgetting the first attempt": (
+        [claim, fail, claim_elsewhere, fail_elsewhere],
+        forget,
+    ),
+    "forgetting the last attempt": (
+        [claim_elsewhere, fail_elsewhere, claim, complete],
+        forget,
+    ),
+}
+
+
+async def check_goes_on(cp: Store, found: State) -> None:
+    """Whatever was found, the next writes work and fit it."""
+    version = len(found.messages or [])
+    assert await cp.append("t", [{"n": 9}], expected_version=version) == version + 1
+    again = await cp.record_issued("later", ToolCall("e", "pay", {}, "key"))
+    assert (again is None) == (found.holder is None)
+
+    if found.holder is None:
+        holder = await cp.find_call("key")
+        assert holder is not None
+        attempts = [r.attempt for r in found.calls if r.call.idempotency_key == "key"]
+        assert holder.attempt > max(attempts, default=0)
+        await cp.record_result("later", "e", None)
+
+    await cp.delete_thread("t", forget_keys=True)
+    assert await cp.load("t") is None
+    assert await cp.append("t", [{}]) == 1
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+async def test_a_crash_leaves_the_old_state_or_the_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """And the new one, once it was acknowledged, whatever else a power loss takes."""
+    before, step = SCENARIOS[name]
+    home = tmp_path / "store"
+    home.mkdir()
+
+    async with Store(home) as cp:
+        for one in before:
+            await one(cp)
+
+        old = await state_of(cp)
+
+        with Disk(home, monkeypatch) as disk:
+            await step(cp)
+            acknowledged = len(disk.crashes)
+            disk.end()
+
+        new = await state_of(cp)
+
+    assert acknowledged > 1 or old == new, "the disk saw nothing"
+
+    for number, crash in enumerate(disk.crashes):
+        for folder in crash.outcomes(tmp_path / f"crash {number}"):
+            async with Store(folder, durability="normal") as cp:
+                found = await state_of(cp)
+                expected = [new] if number >= acknowledged else [old, new]
+                assert found in expected, f"after {crash.after}, {folder.name}"
+                await check_goes_on(cp, found)
+
+            shutil.rmtree(folder)
+
+
+async def test_a_crash_at_the_first_opening_leaves_what_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However far it came, the next process finishes it."""
+    home = tmp_path / "home"
+    home.mkdir()
+
+    with Disk(home, monkeypatch) as disk:
+        async with Store(home / "new" / "store") as cp:
+            await cp.append("t", [{}])
+            appended = len(disk.crashes)
+            await cp.record_issued("t", CALL)
+            claimed = len(disk.crashes)
+
+        disk.end()
+
+    for number, crash in enumerate(disk.crashes):
+        for folder in crash.outcomes(tmp_path / f"crash {number}"):
+            path = folder / "new" / "store"
+
+            async with Store(path, durability="normal") as cp:
+                found = await state_of(cp)
+
+                if number >= appended:
+                    assert found.messages == [{}]
+
+                if number >= claimed:
+                    assert found.holder is not None
+
+                await check_goes_on(cp, found)
+
+            shutil.rmtree(folder)

@@ -1,0 +1,211 @@
+"""Many processes in one folder: opening it, writing it, stopped and killed."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpkit import CallRecord, CheckpointData
+from cpkit_file import FileCheckpointer
+from tests.file.worker import Worker
+
+Store = FileCheckpointer[Any]
+Workers = Callable[[int], list[Worker]]
+
+
+def loaded(home: Path, thread_id: str) -> CheckpointData[dict[str, Any]]:
+    async def load() -> CheckpointData[Any] | None:
+        async with Store(home) as cp:
+            return await cp.load(thread_id)
+
+    data = asyncio.run(load())
+    assert data is not None
+    return data
+
+
+def on_record(home: Path, thread_id: str) -> list[CallRecord]:
+    async def calls() -> list[CallRecord]:
+        async with Store(home) as cp:
+            return await cp.list_calls(thread_id)
+
+    return asyncio.run(calls())
+
+
+def test_eight_processes_open_a_fresh_folder_at_once(
+    tmp_path: Path, workers: Workers
+) -> None:
+    """Each finds the store made, whoever made it, and every write is there."""
+    eight = workers(8)
+
+    for round_ in range(6):
+        home = tmp_path / f"new {round_}" / "store"
+
+        for worker in eight:
+            worker.tell("append_one", str(home))
+
+        assert sorted(worker.answer() for worker in eight) == list(range(1, 9))
+        assert sorted(path.name for path in home.iterdir()) == [
+            "claims",
+            "cpkit.json",
+            "threads",
+        ]
+
+
+def test_processes_write_one_thread(home: Path, workers: Workers) -> None:
+    """Dense versions, no merge lost, one holder of each key."""
+    four, count = workers(4), 40
+
+    for number, worker in enumerate(four):
+        worker.tell("mixed", str(home), f"w{number}", count)
+
+    answers = [worker.answer() for worker in four]
+    data = loaded(home, "shared")
+    versions = [version for answer in answers for version in answer["versions"]]
+    won = Counter(key for answer in answers for key in answer["won"])
+
+    assert (
+        sorted(versions)
+        == list(range(1, 4 * count + 1))
+        == [*range(1, data.version + 1)]
+    )
+    assert won == Counter({f"key {i}": 1 for i in range(count)})
+    assert len(data.extra) == 4 * count + 1
+    assert len(data.pending) == count
+
+    for number in range(4):
+        mine = [m["i"] for m in data.messages if m["by"] == f"w{number}"]
+        assert mine == list(range(count))
+
+
+def test_attempts_at_one_key_are_counted_across_processes(
+    home: Path, workers: Workers
+) -> None:
+    """Each attempt is one holder's, and they are dense, from threads of their own."""
+    three, count = workers(3), 20
+
+    for number, worker in enumerate(three):
+        worker.tell("contend", str(home), f"w{number}", count)
+
+    attempts = [attempt for worker in three for attempt in worker.answer()]
+    assert sorted(attempts) == list(range(1, 3 * count + 1))
+
+
+def test_a_killed_writer_loses_nothing_that_it_acknowledged(
+    home: Path, workers: Workers
+) -> None:
+    """After SIGKILL at any instant: all acknowledged is there, and nothing is torn."""
+    chance = random.Random(5)
+
+    for round_, worker in enumerate(workers(4)):
+        worker.tell("write_for_ever", str(home), f"w{round_}")
+        said = [
+            worker.answer() for _ in range(chance.randrange(1, 120))
+        ] + worker.kill()
+        data = loaded(home, "t")
+        appended = [line[1] for line in said if line[0] == "append"]
+        merged = [line[2] for line in said if line[0] == "extra"]
+        issued = {line[1] for line in said if line[0] == "issued"}
+        completed = {line[1] for line in said if line[0] == "completed"}
+        status = {r.call.call_id: r.status for r in on_record(home, "t")}
+
+        # One write can have landed unanswered.
+        assert data.version - max(appended) in (0, 2)
+        assert [m["half"] for m in data.messages] == [0, 1] * (data.version // 2)
+        assert not merged or data.extra["i"] - max(merged) in (0, 1)
+        assert issued <= status.keys()
+        assert {status[call_id] for call_id in completed} <= {"completed"}
+
+
+def test_a_write_that_a_kill_cut_short_is_passed_over_and_set_aside(
+    home: Path, log: Path, workers: Workers
+) -> None:
+    """Whatever the kill left of a large line, what was acknowledged goes on."""
+    for worker in workers(3):
+        worker.tell("append_big_for_ever", str(home))
+        worker.answer()
+        last = max([worker.answer(), *worker.kill()])
+        torn = not log.read_bytes().endswith(b"\n")
+        version = loaded(home, "t").version
+        assert version - last in (0, 1)
+
+        (second,) = workers(1)
+        assert second.ask("append_one", str(home)) == 1
+        second.tell("append_big_for_ever", str(home))
+        assert second.answer() == version + 1
+        second.kill()
+        assert log.with_name(f"{log.name}.torn").exists() or not torn
+
+        for file in log.parent.iterdir():
+            file.unlink()
+
+
+def test_a_process_that_is_stopped_holds_up_only_those_that_come_to_its_thread(
+    home: Path, log: Path
+) -> None:
+    """Writes to other threads and reads of them go on; the one that waits is done."""
+
+    async def use() -> None:
+        async with Store(home) as cp:
+            await cp.append("t", [{}])
+            # A lock of another opening is like one of another process.
+            stopped = log.open("rb")
+            fcntl.flock(stopped, fcntl.LOCK_EX)
+            waiting = [
+                asyncio.create_task(cp.append("t", [{"n": n}])) for n in range(20)
+            ]
+            others = await asyncio.gather(
+                *(cp.append(f"other {n}", [{}]) for n in range(200))
+            )
+            assert others == [1] * 200
+            assert await cp.load("other 7") is not None
+            assert not any(task.done() for task in waiting)
+            stopped.close()
+            assert await asyncio.gather(*waiting) == list(range(2, 22))
+
+    asyncio.run(use())
+    assert loaded(home, "t").version == 21
+
+
+# From Python 3.12 on, because other threads are running; the child only waits.
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_child_forked_in_the_middle_of_a_write_keeps_no_lock(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its copy of the descriptor is of the same lock, which is given back by name."""
+    children = []
+    sync = os.fdatasync
+
+    def fork_and_sync(fd: int) -> None:
+        child = os.fork()
+
+        if child == 0:
+            signal.pause()
+
+        children.append(child)
+        sync(fd)
+
+    async def use() -> None:
+        async with Store(home) as cp:
+            await cp.append("t", [{}])
+            monkeypatch.setattr(os, "fdatasync", fork_and_sync)
+            await cp.append("t", [{}])
+            monkeypatch.undo()
+            assert await asyncio.wait_for(cp.append("t", [{}]), 10) == 3
+
+    try:
+        asyncio.run(use())
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+    assert len(children) == 1
