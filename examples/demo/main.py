@@ -1,0 +1,208 @@
+"""The command: choose conversations, run, kill, look, and say what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import re
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote, unquote
+from uuid import uuid4
+
+from cpkit import (
+    BackendUnavailable,
+    CheckpointerError,
+    InvalidURL,
+    StatesDurability,
+    open_checkpointer,
+)
+from cpkit.registry import redacted
+
+from .airline import Books
+from .picture import Picture
+from .recordings import BadRecording, Conversation, choose, read
+from .run import Job, Run, WorkerFailed
+from .verdict import Finding, examine
+
+_EXAMPLES = Path(__file__).parent.parent
+_REAL = _EXAMPLES.parent.parent / "shared" / "data" / "airline_transcripts.jsonl"
+_BUNDLED = _EXAMPLES / "data" / "conversations.jsonl"
+
+# Exit statuses, as the cpkit command has them.
+_BROKEN, _BAD_USE, _UNAVAILABLE, _INTERRUPTED = 1, 2, 3, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo and return its exit status."""
+    options = _parser().parse_args(argv)
+
+    try:
+        return _demo(options)
+    except (InvalidURL, BadRecording) as exc:
+        return _fail(_BAD_USE, exc)
+    except OSError as exc:
+        return _fail(_BAD_USE, f"{exc.filename}: {exc.strerror}")
+    except sqlite3.Error as exc:
+        return _fail(_BAD_USE, f"the airline's books in {options.folder}: {exc}")
+    except BackendUnavailable as exc:
+        return _fail(_UNAVAILABLE, exc)
+    except (CheckpointerError, WorkerFailed) as exc:
+        return _fail(_BROKEN, exc)
+    except KeyboardInterrupt:
+        return _fail(_INTERRUPTED, "interrupted")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description="Kill an airline's agent again and again, and see it resume.",
+        epilog="Exit status: 0 when everything held, 1 when something was broken, "
+        "2 for bad use, 3 when the store is not available.",
+    )
+    add = parser.add_argument
+    add("--url", help="the store to use (default: a fresh SQLite file)")
+    add(
+        "--conversations",
+        type=_at_least_one,
+        default=8,
+        metavar="N",
+        help="how many to play, beginning with those that change the most (default: 8)",
+    )
+    add(
+        "--kills",
+        type=_at_least_one,
+        default=12,
+        metavar="N",
+        help="how often to kill the agent (default: 12)",
+    )
+    add(
+        "--pace",
+        type=_seconds,
+        default=0.4,
+        metavar="SECONDS",
+        help="how long the model takes for a reply (default: %(default)s)",
+    )
+    add(
+        "--data",
+        type=Path,
+        default=_REAL if _REAL.exists() else _BUNDLED,
+        metavar="FILE",
+        help="recorded conversations, one JSON object a line (default: %(default)s)",
+    )
+    add(
+        "--folder",
+        type=Path,
+        help="where to keep the airline's books (default: a fresh temporary folder)",
+    )
+    add(
+        "--no-ledger",
+        dest="ledger",
+        action="store_false",
+        help="forget every claim and result at once, to see what that does",
+    )
+    return parser
+
+
+def _demo(options: argparse.Namespace) -> int:
+    # Threads of their own for each run, so that a store may be used again.
+    run_id = f"demo-{uuid4().hex[:8]}"
+    conversations = choose(read(options.data, run_id), options.conversations)
+    folder: Path | None = options.folder
+    url: str | None = options.url
+
+    if url is None:
+        folder = folder or _fresh_folder()
+        url = f"sqlite:///{quote(str((folder / 'agent.db').absolute()))}"
+
+    durability = asyncio.run(_check(url))
+    folder = folder or _fresh_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    books = Books(folder / "airline-books.db")
+    picture = Picture(conversations)
+    job = Job(
+        url=url,
+        data=str(options.data),
+        conversations=len(conversations),
+        run=run_id,
+        books=str(books.path),
+        pace=options.pace,
+        ledger=options.ledger,
+    )
+    messages = sum(len(c.messages) for c in conversations)
+    run = Run(job, messages, options.kills, folder / f"{run_id}.log", picture)
+    picture.head(
+        ("store", redacted(url)),
+        ("survives", durability),
+        ("threads", f"{run_id}/*, {len(conversations)} recorded conversations"),
+        ("airline", str(books.path)),
+        ("kills", f"{options.kills} planned"),
+    )
+    began = time.monotonic()
+
+    with picture:
+        run.play()
+
+    findings = asyncio.run(_examine(run, conversations, books))
+    broken = [finding.what for finding in findings if finding.holds is False]
+    verdict = (
+        f"Broken: {', '.join(broken)}."
+        if broken
+        else f"Kills survived: {len(run.kills)}. No message was lost, "
+        "and no booking happened twice."
+    )
+    picture.result(findings, verdict)
+    picture.foot(time.monotonic() - began, folder)
+    return _BROKEN if broken else 0
+
+
+async def _check(url: str) -> str:
+    """Open the store once, so that what is wrong with it shows here; say its worth."""
+    opening = open_checkpointer(url)
+
+    if re.match("memory:|sqlite:/*:memory:", unquote(url), re.IGNORECASE):
+        raise InvalidURL(
+            f"{redacted(url)} ends with its process, so nothing in it can survive a "
+            "kill; take a sqlite:///, file:, postgresql:// or redis:// URL"
+        )
+
+    async with opening as cp:
+        return str(cp.durability) if isinstance(cp, StatesDurability) else "not stated"
+
+
+async def _examine(
+    run: Run, conversations: list[Conversation], books: Books
+) -> list[Finding]:
+    async with open_checkpointer(run.job.url) as cp:
+        return await examine(cp, run, conversations, books)
+
+
+def _fresh_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="cpkit-demo-"))
+
+
+def _at_least_one(text: str) -> int:
+    number = int(text)
+
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+
+    return number
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError("must be at least 0, and finite")
+
+    return number
+
+
+def _fail(status: int, reason: object) -> int:
+    print(f"agent.py: {reason}", file=sys.stderr)
+    return status

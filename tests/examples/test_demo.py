@@ -1,0 +1,276 @@
+"""The demo as a newcomer runs it: a process, killed workers, exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.servers.postgres import shared_postgres
+from tests.servers.redis import shared_redis
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+BUNDLED = EXAMPLES / "data" / "conversations.jsonl"
+READ_ONLY = ("get_", "search_", "list_", "calculate", "think")
+QUICK = ("--pace", "0", "--conversations", "3", "--kills", "5", "--data", str(BUNDLED))
+
+PATIENCE = 15.0
+"""Seconds for a process to come up or end; a healthy one takes well under one."""
+
+Booked = Counter[tuple[str, str]]
+"""How often a tool was called with the same arguments."""
+
+
+def run_demo(
+    *options: str, script: Path = EXAMPLES / "agent.py", folder: Path
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(script), *options],
+        cwd=folder,
+        env=os.environ | {"TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+def changes_recorded(count: int) -> Booked:
+    """What the conversations that change the most ask the airline to do."""
+    found = []
+
+    for line in BUNDLED.read_text().splitlines():
+        calls = [
+            call["function"]
+            for message in json.loads(line)["messages"]
+            for call in message.get("tool_calls") or []
+        ]
+        found.append(
+            Counter(
+                (call["name"], call["arguments"])
+                for call in calls
+                if not call["name"].startswith(READ_ONLY)
+            )
+        )
+
+    found.sort(key=Counter.total, reverse=True)
+    return sum(found[:count], Counter())
+
+
+def changes_made(folder: Path) -> Booked:
+    """What the airline's books say that it did."""
+    with closing(sqlite3.connect(folder / "airline-books.db")) as db:
+        rows = db.execute("SELECT tool, args FROM books").fetchall()
+
+    return Counter((tool, args) for tool, args in rows)
+
+
+def url_of(store: str, folder: Path) -> str:
+    match store:
+        case "sqlite":
+            return f"sqlite:///{folder}/agent.db"
+        case "file":
+            return f"file://{folder}/threads"
+        case "postgresql":
+            return shared_postgres(schema="demo")
+        case _:
+            return shared_redis(prefix="demo")
+
+
+@pytest.mark.parametrize("store", ["sqlite", "file", "postgresql", "redis"])
+def test_killed_agent_resumes_and_books_once(store: str, tmp_path: Path) -> None:
+    """The store is a URL; the agent, killed and resumed, does each thing once."""
+    url = url_of(store, tmp_path)
+
+    done = run_demo("--url", url, "--folder", "run", *QUICK, folder=tmp_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert changes_made(tmp_path / "run") == changes_recorded(3)
+    assert "kill -9   1  between an effect and its record" in done.stdout
+    assert "equal to the byte" in done.stdout
+    assert "no booking happened twice" in done.stdout
+    assert not done.stderr
+
+
+def test_same_store_serves_a_second_run(tmp_path: Path) -> None:
+    """Each run has threads of its own."""
+    options = ("--url", "sqlite:///agent.db", *QUICK)
+
+    first = run_demo("--folder", "first", *options, folder=tmp_path)
+    second = run_demo("--folder", "second", *options, folder=tmp_path)
+
+    assert (first.returncode, second.returncode) == (0, 0), second.stdout
+    assert changes_made(tmp_path / "second") == changes_recorded(3)
+
+
+def test_without_the_record_of_calls_things_are_booked_twice(tmp_path: Path) -> None:
+    """The demo can fail: it sees what the ledger is there to prevent."""
+    done = run_demo("--no-ledger", "--folder", "run", *QUICK, folder=tmp_path)
+
+    assert done.returncode == 1, done.stdout
+    assert "Broken: the airline's books." in done.stdout
+    assert changes_made(tmp_path / "run") > changes_recorded(3)
+
+
+def test_bundled_conversations_serve_where_the_real_ones_are_not(
+    tmp_path: Path,
+) -> None:
+    """Alone, the example plays its own data on a fresh store in a temporary folder."""
+    copy = tmp_path / "somewhere" / "examples"
+    shutil.copytree(
+        EXAMPLES, copy, ignore=shutil.ignore_patterns("custom_backend", "__pycache__")
+    )
+    here = tmp_path / "here"
+    here.mkdir()
+
+    done = run_demo(
+        *("--pace", "0", "--kills", "4"), script=copy / "agent.py", folder=here
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    [folder] = here.iterdir()
+    assert folder.name.startswith("cpkit-demo-")
+    assert f"sqlite:///{folder}/agent.db" in done.stdout
+    assert changes_made(folder) == changes_recorded(5)
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        (["--url", "oracle://x"], 2, "no driver for 'oracle'"),
+        (["--url", "memory://"], 2, "nothing in it can survive a kill"),
+        (["--url", "memory://name"], 2, "nothing in it can survive a kill"),
+        (["--url", "sqlite:///:memory:"], 2, "nothing in it can survive a kill"),
+        (["--url", "sqlite:///%3Amemory:"], 2, "nothing in it can survive a kill"),
+        (["--url", "sqlite:///a.db?speed=high"], 2, "no option 'speed'"),
+        (["--data", "nowhere.jsonl"], 2, "nowhere.jsonl: No such file"),
+        (["--data", "empty"], 2, "no conversation here changes anything"),
+        (["--data", "prose"], 2, "prose, line 1: no recorded conversation"),
+        (["--data", "unanswered"], 2, "unanswered, line 1: no recorded conversation"),
+        (["--data", "twice"], 2, "two conversations are called 'kestrel"),
+        (["--folder", "no-books"], 2, "the airline's books in no-books"),
+        (["--url", "redis://:secret@127.0.0.1:1/0?connect_timeout=1"], 3, ":1/0"),
+        (["--url", "postgresql://u:secret@127.0.0.1:1/x?connect_timeout=1"], 3, ":1/x"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else "",
+)
+def test_bad_use_is_one_clear_line(
+    options: list[str], status: int, words: str, tmp_path: Path
+) -> None:
+    """What cannot work says so in a line, without a traceback or a password."""
+    first = BUNDLED.read_text().splitlines()[0]
+    unanswered = json.loads(first)
+    unanswered["messages"] = [m for m in unanswered["messages"] if m["role"] != "tool"]
+    (tmp_path / "no-books" / "airline-books.db").mkdir(parents=True)
+    (tmp_path / "empty").touch()
+    (tmp_path / "prose").write_text("Dear airline,\n")
+    (tmp_path / "twice").write_text(f"{first}\n{first}\n")
+    (tmp_path / "unanswered").write_text(json.dumps(unanswered))
+
+    done = run_demo(*options, folder=tmp_path)
+
+    assert done.returncode == status, done.stderr
+    assert done.stderr.startswith("agent.py: ")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "secret" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("option", ["--kills", "--conversations", "--pace"])
+def test_wrong_numbers_are_refused(option: str, tmp_path: Path) -> None:
+    """A number that makes no sense is named, with what would."""
+    done = run_demo(option, "-1", folder=tmp_path)
+
+    assert done.returncode == 2
+    assert f"argument {option}: must be at least" in done.stderr
+
+
+def test_terminal_shows_bars_and_a_table(tmp_path: Path) -> None:
+    """On a terminal there is a picture; nothing in it takes the run down."""
+    ours, theirs = pty.openpty()
+
+    with subprocess.Popen(
+        [sys.executable, str(EXAMPLES / "agent.py"), "--folder", "run", *QUICK],
+        cwd=tmp_path,
+        env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "100"},
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+    ) as demo:
+        os.close(theirs)
+        seen = b""
+
+        try:
+            while chunk := os.read(ours, 65536):
+                seen += chunk
+        except OSError:  # Linux's word for the end of a terminal
+            os.close(ours)
+
+    assert demo.returncode == 0, seen.decode()
+    assert b"kestrel-two-at-once" in seen
+    assert "━".encode() in seen
+    assert b"no booking happened twice" in seen
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks into /proc")
+@pytest.mark.parametrize(
+    ("how", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_ended_demo_leaves_no_worker(
+    how: signal.Signals, status: int, tmp_path: Path
+) -> None:
+    """Ctrl-C ends the worker too, without a traceback, and so does a kill."""
+    with subprocess.Popen(
+        [sys.executable, str(EXAMPLES / "agent.py"), *QUICK, "--pace", "60"],
+        cwd=tmp_path,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as demo:
+        try:
+            wait_for(lambda: children_of(demo.pid))
+            [worker] = children_of(demo.pid)
+            demo.send_signal(how)
+            _, errors = demo.communicate(timeout=PATIENCE)
+        finally:
+            demo.kill()
+
+    assert demo.returncode == status
+    assert errors == ("agent.py: interrupted\n" if how is signal.SIGINT else "")
+    wait_for(lambda: not is_running(worker))
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    """Tell whether there is such a process that is not a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+    return stat.rpartition(")")[2].split()[0] != "Z"
