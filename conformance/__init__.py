@@ -1,0 +1,55 @@
+"""The suite that certifies any backend of cpkit.
+
+Three doors: inherit `ConformanceTests` in pytest, ``cpkit certify URL`` on the command
+line, ``await certify(url_or_harness)`` in code. `Harness` is what an author supplies.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if "pytest" in sys.modules:
+    import pytest
+
+    # Before the clauses are imported, so that their asserts tell what they compared.
+    pytest.register_assert_rewrite("conformance.clauses")
+
+from conformance.certify import certify
+from conformance.clause import Clause, Level, Skip, all_clauses, clause, select
+from conformance.harness import FactoryHarness, Harness, URLHarness, harness_for
+from conformance.report import SUITE_VERSION, Report
+from conformance.runner import Outcome, Status, run_clause
+
+if TYPE_CHECKING:
+    from conformance.testing import ConformanceTests
+
+__all__ = [
+    "SUITE_VERSION",
+    "Clause",
+    "ConformanceTests",
+    "FactoryHarness",
+    "Harness",
+    "Level",
+    "Outcome",
+    "Report",
+    "Skip",
+    "Status",
+    "URLHarness",
+    "all_clauses",
+    "certify",
+    "clause",
+    "harness_for",
+    "run_clause",
+    "select",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs pytest when it is asked for: worker processes do not."""
+    if name == "ConformanceTests":
+        from conformance.testing import ConformanceTests
+
+        return ConformanceTests
+
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

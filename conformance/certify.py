@@ -1,0 +1,75 @@
+"""Certify a store in code; ``cpkit certify`` is a table around this."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+
+from conformance.case import Case
+from conformance.clause import Clause, Level, select
+from conformance.harness import Harness, harness_for
+from conformance.report import Report
+from conformance.runner import Hung, Outcome, perform, run_clause
+from cpkit import BackendUnavailable, StatesDurability
+
+__all__ = ["certify"]
+
+
+async def certify(
+    target: str | Harness,
+    *,
+    levels: Sequence[str] = (),
+    clauses: Sequence[str] = (),
+    seed: int | None = None,
+    rounds: float = 1.0,
+    on_start: Callable[[Clause], None] | None = None,
+    on_outcome: Callable[[Outcome], None] | None = None,
+) -> Report:
+    """Ask a store the clauses of the levels, and return the report.
+
+    ``target`` is a URL, ``package.module:factory`` or a `Harness`; no levels means all
+    of them, ``clauses`` narrows to ids or subjects. ``rounds`` scales the slow sweeps.
+    The store should be one for the purpose: what the clauses write stays in it.
+
+    A clause that fails is in the report. Raises ``ValueError`` or ``InvalidURL`` for a
+    target, level or clause that there is not, and ``BackendUnavailable`` where the
+    store cannot be opened at all.
+    """
+    chosen = select(list(levels), list(clauses))
+    harness = harness_for(target)
+    seed = secrets.randbelow(2**32) if seed is None else seed
+    durability = await asyncio.to_thread(_opened, harness)
+    outcomes = []
+
+    for clause in chosen:
+        if on_start is not None:
+            on_start(clause)
+
+        outcome = await asyncio.to_thread(
+            run_clause, clause, harness, seed=seed, rounds=rounds
+        )
+        outcomes.append(outcome)
+
+        if on_outcome is not None:
+            on_outcome(outcome)
+
+    return Report(harness.name, durability, seed, rounds, outcomes, tuple(levels))
+
+
+def _opened(harness: Harness) -> str:
+    """Open the store once, and return what it says of its durability."""
+    said = []
+
+    async def look(case: Case) -> None:
+        cp: object = case.cp
+        said.append(
+            str(cp.durability) if isinstance(cp, StatesDurability) else "not stated"
+        )
+
+    try:
+        perform(Clause("store.opens", "", Level.CORE, (), 20, look), harness)
+    except Hung as exc:
+        raise BackendUnavailable(harness.name, str(exc)) from exc
+
+    return said[0]

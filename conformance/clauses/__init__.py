@@ -1,0 +1,26 @@
+"""The clauses, a file a subject, in the order of the contract."""
+
+from conformance.clauses import (  # noqa: F401, I001  # this order is the report's
+    handle,
+    load,
+    append,
+    extra,
+    claim,
+    result,
+    find,
+    values,
+    ids,
+    limits,
+    typed,
+    threads,
+    read,
+    receipts,
+    erase,
+    model,
+    concurrent,
+    linearizable,
+    cancel,
+    kill,
+    server,
+    bounded,
+)

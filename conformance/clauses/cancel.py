@@ -1,0 +1,249 @@
+"""Cancellation: at any await an operation is wholly done or wholly not, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from conformance.case import Case, Store
+from conformance.clause import Level, clause
+from conformance.clauses.concurrent import handles
+from conformance.history.interrupt import cancelled_after, cancelled_at
+from conformance.history.linear import check_linearizable
+from conformance.history.models import KEY, THREAD
+from conformance.history.recorder import Recorder
+from cpkit import VersionConflict
+
+CONCURRENT = Level.CONCURRENT
+
+Work = Coroutine[Any, Any, Any]
+
+
+async def _moments(
+    case: Case, sample: Callable[[], Work]
+) -> list[Callable[[Work], Awaitable[bool]]]:
+    """Return ways to cancel an operation: at its awaits, and at times in its run."""
+    start = time.perf_counter()
+    await sample()
+    usual = time.perf_counter() - start
+    awaits = range(1, case.times(5) + 1)
+    times = [usual * 1.5 * case.random.random() for _ in range(case.times(12))]
+    return [
+        *(partial(cancelled_at, suspension=n) for n in awaits),
+        *(partial(cancelled_after, seconds=seconds) for seconds in times),
+    ]
+
+
+@clause("cancel.append-is-whole", level=CONCURRENT)
+async def append_is_whole(case: Case) -> None:
+    """A cancelled append has added all of its messages or none; the next one works."""
+    thread = case.id()
+    mine, calm = Recorder(case.cp, "cancelled"), Recorder(case.cp, "next")
+
+    async def sample() -> None:
+        await calm.append(thread, ["sample.1", "sample.2"])
+
+    for n, cancel in enumerate(await _moments(case, sample), 1):
+        tokens = [f"batch.{n}.{i}" for i in range(4)]
+        await cancel(mine.append(thread, tokens))
+        await calm.append(thread, [f"next.{n}"])
+        await calm.load(thread)
+
+    await calm.load(thread)
+    check_linearizable(THREAD, [*mine.history, *calm.history])
+
+
+@clause("cancel.merge-is-whole", level=CONCURRENT)
+async def merge_is_whole(case: Case) -> None:
+    """A cancelled merge has written all of its keys or none; the next one works."""
+    thread = case.id()
+    mine, calm = Recorder(case.cp, "cancelled"), Recorder(case.cp, "next")
+
+    async def sample() -> None:
+        await calm.save_extra(thread, {"a": "sample.0"})
+
+    for n, cancel in enumerate(await _moments(case, sample), 1):
+        extra = dict.fromkeys("abcd", f"merge.{n}")
+        await cancel(mine.save_extra(thread, extra))
+        await calm.load(thread)
+        await calm.save_extra(thread, {"e": f"next.{n}"})
+
+    await calm.load(thread)
+    check_linearizable(THREAD, [*mine.history, *calm.history])
+
+
+@clause("cancel.claim-is-whole", level=CONCURRENT)
+async def claim_is_whole(case: Case) -> None:
+    """A cancelled claim holds its key or does not, for everybody and at once."""
+    thread = case.id()
+    mine, calm = Recorder(case.cp, "cancelled"), Recorder(case.cp, "next")
+
+    async def sample() -> None:
+        await calm.record_issued(thread, "sample.0", case.id("key"))
+
+    for n, cancel in enumerate(await _moments(case, sample), 1):
+        key, call_id = case.id("key"), f"call.{n}"
+        await cancel(mine.record_issued(thread, call_id, key))
+        await calm.record_issued(thread, f"other.{n}", key)
+        await calm.record_issued(thread, call_id, key)
+        await calm.record_result(thread, call_id, key, f"result.{n}", success=True)
+        await calm.find_completed(key)
+
+    check_linearizable(KEY, [*mine.history, *calm.history])
+
+
+@clause("cancel.result-is-whole", level=CONCURRENT)
+async def result_is_whole(case: Case) -> None:
+    """A cancelled result is on record or is not; a second one gets what stands."""
+    thread = case.id()
+    mine, calm = Recorder(case.cp, "cancelled"), Recorder(case.cp, "next")
+
+    async def sample() -> None:
+        key = case.id("key")
+        await calm.record_issued(thread, "call.0", key)
+        await calm.record_result(thread, "call.0", key, "result.0", success=True)
+
+    for n, cancel in enumerate(await _moments(case, sample), 1):
+        key, call_id = case.id("key"), f"call.{n}"
+        await calm.record_issued(thread, call_id, key)
+        await cancel(
+            mine.record_result(thread, call_id, key, f"mine.{n}", success=n % 2 == 0)
+        )
+        await calm.record_result(thread, call_id, key, f"next.{n}", success=True)
+        await calm.record_issued(thread, f"other.{n}", key)
+        await calm.find_completed(key)
+
+    check_linearizable(KEY, [*mine.history, *calm.history])
+
+
+@clause("cancel.reads-do-no-harm", level=CONCURRENT)
+async def reads_do_no_harm(case: Case) -> None:
+    """After a cancelled read the handle works and returns what is there."""
+    thread, key = case.id(), case.id("key")
+    await case.cp.append(thread, [{"n": n} for n in range(50)])
+    expected = await case.cp.load(thread)
+
+    async def sample() -> None:
+        await case.cp.load(thread)
+
+    for cancel in await _moments(case, sample):
+        await cancel(case.cp.load(thread))
+        await cancel(case.cp.find_completed(key))
+        loaded = await case.cp.load(thread)
+        assert loaded == expected
+
+
+@clause("cancel.retry-cannot-duplicate", level=CONCURRENT)
+async def retry_cannot_duplicate(case: Case) -> None:
+    """Repeating a cancelled append with its expected version writes it once."""
+    thread = case.id()
+
+    async def sample() -> None:
+        await case.cp.append(thread, [{"n": 0}])
+
+    for n, cancel in enumerate(await _moments(case, sample), 1):
+        message = {"n": n}
+        await cancel(case.cp.append(thread, [message], expected_version=n))
+
+        with suppress(VersionConflict):
+            await case.cp.append(thread, [message], expected_version=n)
+
+        loaded = await case.cp.load(thread)
+        assert loaded is not None
+        assert [m["n"] for m in loaded.messages] == list(range(n + 1))
+
+
+@clause("cancel.blocks-nobody", level=CONCURRENT)
+async def blocks_nobody(case: Case) -> None:
+    """After a cancelled write any handle may write the thread and the key at once."""
+    thread, key = case.id(), case.id("key")
+
+    async def write(cp: Store, n: int) -> None:
+        await cp.append(thread, [{"n": n}])
+        await cp.save_extra(thread, {"n": n})
+        await cp.record_issued(thread, case.call(key))
+
+    async def sample() -> None:
+        await write(case.cp, 0)
+
+    async with handles(case) as cps:
+        for cancel in await _moments(case, sample):
+            await cancel(write(cps[0], 1))
+
+            for cp in cps:
+                await write(cp, 2)
+
+
+@clause("cancel.some-of-many", level=CONCURRENT)
+async def some_of_many(case: Case) -> None:
+    """When some of many appends at once are cancelled the others are what they say."""
+    thread = case.id()
+    batches = [[{"n": n, "i": i} for i in range(3)] for n in range(60)]
+    tasks = [asyncio.create_task(case.cp.append(thread, batch)) for batch in batches]
+
+    for task in case.random.sample(tasks, 30):
+        for _ in range(case.random.randint(0, 3)):
+            await asyncio.sleep(0)
+
+        task.cancel()
+
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    loaded = await case.cp.load(thread)
+    messages = [] if loaded is None else loaded.messages
+
+    for answer, batch in zip(answers, batches, strict=True):
+        if isinstance(answer, int):
+            assert messages[answer - 3 : answer] == batch, "an acknowledged append"
+        else:
+            assert isinstance(answer, asyncio.CancelledError)
+
+    there = [messages[i : i + 3] for i in range(0, len(messages), 3)]
+    assert all(there.count(batch) <= 1 for batch in batches)
+    assert all(batch in batches for batch in there)
+
+
+@clause("cancel.is-not-swallowed", level=CONCURRENT)
+async def is_not_swallowed(case: Case) -> None:
+    """An operation that waits when it is cancelled ends with CancelledError."""
+    thread = case.id()
+    swallowed = 0
+
+    for n in range(20):
+        waited = False
+
+        async def work(n: int = n) -> None:
+            await case.cp.append(thread, [{"n": n}])
+
+        task = asyncio.create_task(work())
+        await asyncio.sleep(0)
+
+        if not task.done():
+            waited = task.cancel()
+
+        await asyncio.wait([task])
+        swallowed += waited and not task.cancelled()
+
+    # Once in a while the answer comes just then.
+    assert swallowed < 10
+
+
+@clause("cancel.while-opening", level=CONCURRENT)
+async def while_opening(case: Case) -> None:
+    """After an opening that was cancelled the store opens and works."""
+    thread = case.id()
+
+    async def use() -> None:
+        async with case.open() as cp:
+            await cp.append(thread, [{"n": 0}])
+
+    for n, cancel in enumerate(await _moments(case, use), 1):
+        await cancel(use())
+        version = await case.cp.append(thread, [{"n": n}])
+        assert version >= n
+
+    async with case.open() as cp:
+        await cp.append(thread, [{"n": 0}])

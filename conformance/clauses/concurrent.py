@@ -1,0 +1,272 @@
+"""Many at once: what must hold when tasks and handles share threads and keys."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from conformance.case import Case, Store
+from conformance.clause import Level, clause
+from conformance.workers import workers
+from cpkit import VersionConflict
+
+CONCURRENT = Level.CONCURRENT
+
+
+@asynccontextmanager
+async def handles(case: Case) -> AsyncIterator[list[Store]]:
+    """Return three handles: of one store where handles share it, else one thrice."""
+    if case.harness.lacks("handles"):
+        yield [case.cp] * 3
+        return
+
+    async with AsyncExitStack() as stack:
+        others = [await stack.enter_async_context(case.open()) for _ in range(2)]
+        yield [case.cp, *others]
+
+
+@clause("concurrent.appends-are-all-there", level=CONCURRENT)
+async def appends_are_all_there(case: Case) -> None:
+    """Of many appends at once each is there, whole, in one piece and in its place."""
+    thread = case.id()
+    batches = [[{"n": n, "i": i} for i in range(n % 4 + 1)] for n in range(60)]
+
+    async with handles(case) as cps:
+        versions = await asyncio.gather(
+            *(cps[n % 3].append(thread, batch) for n, batch in enumerate(batches))
+        )
+        loaded = await case.cp.load(thread)
+
+    assert loaded is not None
+    assert loaded.version == sum(map(len, batches))
+
+    for version, batch in zip(versions, batches, strict=True):
+        there = loaded.messages[version - len(batch) : version]
+        assert there == batch, f"the append that returned {version}"
+
+
+@clause("concurrent.one-wins-a-version", level=CONCURRENT)
+async def one_wins_a_version(case: Case) -> None:
+    """Of many appends that expect one version exactly one writes."""
+    thread = case.id()
+
+    async with handles(case) as cps:
+        for version in range(8):
+            answers = await asyncio.gather(
+                *(
+                    cps[n % 3].append(thread, [{"n": n}], expected_version=version)
+                    for n in range(12)
+                ),
+                return_exceptions=True,
+            )
+            won = [n for n, answer in enumerate(answers) if answer == version + 1]
+            lost = [a for a in answers if isinstance(a, VersionConflict)]
+            loaded = await case.cp.load(thread)
+            assert len(won) == 1
+            assert len(lost) == 11
+            assert loaded is not None
+            assert loaded.messages[version:] == [{"n": won[0]}]
+
+
+@clause("concurrent.merges-are-not-lost", level=CONCURRENT)
+async def merges_are_not_lost(case: Case) -> None:
+    """Of many merges of different keys at once none is lost."""
+    thread = case.id()
+
+    async with handles(case) as cps:
+        await asyncio.gather(
+            *(cps[n % 3].save_extra(thread, {f"key-{n}": n}) for n in range(60))
+        )
+        loaded = await case.cp.load(thread)
+
+    assert loaded is not None
+    assert loaded.extra == {f"key-{n}": n for n in range(60)}
+
+
+@clause("concurrent.merges-are-atomic", level=CONCURRENT)
+async def merges_are_atomic(case: Case) -> None:
+    """Nobody sees a merge of several keys half done."""
+    thread = case.id()
+    names = [f"key-{i}" for i in range(20)]
+    await case.cp.save_extra(thread, dict.fromkeys(names, -1))
+    seen: list[dict[str, Any]] = []
+
+    async def write(cp: Store, n: int) -> None:
+        for i in range(10):
+            await cp.save_extra(thread, dict.fromkeys(names, n * 100 + i))
+
+    async def read(cp: Store) -> None:
+        for _ in range(15):
+            loaded = await cp.load(thread)
+            assert loaded is not None
+            seen.append(loaded.extra)
+
+    async with handles(case) as cps:
+        writers = [write(cps[n % 3], n) for n in range(4)]
+        await asyncio.gather(*writers, *(read(cp) for cp in cps))
+
+    torn = [extra for extra in seen if len(set(extra.values())) != 1]
+    assert not torn
+
+
+@clause("concurrent.loads-are-snapshots", level=CONCURRENT)
+async def loads_are_snapshots(case: Case) -> None:
+    """A load during writes extends every earlier one and sees no append half done."""
+    thread = case.id()
+    done = asyncio.Event()
+
+    async def write(cp: Store, n: int) -> None:
+        for i in range(12):
+            await cp.append(thread, [{"n": n, "i": i, "part": p} for p in range(3)])
+
+    async def read(cp: Store) -> None:
+        earlier: list[Any] = []
+
+        while not done.is_set():
+            loaded = await cp.load(thread)
+            messages = [] if loaded is None else loaded.messages
+            assert messages[: len(earlier)] == earlier
+            assert [m["part"] for m in messages] == [0, 1, 2] * (len(messages) // 3)
+            earlier = messages
+            await asyncio.sleep(0)  # a store in memory never waits by itself
+
+    async with handles(case) as cps:
+        readers = [asyncio.create_task(read(cp)) for cp in cps]
+
+        try:
+            await asyncio.gather(*(write(cps[n % 3], n) for n in range(3)))
+        finally:
+            done.set()
+            await asyncio.gather(*readers)
+
+
+@clause("concurrent.one-claims-a-key", level=CONCURRENT)
+async def one_claims_a_key(case: Case) -> None:
+    """Of many claims of a key at once, in any threads, exactly one succeeds."""
+    threads = [case.id() for _ in range(3)]
+
+    async with handles(case) as cps:
+        for _ in range(8):
+            key = case.id("key")
+            calls = [case.call(key) for _ in range(12)]
+            answers = await asyncio.gather(
+                *(
+                    cps[n % 3].record_issued(threads[n % 2], call)
+                    for n, call in enumerate(calls)
+                )
+            )
+            won = [n for n, answer in enumerate(answers) if answer is None]
+            assert len(won) == 1
+            holders = [answer for answer in answers if answer is not None]
+            assert {holder.call.call_id for holder in holders} == {
+                calls[won[0]].call_id
+            }
+
+
+@clause("concurrent.one-takes-over", level=CONCURRENT)
+async def one_takes_over(case: Case) -> None:
+    """Of many claims at once of a key that came free one is the next attempt."""
+    thread, key = case.id(), case.id("key")
+
+    async with handles(case) as cps:
+        for attempt in range(1, 7):
+            calls = [case.call(key) for _ in range(9)]
+            answers = await asyncio.gather(
+                *(cps[n % 3].record_issued(thread, c) for n, c in enumerate(calls))
+            )
+            won = [c for c, answer in zip(calls, answers, strict=True) if not answer]
+            assert len(won) == 1
+            failed = await case.cp.record_result(
+                thread, won[0].call_id, None, success=False
+            )
+            assert failed.attempt == attempt
+
+
+@clause("concurrent.one-result-stays", level=CONCURRENT)
+async def one_result_stays(case: Case) -> None:
+    """Of many results of a call at once one stays, and all get its record."""
+    thread = case.id()
+
+    async with handles(case) as cps:
+        for _ in range(8):
+            call = case.call()
+            await case.cp.record_issued(thread, call)
+            records = await asyncio.gather(
+                *(
+                    cps[n % 3].record_result(
+                        thread, call.call_id, n, success=n % 2 == 0
+                    )
+                    for n in range(10)
+                )
+            )
+            assert all(record == records[0] for record in records)
+            assert records[0].status == (
+                "completed" if records[0].result in range(0, 10, 2) else "failed"
+            )
+
+
+@clause("concurrent.same-call-claims-once", level=CONCURRENT)
+async def same_call_claims_once(case: Case) -> None:
+    """Of the same call claimed many times at once one claim succeeds."""
+    thread = case.id()
+
+    async with handles(case) as cps:
+        for _ in range(8):
+            call = case.call()
+            answers = await asyncio.gather(
+                *(cps[n % 3].record_issued(thread, call) for n in range(9))
+            )
+            loaded = await case.cp.load(thread)
+            assert answers.count(None) == 1
+            assert all(a is None or a.call == call for a in answers)
+            assert loaded is not None
+            assert [r.call for r in loaded.pending].count(call) == 1
+
+
+@clause("concurrent.threads-make-progress", level=CONCURRENT)
+async def threads_make_progress(case: Case) -> None:
+    """A thread under constant load keeps no other thread from being used."""
+    busy, calm = case.id(), case.id()
+    done = asyncio.Event()
+    await case.cp.append(busy, [{"text": "x" * 1000}] * 300)
+
+    async def hold(cp: Store, n: int) -> None:
+        while not done.is_set():
+            if n % 2:
+                await cp.load(busy)
+            else:
+                await cp.append(busy, [{"text": "x" * 1000}])
+
+            await asyncio.sleep(0)
+
+    async with handles(case) as cps:
+        holders = [asyncio.create_task(hold(cps[n % 2], n)) for n in range(6)]
+
+        try:
+            for n in range(1, 21):
+                version = await cps[n % 3].append(calm, [{"n": n}])
+                assert version == n
+        finally:
+            done.set()
+            await asyncio.gather(*holders)
+
+
+@clause("concurrent.opens-at-once", "processes", level=CONCURRENT, deadline=40)
+def opens_at_once(case: Case) -> None:
+    """Many processes and tasks that open a store at once, a new one too, all can."""
+
+    async def use() -> None:
+        async with case.open() as cp:
+            await cp.append(case.id(), [{"n": 1}])
+
+    async def run() -> None:
+        job = {"threads": [case.id()], "count": 2, "seed": 1}
+        jobs = [{**job, "clients": [f"process {n}"]} for n in range(4)]
+
+        async with workers(case.harness, jobs) as started:
+            await asyncio.gather(*(use() for _ in range(4)))
+            await asyncio.gather(*(worker.finished() for worker in started))
+
+    asyncio.run(run())

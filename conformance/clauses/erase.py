@@ -1,0 +1,272 @@
+"""Optional: deleting a thread without undoing what its calls did."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from conformance.case import Case, raises
+from conformance.clause import clause
+from conformance.samples import neighbours
+from cpkit import (
+    CallMismatch,
+    CallRecord,
+    ErasesThreads,
+    KeepsReceipts,
+    ListsThreads,
+    ReadsRanges,
+    ToolCall,
+    UnknownCall,
+)
+
+
+async def _filled(case: Case, call: ToolCall | None = None) -> tuple[str, ToolCall]:
+    """Return a thread with a message, extra and an issued call."""
+    thread, call = case.id(), call or case.call(args={"card": "4242"})
+    await case.cp.append(thread, [{"n": 1}, {"n": 2}])
+    await case.cp.save_extra(thread, {"k": 1})
+    assert await case.cp.record_issued(thread, call) is None
+    return thread, call
+
+
+def _erased(record: CallRecord) -> CallRecord:
+    """Return what deletion leaves of a record."""
+    bare = replace(record.call, args={})
+    return replace(record, call=bare, result=None, erased=True)
+
+
+@clause("erase.thread-is-gone", ErasesThreads)
+async def thread_is_gone(case: Case) -> None:
+    """After deletion load gives None, whatever the thread had."""
+    thread, _ = await _filled(case)
+    await case.cp.delete_thread(thread)
+    assert await case.cp.load(thread) is None
+
+
+@clause("erase.starts-again-at-0", ErasesThreads)
+async def starts_again_at_0(case: Case) -> None:
+    """The id starts again at version 0, without the old extra and pending calls."""
+    thread, _ = await _filled(case)
+    await case.cp.delete_thread(thread)
+    version = await case.cp.append(thread, [{"n": 9}], expected_version=0)
+    loaded = await case.cp.load(thread)
+    assert version == 1
+    assert loaded is not None
+    assert (loaded.messages, loaded.extra, loaded.pending) == ([{"n": 9}], {}, [])
+
+
+@clause("erase.missing-is-no-error", ErasesThreads)
+async def missing_is_no_error(case: Case) -> None:
+    """Deleting what is not there, or twice, does nothing."""
+    thread, _ = await _filled(case)
+    never = case.id()
+    await case.cp.delete_thread(never)
+    await case.cp.delete_thread(never, forget_keys=True)
+    await case.cp.delete_thread(thread)
+    await case.cp.delete_thread(thread)
+    assert await case.cp.load(never) is None
+    assert await case.cp.load(thread) is None
+
+
+@clause("erase.leaves-the-neighbours", ErasesThreads)
+async def leaves_the_neighbours(case: Case) -> None:
+    """Deletion touches no other thread, however alike its id."""
+    token = case.id("t")
+    threads = neighbours(token)
+
+    for n, thread in enumerate(threads):
+        await case.cp.append(thread, [{"n": n}])
+        await case.cp.save_extra(thread, {"n": n})
+        await case.cp.record_issued(thread, case.call(call_id="c"))
+
+    gone = threads[::5]
+    before = {t: await case.cp.load(t) for t in threads if t not in gone}
+
+    for n, thread in enumerate(gone):
+        await case.cp.delete_thread(thread, forget_keys=n % 2 == 1)
+
+    for thread, loaded in before.items():
+        assert await case.cp.load(thread) == loaded, f"{thread!r:.120} was touched"
+
+
+@clause("erase.completed-stays-paid", ErasesThreads)
+async def completed_stays_paid(case: Case) -> None:
+    """A completed call keeps its key, as an erased record without args and result."""
+    thread, call = await _filled(case)
+    done = await case.cp.record_result(thread, call.call_id, {"receipt": 1})
+    await case.cp.delete_thread(thread)
+    found = await case.cp.find_completed(call.idempotency_key)
+    holder = await case.cp.record_issued(case.id(), case.call(call.idempotency_key))
+    assert found == holder == _erased(done)
+
+
+@clause("erase.issued-stays-issued", ErasesThreads)
+async def issued_stays_issued(case: Case) -> None:
+    """An issued call keeps its key over a deletion, and is no longer pending."""
+    thread, call = await _filled(case)
+    await case.cp.delete_thread(thread)
+    holder = await case.cp.record_issued(thread, case.call(call.idempotency_key))
+    assert holder is not None
+    assert (holder.status, holder.erased) == ("issued", True)
+    assert (holder.call.call_id, holder.call.args) == (call.call_id, {})
+    assert await case.cp.find_completed(call.idempotency_key) is None
+    assert await case.cp.load(thread) is None
+
+
+@clause("erase.failed-stays-free", ErasesThreads)
+async def failed_stays_free(case: Case) -> None:
+    """A failed call holds no key after a deletion either; attempts go on counting."""
+    thread, call = await _filled(case)
+    await case.cp.record_result(thread, call.call_id, "no", success=False)
+    await case.cp.delete_thread(thread)
+    other, second = case.id(), case.call(call.idempotency_key)
+    assert await case.cp.record_issued(other, second) is None
+    loaded = await case.cp.load(other)
+    assert loaded is not None
+    assert [record.attempt for record in loaded.pending] == [2]
+
+
+@clause("erase.own-call-again", ErasesThreads)
+async def own_call_again(case: Case) -> None:
+    """A call id on an erased record is compared by key and tool alone."""
+    thread, call = await _filled(case)
+    await case.cp.delete_thread(thread)
+    again = await case.cp.record_issued(thread, replace(call, args={"other": 1}))
+    assert again is not None
+    assert again.erased
+    assert await case.cp.load(thread) is None
+
+    with raises(CallMismatch, "another tool"):
+        await case.cp.record_issued(thread, replace(call, tool_name="refund"))
+
+    with raises(CallMismatch, "another key"):
+        await case.cp.record_issued(
+            thread, replace(call, idempotency_key=case.id("key"))
+        )
+
+
+@clause("erase.late-result", ErasesThreads)
+async def late_result(case: Case) -> None:
+    """A late result of an erased call moves its status and drops the content, once."""
+    thread, call = await _filled(case)
+    await case.cp.delete_thread(thread)
+    done = await case.cp.record_result(thread, call.call_id, {"secret": 1})
+    again = await case.cp.record_result(thread, call.call_id, 2, success=False)
+    found = await case.cp.find_completed(call.idempotency_key)
+    assert (done.status, done.result, done.erased) == ("completed", None, True)
+    assert done.resolved_at is not None
+    assert again == found == done
+    assert await case.cp.load(thread) is None, "a late result makes no thread"
+
+
+@clause("erase.late-failure-frees", ErasesThreads)
+async def late_failure_frees(case: Case) -> None:
+    """A late failure of an erased record frees its key."""
+    thread, call = await _filled(case)
+    await case.cp.delete_thread(thread)
+    await case.cp.record_result(thread, call.call_id, "no", success=False)
+    claimed = await case.cp.record_issued(thread, case.call(call.idempotency_key))
+    loaded = await case.cp.load(thread)
+    assert claimed is None
+    assert loaded is not None
+    assert [record.attempt for record in loaded.pending] == [2]
+
+
+@clause("erase.forget-frees-keys", ErasesThreads)
+async def forget_frees_keys(case: Case) -> None:
+    """With forget_keys the records go too: keys are free and count from 1 again."""
+    thread, call = await _filled(case)
+    await case.cp.record_result(thread, call.call_id, 1)
+    await case.cp.delete_thread(thread, forget_keys=True)
+    assert await case.cp.find_completed(call.idempotency_key) is None
+
+    with raises(UnknownCall):
+        await case.cp.record_result(thread, call.call_id, 1)
+
+    assert await case.cp.record_issued(thread, call) is None, "the call id is new again"
+    loaded = await case.cp.load(thread)
+    assert loaded is not None
+    assert [record.attempt for record in loaded.pending] == [1]
+
+
+@clause("erase.forget-after-delete", ErasesThreads)
+async def forget_after_delete(case: Case) -> None:
+    """forget_keys also forgets what an earlier deletion kept."""
+    thread, call = await _filled(case)
+    await case.cp.delete_thread(thread)
+    await case.cp.delete_thread(thread, forget_keys=True)
+    assert await case.cp.record_issued(thread, call) is None
+
+
+@clause("erase.forget-is-of-one-thread", ErasesThreads)
+async def forget_is_of_one_thread(case: Case) -> None:
+    """forget_keys leaves other threads' records of the same keys."""
+    thread, call = await _filled(case)
+    await case.cp.record_result(thread, call.call_id, "no", success=False)
+    other, second = case.id(), case.call(call.idempotency_key)
+    await case.cp.record_issued(other, second)
+    await case.cp.delete_thread(thread, forget_keys=True)
+    holder = await case.cp.record_issued(thread, case.call(call.idempotency_key))
+    assert holder is not None
+    assert (holder.thread_id, holder.call, holder.attempt) == (other, second, 2)
+    await case.cp.record_result(other, second.call_id, "no", success=False)
+    third = case.call(call.idempotency_key)
+    assert await case.cp.record_issued(thread, third) is None
+    loaded = await case.cp.load(thread)
+    assert loaded is not None
+    assert [record.attempt for record in loaded.pending] == [3]
+
+
+@clause("erase.not-listed", ErasesThreads, ListsThreads)
+async def not_listed(case: Case) -> None:
+    """A deleted thread is not listed, with erased calls or a late result neither."""
+    thread, call = await _filled(case)
+    await case.cp.delete_thread(thread)
+    assert await case.cp.list_threads(prefix=thread) == []
+    await case.cp.record_result(thread, call.call_id, 1)
+    assert await case.cp.list_threads(prefix=thread) == []
+    await case.cp.append(thread, [{"n": 1}])
+    listed = await case.cp.list_threads(prefix=thread)
+    assert [(info.thread_id, info.version) for info in listed] == [(thread, 1)]
+
+
+@clause("erase.reads-nothing", ErasesThreads, ReadsRanges)
+async def reads_nothing(case: Case) -> None:
+    """Nothing of a deleted thread can be read."""
+    thread, _ = await _filled(case)
+    await case.cp.delete_thread(thread)
+    assert await case.cp.read(thread) == []
+    await case.cp.append(thread, [{"n": 3}])
+    assert await case.cp.read(thread) == [{"n": 3}]
+
+
+@clause("erase.receipts-stay", ErasesThreads, KeepsReceipts)
+async def receipts_stay(case: Case) -> None:
+    """list_calls and find_call show erased records, before the calls that follow."""
+    thread, first = await _filled(case)
+    second, third = case.call(args={"secret": 1}), case.call(args={"secret": 2})
+    await case.cp.record_issued(thread, second)
+    await case.cp.record_result(thread, second.call_id, {"secret": 3})
+    await case.cp.record_issued(thread, third)
+    await case.cp.record_result(thread, third.call_id, {"secret": 4}, success=False)
+    before = await case.cp.list_calls(thread)
+    await case.cp.delete_thread(thread)
+    after = await case.cp.list_calls(thread)
+    assert after == [_erased(record) for record in before]
+    assert await case.cp.find_call(first.idempotency_key) == after[0]
+    assert await case.cp.find_call(second.idempotency_key) == after[1]
+    assert await case.cp.find_call(third.idempotency_key) is None
+
+    fourth = case.call()
+    await case.cp.record_issued(thread, fourth)
+    listed = await case.cp.list_calls(thread)
+    assert listed[:3] == after
+    assert listed[3].call == fourth
+
+
+@clause("erase.forget-leaves-no-receipt", ErasesThreads, KeepsReceipts)
+async def forget_leaves_no_receipt(case: Case) -> None:
+    """With forget_keys no record of the thread is left."""
+    thread, call = await _filled(case)
+    await case.cp.delete_thread(thread, forget_keys=True)
+    assert await case.cp.list_calls(thread) == []
+    assert await case.cp.find_call(call.idempotency_key) is None

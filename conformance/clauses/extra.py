@@ -1,0 +1,151 @@
+"""Extra: a shallow merge, atomic for all keys of a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conformance.case import Case, raises
+from conformance.clause import clause
+from cpkit import JsonValue, SerializationError
+
+
+async def _extra(case: Case, thread: str) -> dict[str, Any]:
+    loaded = await case.cp.load(thread)
+    assert loaded is not None
+    return loaded.extra
+
+
+@clause("extra.merges")
+async def merges(case: Case) -> None:
+    """Keys that are not named stay as they are; keys that are take the new value."""
+    thread = case.id()
+    await case.cp.save_extra(thread, {"a": 1, "b": 2})
+    await case.cp.save_extra(thread, {"b": 3, "c": 4})
+    await case.cp.save_extra(thread, {"d": 5})
+    extra = await _extra(case, thread)
+    assert extra == {"a": 1, "b": 3, "c": 4, "d": 5}
+
+
+@clause("extra.is-shallow")
+async def is_shallow(case: Case) -> None:
+    """A value is replaced whole, never merged into."""
+    thread = case.id()
+    await case.cp.save_extra(thread, {"plan": {"a": 1, "b": [1, 2]}, "list": [1, 2]})
+    await case.cp.save_extra(thread, {"plan": {"c": 3}, "list": [3]})
+    extra = await _extra(case, thread)
+    assert extra == {"plan": {"c": 3}, "list": [3]}
+
+
+@clause("extra.stores-none")
+async def stores_none(case: Case) -> None:
+    """None is a value that is stored, not a deletion."""
+    thread = case.id()
+    await case.cp.save_extra(thread, {"a": 1, "b": None})
+    await case.cp.save_extra(thread, {"a": None})
+    extra = await _extra(case, thread)
+    assert extra == {"a": None, "b": None}
+
+
+@clause("extra.nothing-changes-nothing")
+async def nothing_changes_nothing(case: Case) -> None:
+    """An empty mapping changes nothing and makes no thread."""
+    thread = case.id()
+    await case.cp.save_extra(thread, {})
+    assert await case.cp.load(thread) is None
+    await case.cp.save_extra(thread, {"a": 1})
+    before = await case.cp.load(thread)
+    await case.cp.save_extra(thread, {})
+    after = await case.cp.load(thread)
+    assert after == before
+
+
+@clause("extra.all-or-none")
+async def all_or_none(case: Case) -> None:
+    """A merge with one value that cannot be stored writes no key."""
+    thread = case.id()
+    await case.cp.save_extra(thread, {"a": 1})
+    wrong: Any = {"a": 2, "b": object(), "c": 3}
+
+    with raises(SerializationError) as caught:
+        await case.cp.save_extra(thread, wrong)
+
+    extra = await _extra(case, thread)
+    assert extra == {"a": 1}
+    assert caught.error.path[0] == "b"
+
+
+@clause("extra.any-key")
+async def any_key(case: Case) -> None:
+    """Any string is a key, compared exactly: empty, with dots, NUL, in any case."""
+    thread = case.id()
+    keys = [
+        "",
+        "a",
+        "A",
+        "a.b",
+        "$set",
+        "a\0b",
+        "a\0",
+        "é",
+        "e\u0301",
+        " ",
+        "__proto__",
+    ]
+    keys += ["'; --", "%", "*", "x" * 2000, "😀", "\n", "constructor", "0", "00"]
+    expected: dict[str, JsonValue] = {key: n for n, key in enumerate(keys)}
+
+    for key, n in expected.items():
+        await case.cp.save_extra(thread, {key: n})
+
+    extra = await _extra(case, thread)
+    assert extra == expected
+
+
+@clause("extra.many-keys")
+async def many_keys(case: Case) -> None:
+    """One merge takes any number of keys."""
+    thread = case.id()
+    expected: dict[str, JsonValue] = {f"key-{n}": {"n": n} for n in range(2500)}
+    await case.cp.save_extra(thread, expected)
+    extra = await _extra(case, thread)
+    assert extra == expected
+
+
+@clause("extra.copies-its-input")
+async def copies_its_input(case: Case) -> None:
+    """Changing a mapping after it was saved changes nothing stored."""
+    thread = case.id()
+    given: dict[str, Any] = {"plan": {"steps": ["a"]}}
+    await case.cp.save_extra(thread, given)
+    given["plan"]["steps"].append("b")
+    given["new"] = 1
+    extra = await _extra(case, thread)
+    assert extra == {"plan": {"steps": ["a"]}}
+
+
+@clause("extra.leaves-the-rest")
+async def leaves_the_rest(case: Case) -> None:
+    """A merge changes neither messages nor calls, and not the version."""
+    thread = case.id()
+    await case.cp.append(thread, [{"n": 1}])
+    await case.cp.record_issued(thread, case.call())
+    before = await case.cp.load(thread)
+    await case.cp.save_extra(thread, {"a": 1})
+    after = await case.cp.load(thread)
+    assert before is not None
+    assert after is not None
+    assert after.messages == before.messages
+    assert after.pending == before.pending
+
+
+@clause("extra.takes-a-mapping-only")
+async def takes_a_mapping_only(case: Case) -> None:
+    """What is no mapping is a TypeError, and nothing is written."""
+    thread = case.id()
+    wrong: list[Any] = [None, [("a", 1)], "a", 1]
+
+    for value in wrong:
+        with raises(TypeError, repr(value)):
+            await case.cp.save_extra(thread, value)
+
+    assert await case.cp.load(thread) is None

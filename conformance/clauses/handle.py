@@ -1,0 +1,210 @@
+"""The handle: open, closed, closed too late, and in the wrong event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from conformance.case import Case, Store, raises
+from conformance.clause import clause
+from cpkit import (
+    Checkpointer,
+    Closed,
+    Durability,
+    InvalidId,
+    StatesDurability,
+    VersionConflict,
+    WrongEventLoop,
+)
+
+
+def _six(case: Case, cp: Store) -> dict[str, Callable[[], Awaitable[object]]]:
+    """Return a use of each of the six methods, empty writes too."""
+    thread = case.id()
+    return {
+        "load": lambda: cp.load(thread),
+        "append": lambda: cp.append(thread, [{"n": 1}]),
+        "append of nothing": lambda: cp.append(thread, []),
+        "save_extra": lambda: cp.save_extra(thread, {"k": 1}),
+        "save_extra of nothing": lambda: cp.save_extra(thread, {}),
+        "record_issued": lambda: cp.record_issued(thread, case.call()),
+        "record_result": lambda: cp.record_result(thread, case.id("call"), 1),
+        "find_completed": lambda: cp.find_completed(case.id("key")),
+    }
+
+
+@clause("handle.is-a-checkpointer")
+async def is_a_checkpointer(case: Case) -> None:
+    """What opening gives has the six methods."""
+    cp: object = case.cp
+    assert isinstance(cp, Checkpointer)
+
+
+@clause("handle.closed-after")
+async def closed_after(case: Case) -> None:
+    """Every method of a closed handle raises Closed, for empty writes too."""
+    async with case.open() as cp:
+        await cp.load(case.id())
+
+    for name, use in _six(case, cp).items():
+        with raises(Closed, name):
+            await use()
+
+
+@clause("handle.closed-before")
+async def closed_before(case: Case) -> None:
+    """Every method of a handle that is not open yet raises Closed."""
+    manager: Any = case.open()
+
+    if not isinstance(manager, Checkpointer):
+        case.skip("the handle does not exist before it is open")
+
+    for name, use in _six(case, manager).items():
+        with raises(Closed, name):
+            await use()
+
+
+@clause("handle.closed-comes-first")
+async def closed_comes_first(case: Case) -> None:
+    """A closed handle says Closed, whatever else is wrong with the arguments."""
+    async with case.open() as cp:
+        await cp.load(case.id())
+
+    with raises(Closed, "an invalid id on a closed handle"):
+        await cp.load("")
+
+    with raises(Closed, "an invalid message on a closed handle"):
+        await cp.append(case.id(), [object()])
+
+
+@clause("handle.close-is-idempotent")
+async def close_is_idempotent(case: Case) -> None:
+    """Closing a closed handle does nothing."""
+    async with case.open() as cp:
+        await cp.load(case.id())
+        close = getattr(cp, "aclose", None)
+
+        if close is None:
+            case.skip("the handle has no aclose()")
+
+        assert close is not None
+        await close()
+        await close()
+
+    await close()
+
+
+@clause("handle.close-lets-writes-finish", "handles")
+async def close_lets_writes_finish(case: Case) -> None:
+    """Leaving the context lets what is in flight finish; what it said is stored."""
+    threads = [case.id() for _ in range(10)]
+
+    async with case.open() as cp:
+        tasks = [asyncio.create_task(cp.append(t, [{"n": 1}])) for t in threads]
+        await asyncio.sleep(0)
+
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+
+    for thread, answer in zip(threads, answers, strict=True):
+        there = await case.cp.load(thread)
+        written = there is not None
+        assert answer == 1 or isinstance(answer, Closed)
+        assert written == (answer == 1), "a write is acknowledged when it is stored"
+
+
+@clause("handle.close-leaves-no-task")
+async def close_leaves_no_task(case: Case) -> None:
+    """A closed handle has no task left in the event loop."""
+    before = asyncio.all_tasks()
+
+    async with case.open() as cp:
+        await asyncio.gather(*(cp.append(case.id(), [{"n": 1}]) for _ in range(5)))
+
+    left = asyncio.all_tasks() - before
+    assert not left
+
+
+@clause("handle.opens-again", "handles")
+async def opens_again(case: Case) -> None:
+    """What one handle wrote is there for a handle that is opened after its close."""
+    thread, call = case.id(), case.call()
+
+    async with case.open() as first:
+        await first.append(thread, [{"n": 1}, {"n": 2}])
+        await first.save_extra(thread, {"plan": "a"})
+        await first.record_issued(thread, call)
+        before = await first.load(thread)
+
+    async with case.open() as second:
+        after = await second.load(thread)
+
+    assert after == before
+    assert after is not None
+
+
+@clause("handle.shares-the-store", "handles")
+async def shares_the_store(case: Case) -> None:
+    """Two open handles see each other's writes at once."""
+    thread = case.id()
+
+    async with case.open() as other:
+        for n in range(5):
+            here, there = (case.cp, other) if n % 2 else (other, case.cp)
+            await here.append(thread, [{"n": n}])
+            seen = await there.load(thread)
+            assert seen is not None
+            assert seen.messages == [{"n": i} for i in range(n + 1)]
+
+
+@clause("handle.wrong-loop")
+async def wrong_loop(case: Case) -> None:
+    """Use from another event loop raises WrongEventLoop at once and never hangs."""
+    for name, use in _six(case, case.cp).items():
+
+        async def elsewhere(
+            name: str = name, use: Callable[[], Awaitable[object]] = use
+        ) -> None:
+            with raises(WrongEventLoop, name):
+                await asyncio.wait_for(use(), 5)
+
+        await asyncio.to_thread(asyncio.run, elsewhere())
+
+
+@clause("handle.wrong-loop-does-no-harm")
+async def wrong_loop_does_no_harm(case: Case) -> None:
+    """A handle that was used from another loop still works in its own."""
+    thread = case.id()
+
+    async def elsewhere() -> None:
+        with raises(WrongEventLoop):
+            await asyncio.wait_for(case.cp.append(thread, [{"n": 0}]), 5)
+
+    await asyncio.to_thread(asyncio.run, elsewhere())
+    version = await case.cp.append(thread, [{"n": 1}])
+    assert version == 1
+
+
+@clause("handle.works-after-errors")
+async def works_after_errors(case: Case) -> None:
+    """After any error the handle still works and nothing is blocked."""
+    thread = case.id()
+    await case.cp.append(thread, [{"n": 0}])
+
+    for n in range(1, 20):
+        with raises(VersionConflict):
+            await case.cp.append(thread, [{"n": -1}], expected_version=n + 100)
+
+        with raises(InvalidId):
+            await case.cp.load("")
+
+        version = await case.cp.append(thread, [{"n": n}])
+        assert version == n + 1
+
+
+@clause("handle.states-durability", StatesDurability)
+async def states_durability(case: Case) -> None:
+    """What the store says of its durability is a level and words for people."""
+    stated = getattr(case.cp, "durability", None)
+    assert isinstance(stated, Durability)
+    assert stated.words.strip()

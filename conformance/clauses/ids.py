@@ -1,0 +1,219 @@
+"""Ids: opaque, compared exactly, never mistaken for one another."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from conformance.case import Case, raises
+from conformance.clause import clause
+from conformance.samples import ids_beyond, neighbours
+from cpkit import (
+    ErasesThreads,
+    InvalidId,
+    KeepsReceipts,
+    ListsThreads,
+    ReadsRanges,
+    ToolCall,
+)
+
+
+@clause("ids.threads-never-meet")
+async def threads_never_meet(case: Case) -> None:
+    """No two thread ids meet, however alike, hostile or long they are."""
+    threads = neighbours(case.id("t"))
+
+    for n, thread in enumerate(threads):
+        version = await case.cp.append(thread, [{"n": n}])
+        assert version == 1, f"{thread!r:.120} met another id"
+        await case.cp.save_extra(thread, {"n": n})
+
+    for n, thread in enumerate(threads):
+        loaded = await case.cp.load(thread)
+        assert loaded is not None
+        assert (loaded.messages, loaded.extra) == ([{"n": n}], {"n": n})
+
+
+@clause("ids.keys-never-meet")
+async def keys_never_meet(case: Case) -> None:
+    """No two idempotency keys meet, however alike, hostile or long they are."""
+    thread, keys = case.id(), neighbours(case.id("k"))
+
+    for n, key in enumerate(keys):
+        call = case.call(key, call_id=f"call-{n}", args={"n": n})
+        seen = await case.cp.record_issued(thread, call)
+        assert seen is None, f"{key!r:.120} met another key"
+        await case.cp.record_result(thread, f"call-{n}", n)
+
+    for n, key in enumerate(keys):
+        found = await case.cp.find_completed(key)
+        assert found is not None
+        assert (found.result, found.call.idempotency_key) == (n, key)
+
+
+@clause("ids.calls-never-meet")
+async def calls_never_meet(case: Case) -> None:
+    """No two call ids or tool names meet, however alike, hostile or long they are."""
+    thread, call_ids = case.id(), neighbours(case.id("c"))
+    calls = [case.call(call_id=one, tool=one, args={"id": one}) for one in call_ids]
+
+    for call in calls:
+        seen = await case.cp.record_issued(thread, call)
+        assert seen is None, f"{call.call_id!r:.120} met another call"
+
+    loaded = await case.cp.load(thread)
+    assert loaded is not None
+    assert [record.call for record in loaded.pending] == calls
+
+    for call in calls:
+        done = await case.cp.record_result(thread, call.call_id, call.call_id)
+        assert (done.call, done.result) == (call, call.call_id)
+
+
+@clause("ids.parts-never-mix")
+async def parts_never_mix(case: Case) -> None:
+    """Thread and call ids never run together: ("a:b", "c") is not ("a", "b:c")."""
+    token = case.id("p")
+
+    for mark in (":", "/", "|", "\n", " ", ".", "-", "::", "}", "%3A"):
+        one, two = f"{token}{mark}b", token
+        first = case.call(call_id="c", args={"n": 1})
+        second = case.call(call_id=f"b{mark}c", args={"n": 2})
+        assert await case.cp.record_issued(one, first) is None
+        assert await case.cp.record_issued(two, second) is None
+        done = await case.cp.record_result(two, second.call_id, 2)
+        loaded = await case.cp.load(one)
+        assert done.call == second
+        assert loaded is not None
+        assert [record.call for record in loaded.pending] == [first]
+
+
+@clause("ids.kinds-never-mix")
+async def kinds_never_mix(case: Case) -> None:
+    """One text may be a thread, a call, a tool and a key at once."""
+    text, other = case.id(), case.id()
+    await case.cp.append(text, [{"n": 1}])
+    await case.cp.save_extra(text, {text: 1})
+    call = ToolCall(text, text, {}, text)
+    assert await case.cp.record_issued(other, call) is None
+    assert await case.cp.record_issued(text, case.call(call_id=text)) is None
+    done = await case.cp.record_result(other, text, "x")
+    loaded = await case.cp.load(text)
+    assert done.call == call
+    assert loaded is not None
+    assert (loaded.messages, loaded.extra) == ([{"n": 1}], {text: 1})
+    assert len(loaded.pending) == 1
+
+
+class _Text(str):
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "not the id"
+
+
+@clause("ids.subclass-is-its-text")
+async def subclass_is_its_text(case: Case) -> None:
+    """An id of a subclass of str is the id of its text."""
+    thread, key = case.id(), case.id("key")
+    await case.cp.append(_Text(thread), [{"n": 1}])
+    call = case.call(_Text(key), call_id=_Text("c"), tool=_Text("pay"))
+    await case.cp.record_issued(_Text(thread), call)
+    await case.cp.record_result(_Text(thread), _Text("c"), 1)
+    loaded = await case.cp.load(thread)
+    found = await case.cp.find_completed(key)
+    assert loaded is not None
+    assert loaded.messages == [{"n": 1}]
+    assert found is not None
+    assert (found.thread_id, found.call.tool_name) == (thread, "pay")
+    assert type(found.thread_id) is str
+
+
+async def _refused(uses: dict[str, Callable[[Any], Awaitable[object]]]) -> None:
+    for name, use in uses.items():
+        for what, value in ids_beyond().items():
+            with raises(InvalidId, f"{what} in {name}"):
+                await use(value)
+
+
+@clause("ids.refused")
+async def refused(case: Case) -> None:
+    """Empty, over 512 bytes of UTF-8, with NUL, no str: InvalidId, in every method."""
+    thread = case.id()
+    cp = case.cp
+    await _refused(
+        {
+            "load": lambda bad: cp.load(bad),
+            "append": lambda bad: cp.append(bad, [{"n": 1}]),
+            "append of nothing": lambda bad: cp.append(bad, []),
+            "save_extra": lambda bad: cp.save_extra(bad, {"k": 1}),
+            "save_extra of nothing": lambda bad: cp.save_extra(bad, {}),
+            "record_issued": lambda bad: cp.record_issued(bad, case.call()),
+            "a call id": lambda bad: cp.record_issued(
+                thread, ToolCall(bad, "t", {}, case.id("key"))
+            ),
+            "a tool's name": lambda bad: cp.record_issued(
+                thread, ToolCall(case.id("call"), bad, {}, case.id("key"))
+            ),
+            "a key": lambda bad: cp.record_issued(
+                thread, ToolCall(case.id("call"), "t", {}, bad)
+            ),
+            "record_result": lambda bad: cp.record_result(bad, "c", 1),
+            "record_result's call id": lambda bad: cp.record_result(thread, bad, 1),
+            "find_completed": lambda bad: cp.find_completed(bad),
+        }
+    )
+    assert await cp.load(thread) is None
+
+
+@clause("ids.refused-first")
+async def refused_first(case: Case) -> None:
+    """An invalid id is refused before an invalid value is looked at."""
+    wrong: Any = object()
+
+    with raises(InvalidId):
+        await case.cp.append("", [wrong])
+
+    with raises(InvalidId):
+        await case.cp.save_extra("", {"a": wrong})
+
+    with raises(InvalidId):
+        await case.cp.record_result("", "c", wrong)
+
+
+@clause("ids.refused-in-list", ListsThreads)
+async def refused_in_list(case: Case) -> None:
+    """list_threads refuses what is no id to start after, and a prefix with NUL."""
+    beyond = ids_beyond()
+    del beyond["None"]  # is the default of after
+
+    for what, value in beyond.items():
+        with raises(InvalidId, f"{what} in after"):
+            await case.cp.list_threads(after=value)
+
+    for value in ("a\0", "x" * 513, "\ud800", None, b"a"):
+        with raises(InvalidId, f"prefix {value!r:.20}"):
+            await case.cp.list_threads(prefix=value)  # type: ignore[arg-type]  # the point
+
+
+@clause("ids.refused-in-read", ReadsRanges)
+async def refused_in_read(case: Case) -> None:
+    """read refuses what is no id."""
+    await _refused({"read": lambda bad: case.cp.read(bad, 0, 1)})
+
+
+@clause("ids.refused-in-receipts", KeepsReceipts)
+async def refused_in_receipts(case: Case) -> None:
+    """list_calls and find_call refuse what is no id."""
+    await _refused(
+        {
+            "list_calls": lambda bad: case.cp.list_calls(bad),
+            "find_call": lambda bad: case.cp.find_call(bad),
+        }
+    )
+
+
+@clause("ids.refused-in-delete", ErasesThreads)
+async def refused_in_delete(case: Case) -> None:
+    """delete_thread refuses what is no id."""
+    await _refused({"delete_thread": lambda bad: case.cp.delete_thread(bad)})

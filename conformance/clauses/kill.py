@@ -1,0 +1,161 @@
+"""SIGKILL of writing processes: what was acknowledged is there, and nothing is torn."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from conformance.case import Case
+from conformance.clause import Level, clause
+from conformance.clauses.linearizable import check_keys, check_threads
+from conformance.history.op import Op, merged
+from conformance.workers import Worker, workers
+from cpkit import CheckpointData
+
+DURABLE = Level.DURABLE
+
+PROCESSES = ["process 1", "process 2"]
+TASKS = ["a", "b"]
+"""Clients in each process, so that some operations share a commit."""
+
+
+async def _killed(case: Case, job: dict[str, Any]) -> list[Op]:
+    """Let processes write until they are killed, each at a moment of its own.
+
+    Each line that a process printed was an acknowledgement, also when it was still on
+    its way to us at the kill.
+    """
+    jobs = [
+        {
+            **job,
+            "clients": [f"{process}{task}" for task in TASKS],
+            "seed": case.random.random(),
+            "count": 10_000,
+        }
+        for process in PROCESSES
+    ]
+
+    async def one(worker: Worker) -> list[Any]:
+        said = [await worker.line() for _ in range(case.random.randint(0, 25))]
+        await asyncio.sleep(case.random.random() * 0.004)
+        worker.kill()
+        said += await worker.lines()
+        return [line for line in said if line is not None]
+
+    async with workers(case.harness, jobs) as started:
+        said = await asyncio.gather(*(one(worker) for worker in started))
+
+    return merged([values for lines in said for values in lines])
+
+
+@clause("kill.writes-survive", "processes", level=DURABLE, deadline=120)
+async def writes_survive(case: Case) -> None:
+    """After SIGKILL every acknowledged append and merge is there, and each is whole."""
+    for _ in range(case.times(4)):
+        threads = [case.id() for _ in range(2)]
+        history = await _killed(case, {"threads": threads})
+
+        async with case.open() as reopened:
+            await check_threads(reopened, threads, history)
+            loaded = [await reopened.load(thread) for thread in threads]
+
+        assert loaded == [await case.cp.load(thread) for thread in threads]
+
+
+@clause("kill.claims-survive", "processes", level=DURABLE, deadline=120)
+async def claims_survive(case: Case) -> None:
+    """After SIGKILL acknowledged claims and results stand; no key has two holders."""
+    for _ in range(case.times(4)):
+        keys = [case.id("key") for _ in range(4)]
+        clients = [f"{process}{task}" for process in PROCESSES for task in TASKS]
+        threads = {client: case.id() for client in clients}
+        history = await _killed(case, {"threads": threads, "keys": keys})
+
+        async with case.open() as reopened:
+            await check_keys(reopened, keys, history)
+
+
+@clause("kill.next-write-works", "processes", level=DURABLE, deadline=60)
+async def next_write_works(case: Case) -> None:
+    """After SIGKILL the next writer of the same threads and keys is not blocked."""
+    for _ in range(case.times(2)):
+        threads = [case.id() for _ in range(2)]
+        await _killed(case, {"threads": threads})
+
+        async with case.open() as reopened:
+            for thread in threads:
+                for cp in (case.cp, reopened):
+                    loaded = await cp.load(thread)
+                    version = 0 if loaded is None else loaded.version
+                    written = await cp.append(
+                        thread, [{"token": "next"}], expected_version=version
+                    )
+                    assert written == version + 1
+                    await cp.save_extra(thread, {"a": "next"})
+                    await cp.record_issued(thread, case.call())
+
+
+@clause("kill.earlier-stays", "processes", level=DURABLE, deadline=60)
+async def earlier_stays(case: Case) -> None:
+    """SIGKILL of writers changes nothing that was written before they began."""
+    threads = [case.id() for _ in range(2)]
+    before: list[CheckpointData[Any]] = []
+
+    for n, thread in enumerate(threads):
+        await case.cp.append(thread, [{"token": f"early.{n}.{i}"} for i in range(20)])
+        await case.cp.save_extra(thread, {"kept": n})
+        call = case.call()
+        await case.cp.record_issued(thread, call)
+        loaded = await case.cp.load(thread)
+        assert loaded is not None
+        before.append(loaded)
+
+    for _ in range(case.times(2)):
+        await _killed(case, {"threads": threads})
+
+    async with case.open() as reopened:
+        for thread, early in zip(threads, before, strict=True):
+            loaded = await reopened.load(thread)
+            assert loaded is not None
+            assert loaded.messages[: early.version] == early.messages
+            assert loaded.extra["kept"] == early.extra["kept"]
+            assert loaded.pending == early.pending
+
+
+@clause("kill.while-opening", "processes", level=DURABLE, deadline=60)
+def while_opening(case: Case) -> None:
+    """SIGKILL of processes that are opening the store leaves one that opens."""
+
+    async def run() -> None:
+        job = {"threads": [case.id()], "clients": ["a"], "count": 1, "seed": 1}
+
+        for _ in range(case.times(3)):
+            started = [Worker(case.harness, job) for _ in range(2)]
+
+            try:
+                first = asyncio.create_task(started[0].line())
+                # One is killed when the other has just opened the store.
+                await first
+                started[1].kill()
+                started[0].kill()
+            finally:
+                for worker in started:
+                    worker.close()
+
+            async with case.open() as cp:
+                version = await cp.append(case.id(), [{"n": 1}])
+                assert version == 1
+
+    asyncio.run(run())
+
+
+@clause("kill.exit-loses-nothing", "processes", level=DURABLE, deadline=40)
+async def exit_loses_nothing(case: Case) -> None:
+    """What a process wrote that ended by itself is there for all others."""
+    threads = [case.id()]
+    job = {"threads": threads, "clients": ["process 1"], "count": 20, "seed": 1}
+
+    async with workers(case.harness, [job]) as started:
+        said = await started[0].finished()
+
+    await check_threads(case.cp, threads, merged(said))

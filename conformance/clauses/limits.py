@@ -1,0 +1,109 @@
+"""Limits: ``max_payload`` counts the stored bytes of one value, inclusive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conformance.case import Case, Store, raises
+from conformance.clause import clause
+from cpkit import PayloadTooLarge
+
+LIMIT = 1000
+
+
+def _of_size(size: int, letter: str = "x") -> dict[str, str]:
+    """Return an object whose compact JSON has so many bytes of UTF-8."""
+    room = size - len('{"t":""}')
+    wide = len(letter.encode())
+    return {"t": letter * (room // wide) + "x" * (room % wide)}
+
+
+async def _issued(case: Case, cp: Store) -> tuple[str, str]:
+    thread, call = case.id(), case.call()
+    await cp.record_issued(thread, call)
+    return thread, call.call_id
+
+
+@clause("limits.payload-is-inclusive", "max_payload")
+async def payload_is_inclusive(case: Case) -> None:
+    """A message, extra value, args or result of exactly max_payload bytes is stored."""
+    value: Any
+
+    async with case.open(max_payload=LIMIT) as cp:
+        for letter in "xé€😀":
+            value = _of_size(LIMIT, letter)
+            thread, call_id = await _issued(case, cp)
+            await cp.append(thread, [value])
+            await cp.save_extra(thread, {"k": value})
+            await cp.record_issued(thread, case.call(args=value))
+            done = await cp.record_result(thread, call_id, value)
+            loaded = await cp.load(thread)
+            assert loaded is not None
+            assert loaded.messages == [value]
+            assert loaded.extra == {"k": value}
+            assert loaded.pending[0].call.args == value
+            assert done.result == value
+
+
+@clause("limits.too-large-is-refused", "max_payload")
+async def too_large_is_refused(case: Case) -> None:
+    """One byte more than max_payload raises PayloadTooLarge, and nothing is written."""
+    async with case.open(max_payload=LIMIT) as cp:
+        thread, call_id = await _issued(case, cp)
+        before = await cp.load(thread)
+
+        for letter in "xé€😀":
+            value: Any = _of_size(LIMIT + 1, letter)
+
+            with raises(PayloadTooLarge, "a message"):
+                await cp.append(thread, [{"n": 0}, value])
+
+            with raises(PayloadTooLarge, "an extra value"):
+                await cp.save_extra(thread, {"a": 1, "k": value})
+
+            with raises(PayloadTooLarge, "args"):
+                await cp.record_issued(thread, case.call(args=value))
+
+            with raises(PayloadTooLarge, "a result"):
+                await cp.record_result(thread, call_id, value)
+
+        after = await cp.load(thread)
+        assert after == before
+
+
+@clause("limits.too-large-tells-the-facts", "max_payload")
+async def too_large_tells_the_facts(case: Case) -> None:
+    """PayloadTooLarge names the path, the size and the limit."""
+    async with case.open(max_payload=LIMIT) as cp:
+        with raises(PayloadTooLarge) as caught:
+            await cp.append(case.id(), [{"n": 0}, _of_size(LIMIT + 7)])
+
+        error = caught.error
+        assert (error.path, error.size, error.limit) == ((1,), LIMIT + 7, LIMIT)
+
+
+@clause("limits.payload-is-of-one", "max_payload")
+async def payload_is_of_one(case: Case) -> None:
+    """max_payload limits each message and each extra value, not their sum."""
+    thread = case.id()
+
+    async with case.open(max_payload=LIMIT) as cp:
+        version = await cp.append(thread, [_of_size(LIMIT)] * 20)
+        await cp.save_extra(thread, {f"k{n}": "x" * (LIMIT - 2) for n in range(20)})
+        loaded = await cp.load(thread)
+        assert version == 20
+        assert loaded is not None
+        assert len(loaded.extra) == 20
+
+
+@clause("limits.a-megabyte-by-default")
+async def a_megabyte_by_default(case: Case) -> None:
+    """Without options a payload of some megabytes is stored."""
+    thread = case.id()
+    value: Any = {"image": "x" * 3_000_000}
+    await case.cp.append(thread, [value])
+    await case.cp.save_extra(thread, {"k": value})
+    loaded = await case.cp.load(thread)
+    assert loaded is not None
+    assert loaded.messages == [value]
+    assert loaded.extra == {"k": value}

@@ -1,0 +1,79 @@
+"""Optional: a part of a thread, with the semantics of a slice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conformance.case import Case, raises
+from conformance.clause import clause
+from cpkit import ReadsRanges
+
+
+@clause("read.is-a-slice", ReadsRanges)
+async def is_a_slice(case: Case) -> None:
+    """read(start, stop) returns messages[start:stop], negative and beyond too."""
+    thread = case.id()
+    messages = [{"n": n} for n in range(7)]
+    await case.cp.append(thread, messages[:3])
+    await case.cp.append(thread, messages[3:])
+    ends = [-(2**70), -8, -7, -3, -1, 0, 1, 4, 6, 7, 8, 2**70]
+
+    for start in ends:
+        for stop in (*ends, None):
+            seen = await case.cp.read(thread, start, stop)
+            expected = messages[start:stop]
+            assert seen == expected, f"[{start}:{stop}]"
+
+
+@clause("read.defaults-to-all", ReadsRanges)
+async def defaults_to_all(case: Case) -> None:
+    """Without a range all messages come back."""
+    thread = case.id()
+    messages = [{"n": n} for n in range(5)]
+    await case.cp.append(thread, messages)
+    assert await case.cp.read(thread) == messages
+    assert await case.cp.read(thread, 2) == messages[2:]
+    assert await case.cp.read(thread, stop=2) == messages[:2]
+
+
+@clause("read.missing-is-empty", ReadsRanges)
+async def missing_is_empty(case: Case) -> None:
+    """A missing thread, and one without messages, is the empty list."""
+    thread, only_extra = case.id(), case.id()
+    await case.cp.save_extra(only_extra, {"k": 1})
+
+    for one in (thread, only_extra):
+        for bounds in ((0, None), (0, 5), (-3, None), (5, -5)):
+            assert await case.cp.read(one, *bounds) == []
+
+    assert await case.cp.load(thread) is None
+
+
+@clause("read.is-the-callers", ReadsRanges)
+async def is_the_callers(case: Case) -> None:
+    """Changing what was read changes nothing stored."""
+    thread = case.id()
+    await case.cp.append(thread, [{"list": [1]}])
+    mine = await case.cp.read(thread)
+    mine[0]["list"].append(2)
+    mine.clear()
+    assert await case.cp.read(thread) == [{"list": [1]}]
+
+
+@clause("read.arguments", ReadsRanges)
+async def arguments(case: Case) -> None:
+    """Bounds that are no integers are a TypeError."""
+    thread = case.id()
+    wrong: list[Any] = ["1", 1.0, True]
+
+    for value in wrong:
+        with raises(TypeError, f"start {value!r}"):
+            await case.cp.read(thread, value)
+
+        with raises(TypeError, f"stop {value!r}"):
+            await case.cp.read(thread, 0, value)
+
+    nothing: Any = None
+
+    with raises(TypeError, "start None"):
+        await case.cp.read(thread, nothing)

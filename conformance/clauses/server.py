@@ -1,0 +1,148 @@
+"""SIGKILL of the store's server: typed errors, and what an acknowledgement is worth."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+from conformance.case import Case, raises
+from conformance.clause import Level, clause
+from conformance.clauses.linearizable import check_keys, check_threads
+from conformance.history.client import use_keys, use_threads
+from conformance.history.op import Op
+from conformance.history.recorder import Recorder
+from cpkit import BackendUnavailable, StatesDurability, Survives
+
+DURABLE = Level.DURABLE
+
+CLIENTS = ["task 1", "task 2", "task 3"]
+
+ENDLESS = 1_000_000
+"""Operations: until the server is gone."""
+
+
+@asynccontextmanager
+async def _down(case: Case) -> AsyncIterator[None]:
+    """Kill the server, and start it again whatever happens."""
+    await case.harness.kill()
+
+    try:
+        yield
+    finally:
+        await case.harness.start()
+
+
+def _promises(case: Case) -> None:
+    """Skip unless the store says that it survives a kill of the server."""
+    cp: object = case.cp
+
+    if isinstance(cp, StatesDurability) and cp.durability.survives is Survives.NONE:
+        case.skip(f"the store promises nothing: {cp.durability.words}")
+
+
+async def _killed_under(
+    case: Case, recorders: list[Recorder], work: list[Coroutine[Any, Any, None]]
+) -> list[Op]:
+    """Kill the server in the middle of the work, start it again, and end the work.
+
+    A client whose operation failed has ended; the others go on for a moment.
+    """
+    clients = [asyncio.create_task(one) for one in work]
+    await asyncio.sleep(0.02 + case.random.random() * 0.15)
+
+    async with _down(case):
+        await asyncio.sleep(case.random.random() * 0.1)
+
+    await asyncio.sleep(0.1)
+
+    for client in clients:
+        client.cancel()
+
+    for answer in await asyncio.gather(*clients, return_exceptions=True):
+        assert isinstance(answer, (BackendUnavailable, asyncio.CancelledError))
+
+    return [op for recorder in recorders for op in recorder.history]
+
+
+@clause("server.writes-survive", "server", level=DURABLE, deadline=120)
+async def writes_survive(case: Case) -> None:
+    """After SIGKILL of the server acknowledged appends and merges are there, whole."""
+    _promises(case)
+
+    for _ in range(case.times(2)):
+        threads = [case.id() for _ in range(2)]
+        recorders = [Recorder(case.cp, client) for client in CLIENTS]
+        work = [
+            use_threads(recorder, Random(case.random.random()), threads, ENDLESS)
+            for recorder in recorders
+        ]
+        history = await _killed_under(case, recorders, work)
+        await check_threads(case.cp, threads, history)
+
+
+@clause("server.claims-survive", "server", level=DURABLE, deadline=120)
+async def claims_survive(case: Case) -> None:
+    """After SIGKILL of the server acknowledged claims and results stand."""
+    _promises(case)
+
+    for _ in range(case.times(2)):
+        keys = [case.id("key") for _ in range(4)]
+        threads = {client: case.id() for client in CLIENTS}
+        recorders = [Recorder(case.cp, client) for client in CLIENTS]
+        work = [
+            use_keys(recorder, Random(case.random.random()), threads, keys, ENDLESS)
+            for recorder in recorders
+        ]
+        history = await _killed_under(case, recorders, work)
+        await check_keys(case.cp, keys, history)
+
+
+@clause("server.down-is-unavailable", "server", level=DURABLE, deadline=90)
+async def down_is_unavailable(case: Case) -> None:
+    """While the server is down every method, and opening, raises BackendUnavailable."""
+    thread = case.id()
+    cp = case.cp
+    call = case.call()
+    await cp.append(thread, [{"n": 1}])
+
+    async def opening() -> None:
+        async with case.open():
+            raise AssertionError("opened without a server")
+
+    async with _down(case):
+        uses: dict[str, Callable[[], Awaitable[object]]] = {
+            "load": lambda: cp.load(thread),
+            "append": lambda: cp.append(thread, [{"n": 2}], expected_version=1),
+            "save_extra": lambda: cp.save_extra(thread, {"k": 1}),
+            "record_issued": lambda: cp.record_issued(thread, call),
+            "record_result": lambda: cp.record_result(thread, call.call_id, 1),
+            "find_completed": lambda: cp.find_completed(call.idempotency_key),
+            "opening a handle": opening,
+        }
+
+        # All at once: a store may take its time to be sure.
+        answers = await asyncio.gather(
+            *(use() for use in uses.values()), return_exceptions=True
+        )
+
+    for name, answer in zip(uses, answers, strict=True):
+        assert isinstance(answer, BackendUnavailable), name
+
+
+@clause("server.handle-comes-back", "server", level=DURABLE, deadline=90)
+async def handle_comes_back(case: Case) -> None:
+    """A handle that lost its server works again when the server is back."""
+    thread = case.id()
+    await case.cp.append(thread, [{"n": 1}])
+
+    async with _down(case):
+        with raises(BackendUnavailable):
+            await case.cp.load(thread)
+
+    # What is left of the thread is another clause's.
+    version = await case.cp.append(thread, [])
+    written = await case.cp.append(thread, [{"n": 2}])
+    assert written == version + 1

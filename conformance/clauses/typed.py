@@ -1,0 +1,166 @@
+"""Typed messages: whatever pydantic validates, by ``message_type``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_serializer
+from typing_extensions import TypedDict
+
+from conformance.case import Case, raises
+from conformance.clause import clause
+from cpkit import SerializationError
+from cpkit.messages import AssistantMessage, Message, UserMessage
+
+
+@dataclass
+class Note:
+    text: str
+    tags: list[str]
+
+
+class Line(TypedDict):
+    text: str
+    count: int
+
+
+class Circle(BaseModel):
+    kind: Literal["circle"] = "circle"
+    radius: float
+
+
+class Square(BaseModel):
+    model_config = ConfigDict(populate_by_name=True)
+
+    kind: Literal["square"] = "square"
+    side: float = Field(alias="sideLength")
+
+
+class Forgetful(BaseModel):
+    """Comes back without what it does not write."""
+
+    text: str
+    secret: str = Field(default="", exclude=True)
+
+
+class Broken(BaseModel):
+    """Cannot be loaded from what it writes."""
+
+    count: int
+
+    @field_serializer("count")
+    def _in_words(self, count: int) -> str:
+        return "many"
+
+
+@clause("typed.comes-back", "message_type")
+async def comes_back(case: Case) -> None:
+    """Messages of any type that pydantic validates come back as equal objects."""
+    kinds: list[tuple[Any, list[Any]]] = [
+        (Note, [Note("a\0é", ["x"]), Note("", [])]),
+        (Line, [{"text": "a", "count": 2**70}]),
+        (Circle | Square, [Circle(radius=0.1), Square(sideLength=2.0)]),
+        (
+            Message,
+            [UserMessage(content="hi"), AssistantMessage(content=[], model="m")],
+        ),
+    ]
+
+    for kind, messages in kinds:
+        async with case.open(message_type=kind) as cp:
+            thread = case.id()
+            version = await cp.append(thread, messages)
+            loaded = await cp.load(thread)
+            assert version == len(messages)
+            assert loaded is not None
+            assert loaded.messages == messages
+            assert [type(m) for m in loaded.messages] == [type(m) for m in messages]
+
+
+@clause("typed.keeps-unknown-fields", "message_type")
+async def keeps_unknown_fields(case: Case) -> None:
+    """Metadata and unknown fields of cpkit.messages are kept."""
+    message = UserMessage.model_validate(
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "hi", "cache": {"ttl": 5}}],
+            "metadata": {"id": "x", "n": None},
+            "future": [1, {"a": 2}],
+        }
+    )
+
+    async with case.open(message_type=Message) as cp:
+        thread = case.id()
+        await cp.append(thread, [message])
+        loaded = await cp.load(thread)
+        assert loaded is not None
+        assert loaded.messages == [message]
+        assert loaded.messages[0].model_dump() == message.model_dump()
+
+
+@clause("typed.refuses-another-type", "message_type")
+async def refuses_another_type(case: Case) -> None:
+    """A message of another type is refused, with its index, and nothing is written."""
+    thread = case.id()
+    wrong: list[Any] = [Circle.model_construct(radius="wide"), object(), 5, None]
+
+    async with case.open(message_type=Circle) as cp:
+        for value in wrong:
+            with raises(SerializationError, repr(value)) as caught:
+                await cp.append(thread, [Circle(radius=1), value])
+
+            assert caught.error.path[0] == 1
+
+        assert await cp.load(thread) is None
+
+
+@clause("typed.refuses-the-unloadable", "message_type")
+async def refuses_the_unloadable(case: Case) -> None:
+    """A typed message that could not be loaded again is refused at append."""
+    thread = case.id()
+
+    async with case.open(message_type=Broken) as cp:
+        with raises(SerializationError) as caught:
+            await cp.append(thread, [Broken(count=1)])
+
+        assert caught.error.path[0] == 0
+        assert await cp.load(thread) is None
+
+    async with case.open(message_type=Circle) as cp:
+        with raises(SerializationError, "an infinite float"):
+            await cp.append(thread, [Circle(radius=float("inf"))])
+
+        assert await cp.load(thread) is None
+
+
+@clause("typed.strict-roundtrip", "message_type", "strict_roundtrip")
+async def strict_roundtrip(case: Case) -> None:
+    """With strict_roundtrip a message that would come back different is refused."""
+    thread = case.id()
+
+    async with case.open(message_type=Forgetful, strict_roundtrip=True) as cp:
+        with raises(SerializationError) as caught:
+            await cp.append(thread, [Forgetful(text="a", secret="b")])
+
+        assert caught.error.path[0] == 0
+        assert await cp.load(thread) is None
+        assert await cp.append(thread, [Forgetful(text="a")]) == 1
+
+    async with case.open(message_type=Forgetful) as cp:
+        assert await cp.append(case.id(), [Forgetful(text="a", secret="b")]) == 1
+
+
+@clause("typed.misfit-is-told-at-load", "message_type", "handles")
+async def misfit_is_told_at_load(case: Case) -> None:
+    """A stored message that does not fit message_type names thread and position."""
+    thread = case.id()
+    await case.cp.append(thread, [{"kind": "circle", "radius": 1}, {"radius": "wide"}])
+
+    async with case.open(message_type=Circle) as cp:
+        with raises(SerializationError) as caught:
+            await cp.load(thread)
+
+        assert caught.error.thread_id == thread
+        assert caught.error.path[0] == 1
+        assert await cp.append(thread, [Circle(radius=2)]) == 3

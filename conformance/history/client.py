@@ -1,0 +1,99 @@
+"""What a client does in the histories: chance picks, so that every case comes up."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+from conformance.history.recorder import Recorder
+
+__all__ = ["use_keys", "use_threads"]
+
+
+async def use_threads(
+    recorder: Recorder, random: Random, threads: list[str], count: int
+) -> None:
+    """Append, merge and load, on threads that others use as well."""
+    versions = dict.fromkeys(threads, 0)
+
+    for n in range(count):
+        await asyncio.sleep(0)  # a store in memory never waits by itself
+        thread = random.choice(threads)
+        tokens = [f"{recorder.client}.{n}.{i}" for i in range(random.choice((1, 1, 3)))]
+        dice = random.random()
+
+        if dice < 0.35:
+            await recorder.append(thread, tokens)
+        elif dice < 0.55:
+            # A guess that is right often enough: where the others were just now.
+            await recorder.append(thread, tokens, versions[thread])
+        elif dice < 0.75:
+            value = f"{recorder.client}.{n}"
+            keys = random.sample("abc", random.randint(1, 3))
+            await recorder.save_extra(thread, dict.fromkeys(keys, value))
+        else:
+            await recorder.load(thread)
+
+        versions[thread] = _last_version(recorder, thread, versions[thread])
+
+
+async def use_keys(
+    recorder: Recorder,
+    random: Random,
+    threads: dict[str, str],
+    keys: list[str],
+    count: int,
+) -> None:
+    """Claim, resolve and find, on keys that others claim as well.
+
+    ``threads`` has each client's thread; a call id tells whose it is, so that one
+    client can send a result for another's call, late, twice or of nobody's.
+    """
+    for n in range(count):
+        await asyncio.sleep(0)
+        key = random.choice(keys)
+        call_id = f"{recorder.client}.{n}.{keys.index(key)}"
+        claimed = await recorder.record_issued(threads[recorder.client], call_id, key)
+
+        if claimed and random.random() < 0.8:
+            await recorder.record_result(
+                threads[recorder.client],
+                call_id,
+                key,
+                f"result of {call_id}",
+                success=random.random() < 0.15,
+            )
+
+        dice = random.random()
+
+        if dice < 0.35:
+            other = random.choice(list(threads))
+            call_id = f"{other}.{random.randint(0, n)}.{keys.index(key)}"
+            await recorder.record_result(
+                threads[other],
+                call_id,
+                key,
+                f"{recorder.client} for {call_id}",
+                success=random.random() < 0.15,
+            )
+        elif dice < 0.6:
+            await recorder.find_completed(key)
+        elif dice < 0.7 and recorder.keeps_receipts:
+            await recorder.find_call(key)
+        elif dice < 0.8:
+            await recorder.record_issued(threads[recorder.client], call_id, key)
+
+
+def _last_version(recorder: Recorder, thread: str, known: int) -> int:
+    """Return the latest version of the thread that the client has seen."""
+    last = recorder.last.get(thread)
+
+    if last is None:
+        return known
+
+    kind, *rest = last
+
+    if kind in ("version", "conflict"):
+        return int(rest[0])
+
+    return len(rest[0]) if kind == "loaded" else known

@@ -1,0 +1,154 @@
+"""A handle that writes down every operation, in the words of the models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from conformance.case import Store
+from conformance.history.op import Op
+from cpkit import (
+    BackendUnavailable,
+    CallRecord,
+    KeepsReceipts,
+    ToolCall,
+    UnknownCall,
+    VersionConflict,
+)
+
+__all__ = ["Recorder"]
+
+
+class Recorder:
+    """One client of a store, and the history of what it did.
+
+    Messages are ``{"token": ...}``. A cancelled operation, and one whose answer was
+    lost, is recorded as of unknown outcome. ``last`` is what each thread or key last
+    answered. A ``sink`` is called with each operation in place of keeping it, twice:
+    when it begins, as of unknown outcome, and when it has ended (see `merged`).
+    """
+
+    def __init__(
+        self, cp: Store, client: str, sink: Callable[[Op], None] | None = None
+    ) -> None:
+        self.cp = cp
+        self.client = client
+        self.history: list[Op] = []
+        self.last: dict[str, tuple[Any, ...]] = {}
+        self.keeps_receipts = isinstance(cp, KeepsReceipts)
+        self._sink = sink
+
+    async def append(
+        self, thread: str, tokens: Sequence[str], expected: int | None = None
+    ) -> None:
+        async def run() -> tuple[Any, ...]:
+            try:
+                version = await self.cp.append(
+                    thread,
+                    [{"token": token} for token in tokens],
+                    expected_version=expected,
+                )
+            except VersionConflict as exc:
+                return "conflict", exc.actual
+
+            return "version", version
+
+        await self._record(thread, "append", (tuple(tokens), expected), run)
+
+    async def save_extra(self, thread: str, extra: Mapping[str, Any]) -> None:
+        async def run() -> tuple[Any, ...]:
+            await self.cp.save_extra(thread, extra)
+            return ("done",)
+
+        await self._record(thread, "save_extra", tuple(extra.items()), run)
+
+    async def load(self, thread: str) -> None:
+        async def run() -> tuple[Any, ...]:
+            loaded = await self.cp.load(thread)
+
+            if loaded is None:
+                return ("nothing",)
+
+            return (
+                "loaded",
+                tuple(message["token"] for message in loaded.messages),
+                tuple(sorted(loaded.extra.items())),
+            )
+
+        await self._record(thread, "load", (), run)
+
+    async def record_issued(self, thread: str, call_id: str, key: str) -> bool:
+        """Claim, and tell whether the claim succeeded."""
+        call = ToolCall(call_id, "pay", {"call": call_id}, key)
+
+        async def run() -> tuple[Any, ...]:
+            record = await self.cp.record_issued(thread, call)
+            return ("claimed",) if record is None else _told(record)
+
+        return await self._record(key, "record_issued", (call_id,), run) == ("claimed",)
+
+    async def record_result(
+        self, thread: str, call_id: str, key: str, result: str, *, success: bool
+    ) -> None:
+        async def run() -> tuple[Any, ...]:
+            try:
+                return _told(
+                    await self.cp.record_result(
+                        thread, call_id, result, success=success
+                    )
+                )
+            except UnknownCall:
+                return ("unknown call",)
+
+        status = "completed" if success else "failed"
+        await self._record(key, "record_result", (call_id, status, result), run)
+
+    async def find_completed(self, key: str) -> None:
+        async def run() -> tuple[Any, ...]:
+            record = await self.cp.find_completed(key)
+            return ("nothing",) if record is None else _told(record)
+
+        await self._record(key, "find_completed", (), run)
+
+    async def find_call(self, key: str) -> None:
+        async def run() -> tuple[Any, ...]:
+            record = await self.cp.find_call(key)
+            return ("nothing",) if record is None else _told(record)
+
+        await self._record(key, "find_call", (), run)
+
+    async def _record(
+        self,
+        subject: str,
+        kind: str,
+        args: tuple[Any, ...],
+        run: Callable[[], Awaitable[tuple[Any, ...]]],
+    ) -> tuple[Any, ...]:
+        op = Op(self.client, subject, kind, args, None, time.monotonic_ns(), None)
+
+        if self._sink is not None:
+            self._sink(op)
+
+        try:
+            out = await run()
+        except BackendUnavailable as exc:
+            # Where it is proven not to have run, it is no part of the history.
+            if exc.maybe_applied:
+                self.history.append(op)
+
+            raise
+        except BaseException:
+            self.history.append(op)
+            raise
+
+        op = replace(op, out=out, end=time.monotonic_ns())
+        self.last[subject] = out
+        (self._sink or self.history.append)(op)
+        return out
+
+
+def _told(record: CallRecord) -> tuple[Any, ...]:
+    call = record.call
+    return "record", call.call_id, record.status, record.result, record.attempt

@@ -1,0 +1,242 @@
+"""The certificate: what was asked, what became of it, and how to ask again.
+
+`Report` says it as data, as JSON, as Markdown and as JUnit's XML.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections import Counter
+from dataclasses import dataclass
+from xml.etree import ElementTree as xml
+
+from conformance.clause import Level
+from conformance.runner import Outcome, Status
+
+__all__ = ["SUITE_VERSION", "Report"]
+
+SUITE_VERSION = "1.0"
+"""Which clauses there are; a new or sharper clause comes with a new version."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of the clauses that were asked of one store.
+
+    ``durability`` is what the store itself says of its acknowledgements.
+    """
+
+    target: str
+    durability: str
+    seed: int
+    rounds: float
+    outcomes: list[Outcome]
+    asked: tuple[str, ...] = ()
+    """The levels that were asked for by name; none means: all that apply."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every clause holds that could be asked.
+
+        A level asked for by name holds only when some clause of it passed.
+        """
+        return not self.failures and all(
+            self.counts(level)[Status.PASSED] for level in self.asked
+        )
+
+    @property
+    def failures(self) -> list[Outcome]:
+        return [one for one in self.outcomes if one.status is Status.FAILED]
+
+    @property
+    def levels(self) -> list[Level]:
+        """The levels of which a clause was asked."""
+        present = {one.clause.level for one in self.outcomes}
+        return [level for level in Level if level in present]
+
+    @property
+    def unasked(self) -> dict[str, list[str]]:
+        """The ids of clauses that were not asked, by the reason why."""
+        found: dict[str, list[str]] = {}
+
+        for one in self.outcomes:
+            if _is_unasked(one):
+                found.setdefault(one.reason, []).append(one.clause.id)
+
+        return found
+
+    def counts(self, level: str) -> Counter[Status]:
+        """Count the outcomes of a level by status."""
+        return Counter(one.status for one in self.outcomes if one.clause.level == level)
+
+    def verdict(self, level: str) -> str:
+        """Say in a word how the store stands at a level."""
+        counts = self.counts(level)
+
+        if counts[Status.FAILED]:
+            return "fails"
+
+        return "holds" if counts[Status.PASSED] else "not asked"
+
+    def again(self, outcome: Outcome) -> str:
+        """Return the command that asks the store this one clause again."""
+        words = ["cpkit", "certify", self.target, "--clause", outcome.clause.id]
+        words += ["--seed", str(self.seed)]
+
+        if self.rounds != 1:
+            words += ["--rounds", f"{self.rounds:g}"]
+
+        return shlex.join(words)
+
+    def to_json(self) -> str:
+        """Return the report as a JSON object."""
+        return json.dumps(
+            {
+                "suite": SUITE_VERSION,
+                "target": self.target,
+                "durability": self.durability,
+                "seed": self.seed,
+                "rounds": self.rounds,
+                "ok": self.ok,
+                "levels": {
+                    level: {
+                        "verdict": self.verdict(level),
+                        **{s: self.counts(level)[s] for s in Status},
+                    }
+                    for level in self.levels
+                },
+                "clauses": [self._one(outcome) for outcome in self.outcomes],
+            },
+            indent=2,
+        )
+
+    def to_markdown(self) -> str:
+        """Return the report as a Markdown page."""
+        about = (
+            f"cpkit conformance suite {SUITE_VERSION}, seed {self.seed}, rounds "
+            f"{self.rounds:g}. The store's durability is {self.durability}."
+        )
+        lines = [
+            f"# Certificate of `{self.target}`",
+            "",
+            about,
+            "",
+            "| Level | Verdict | Passed | Failed | Unsupported | Skipped |",
+            "|---|---|---:|---:|---:|---:|",
+        ]
+
+        for level in self.levels:
+            counts = self.counts(level)
+            lines.append(
+                f"| {level} | **{self.verdict(level)}** | "
+                + " | ".join(str(counts[status]) for status in Status)
+                + " |"
+            )
+
+        for outcome in self.failures:
+            lines += [
+                "",
+                f"## Fails: `{outcome.clause.id}`",
+                "",
+                outcome.clause.sentence,
+                "",
+                *_fenced(f"expected  {outcome.expected}\nseen      {outcome.seen}"),
+                "",
+                *_fenced(self.again(outcome)),
+            ]
+
+        lines += ["", "## Clauses", "", "| | Clause | Sentence |", "|---|---|---|"]
+
+        for outcome in self.outcomes:
+            why = f" ({outcome.reason})" if _is_unasked(outcome) else ""
+            lines.append(
+                f"| {outcome.status} | `{outcome.clause.id}` | "
+                + _cell(outcome.clause.sentence + why)
+                + " |"
+            )
+
+        return "\n".join(lines) + "\n"
+
+    def to_junit(self) -> str:
+        """Return the report as JUnit's XML, a suite for each level."""
+        root = xml.Element("testsuites", name=f"cpkit conformance {SUITE_VERSION}")
+
+        for level in self.levels:
+            outcomes = [one for one in self.outcomes if one.clause.level == level]
+            counts = self.counts(level)
+            suite = xml.SubElement(
+                root,
+                "testsuite",
+                name=level,
+                tests=str(len(outcomes)),
+                failures=str(counts[Status.FAILED]),
+                skipped=str(counts[Status.SKIPPED] + counts[Status.UNSUPPORTED]),
+                time=f"{sum(one.seconds for one in outcomes):.3f}",
+            )
+
+            for one in outcomes:
+                self._junit_case(suite, one)
+
+        return xml.tostring(root, encoding="unicode", xml_declaration=True)
+
+    def _junit_case(self, suite: xml.Element, outcome: Outcome) -> None:
+        element = xml.SubElement(
+            suite,
+            "testcase",
+            classname=f"conformance.{outcome.clause.level}",
+            name=outcome.clause.id,
+            time=f"{outcome.seconds:.3f}",
+        )
+
+        if outcome.status is Status.FAILED:
+            failure = xml.SubElement(
+                element, "failure", message=_xml_text(outcome.clause.sentence)
+            )
+            failure.text = _xml_text(
+                f"expected  {outcome.expected}\nseen      {outcome.seen}\n"
+                f"again     {self.again(outcome)}\n\n{outcome.trace}"
+            )
+        elif _is_unasked(outcome):
+            why = f"{outcome.status}: {outcome.reason}"
+            xml.SubElement(element, "skipped", message=_xml_text(why))
+
+    def _one(self, outcome: Outcome) -> dict[str, object]:
+        found: dict[str, object] = {
+            "id": outcome.clause.id,
+            "level": outcome.clause.level,
+            "sentence": outcome.clause.sentence,
+            "status": outcome.status,
+            "seconds": round(outcome.seconds, 3),
+        }
+
+        if outcome.status is Status.FAILED:
+            found["expected"] = outcome.expected
+            found["seen"] = outcome.seen
+            found["again"] = self.again(outcome)
+        elif _is_unasked(outcome):
+            found["reason"] = outcome.reason
+
+        return found
+
+
+def _is_unasked(outcome: Outcome) -> bool:
+    return outcome.status in (Status.SKIPPED, Status.UNSUPPORTED)
+
+
+def _fenced(text: str) -> list[str]:
+    """Return a code block that the text cannot end."""
+    fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text)), 3)
+    return [f"{fence}text", text, fence]
+
+
+def _cell(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+def _xml_text(text: str) -> str:
+    """Replace what XML 1.0 cannot hold."""
+    return re.sub(
+        "[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text
+    )

@@ -1,0 +1,169 @@
+"""Run one clause against one store, within its deadline.
+
+Each clause runs in a thread of its own with an event loop of its own. A store that
+waits for ever is cancelled at the deadline; one that blocks the event loop or swallows
+the cancellation is left behind in its thread. Either way the clause fails and the run
+goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+from typing import Any, cast
+
+from conformance.case import Case
+from conformance.clause import Clause, Skip, is_sync
+from conformance.explain import expected_and_seen
+from conformance.harness import Harness
+
+__all__ = ["Hung", "Outcome", "Status", "Unsupported", "perform", "run_clause"]
+
+GRACE = 3.0
+"""Seconds that a cancelled clause has to come back, before it is left behind."""
+
+
+class Status(StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    UNSUPPORTED = "unsupported"
+    SKIPPED = "skipped"
+
+
+class Unsupported(Skip):
+    """The store does not declare an optional protocol that the clause is about."""
+
+
+class Hung(AssertionError):
+    """A clause did not end within its deadline."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a clause; ``reason`` says why where it did not pass."""
+
+    clause: Clause
+    status: Status
+    seconds: float
+    reason: str = ""
+    expected: str = ""
+    seen: str = ""
+    trace: str = ""
+
+
+def run_clause(
+    clause: Clause, harness: Harness, *, seed: int = 0, rounds: float = 1.0
+) -> Outcome:
+    """Return what became of the clause; whatever it raises is in the outcome."""
+    start = time.monotonic()
+
+    try:
+        perform(clause, harness, seed=seed, rounds=rounds)
+    except Unsupported as exc:
+        return _outcome(clause, Status.UNSUPPORTED, start, str(exc))
+    except Skip as exc:
+        return _outcome(clause, Status.SKIPPED, start, str(exc))
+    except Exception as exc:
+        expected, seen = expected_and_seen(exc)
+        return Outcome(
+            clause,
+            Status.FAILED,
+            time.monotonic() - start,
+            str(exc),
+            expected,
+            seen,
+            "".join(traceback.format_exception(exc)),
+        )
+
+    return _outcome(clause, Status.PASSED, start, "")
+
+
+def perform(
+    clause: Clause, harness: Harness, *, seed: int = 0, rounds: float = 1.0
+) -> None:
+    """Check the clause; raise what it raises, `Skip`, `Unsupported` or `Hung`."""
+    for ability in clause.abilities:
+        lack = harness.lacks(ability)
+
+        if lack is not None:
+            raise Skip(lack)
+
+    case = Case(harness, Random(f"{seed} {clause.id}"), seed, rounds)
+    raised: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            _run(clause, case)
+        except BaseException as exc:
+            raised.append(exc)
+
+    thread = threading.Thread(target=body, name=clause.id, daemon=True)
+    thread.start()
+    # A check that is no coroutine cannot be cancelled, so it has no grace.
+    thread.join(clause.deadline + (0 if is_sync(clause.check) else GRACE))
+
+    if thread.is_alive():
+        raise Hung(
+            f"expected an end within {clause.deadline:g} s, seen a thread that is "
+            f"still at\n{_stack(thread)}"
+        )
+
+    if raised:
+        raise raised[0]
+
+
+def _run(clause: Clause, case: Case) -> None:
+    with asyncio.Runner() as runner:
+        runner.run(case.harness.reset())
+
+        if not is_sync(clause.check):
+            runner.run(_within_deadline(clause, case))
+            return
+
+    clause.check(case)
+
+
+async def _within_deadline(clause: Clause, case: Case) -> None:
+    try:
+        async with asyncio.timeout(clause.deadline) as limit:
+            await _with_store(clause, case)
+    except TimeoutError as exc:
+        if not limit.expired():
+            raise
+
+        raise Hung(
+            f"expected an end within {clause.deadline:g} s, seen a wait at\n"
+            f"{_last_frames(exc.__cause__)}"
+        ) from exc
+
+
+async def _with_store(clause: Clause, case: Case) -> None:
+    async with case.open() as cp:
+        for protocol in clause.protocols:
+            if not isinstance(cp, protocol):
+                raise Unsupported(f"the store is no {protocol.__name__}")
+
+        case._cp = cp
+        await cast(Awaitable[None], clause.check(case))
+
+
+def _stack(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(cast(int, thread.ident))
+    stack: Any = [] if frame is None else traceback.extract_stack(frame)[-3:]
+    return "".join(traceback.format_list(stack))
+
+
+def _last_frames(error: BaseException | None) -> str:
+    trace = None if error is None else error.__traceback__
+    return "".join(traceback.format_list(traceback.extract_tb(trace)[-3:]))
+
+
+def _outcome(clause: Clause, status: Status, start: float, reason: str) -> Outcome:
+    return Outcome(clause, status, time.monotonic() - start, reason)

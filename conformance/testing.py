@@ -1,0 +1,52 @@
+"""The suite as a pytest class: inherit it and say what the harness is.
+
+::
+
+    class TestMyStore(ConformanceTests):
+        @pytest.fixture
+        def harness(self, tmp_path):
+            return MyHarness(str(tmp_path / "store"))
+
+Each clause is a test with its id as the name; no asyncio plugin is needed. The
+environment variables ``CPKIT_SEED`` and ``CPKIT_ROUNDS`` seed and size the sweeps.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import ClassVar
+from zlib import crc32
+
+import pytest
+
+from conformance.clause import Clause, Skip, all_clauses
+from conformance.harness import Harness
+from conformance.runner import perform
+
+__all__ = ["ConformanceTests"]
+
+
+class ConformanceTests:
+    """Every clause as a test of its own."""
+
+    rounds: ClassVar[float] = float(os.environ.get("CPKIT_ROUNDS") or 1)
+
+    @pytest.fixture
+    def harness(self) -> Harness:
+        """Return the harness of the store; inheriting classes say which."""
+        raise NotImplementedError("define a fixture 'harness' in your test class")
+
+    @pytest.mark.parametrize("clause", all_clauses(), ids=lambda clause: clause.id)
+    def test_clause(self, clause: Clause, harness: Harness) -> None:
+        """Hold the store to one clause of the contract."""
+        seed = int(os.environ.get("CPKIT_SEED") or crc32(os.urandom(4)))
+
+        try:
+            perform(clause, harness, seed=seed, rounds=self.rounds)
+        except Skip as exc:
+            pytest.skip(str(exc))
+        except Exception as exc:
+            exc.add_note(
+                f"{clause.id}: {clause.sentence}\nagain with CPKIT_SEED={seed}"
+            )
+            raise

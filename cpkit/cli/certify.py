@@ -1,0 +1,223 @@
+"""``cpkit certify``: hold a store to the contract, and print its certificate."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from cpkit.errors import BackendUnavailable, CheckpointerError
+
+if TYPE_CHECKING:
+    from conformance import Clause, Outcome, Report
+
+__all__ = ["certify"]
+
+Target = Annotated[
+    str, typer.Argument(help="A URL, or package.module:factory.", show_default=False)
+]
+Levels = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--level",
+        help="core, optional, concurrent, durable or bounded; may be repeated.",
+        show_default="all that apply",
+    ),
+]
+Clauses = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--clause", help="Only this clause or subject; may be repeated.", metavar="ID"
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the report as JSON instead of a table.")
+]
+JUnit = Annotated[
+    Path | None, typer.Option(help="Also write the report as JUnit XML to this file.")
+]
+Markdown = Annotated[
+    Path | None, typer.Option(help="Also write the report as Markdown to this file.")
+]
+Seed = Annotated[
+    int | None, typer.Option(help="What chance starts from.", show_default="random")
+]
+Rounds = Annotated[float, typer.Option(help="Scales the slow sweeps; 1 is normal.")]
+
+
+class Exit(IntEnum):
+    DONE = 0
+    NO = 1
+    BAD_USE = 2
+    UNAVAILABLE = 3
+
+
+def certify(
+    target: Target,
+    level: Levels = None,
+    clause: Clauses = None,
+    json: Json = False,
+    junit: JUnit = None,
+    markdown: Markdown = None,
+    seed: Seed = None,
+    rounds: Rounds = 1.0,
+) -> None:
+    """Hold a store to the contract, clause by clause, and print its certificate.
+
+    Use a store made for the purpose: what the clauses write stays in it. Exits with 0
+    when every clause holds that could be asked, 1 when one fails, 2 for bad use and 3
+    where the store cannot be opened.
+    """
+    # A factory is looked for where the command is run, as `python -m` does.
+    sys.path.insert(0, os.getcwd())
+    console = Console(stderr=True)
+
+    try:
+        report = asyncio.run(
+            _watched(console, target, level or [], clause or [], seed, rounds)
+        )
+    except ModuleNotFoundError as exc:
+        if exc.name not in ("hypothesis", "pytest"):
+            raise
+
+        _give_up(
+            console, Exit.BAD_USE, "certify needs: pip install 'cpkit[conformance]'"
+        )
+    except BackendUnavailable as exc:
+        _give_up(console, Exit.UNAVAILABLE, str(exc))
+    except (CheckpointerError, ValueError) as exc:
+        _give_up(console, Exit.BAD_USE, str(exc))
+
+    if junit is not None:
+        junit.write_text(report.to_junit(), encoding="utf-8")
+
+    if markdown is not None:
+        markdown.write_text(report.to_markdown(), encoding="utf-8")
+
+    if json:
+        sys.stdout.write(report.to_json() + "\n")
+    else:
+        _print(Console(), report)
+
+    _leave(
+        Exit.DONE if report.ok else Exit.NO, {one.clause.id for one in report.failures}
+    )
+
+
+async def _watched(
+    console: Console,
+    target: str,
+    levels: list[str],
+    clauses: list[str],
+    seed: int | None,
+    rounds: float,
+) -> Report:
+    """Certify, and show on the console how far it is."""
+    from conformance import certify as run
+    from conformance import select
+
+    total = len(select(levels, clauses))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("[red]{task.fields[failed]}"),
+    )
+
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("opening", total=total, failed="")
+        failed = 0
+
+        def started(clause: Clause) -> None:
+            progress.update(bar, description=f"{clause.level:<10} {clause.id:<40}")
+
+        def ended(outcome: Outcome) -> None:
+            nonlocal failed
+            failed += outcome.status == "failed"
+            shown = f"{failed} failed" if failed else ""
+            progress.update(bar, advance=1, failed=shown)
+
+        return await run(
+            target,
+            levels=levels,
+            clauses=clauses,
+            seed=seed,
+            rounds=rounds,
+            on_start=started,
+            on_outcome=ended,
+        )
+
+
+def _print(console: Console, report: Report) -> None:
+    from conformance import SUITE_VERSION, Status
+
+    for outcome in report.failures:
+        console.print(f"\n[red bold]fails[/] [bold]{escape(outcome.clause.id)}[/]")
+        console.print(f"  {escape(outcome.clause.sentence)}", highlight=False)
+        _labelled(console, "expected", outcome.expected)
+        _labelled(console, "seen", outcome.seen)
+        _labelled(console, "again", report.again(outcome))
+
+    table = Table(title=f"{escape(report.target)} by suite {SUITE_VERSION}")
+    table.add_column("level")
+    table.add_column("verdict")
+
+    for status in Status:
+        table.add_column(status, justify="right")
+
+    colours = {"holds": "green", "fails": "red bold", "not asked": "dim"}
+
+    for level in report.levels:
+        counts, verdict = report.counts(level), report.verdict(level)
+        table.add_row(
+            level,
+            f"[{colours[verdict]}]{verdict}[/]",
+            *(str(counts[status] or "") for status in Status),
+        )
+
+    console.print()
+    console.print(table)
+    console.print(f"durability  {escape(report.durability)}", highlight=False)
+
+    for reason, ids in report.unasked.items():
+        console.print(
+            f"not asked   {escape(', '.join(ids))}: {escape(reason)}", highlight=False
+        )
+
+    console.print(f"seed        {report.seed}", highlight=False)
+
+
+def _labelled(console: Console, label: str, text: str) -> None:
+    head, *rest = text.splitlines() or [""]
+    console.print(f"  [dim]{label:<9}[/] {escape(head)}", highlight=False)
+
+    for line in rest:
+        console.print(f"            {escape(line)}", highlight=False)
+
+
+def _give_up(console: Console, code: Exit, message: str) -> NoReturn:
+    console.print(f"[red]{escape(message)}[/]", highlight=False)
+    raise typer.Exit(code)
+
+
+def _leave(code: Exit, failed: set[str]) -> NoReturn:
+    """Exit, at once where a clause still hangs in its thread.
+
+    What that thread holds up would be waited for at the interpreter's end.
+    """
+    if any(thread.name in failed for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    raise typer.Exit(code)

@@ -1,0 +1,74 @@
+"""The suite bites: every clause has a broken backend that it catches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conformance import Status, URLHarness, all_clauses, run_clause
+from conformance.broken import BROKEN, Break
+from conformance.broken.crashes import Disk, DiskHarness
+from conformance.broken.servers import Served, ServedHarness
+
+CLAUSES = {clause.id: clause for clause in all_clauses()}
+
+SHORT = 6.0
+"""Seconds that a clause has against a backend that hangs."""
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda one: f"{one.name}-{one.clause}")
+def test_a_broken_backend_is_caught(broken: Break, tmp_path: Path) -> None:
+    """A broken backend fails the clause that it is meant for."""
+    clause = CLAUSES[broken.clause]
+
+    if broken.hangs:
+        clause = replace(clause, deadline=SHORT)
+
+    outcome = run_clause(clause, broken.make(str(tmp_path)), seed=1)
+    assert outcome.status is Status.FAILED
+    assert outcome.expected
+    assert outcome.seen
+
+
+def test_every_clause_has_a_broken_backend() -> None:
+    """No clause is there that nothing has ever failed."""
+    assert CLAUSES.keys() == {broken.clause for broken in BROKEN}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_reference_passes(seed: int) -> None:
+    """The correct reference fails no clause, whatever chance brings."""
+    harness = URLHarness(f"memory://reference-{seed}")
+    failed = [
+        (outcome.clause.id, outcome.seen)
+        for clause in all_clauses()
+        if (outcome := run_clause(clause, harness, seed=seed, rounds=0.25)).status
+        is Status.FAILED
+    ]
+    assert not failed
+
+
+@pytest.mark.parametrize(
+    "clause",
+    [c for c in all_clauses() if "processes" in c.needs],
+    ids=lambda clause: clause.id,
+)
+def test_the_reference_on_disk_passes(clause: object, tmp_path: Path) -> None:
+    """What the crashing ones break works when it is not broken."""
+    harness = DiskHarness(f"{Disk.__module__}:{Disk.__qualname__}", str(tmp_path))
+    outcome = run_clause(clause, harness, rounds=0.5)  # type: ignore[arg-type]  # a Clause
+    assert (outcome.status, outcome.seen) == (Status.PASSED, "")
+
+
+@pytest.mark.parametrize(
+    "clause",
+    [c for c in all_clauses() if "server" in c.needs],
+    ids=lambda clause: clause.id,
+)
+def test_the_reference_behind_a_server_passes(clause: object) -> None:
+    """What those with a server break works when it is not broken."""
+    harness = ServedHarness(f"{Served.__module__}:{Served.__qualname__}", "")
+    outcome = run_clause(clause, harness)  # type: ignore[arg-type]  # a Clause
+    assert (outcome.status, outcome.seen) == (Status.PASSED, "")

@@ -1,0 +1,123 @@
+"""Every store of this repository, held to every clause of the contract."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+import pytest
+from redis.asyncio import Redis
+
+from conformance import ConformanceTests, Harness, URLHarness
+from tests.servers.postgres import PostgresServer, shared_postgres
+from tests.servers.redis import RedisServer, shared_redis
+
+
+@dataclass
+class ServerHarness(URLHarness):
+    """A store on a server of its own, which may be killed."""
+
+    server: PostgresServer | RedisServer
+
+    def elsewhere(self) -> Harness:
+        return URLHarness(self.url)
+
+    async def kill(self) -> None:
+        await asyncio.to_thread(self.server.kill)
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self.server.start)
+
+
+class PostgresHarness(ServerHarness):
+    async def bytes_written(self) -> int:
+        connection = await asyncpg.connect(self.server.url)
+
+        try:
+            position = await connection.fetchval(
+                "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')"
+            )
+            return int(position)
+        finally:
+            await connection.close()
+
+
+class RedisHarness(ServerHarness):
+    async def bytes_written(self) -> int:
+        async with Redis.from_url(self.server.url) as client:
+            info = await client.info("persistence")
+            return int(info["aof_current_size"])
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Harness]:
+    """Start a server that may be killed; where that cannot be, use the shared one."""
+    try:
+        server = PostgresServer()
+    except FileNotFoundError:
+        yield URLHarness(shared_postgres(schema="conformance"))
+        return
+
+    with server:
+        yield PostgresHarness(f"{server.url}?connect_timeout=3", server)
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[Harness]:
+    try:
+        server = RedisServer()
+    except FileNotFoundError:
+        yield URLHarness(shared_redis(prefix="conformance"))
+        return
+
+    with server:
+        yield RedisHarness(f"{server.url}?connect_timeout=3", server)
+
+
+class TestMemory(ConformanceTests):
+    """One store for all handles of the process."""
+
+    @pytest.fixture
+    def harness(self) -> Harness:
+        return URLHarness("memory://conformance")
+
+
+class TestAnonymousMemory(ConformanceTests):
+    """A store of its own for each handle."""
+
+    @pytest.fixture
+    def harness(self) -> Harness:
+        return URLHarness("memory://")
+
+
+class TestSQLite(ConformanceTests):
+    @pytest.fixture
+    def harness(self, tmp_path: Path) -> Harness:
+        return URLHarness(f"sqlite:///{tmp_path}/agent.db")
+
+
+class TestSQLiteInMemory(ConformanceTests):
+    @pytest.fixture
+    def harness(self) -> Harness:
+        return URLHarness("sqlite:///:memory:")
+
+
+class TestFile(ConformanceTests):
+    @pytest.fixture
+    def harness(self, tmp_path: Path) -> Harness:
+        return URLHarness(f"file://{tmp_path}")
+
+
+class TestPostgres(ConformanceTests):
+    @pytest.fixture
+    def harness(self, postgres: Harness) -> Harness:
+        return postgres
+
+
+class TestRedis(ConformanceTests):
+    @pytest.fixture
+    def harness(self, redis: Harness) -> Harness:
+        return redis
