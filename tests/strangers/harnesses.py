@@ -1,0 +1,43 @@
+"""How the suite reaches each stranger, here and in other processes."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from conformance import Harness
+from tests.strangers import stores
+
+__all__ = ["STRANGERS", "Stranger"]
+
+STRANGERS = {
+    "CubePi, in memory": stores.CubePiMemory,
+    "CubePi, SQLite": stores.CubePiSQLite,
+    "CubePi, Postgres": stores.CubePiPostgres,
+    "Agents SDK, SQLite": stores.AgentsSQLite,
+    "Agents SDK, Redis": stores.AgentsRedis,
+}
+"""The stores by the name that the page has for them."""
+
+
+@dataclass
+class Stranger(Harness):
+    """One of `STRANGERS`; ``where`` is what its adapter takes."""
+
+    kind: str
+    where: list[str]
+
+    options = frozenset()
+
+    @property
+    def name(self) -> str:
+        return self.kind
+
+    @property
+    def shared(self) -> bool:  # type: ignore[override]  # a fact of the store, read-only
+        return bool(self.where)
+
+    def open(self, **options: Any) -> AbstractAsyncContextManager[Any]:
+        opened: AbstractAsyncContextManager[Any] = STRANGERS[self.kind](*self.where)
+        return opened

@@ -1,0 +1,192 @@
+"""Adapters from other people's stores to the contract.
+
+An adapter adds nothing that the store has not got: it checks nothing, translates no
+error and keeps no state. So what the suite finds is the store's doing, with three
+exceptions, which the page says where it matters:
+
+- no store takes an expected version, so the adapter compares before it appends, and
+  between the two another writer can come;
+- no store records calls, so the three call methods raise;
+- CubePi's messages are models, so a message travels as one's ``metadata``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from agents import SQLiteSession
+from agents.extensions.memory import RedisSession
+from cubepi.checkpointer.memory import MemoryCheckpointer
+from cubepi.checkpointer.postgres import PostgresCheckpointer
+from cubepi.checkpointer.sqlite import SQLiteCheckpointer
+from cubepi.providers.base import UserMessage
+
+from cpkit import CallRecord, CheckpointData, JsonValue, ToolCall, VersionConflict
+
+__all__ = [
+    "AgentsRedis",
+    "AgentsSQLite",
+    "CubePiMemory",
+    "CubePiPostgres",
+    "CubePiSQLite",
+]
+
+Message = dict[str, Any]
+
+
+class _NoCalls:
+    """A store that keeps no record of calls."""
+
+    async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+        raise NotImplementedError("the store keeps no record of calls")
+
+    async def record_result(
+        self, thread_id: str, call_id: str, result: JsonValue, *, success: bool = True
+    ) -> CallRecord:
+        raise NotImplementedError("the store keeps no record of calls")
+
+    async def find_completed(self, idempotency_key: str) -> CallRecord | None:
+        raise NotImplementedError("the store keeps no record of calls")
+
+
+class _CubePi(_NoCalls):
+    """CubePi 0.13.6: ``load``, ``append`` and ``save_extra`` are its own."""
+
+    inner: Any
+
+    async def __aenter__(self) -> Self:
+        await self.inner.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.inner.__aexit__(*exc_info)
+
+    async def load(self, thread_id: str) -> CheckpointData[Message] | None:
+        data = await self.inner.load(thread_id)
+
+        if data is None:
+            return None
+
+        return CheckpointData([one.metadata for one in data.messages], data.extra, [])
+
+    async def append(
+        self,
+        thread_id: str,
+        messages: Sequence[Message],
+        *,
+        expected_version: int | None = None,
+    ) -> int:
+        data = await self.inner.load(thread_id)
+        version = 0 if data is None else len(data.messages)
+
+        if expected_version not in (None, version):
+            raise VersionConflict(thread_id, expected_version, version)
+
+        models = [UserMessage(content=[], metadata=message) for message in messages]
+        await self.inner.append(thread_id, models)
+        return version + len(models)
+
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        await self.inner.save_extra(thread_id, dict(extra))
+
+
+class CubePiMemory(_CubePi):
+    """CubePi's checkpointer in memory."""
+
+    def __init__(self) -> None:
+        self.inner = MemoryCheckpointer()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Close nothing: the store has no close."""
+
+
+class CubePiSQLite(_CubePi):
+    """CubePi's checkpointer on SQLite."""
+
+    def __init__(self, path: str) -> None:
+        self.inner = SQLiteCheckpointer(path)
+
+
+class CubePiPostgres(_CubePi):
+    """CubePi's checkpointer on Postgres; the tables are made beforehand."""
+
+    def __init__(self, dsn: str) -> None:
+        self.inner = PostgresCheckpointer(dsn)
+
+
+class _Agents(_NoCalls):
+    """A session of the OpenAI Agents SDK for each thread; it has no extra."""
+
+    def __init__(self) -> None:
+        self.sessions: dict[str, Any] = {}
+
+    def session(self, thread_id: str) -> Any:
+        raise NotImplementedError("each store opens its own sessions")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        for session in self.sessions.values():
+            await self.close(session)
+
+    async def close(self, session: Any) -> None:
+        session.close()
+
+    def of(self, thread_id: str) -> Any:
+        if thread_id not in self.sessions:
+            self.sessions[thread_id] = self.session(thread_id)
+
+        return self.sessions[thread_id]
+
+    async def load(self, thread_id: str) -> CheckpointData[Message] | None:
+        items = await self.of(thread_id).get_items()
+        return CheckpointData(items, {}, []) if items else None
+
+    async def append(
+        self,
+        thread_id: str,
+        messages: Sequence[Message],
+        *,
+        expected_version: int | None = None,
+    ) -> int:
+        version = len(await self.of(thread_id).get_items())
+
+        if expected_version not in (None, version):
+            raise VersionConflict(thread_id, expected_version, version)
+
+        await self.of(thread_id).add_items(list(messages))
+        return version + len(messages)
+
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        raise NotImplementedError("the store keeps no extra")
+
+
+class AgentsSQLite(_Agents):
+    """The SDK's SQLite session."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def session(self, thread_id: str) -> Any:
+        return SQLiteSession(thread_id, self.path)
+
+
+class AgentsRedis(_Agents):
+    """The SDK's Redis session."""
+
+    def __init__(self, url: str, prefix: str) -> None:
+        super().__init__()
+        self.url = url
+        self.prefix = prefix
+
+    def session(self, thread_id: str) -> Any:
+        return RedisSession.from_url(thread_id, url=self.url, key_prefix=self.prefix)
+
+    async def close(self, session: Any) -> None:
+        await session.close()
