@@ -74,17 +74,17 @@ def _prepare(
     db.execute(f"PRAGMA synchronous = {durability.upper()}")
     # macOS needs it for a sync to pass the drive's cache; elsewhere it does nothing.
     db.execute(f"PRAGMA fullfsync = {durability == 'full'}")
+    (encoding,) = _patiently(deadline, lambda: db.execute("PRAGMA encoding").fetchone())
+
+    if encoding != "UTF-8":
+        return f"text in {encoding}"
+
     mode = _patiently(
         deadline, lambda: db.execute("PRAGMA journal_mode = WAL").fetchone()
     )
 
     if mode not in (("wal",), ("memory",)):
         raise BackendUnavailable(store, "the file system does not support WAL")
-
-    (encoding,) = db.execute("PRAGMA encoding").fetchone()
-
-    if encoding != "UTF-8":
-        return f"text in {encoding}"
 
     found = _patiently(deadline, lambda: _version(db))
     return _patiently(deadline, lambda: _create(db)) if found is None else found

@@ -158,6 +158,6 @@ def test_importing_cpkit_loads_pydantic_and_nothing_else_from_outside() -> None:
 
 
 def test_the_layers_need_nothing_else_from_outside_either() -> None:
-    """What depends on more imports it when it is used; tracing, where it is installed."""
+    """What depends on more imports it when it is used, or (tracing) installed."""
     outside = loaded_by(*core_modules()) - set(sys.stdlib_module_names)
     assert outside - {"opentelemetry"} == {"cpkit"}

@@ -1,0 +1,24 @@
+"""What the session layer raises beside the errors of the contract."""
+
+from __future__ import annotations
+
+from cpkit.errors import CheckpointerError
+
+__all__ = ["UnknownEntry"]
+
+
+class UnknownEntry(CheckpointerError):
+    """An entry id is not in the session, or not on the branch that it must be on."""
+
+    def __init__(self, session_id: str, entry_id: object, where: str = "") -> None:
+        super().__init__(session_id, entry_id, where)
+        self.session_id = session_id
+        self.entry_id = entry_id
+        self.where = where
+
+    def __str__(self) -> str:
+        place = f" {self.where}" if self.where else ""
+        return (
+            f"session {self.session_id!r} has no entry {self.entry_id!r}{place}; "
+            "'log.entries' has them all, 'await log.refresh()' fetches new ones"
+        )

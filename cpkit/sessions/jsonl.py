@@ -1,0 +1,186 @@
+"""Session files: one JSON object a line, the header first.
+
+Written as JavaScript's ``JSON.stringify`` writes, so a file that came from there comes
+out byte for byte: keys in their order, no spaces, characters as they are, numbers in
+ECMAScript's form. What JavaScript does not have is kept too: a whole float stays
+``1.0``, an integer of any size stays exact.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from json.encoder import encode_basestring
+from pathlib import Path
+from typing import Any, Literal
+
+from cpkit.canonical import canonical_json
+from cpkit.errors import CorruptThread, SerializationError
+from cpkit.jsontext import encode_json, parse_json
+from cpkit.sessions.entries import Entry, flaw
+from cpkit.sessions.migrate import version_of
+
+__all__ = ["SessionFile", "SkippedLine", "json_line", "read_jsonl", "write_jsonl"]
+
+
+@dataclass(frozen=True)
+class SkippedLine:
+    """A line that is no entry: its number in the file, from 1, and why."""
+
+    number: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"line {self.number}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class SessionFile:
+    """A session file as it was read, in its own version of the format.
+
+    ``lines`` are the header and the entries; ``skipped`` what was passed over. A torn
+    last line, which a writer did not finish, is among them and is no error.
+    """
+
+    name: str
+    lines: list[Entry]
+    skipped: list[SkippedLine]
+
+
+def read_jsonl(
+    path: str | os.PathLike[str], on_corrupt: Literal["raise", "skip"] = "raise"
+) -> SessionFile:
+    """Read a session file of any version; `migrate` makes it the present one.
+
+    Empty lines count for nothing. A last line without a newline that does not parse is
+    set aside. Any other line that is no entry raises ``CorruptThread`` with its number,
+    or is skipped. Without a header there is no session, so that one always raises.
+    ``SchemaMismatch`` is raised for a version above 3, ``OSError`` as `open` does.
+    It blocks: in an event loop, call it through `asyncio.to_thread`.
+    """
+    if on_corrupt not in ("raise", "skip"):
+        raise ValueError(f"on_corrupt is 'raise' or 'skip', not {on_corrupt!r}")
+
+    name = os.fspath(path)
+    texts = Path(path).read_bytes().split(b"\n")
+    lines: list[Entry] = []
+    skipped: list[SkippedLine] = []
+    seen: set[str] = set()
+
+    for number, text in enumerate(texts, 1):
+        if not text.strip():
+            continue
+
+        line, reason = _parsed(text)
+
+        if reason is not None and number == len(texts):
+            skipped.append(SkippedLine(number, f"torn: {reason}"))
+            continue
+
+        if reason is None:
+            reason = _flaw_in_file(line, lines, seen)
+
+        if reason is None:
+            lines.append(line)
+            continue
+
+        if on_corrupt == "raise" or not lines:
+            raise CorruptThread(
+                lines[0]["id"] if lines else "?", f"{name}, line {number}", reason
+            )
+
+        skipped.append(SkippedLine(number, reason))
+
+    if not lines:
+        raise CorruptThread("?", name, "no session header")
+
+    return SessionFile(name, lines, skipped)
+
+
+def write_jsonl(path: str | os.PathLike[str], lines: Iterable[Entry]) -> None:
+    """Write a session file, which appears whole or not at all.
+
+    It is readable by its owner alone, and synced before it takes the place of one that
+    is there.
+    """
+    target = Path(path)
+    handle, draft = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+
+    try:
+        with open(handle, "w", encoding="utf-8", newline="\n") as file:
+            file.writelines(json_line(line) + "\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())
+
+        os.replace(draft, target)
+    except BaseException:
+        os.unlink(draft)
+        raise
+
+
+def json_line(value: Any) -> str:
+    """Return the text of a JSON value, as ``JSON.stringify`` writes it."""
+    if isinstance(value, dict):
+        members = (f"{encode_basestring(n)}:{json_line(v)}" for n, v in value.items())
+        return "{" + ",".join(members) + "}"
+
+    if isinstance(value, list):
+        return "[" + ",".join(map(json_line, value)) + "]"
+
+    # The canonical form has no 1.0, which would come back as an integer, and no -0.0.
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e21:
+        return f"{value:.1f}"
+
+    return canonical_json(value)
+
+
+def _parsed(text: bytes) -> tuple[Any, str | None]:
+    """Return what a line says, or why it says nothing that could be stored."""
+    try:
+        line = parse_json(text)
+        encode_json(line, ())
+    except (ValueError, SerializationError) as exc:
+        return None, f"no JSON that can be stored: {exc}"
+
+    return line, None
+
+
+def _flaw_in_file(line: Any, before: list[Entry], seen: set[str]) -> str | None:
+    """Say why the line cannot stand after those before it; remember its id."""
+    reason = flaw(line)
+
+    if reason is not None:
+        return reason
+
+    if not before:
+        return _flaw_in_header(line)
+
+    if line["type"] == "session":
+        return "a second session header"
+
+    entry_id = line.get("id")
+
+    if entry_id is None and "id" not in line and version_of(before[0], "") < 2:
+        return None
+
+    if not isinstance(entry_id, str) or not entry_id:
+        return "no id"
+
+    if entry_id in seen:
+        return f"a second entry {entry_id!r}"
+
+    seen.add(entry_id)
+    return None
+
+
+def _flaw_in_header(line: Entry) -> str | None:
+    if line["type"] != "session":
+        return "no session header"
+
+    if not isinstance(line.get("id"), str) or not line["id"]:
+        return "a session header without an id"
+
+    version_of(line, f"session {line['id']!r}")
+    return None

@@ -1,0 +1,262 @@
+"""`SessionLog`: a session in a store, to append to, to fork, to import and export."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Self
+
+from cpkit.errors import CorruptThread
+from cpkit.protocol import Checkpointer
+from cpkit.sessions.context import CustomMessages
+from cpkit.sessions.editor import SessionEditor
+from cpkit.sessions.entries import VERSION, Entry, draft, new_header
+from cpkit.sessions.fenced import append_once, read_range
+from cpkit.sessions.jsonl import SessionFile, read_jsonl, write_jsonl
+from cpkit.sessions.migrate import migrate, version_of
+from cpkit.sessions.typed import TypedMessages
+from cpkit.sessions.view import SessionView
+
+__all__ = ["SessionLog"]
+
+logger = logging.getLogger("cpkit.sessions")
+
+
+class SessionLog(SessionEditor):
+    """One session: an append-only log of entries that form a tree.
+
+    The log in the store is the truth, and this is a copy of it that knows every entry
+    up to ``version``. Reading does no I/O; `refresh` fetches what others wrote.
+
+    Each ``append_*``, `move_to`, `label` and `set_name` is one append of one entry. It
+    follows ``leaf_id``, becomes the new leaf, and is fenced: where another writer was
+    first, ``VersionConflict`` is raised and nothing written. `refresh`, look at what
+    came, and decide again. Tasks that share one log take turns. After
+    ``BackendUnavailable`` with ``maybe_applied`` only `refresh` tells whether the entry
+    is there. A cancelled append still runs to its end.
+    """
+
+    def __init__(
+        self,
+        cp: Checkpointer[Any],
+        session_id: str,
+        header: Entry,
+        messages: TypedMessages,
+        custom_messages: CustomMessages,
+    ) -> None:
+        super().__init__(session_id, header, messages, custom_messages)
+        self._cp = cp
+        self._is_stored = False
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    async def open(
+        cls,
+        cp: Checkpointer[Any],
+        session_id: str,
+        *,
+        cwd: str | os.PathLike[str] = "",
+        message_type: Any = dict,
+        custom_messages: CustomMessages | None = None,
+    ) -> Self:
+        """Read the session from the store; one that is not there is new and empty.
+
+        The session is the thread of its id, and ``cp`` holds JSON objects. A new one is
+        written, with ``cwd`` in its header, together with its first entry.
+
+        ``message_type`` is what `append_message` takes and `context` returns: dicts, or
+        a type that pydantic validates and whose JSON is an object. ``custom_messages``
+        makes messages of custom entries, by their type.
+
+        Raises ``CorruptThread`` for a thread that is no session, and
+        ``SchemaMismatch`` for one of another version of the format.
+        """
+        log = cls(
+            cp,
+            session_id,
+            new_header(session_id, os.fspath(cwd)),
+            TypedMessages(message_type),
+            custom_messages or {},
+        )
+        await log.refresh()
+        return log
+
+    def __repr__(self) -> str:
+        return f"<SessionLog {self.session_id!r} at version {self.version}>"
+
+    @property
+    def version(self) -> int:
+        """The thread's version as far as this log knows; 0 before the first entry."""
+        return 1 + len(self._tree.entries) if self._is_stored else 0
+
+    async def refresh(self) -> list[Entry]:
+        """Fetch what other writers appended, and return those entries.
+
+        Reads the last line that is known and what comes after it. Raises
+        ``CorruptThread`` where that line is another now: the thread was deleted.
+        """
+        async with self._turn:
+            known = len(self._tree.entries)
+            start = known if self._is_stored else 0
+            lines = await read_range(self._cp, self.session_id, start)
+
+            if self._is_stored:
+                last = self._tree.entries[-1] if known else self.header
+
+                if lines[:1] != [last]:
+                    raise CorruptThread(
+                        self.session_id,
+                        f"message {known}",
+                        "not the line that was there: the session was deleted or "
+                        "replaced; open it again",
+                    )
+            elif lines:
+                self.header = _header(lines[0], self.session_id)
+                self._is_stored = True
+
+            for entry in lines[1:]:
+                self._tree.add(entry)
+
+            return self._tree.entries[known:]
+
+    async def fork(
+        self,
+        session_id: str,
+        entry_id: str | None = None,
+        *,
+        cwd: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Copy the branch up to this entry, or to the leaf, into a new session.
+
+        Entries keep their ids, the labels on them and the name go along, and the new
+        header names this session as ``parentSession``. This one is not changed. Raises
+        ``VersionConflict`` where the new session is there already.
+        """
+        folder = self.header.get("cwd", "") if cwd is None else os.fspath(cwd)
+        header = new_header(session_id, folder, self.session_id)
+        fork = type(self)(
+            self._cp, session_id, header, self._messages, self._custom_messages
+        )
+
+        for entry in self.branch(entry_id):
+            fork._tree.add(entry)
+
+        for entry in fork._tree.following(_carried_over(self, fork)):
+            fork._tree.add(entry)
+
+        await fork._create()
+        return fork
+
+    @classmethod
+    async def import_jsonl(
+        cls,
+        cp: Checkpointer[Any],
+        source: str | os.PathLike[str] | SessionFile,
+        *,
+        session_id: str | None = None,
+        on_corrupt: Literal["raise", "skip"] = "raise",
+        message_type: Any = dict,
+        custom_messages: CustomMessages | None = None,
+    ) -> Self:
+        """Write a session file into the store, all or nothing, and return its log.
+
+        ``source`` is a path, or what `read_jsonl` returned. The session has the
+        header's id, unless another is given. Versions 1 and 2 are migrated; nothing
+        else changes, and `export_jsonl` gives it back. Skipped lines are logged as
+        warnings.
+
+        Raises ``VersionConflict`` where the session has entries already, and what
+        `read_jsonl` raises.
+        """
+        file = source
+
+        if not isinstance(file, SessionFile):
+            file = await asyncio.to_thread(read_jsonl, file, on_corrupt)
+
+        for line in file.skipped:
+            logger.warning("%s, %s", file.name, line)
+
+        header, *entries = migrate(file.lines)
+        log = cls(
+            cp,
+            header["id"] if session_id is None else session_id,
+            header,
+            TypedMessages(message_type),
+            custom_messages or {},
+        )
+
+        for entry in entries:
+            log._tree.add(entry)
+
+        await log._create()
+        return log
+
+    async def export_jsonl(self, path: str | os.PathLike[str]) -> None:
+        """Write the session, as this log knows it, to a file.
+
+        The file appears whole or not at all, replaces one that is there, and is for its
+        owner alone to read. Raises ``OSError`` as `open` does.
+        """
+        await asyncio.to_thread(write_jsonl, path, [self.header, *self._tree.entries])
+
+    async def _write(self, drafts: Callable[[], Sequence[Entry]]) -> list[str]:
+        # To its end even where the caller is cancelled: this copy would not know
+        # otherwise whether the entries are there.
+        return await asyncio.shield(asyncio.create_task(self._commit(drafts)))
+
+    async def _commit(self, drafts: Callable[[], Sequence[Entry]]) -> list[str]:
+        async with self._turn:
+            entries = self._tree.following(drafts())
+
+            if entries:
+                await append_once(
+                    self._cp,
+                    self.session_id,
+                    entries if self._is_stored else [self.header, *entries],
+                    expected_version=self.version,
+                )
+
+            for entry in entries:
+                self._is_stored = True
+                self._tree.add(entry)
+
+            return [entry["id"] for entry in entries]
+
+    async def _create(self) -> None:
+        """Write the whole session, which is in memory alone so far."""
+        lines = [self.header, *self._tree.entries]
+        await append_once(self._cp, self.session_id, lines, expected_version=0)
+        self._is_stored = True
+
+
+def _header(line: object, session_id: str) -> Entry:
+    if not isinstance(line, dict):
+        raise TypeError("open the store of a session without message_type=")
+
+    if line.get("type") != "session":
+        raise CorruptThread(
+            session_id, "message 0", "no session header; this thread is no session"
+        )
+
+    if version_of(line, f"session {session_id!r}") != VERSION:
+        raise CorruptThread(
+            session_id, "message 0", "an old session; export it and import it again"
+        )
+
+    return line
+
+
+def _carried_over(source: SessionView, fork: SessionView) -> list[Entry]:
+    """Return drafts of what holds for a copied branch but was said elsewhere."""
+    drafts = [
+        draft("label", targetId=entry["id"], label=source.labels.get(entry["id"]))
+        for entry in fork.entries
+        if source.labels.get(entry["id"]) != fork.labels.get(entry["id"])
+    ]
+
+    if source.name != fork.name:
+        drafts.append(draft("session_info", name=source.name))
+
+    return drafts

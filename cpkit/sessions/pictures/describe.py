@@ -1,0 +1,95 @@
+"""An entry in a few words, and the kind by which pictures colour it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from cpkit.sessions.entries import LEAF, STATE, Entry, Message
+from cpkit.sessions.toolcalls import answered_call, calls_in
+
+__all__ = ["Kind", "describe", "kind_of", "shortened"]
+
+Kind = Literal["user", "assistant", "tool", "summary", "setting", "fold"]
+
+WIDTH = 72
+
+
+def shortened(text: str, width: int = WIDTH) -> str:
+    """Return the text on one line, without what is not printable, cut at the width."""
+    # Enough of a long text that spaces can go and the width still be filled.
+    words = " ".join(text[: width * 8].split())
+    line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def describe(entry: Entry) -> str:
+    """Return what the entry is, on one line."""
+    return shortened(_words(entry))
+
+
+def kind_of(entry: Entry) -> Kind:
+    """Return what a reader takes the entry for."""
+    kind = entry["type"]
+
+    if kind in ("compaction", "branch_summary"):
+        return "summary"
+
+    if kind != "message":
+        return "setting"
+
+    if answered_call(entry["message"]) is not None:
+        return "tool"
+
+    role = entry["message"].get("role")
+
+    if role == "user":
+        return "user"
+
+    return "assistant" if role == "assistant" else "setting"
+
+
+def _words(entry: Entry) -> str:
+    kind = entry["type"]
+
+    if kind == "message":
+        return _message_words(entry["message"])
+
+    if kind == "custom" and entry.get("customType") == STATE:
+        data = entry.get("data")
+        return f"state: {', '.join(data) if isinstance(data, dict) else ''}"
+
+    if kind == "custom" and entry.get("customType") == LEAF:
+        return "the leaf moves here"
+
+    says = {
+        "model_change": f"model: {entry.get('provider')}/{entry.get('modelId')}",
+        "thinking_level_change": f"thinking: {entry.get('thinkingLevel')}",
+        "compaction": f"compaction: {entry.get('summary')}",
+        "branch_summary": f"left a branch: {entry.get('summary')}",
+        "custom": f"custom: {entry.get('customType')}",
+        "custom_message": f"{entry.get('customType')}: {_text(entry.get('content'))}",
+        "label": f"label: {entry.get('label', 'removed')}",
+        "session_info": f"name: {entry.get('name')}",
+    }
+    return says.get(kind) or str(kind)
+
+
+def _message_words(message: Message) -> str:
+    text = _text(message.get("content"))
+
+    if answered_call(message) is not None:
+        return (
+            f"{message.get('toolName') or message.get('tool_name') or 'tool'}: {text}"
+        )
+
+    tools = ", ".join(call.tool_name for call in calls_in("", message))
+    return f"{message.get('role')}: {text}{' → ' if tools else ''}{tools}"
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+
+    blocks = content if isinstance(content, list) else []
+    texts = (block.get("text") for block in blocks if isinstance(block, dict))
+    return " ".join(text for text in texts if isinstance(text, str))

@@ -1,0 +1,128 @@
+"""`SessionView`: a session in memory, to walk and to project. No I/O happens here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from cpkit.sessions.context import CustomMessages, SessionContext, project
+from cpkit.sessions.entries import Entry, time_of
+from cpkit.sessions.tree import LogTree, TreeNode
+from cpkit.sessions.typed import TypedMessages
+
+__all__ = ["SessionVersion", "SessionView"]
+
+
+@dataclass(frozen=True)
+class SessionVersion:
+    """A point in a session's history, which `SessionView.at` shows.
+
+    ``version`` is the thread's when ``entry_id`` was its last entry; ``label`` is the
+    entry's label of today.
+    """
+
+    version: int
+    entry_id: str
+    time: datetime | None
+    label: str | None
+
+
+class SessionView:
+    """What is known of a session. Entries and header are its own: do not change them.
+
+    What `context` and `at` return is the caller's.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        header: Entry,
+        messages: TypedMessages,
+        custom_messages: CustomMessages,
+    ) -> None:
+        self.session_id = session_id
+        self.header = header
+        self._messages = messages
+        self._custom_messages = custom_messages
+        self._tree = LogTree(session_id)
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All entries in the order in which they were written, without the header."""
+        return list(self._tree.entries)
+
+    @property
+    def leaf_id(self) -> str | None:
+        """The entry that the next one will follow: the last one written."""
+        return self._tree.leaf_id
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels in force, by entry id."""
+        return dict(self._tree.labels)
+
+    @property
+    def name(self) -> str | None:
+        """The session's name, if it was given one."""
+        return self._tree.name
+
+    @property
+    def orphans(self) -> list[str]:
+        """Ids of entries whose parent is lost; each is taken to follow the one before.
+
+        There are none in a log that was read whole.
+        """
+        return list(self._tree.orphans)
+
+    def entry(self, entry_id: str) -> Entry:
+        """Return one entry, or raise ``UnknownEntry``."""
+        return self._tree.entry(entry_id)
+
+    def branch(self, entry_id: str | None = None) -> list[Entry]:
+        """Return the entries from the root to this one, or to the leaf."""
+        return self._tree.branch(self.leaf_id if entry_id is None else entry_id)
+
+    def leaves(self) -> list[str]:
+        """Return the ids of the entries at which branches end, oldest first."""
+        return self._tree.leaves()
+
+    def tree(self) -> list[TreeNode]:
+        """Return the roots of the tree; there is one unless the leaf went to None."""
+        return self._tree.roots()
+
+    def context(self, entry_id: str | None = None) -> SessionContext:
+        """Project the branch up to this entry, or to the leaf.
+
+        Costs by the length of the branch, not of the log.
+        """
+        return self._project(self.branch(entry_id))
+
+    def versions(self) -> list[SessionVersion]:
+        """Return every point in the session's history, oldest first."""
+        labels = self._tree.labels
+        return [
+            SessionVersion(
+                version, entry["id"], time_of(entry), labels.get(entry["id"])
+            )
+            for version, entry in enumerate(self._tree.entries, 2)
+        ]
+
+    def at(self, version: int) -> SessionContext:
+        """Return the context as it was at a version; 1 is the header alone."""
+        last = len(self._tree.entries) + 1
+
+        if not 1 <= version <= last:
+            raise ValueError(
+                f"session {self.session_id!r} has versions 1 to {last}, not {version}"
+            )
+
+        if version == 1:
+            return self._project([])
+
+        return self.context(self._tree.entries[version - 2]["id"])
+
+    def _project(self, branch: list[Entry]) -> SessionContext:
+        return project(branch, self._custom_messages, self._load)
+
+    def _load(self, entry: Entry) -> object:
+        return self._messages.load(entry, self.session_id)

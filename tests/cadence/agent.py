@@ -1,0 +1,63 @@
+"""A process that talks through the wrapper until it is killed.
+
+``python -m tests.cadence.agent URL THREAD CADENCE``: repeats turns of one user message,
+one tool call that is claimed, its result, and an answer. It prints a line for each
+append that is acknowledged, and for each claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from itertools import count
+from uuid import uuid4
+
+from cpkit import ToolCall, open_checkpointer
+from cpkit.cadence import Cadence, with_cadence
+from tests.sessions.talk import Message, assistant, result, user
+
+CADENCES = {
+    "message": Cadence.per_message(),
+    "tool call": Cadence.per_tool_call(),
+    "turn": Cadence.per_turn(),
+    "messages": Cadence.every(5),
+    # So many that only the clock can be what writes.
+    "seconds": Cadence.every(10**6, seconds=0.01),
+}
+
+
+async def talk(url: str, thread_id: str, cadence: str) -> None:
+    async with (
+        open_checkpointer(url) as store,
+        with_cadence(store, CADENCES[cadence]) as cp,
+    ):
+
+        async def say(message: Message) -> None:
+            await cp.append(thread_id, [message])
+            tell(f"said {message['role']}")
+
+        for number in count():
+            await say(user(f"turn {number}"))
+            await say(assistant("thinking", "think"))
+            await say(result("think"))
+
+            if cadence in ("message", "tool call"):
+                call = ToolCall(uuid4().hex, "pay", {}, uuid4().hex)
+                await cp.record_issued(thread_id, call)
+                tell("claimed")
+                await cp.record_result(thread_id, call.call_id, "paid")
+
+            if cadence == "seconds":
+                # The loop must come to the clock; nothing is sent off by hand.
+                await asyncio.sleep(0.002)
+
+            await say(assistant("done"))
+
+
+def tell(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    asyncio.run(talk(sys.argv[1], sys.argv[2], sys.argv[3]))

@@ -1,0 +1,294 @@
+"""How a branch becomes what the model is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cpkit.sessions import Model, SessionLog
+from tests.sessions.conftest import Store
+from tests.sessions.talk import assistant, result, texts, user
+
+
+@pytest.fixture
+async def log(cp: Store, session_id: str) -> SessionLog:
+    """A session with nothing in it."""
+    return await SessionLog.open(cp, session_id)
+
+
+async def test_an_empty_session_has_an_empty_context(log: SessionLog) -> None:
+    """Nobody named a model, and thinking is off."""
+    context = log.context()
+    assert (context.messages, context.state, context.missing_results) == ([], {}, [])
+    assert (context.model, context.thinking_level, context.compaction) == (
+        None,
+        "off",
+        None,
+    )
+
+
+async def test_the_last_assistant_message_names_its_model(log: SessionLog) -> None:
+    """As a model change does; the later of the two counts."""
+    await log.append_model_change("lab", "large")
+    await log.append_message(assistant("hi", model="small"))
+    assert log.context().model == Model("lab", "small")
+
+    await log.append_message({"role": "assistant", "content": "hi", "model": "bare"})
+    assert log.context().model == Model(None, "bare")
+
+    await log.append_message({"role": "assistant", "content": "who am I?"})
+    await log.append_message({"role": "user", "content": "x", "model": "mine"})
+    assert log.context().model == Model(None, "bare")
+
+    await log.append_model_change("lab", "large")
+    assert log.context().model == Model("lab", "large")
+
+
+async def test_settings_belong_to_the_branch(log: SessionLog) -> None:
+    """What was set on another branch, or later on this one, does not count."""
+    start = await log.append_message(user("hello"))
+    await log.append_model_change("lab", "large")
+    await log.append_thinking_level("high")
+    await log.append_state(plan=["deep"])
+    await log.move_to(start)
+    context = log.context()
+    assert (context.model, context.thinking_level, context.state) == (None, "off", {})
+
+
+async def test_only_what_is_a_message_is_shown(log: SessionLog) -> None:
+    """Custom messages and branch summaries stand in their place; custom entries out."""
+    first = await log.append_message(user("one"))
+    await log.append_custom("note", {"text": "private"})
+    await log.append_state(spent=1)
+    await log.append_custom_message("hint", "be brief", details={"by": "me"})
+    await log.append_custom_message("hint", "be kind", display=False)
+    await log.label(first, "start")
+    await log.set_name("Trip")
+    await log.append_entry({"type": "weather", "message": user("rain")})
+    await log.append_message(assistant("two"))
+    left = log.leaf_id
+    moved = await log.move_to(left, "went wrong")
+    stamps = {entry["id"]: entry["timestamp"] for entry in log.entries}
+
+    shown = log.context().messages
+    assert texts(shown) == ["one", "be brief", "be kind", "two", "went wrong"]
+    assert shown[1].pop("timestamp") > 1_700_000_000_000
+    assert shown[1] == {
+        "role": "custom",
+        "customType": "hint",
+        "content": "be brief",
+        "display": True,
+        "details": {"by": "me"},
+    }
+    assert "details" not in shown[2]
+    assert shown[4].pop("timestamp") > 1_700_000_000_000
+    assert shown[4] == {
+        "role": "branchSummary",
+        "summary": "went wrong",
+        "fromId": left,
+    }
+    assert stamps[moved].endswith("Z")
+
+
+async def test_registered_custom_entries_become_messages(
+    cp: Store, session_id: str
+) -> None:
+    """The function decides what they say, and may say nothing."""
+    log = await SessionLog.open(
+        cp,
+        session_id,
+        custom_messages={
+            "note": lambda entry: user(entry["data"]) if "data" in entry else None
+        },
+    )
+    await log.append_custom("note", "remember")
+    await log.append_custom("note")
+    await log.append_custom("other", "not me")
+    assert texts(log.context().messages) == ["remember"]
+    assert texts((await log.fork(session_id + "-fork")).context().messages) == [
+        "remember"
+    ]
+
+
+async def test_the_newest_compaction_counts(log: SessionLog) -> None:
+    """It stands in for all before its first kept entry, older summaries too."""
+    ids = [await log.append_message(user(str(n))) for n in range(4)]
+    older = await log.append_compaction("0 and 1", ids[2], tokens_before=1)
+    await log.append_message(user("4"))
+    assert texts(log.context().messages) == ["0 and 1", "2", "3", "4"]
+
+    newer = await log.append_compaction("0 to 2", ids[3], tokens_before=2)
+    await log.append_message(user("5"))
+    context = log.context()
+    assert texts(context.messages) == ["0 to 2", "3", "4", "5"]
+    assert context.compaction == log.entry(newer)
+    summary = context.messages[0]
+    assert summary.pop("timestamp") > 1_700_000_000_000
+    assert summary == {
+        "role": "compactionSummary",
+        "summary": "0 to 2",
+        "tokensBefore": 2,
+    }
+    assert texts(log.context(older).messages) == ["0 and 1", "2", "3"]
+    assert texts(log.context(ids[3]).messages) == ["0", "1", "2", "3"]
+
+
+async def test_a_compaction_can_keep_nothing_that_is_there(
+    cp: Store, session_id: str
+) -> None:
+    """Where the first kept entry is not before it, the summary stands alone."""
+    header: dict[str, Any] = {"type": "session", "id": session_id, "version": 3}
+    entries: list[dict[str, Any]] = [
+        {"type": "message", "id": "a", "parentId": None, "message": user("a")},
+        {"type": "compaction", "id": "b", "parentId": "a", "summary": "s"},
+        {"type": "message", "id": "c", "parentId": "b", "message": user("c")},
+    ]
+    await cp.append(session_id, [header, *entries])
+    log = await SessionLog.open(cp, session_id)
+    assert texts(log.context().messages) == ["s", "c"]
+
+
+async def test_settings_survive_a_compaction(log: SessionLog) -> None:
+    """A summary stands in for messages, not for model, thinking or state."""
+    await log.append_model_change("lab", "large")
+    await log.append_thinking_level("high")
+    await log.append_state(plan=["a"], spent=1)
+    kept = await log.append_message(user("one"))
+    await log.append_compaction("sum", kept)
+    await log.append_state(spent=2)
+    context = log.context()
+    assert context.model == Model("lab", "large")
+    assert context.thinking_level == "high"
+    assert context.state == {"plan": ["a"], "spent": 2}
+
+
+async def test_strange_entries_are_inert(cp: Store, session_id: str) -> None:
+    """Fields of a wrong type, which another program wrote, raise nothing."""
+    header: dict[str, Any] = {"type": "session", "id": session_id, "version": 3}
+    strange: list[dict[str, Any]] = [
+        {"type": "label", "targetId": ["a"], "label": "x"},
+        {"type": "label", "targetId": "a", "label": {"no": "label"}},
+        {"type": "session_info", "name": None},
+        {"type": "custom", "customType": ["cpkit.state"], "data": {"a": 1}},
+        {"type": "custom", "customType": "cpkit.state", "data": [1]},
+        {"type": "compaction", "firstKeptEntryId": {"a": 1}},
+        {"type": "message", "message": {"role": ["user"], "content": 5}, "closes": []},
+        {"type": "message", "message": {"role": "assistant", "content": ["x", None]}},
+        {"type": "message", "message": {"role": "assistant", "tool_calls": "none"}},
+        {"type": "custom_message"},
+        {"type": "branch_summary"},
+        {"type": "model_change"},
+        {"type": "thinking_level_change"},
+    ]
+    entries: list[dict[str, Any]] = [
+        {"id": f"e{n}", "parentId": f"e{n - 1}" if n else None, "timestamp": n, **entry}
+        for n, entry in enumerate(strange)
+    ]
+    await cp.append(session_id, [header, *entries])
+    log = await SessionLog.open(cp, session_id)
+    assert log.context().state == {}
+    assert len(log.context().messages) == 5
+    assert all(point.time is None for point in log.versions())
+    assert (log.labels, log.name) == ({}, None)
+
+
+# Tool calls without a result
+
+
+async def test_a_missing_result_is_reported_and_closed(log: SessionLog) -> None:
+    """After a crash between call and result, by appending and nothing else."""
+    await log.append_message(user("book"))
+    asked = await log.append_message(assistant("booking", "search", "book"))
+    await log.append_message(result("search"))
+    (missing,) = log.context().missing_results
+    assert (missing.entry_id, missing.call_id, missing.tool_name) == (
+        asked,
+        "book",
+        "book",
+    )
+    before = log.entries
+
+    (closed,) = await log.close_missing_results()
+    assert log.entries[:-1] == before
+    shown = log.context()
+    assert shown.missing_results == []
+    assert [m["role"] for m in shown.messages][-2:] == ["toolResult", "toolResult"]
+    synthetic = shown.messages[-1]
+    assert synthetic["toolCallId"] == "book"
+    assert synthetic["isError"] is True
+    assert "may have had its effect" in synthetic["content"][0]["text"]
+    assert log.entry(closed)["closes"] == asked
+    assert await log.close_missing_results() == []
+
+
+async def test_a_late_closing_stands_behind_its_call(log: SessionLog) -> None:
+    """The conversation went on; providers want the result right after the call."""
+    await log.append_message(assistant("one", "a", "b"))
+    await log.append_message(result("a", "result a"))
+    await log.append_message(user("never mind"))
+    await log.append_message(assistant("two", "a"))
+    await log.append_message(user("hello?"))
+    closed = await log.close_missing_results("gone")
+    assert len(closed) == 2
+    context = log.context()
+    assert context.missing_results == []
+    assert texts(context.messages) == [
+        "one",
+        "result a",
+        "gone",
+        "never mind",
+        "two",
+        "gone",
+        "hello?",
+    ]
+
+
+async def test_a_closing_goes_with_its_call(log: SessionLog) -> None:
+    """What a compaction swallows, it swallows with its result."""
+    await log.append_message(assistant("one", "a"))
+    kept = await log.append_message(user("hello?"))
+    await log.close_missing_results("gone")
+    await log.append_compaction("sum", kept)
+    context = log.context()
+    assert texts(context.messages) == ["sum", "hello?"]
+    assert context.missing_results == []
+
+
+async def test_a_repeated_id_is_another_call(log: SessionLog) -> None:
+    """Models use an id again; its result answers the call that it follows."""
+    first = await log.append_message(assistant("one", "a"))
+    await log.append_message(assistant("two", "a"))
+    await log.append_message(result("a"))
+    assert [m.entry_id for m in log.context().missing_results] == [first]
+
+
+@pytest.mark.parametrize(
+    ("call", "answer"),
+    [
+        (
+            {"content": [{"type": "tool_call", "id": "c", "name": "pay", "args": {}}]},
+            {
+                "role": "tool",
+                "tool_call_id": "c",
+                "content": "gone",
+                "tool_name": "pay",
+                "is_error": True,
+            },
+        ),
+        (
+            {"content": None, "tool_calls": [{"id": "c", "function": {"name": "pay"}}]},
+            {"role": "tool", "tool_call_id": "c", "content": "gone"},
+        ),
+    ],
+)
+async def test_other_forms_of_calls_are_known(
+    log: SessionLog, call: dict[str, Any], answer: dict[str, Any]
+) -> None:
+    """Those of cpkit.messages and of OpenAI's API are closed in their own form."""
+    await log.append_message({"role": "assistant", **call})
+    (missing,) = log.context().missing_results
+    assert (missing.call_id, missing.tool_name) == ("c", "pay")
+    await log.close_missing_results("gone")
+    assert log.context().messages[1] == answer
+    assert log.context().missing_results == []

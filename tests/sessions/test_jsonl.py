@@ -1,0 +1,262 @@
+"""Session files: what is read, refused and written."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpkit import CorruptThread, SchemaMismatch, VersionConflict, open_checkpointer
+from cpkit.sessions import SessionLog, SkippedLine, migrate, read_jsonl
+from cpkit.sessions.jsonl import json_line, write_jsonl
+from tests.sessions.conftest import Store
+from tests.sessions.samples import (
+    VERSION_1,
+    Entry,
+    as_file,
+    json_values,
+    linear_sessions,
+    tree_sessions,
+)
+from tests.sessions.talk import texts, user
+
+HEADER: Entry = {"type": "session", "version": 3, "id": "s-1"}
+ENTRY: Entry = {"type": "message", "id": "a", "parentId": None, "message": user("a")}
+NEXT: Entry = {"type": "message", "id": "b", "parentId": "a", "message": user("b")}
+
+
+@settings(max_examples=60, deadline=None)
+@given(lines=tree_sessions() | linear_sessions())
+async def test_export_and_import_give_the_same(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[Entry]
+) -> None:
+    """Entries, order, unknown types and fields, and the bytes of the file."""
+    folder = tmp_path_factory.mktemp("round")
+    await asyncio.to_thread(write_jsonl, folder / "first.jsonl", lines)
+    file = await asyncio.to_thread(read_jsonl, folder / "first.jsonl")
+    assert file.lines == lines
+
+    async with open_checkpointer("memory://") as cp:
+        log = await SessionLog.import_jsonl(cp, folder / "first.jsonl", session_id="a")
+        assert [log.header, *log.entries] == migrate(lines)
+        await log.export_jsonl(folder / "second.jsonl")
+        again = await SessionLog.import_jsonl(
+            cp, folder / "second.jsonl", session_id="b"
+        )
+        await again.export_jsonl(folder / "third.jsonl")
+
+    second = (folder / "second.jsonl").read_bytes()
+    assert second == (folder / "third.jsonl").read_bytes()
+    assert log.context() == again.context()
+
+    if lines[0].get("version") == 3:
+        assert second == (folder / "first.jsonl").read_bytes()
+
+
+@settings(deadline=None)
+@given(value=json_values)
+def test_a_line_holds_any_value(value: Any) -> None:
+    """What is written is read again as the same value of the same types."""
+    line = json_line(value)
+    assert "\n" not in line
+    assert repr(json.loads(line)) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"a":0.000009,"b":1e-7,"c":123456789012345680000,"d":1e+21,"e":-1.5}',
+        '{"text":"é😀\u2028\\u0000\\u001f\\"\\\\/\x7f\\n","empty":[{},[],""],"n":null}',
+        '{"2":true,"1":false}',
+    ],
+)
+def test_javascripts_bytes_come_out_again(line: str) -> None:
+    """A file that JSON.stringify wrote is kept byte for byte."""
+    assert json_line(json.loads(line)) == line
+
+
+def test_a_number_keeps_its_type() -> None:
+    """Python's whole floats and long integers, which JavaScript does not have."""
+    assert json_line([1.0, -0.0, 1, 2**70]) == f"[1.0,-0.0,1,{2**70}]"
+
+
+def test_a_good_file_is_read_whole(tmp_path: Path) -> None:
+    """Empty lines and carriage returns count for nothing."""
+    path = as_file(tmp_path, [HEADER, "", json.dumps(ENTRY) + "\r", "  ", NEXT])
+    file = read_jsonl(path)
+    assert (file.lines, file.skipped) == ([HEADER, ENTRY, NEXT], [])
+    assert file.name == str(path)
+
+
+def test_the_last_newline_may_be_missing(tmp_path: Path) -> None:
+    """A last line that is whole counts."""
+    path = as_file(tmp_path, [HEADER, ENTRY])
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    assert read_jsonl(path).lines == [HEADER, ENTRY]
+
+
+@settings(deadline=None)
+@given(cut=st.integers(1, len(json.dumps(NEXT)) - 1))
+def test_a_torn_last_line_is_no_error(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
+    """Wherever its writer was stopped, the line is set aside and reported."""
+    path = as_file(tmp_path_factory.mktemp("torn"), [HEADER, ENTRY])
+
+    with path.open("a") as file:
+        file.write(json.dumps(NEXT)[:cut])
+
+    found = read_jsonl(path)
+    assert found.lines == [HEADER, ENTRY]
+    (torn,) = found.skipped
+    assert torn.number == 3
+    assert torn.reason.startswith("torn: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"type": "mess', "no JSON that can be stored"),
+        ('{"type": "x", "id": "\\ud800"}', "no JSON that can be stored"),
+        ('{"type": "x", "id": "i", "n": 1e999}', "no JSON that can be stored"),
+        ('{"type": "x", "id": "i", "n": NaN}', "no JSON that can be stored"),
+        ("[1]", "not a JSON object"),
+        ({"id": "i"}, "no type"),
+        ({"type": "x"}, "no id"),
+        ({"type": "x", "id": None}, "no id"),
+        ({"type": "x", "id": "a"}, "a second entry 'a'"),
+        ({"type": "message", "id": "i"}, "a message entry without a message"),
+        (HEADER, "a second session header"),
+    ],
+)
+def test_a_corrupt_line_is_reported_or_skipped(
+    tmp_path: Path, line: Any, reason: str
+) -> None:
+    """With its number and the reason; the lines around it stay."""
+    path = as_file(tmp_path, [HEADER, ENTRY, line, NEXT])
+
+    with pytest.raises(CorruptThread, match=re.escape(reason)) as caught:
+        read_jsonl(path)
+
+    assert caught.value.where == f"{path}, line 3"
+    assert caught.value.thread_id == "s-1"
+
+    file = read_jsonl(path, on_corrupt="skip")
+    assert file.lines == [HEADER, ENTRY, NEXT]
+    (skipped,) = file.skipped
+    assert skipped.number == 3
+    assert reason in skipped.reason
+
+
+@pytest.mark.parametrize("on_corrupt", ["raise", "skip"])
+@pytest.mark.parametrize(
+    "lines", [[], [""], [ENTRY], ["{}"], ['{"type": "session"}'], ["{", ENTRY]]
+)
+def test_without_a_header_there_is_no_session(
+    tmp_path: Path, lines: list[Any], on_corrupt: Any
+) -> None:
+    """What its entries mean would be a guess."""
+    with pytest.raises(CorruptThread):
+        read_jsonl(as_file(tmp_path, lines), on_corrupt)
+
+
+@pytest.mark.parametrize("version", [4, "3", 0, True, None])
+def test_another_version_is_refused(tmp_path: Path, version: Any) -> None:
+    """A newer file is not guessed at, not even with skip."""
+    path = as_file(tmp_path, [{**HEADER, "version": version}, ENTRY])
+
+    with pytest.raises(SchemaMismatch):
+        read_jsonl(path, on_corrupt="skip")
+
+
+def test_on_corrupt_is_one_of_two(tmp_path: Path) -> None:
+    """A slip of the pen does not become a mode."""
+    wrong: Any = "ignore"
+
+    with pytest.raises(ValueError, match="on_corrupt"):
+        read_jsonl(as_file(tmp_path, [HEADER]), on_corrupt=wrong)
+
+
+async def test_import_writes_all_or_nothing(cp: Store, tmp_path: Path) -> None:
+    """A corrupt line in the middle leaves no half of a session."""
+    path = as_file(tmp_path, [HEADER, ENTRY, "{", NEXT])
+
+    with pytest.raises(CorruptThread):
+        await SessionLog.import_jsonl(cp, path)
+
+    assert await cp.load("s-1") is None
+
+
+async def test_import_can_skip_and_tells(
+    cp: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each skipped line is a warning, and can be had beforehand."""
+    path = as_file(tmp_path, [HEADER, ENTRY, "{", {**NEXT, "parentId": "lost"}])
+    file = await asyncio.to_thread(read_jsonl, path, "skip")
+    (skipped,) = file.skipped
+    assert isinstance(skipped, SkippedLine)
+
+    with caplog.at_level(logging.WARNING):
+        log = await SessionLog.import_jsonl(cp, path, on_corrupt="skip")
+
+    assert caplog.messages == [f"{path}, {skipped}"]
+    assert texts(log.context().messages) == ["a", "b"]
+    assert log.orphans == ["b"]
+    again = await SessionLog.import_jsonl(cp, file, session_id="again")
+    assert again.entries == log.entries
+
+
+async def test_import_onto_a_session_is_refused(cp: Store, tmp_path: Path) -> None:
+    """What is there is neither replaced nor added to."""
+    path = as_file(tmp_path, [HEADER, ENTRY])
+    log = await SessionLog.import_jsonl(cp, path)
+    await log.append_message(user("b"))
+
+    with pytest.raises(VersionConflict):
+        await SessionLog.import_jsonl(cp, path)
+
+    assert await log.refresh() == []
+
+
+async def test_an_imported_session_goes_on(cp: Store, tmp_path: Path) -> None:
+    """It takes appends, and opens again, like one that was written here."""
+    log = await SessionLog.import_jsonl(cp, as_file(tmp_path, VERSION_1))
+    await log.append_message(user("d"))
+    again = await SessionLog.open(cp, "s-1")
+    assert again.entries == log.entries
+    assert texts(again.context().messages) == ["a was said", "b", "c", "d"]
+
+
+async def test_export_replaces_the_file_whole(cp: Store, tmp_path: Path) -> None:
+    """For its owner alone, and without leaving drafts about."""
+    path = tmp_path / "out.jsonl"
+    path.write_text("old")
+    log = await SessionLog.open(cp, "s-1")
+    await log.append_message(user("a"))
+    await log.export_jsonl(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+    file = await asyncio.to_thread(read_jsonl, path)
+    assert file.lines == [log.header, *log.entries]
+
+
+async def test_a_failed_export_leaves_the_old_file(cp: Store, tmp_path: Path) -> None:
+    """Nothing is left of the attempt."""
+    log = await SessionLog.open(cp, "s-1")
+    await log.append_message(user("a"))
+    folder = tmp_path / "taken"
+    folder.mkdir()
+    (folder / "file").touch()
+
+    with pytest.raises(OSError, match="taken"):
+        await log.export_jsonl(folder)
+
+    assert list(tmp_path.iterdir()) == [folder]

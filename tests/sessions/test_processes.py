@@ -1,0 +1,69 @@
+"""Several processes at one session."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from cpkit import open_checkpointer
+from cpkit.sessions import SessionLog
+from tests.sessions.talk import texts
+
+ROOT = Path(__file__).parents[2]
+COUNT = 40
+
+
+def start(url: str, session_id: str, name: str) -> subprocess.Popen[str]:
+    """Start a writer that waits for a line before its first append."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.sessions.writer", url, session_id, name]
+        + [str(COUNT)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+async def test_two_processes_never_interleave_a_session(
+    shared_url: str, session_id: str
+) -> None:
+    """Each entry follows the one before it, and each acknowledged one is there once."""
+    writers = {name: start(shared_url, session_id, name) for name in ("a", "b")}
+    acknowledged: dict[str, list[str]] = {}
+
+    try:
+        for process in writers.values():
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+
+        for process in writers.values():
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+
+        for name, process in writers.items():
+            out, _ = process.communicate(timeout=20)
+            acknowledged[name] = out.split()
+            assert process.returncode == 0
+    finally:
+        for process in writers.values():
+            process.kill()
+            process.communicate()
+
+    async with open_checkpointer(shared_url) as cp:
+        log = await SessionLog.open(cp, session_id)
+
+    assert len(log.entries) == 2 * COUNT
+    assert log.branch() == log.entries
+    parents = [entry["parentId"] for entry in log.entries]
+    assert parents == [None, *(entry["id"] for entry in log.entries[:-1])]
+
+    said = texts(log.context().messages)
+
+    for name, ids in acknowledged.items():
+        assert [text for text in said if text.startswith(name)] == [
+            f"{name} {number}" for number in range(COUNT)
+        ]
+        assert [entry["id"] for entry in log.entries if entry["id"] in ids] == ids
