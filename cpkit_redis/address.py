@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from redis.asyncio import ConnectionPool, Redis, SSLConnection
+from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.exceptions import RedisError
 
 from cpkit.errors import InvalidURL
@@ -53,6 +54,10 @@ def pool_of_url(url: str, connect_timeout: float) -> ConnectionPool:
     try:
         parts = urlsplit(url)
         query = parse_qs(parts.query, strict_parsing=bool(parts.query))
+
+        for name in query.keys() - URL_OPTIONS:
+            raise InvalidURL(f"{shown}: {name!r} is none of redis-py's options here")
+
         pool = ConnectionPool.from_url(
             url,
             # RESP2 has all that is needed, without a handshake that old servers and
@@ -61,21 +66,21 @@ def pool_of_url(url: str, connect_timeout: float) -> ConnectionPool:
             socket_timeout=None,  # the driver's own, over a whole exchange
             socket_connect_timeout=connect_timeout,
         )
+        # A connection that is not made; its settings are checked.
         pool.connection_class(**pool.connection_kwargs)
     except (ValueError, TypeError, RedisError):
         raise InvalidURL(f"{shown} is no URL that redis-py can read") from None
 
-    for name in query.keys() - URL_OPTIONS:
-        raise InvalidURL(f"{shown} has an option {name!r} that the driver does not")
-
     if scheme == "redis+unix":
         if parts.netloc.rpartition("@")[2] or not parts.path.strip("/"):
             raise InvalidURL(f"{shown}: a socket's path has three slashes")
-    elif not re.fullmatch(r"/?\d*", parts.path):
+
+        return pool
+
+    if not re.fullmatch(r"/?\d*", parts.path):
         raise InvalidURL(f"{shown}: the path is the number of a database, or nothing")
-    elif parts.path.strip("/") and query.get("db", [parts.path[1:]]) != [
-        parts.path[1:]
-    ]:
+
+    if len({parts.path.strip("/"), *query.get("db", ())} - {""}) > 1:
         raise InvalidURL(f"{shown} names two databases")
 
     return pool
@@ -108,6 +113,10 @@ def name_of(pool: ConnectionPool) -> str:
     if "path" in settings:
         return f"redis+unix://{settings['path']}?db={database}"
 
+    if isinstance(pool, SentinelConnectionPool):
+        return f"redis+sentinel://{pool.service_name}/{database}"
+
     host, port = settings.get("host", "localhost"), settings.get("port", 6379)
+    host = f"[{host}]" if ":" in host else host
     scheme = "rediss" if issubclass(pool.connection_class, SSLConnection) else "redis"
     return f"{scheme}://{host}:{port}/{database}"

@@ -7,7 +7,8 @@ URL forms
     ``pool_size`` (8) connections at most, ``connect_timeout`` (10), the seconds for
     which a server that cannot be reached is tried again, ``timeout`` (30), the seconds
     that it has to answer, and those of every driver. In place of the URL a client of
-    redis.asyncio will do: its settings are used, and it is not closed.
+    redis.asyncio will do, a Sentinel's ``master_for`` too: its settings are used for
+    connections of the handle's own, and it is not closed.
 
 Durability
     As the server has it, read when the handle opens (`RedisCheckpointer.durability`):
@@ -18,20 +19,21 @@ Durability
     replicas are written to after the answer.
 
 What is atomic
-    Each operation is one round trip. Writes that queue while one is under way go out
-    together, in one call of one script; the server runs it alone and logs it as one
-    transaction. A load is one transaction of plain reads. Nothing is retried by the
-    client library: a write whose answer was lost raises ``BackendUnavailable`` with
-    ``maybe_applied``, a read is made again.
+    Each operation is one round trip (a list of threads one for each thousand), and each
+    write is made by a script, which the server runs alone and logs as one transaction.
+    Writes that queue while one is under way go out together, in one call for each kind.
+    A load is one transaction of plain reads. Nothing is retried by the client library:
+    a write whose answer was lost raises ``BackendUnavailable`` with ``maybe_applied``,
+    a read is made again.
 
 In a cluster
-    Not yet: the script computes some of its keys. The layout is ready for it, see
-    `cpkit_redis.layout`: all keys of a thread are in one slot, and only a claim writes
-    to a second one, that of the idempotency key. The key's register is the commit
-    point. What a claim puts into the thread's slot before it counts only once the
-    register names the call, and the thread's times are set last; so a crash between
-    two steps leaves nothing that a reader takes for a call, or a call that is wholly
-    there.
+    Not yet: scripts compute some of their keys. The layout is ready for it
+    (`cpkit_redis.layout`). All keys of a thread are in one slot. A new thread is put on
+    the list of threads, a slot of its own, before anything else, and its times are set
+    last. A claim writes to its thread's slot and then to that of its idempotency key:
+    the key's register is the commit point, and what the thread's slot has of a call is
+    nothing until the register names it. So a crash between two steps leaves something
+    that readers pass over, or a call that is wholly there.
 
 Permissions
     Redis 6.2 or newer. What a user needs, the last line for `durability` alone::
@@ -42,7 +44,8 @@ Permissions
             +config|get +info
 
 Caveats
-    Keys never expire and nothing is looked for by pattern. Two stores are two prefixes.
+    Keys never expire and none is looked for by pattern. Two stores in a database are
+    two prefixes. Redis before 7 takes a million messages in one append at most.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ from pydantic import Field, PositiveInt
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-from cpkit.codec import Codec, check_same_call, from_micros
+from cpkit.codec import Codec, check_same_call
 from cpkit.errors import BackendUnavailable, CorruptThread
 from cpkit.ids import check_id, check_page, span
 from cpkit.lifetime import Coalescer, Lifetime
@@ -69,7 +72,7 @@ from cpkit.records import (
     ToolCall,
 )
 from cpkit.registry import DriverOptions
-from cpkit.writes import Append, Claim, Erase, Merge, Resolve, StoredCall, Write
+from cpkit.writes import Append, Erase, StoredCall, Write
 from cpkit_redis.address import URL_OPTIONS, name_of, pool_of_client, pool_of_url
 from cpkit_redis.durability import QUESTIONS, durability_of, settings_of
 from cpkit_redis.faults import NO_CLUSTER, UNWRITABLE, code_of, text_of, translated
@@ -83,12 +86,13 @@ from cpkit_redis.operations import (
     bounds,
     call_of,
     calls_of,
+    grouped,
     listing,
     outcome_of,
     pairs,
     pending_of,
-    script_of,
-    together,
+    size_of,
+    thread_info,
 )
 from cpkit_redis.scripting import Script, call_scripts
 from cpkit_redis.wire import Wire
@@ -144,10 +148,9 @@ class RedisCheckpointer(Generic[MessageT]):
             patience=known.connect_timeout,
             timeout=known.timeout,
         )
-        # Two, so that one group is made ready while the server is at work on another.
-        self._lanes: list[Coalescer[Write]] = [
-            Coalescer(self._lifetime, self._commit, _size) for _ in range(1)
-        ]
+        self._writes: Coalescer[Write] = Coalescer(
+            self._lifetime, self._commit, size_of
+        )
         self._durability = Durability(Survives.NONE, "not known before it is open")
 
     @classmethod
@@ -239,7 +242,7 @@ class RedisCheckpointer(Generic[MessageT]):
     ) -> int:
         self._lifetime.check()
         write = self._codec.append(thread_id, messages, expected_version)
-        version: int = await self._write(write)
+        version: int = await self._writes.run(write)
         return version
 
     async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
@@ -247,12 +250,12 @@ class RedisCheckpointer(Generic[MessageT]):
         write = self._codec.merge(thread_id, extra)
 
         if write.items:
-            await self._write(write)
+            await self._writes.run(write)
 
     async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
         self._lifetime.check()
         write = self._codec.claim(thread_id, call)
-        stored: StoredCall | None = await self._write(write)
+        stored: StoredCall | None = await self._writes.run(write)
 
         if stored is None:
             return None
@@ -274,7 +277,7 @@ class RedisCheckpointer(Generic[MessageT]):
     ) -> CallRecord:
         self._lifetime.check()
         write = self._codec.resolve(thread_id, call_id, result, success)
-        return self._codec.record(await self._write(write))
+        return self._codec.record(await self._writes.run(write))
 
     async def find_completed(self, idempotency_key: str) -> CallRecord | None:
         record = await self.find_call(idempotency_key)
@@ -294,7 +297,7 @@ class RedisCheckpointer(Generic[MessageT]):
             page = await self._find(
                 LIST, self._base + b"threads", *listing(prefix, after, size)
             )
-            found += [self._thread_info(*row) for row in page[1:]]
+            found += [thread_info(*row) for row in page[1:]]
 
             if len(page) <= size:
                 break
@@ -343,38 +346,27 @@ class RedisCheckpointer(Generic[MessageT]):
     async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
         self._lifetime.check()
         thread_id = check_id("thread_id", thread_id)
-        await self._write(Erase(thread_id, forget_keys))
+        await self._writes.run(Erase(thread_id, forget_keys))
 
     # The trips to the server
 
-    async def _write(self, write: Write) -> Any:
-        """Make a write in the lane of its thread, whose writes keep their order."""
-        return await self._lanes[hash(write.thread_id) % len(self._lanes)].run(write)
-
     async def _commit(self, writes: list[Write]) -> Sequence[object]:
-        kinds: dict[Script, list[list[int]]] = {}
-
-        for places in together(writes):
-            kinds.setdefault(script_of(writes[places[0]]), []).append(places)
-
+        groups = grouped(writes)
         calls = [
             (
                 script,
-                [
-                    arguments([writes[place] for place in places], self._prefix)
-                    for places in made
-                ],
+                [arguments([writes[i] for i in one], self._prefix) for one in made],
             )
-            for script, made in kinds.items()
+            for script, made in groups.items()
         ]
         found = await call_scripts(self._wire, self._base, calls, again=False)
         outcomes: list[object] = [None] * len(writes)
 
-        for made, answers in zip(kinds.values(), found, strict=True):
-            for places, answer in zip(made, answers, strict=True):
-                for place in reversed(places):
-                    write = writes[place]
-                    outcomes[place] = self._outcome(write, answer)
+        for made, answers in zip(groups.values(), found, strict=True):
+            for one, answer in zip(made, answers, strict=True):
+                for i in reversed(one):
+                    write = writes[i]
+                    outcomes[i] = self._outcome(write, answer)
 
                     if isinstance(answer, int) and isinstance(write, Append):
                         answer -= len(write.bodies)  # the version before it
@@ -403,17 +395,19 @@ class RedisCheckpointer(Generic[MessageT]):
 
     async def _read(self, thread_id: str, *commands: Sequence[bytes]) -> list[Any]:
         """Return the answers to commands that all see one state of the thread."""
-        _, *queued, answers = await self._lifetime.finish(
+        queued = await self._lifetime.finish(
             self._wire.ask((b"MULTI",), *commands, (b"EXEC",), again=True)
         )
+        answers = queued.pop()
+        refused = [answer for answer in queued if isinstance(answer, ResponseError)]
 
-        if any(isinstance(answer, OutOfMemoryError) for answer in queued):
+        if any(isinstance(answer, OutOfMemoryError) for answer in refused):
             # A full server queues nothing for a transaction, not even reads.
             [answers] = await self._lifetime.finish(
                 call_scripts(self._wire, self._base, [(READ, commands)], again=True)
             )
         elif isinstance(answers, ResponseError):
-            answers = queued
+            answers = [*refused, answers][:1] * len(commands)
 
         accepted = [
             self._accepted(answer, command[1], thread_id)
@@ -448,33 +442,3 @@ class RedisCheckpointer(Generic[MessageT]):
         error = translated(text, self._lifetime.name, thread_id, where)
         error.__cause__ = answer
         return error
-
-    def _thread_info(
-        self, thread_id: bytes, version: int, created: bytes, updated: bytes
-    ) -> ThreadInfo:
-        name = thread_id.decode()
-
-        try:
-            times = [from_micros(int(time)) for time in (created, updated)]
-        except (TypeError, ValueError, OverflowError) as exc:
-            where = repr(slot_of(self._prefix, name) + b"t")
-            raise CorruptThread(name, where, str(exc)) from exc
-
-        return ThreadInfo(name, version, *times)
-
-
-def _size(write: Write) -> int:
-    """Bytes that the write adds to its group, roughly."""
-    if isinstance(write, Append):
-        return sum(map(len, write.bodies))
-
-    if isinstance(write, Merge):
-        return sum(len(value) for _, value in write.items)
-
-    if isinstance(write, Claim):
-        return len(write.args)
-
-    if isinstance(write, Resolve):
-        return len(write.result)
-
-    return 0

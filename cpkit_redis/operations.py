@@ -10,9 +10,10 @@ from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import Any
 
+from cpkit.codec import from_micros
 from cpkit.errors import CorruptThread, UnknownCall, VersionConflict
 from cpkit.ids import prefix_end
-from cpkit.records import CallStatus
+from cpkit.records import CallStatus, ThreadInfo
 from cpkit.writes import Append, Claim, Erase, Merge, Resolve, StoredCall, Write
 from cpkit_redis.layout import register_of, slot_of
 from cpkit_redis.scripting import Script
@@ -26,11 +27,13 @@ __all__ = [
     "bounds",
     "call_of",
     "calls_of",
+    "grouped",
     "listing",
     "outcome_of",
     "pairs",
     "pending_of",
-    "script_of",
+    "size_of",
+    "thread_info",
 ]
 
 _WRITES: dict[type[Write], Script] = {
@@ -50,36 +53,31 @@ REHEARSE = Script("rehearse")
 # Arguments
 
 
-def script_of(write: Write) -> Script:
-    """Return the script that makes the write."""
-    return _WRITES[type(write)]
+def grouped(writes: list[Write]) -> dict[Script, list[list[int]]]:
+    """Return the places of a group's writes by script, and together if made as one.
 
-
-def together(writes: list[Write]) -> list[list[int]]:
-    """Return the places in a group of the writes that are made as one.
-
-    These are appends to one thread, unless they expect a version. All of the group
-    came at the same time, so it may be made in any order.
+    Made as one are appends to one thread, unless they expect a version. All of the
+    group came at the same time, so it may be made in any order.
     """
-    places: dict[object, list[int]] = {}
+    groups: dict[Script, dict[object, list[int]]] = {}
 
     for place, write in enumerate(writes):
         alone = not isinstance(write, Append) or write.expected_version is not None
-        places.setdefault(place if alone else write.thread_id, []).append(place)
+        made = groups.setdefault(_WRITES[type(write)], {})
+        made.setdefault(place if alone else write.thread_id, []).append(place)
 
-    return list(places.values())
+    return {script: list(made.values()) for script, made in groups.items()}
 
 
 def arguments(writes: list[Write], prefix: str) -> list[bytes]:
-    """Return the arguments of `script_of` for writes that are made as one."""
+    """Return the script's arguments for writes that are made as one."""
     write = writes[0]
     place = (write.thread_id.encode(), slot_of(prefix, write.thread_id))
 
     if isinstance(write, Append):
         expected = write.expected_version
         fence = b"" if expected is None else b"%d" % expected
-        appends = (each for each in writes if isinstance(each, Append))
-        return [*place, fence, *(body for each in appends for body in each.bodies)]
+        return [*place, fence, *write.bodies, *_bodies(writes[1:])]
 
     if isinstance(write, Merge):
         return [*place, *(text for item in write.items for text in item)]
@@ -99,6 +97,11 @@ def arguments(writes: list[Write], prefix: str) -> list[bytes]:
         return [*place, write.call_id.encode(), write.status.encode(), write.result]
 
     return [*place, b"1" if write.forget_keys else b"0"]
+
+
+def _bodies(writes: list[Write]) -> list[bytes]:
+    appends = (write for write in writes if isinstance(write, Append))
+    return [body for append in appends for body in append.bodies]
 
 
 def listing(prefix: str, after: str | None, limit: int) -> list[bytes]:
@@ -131,6 +134,23 @@ def bounds(start: int, stop: int | None) -> tuple[bytes, bytes]:
 def _near(position: int) -> int:
     """Return the position, or one beyond any list that Redis takes for a number."""
     return max(-(2**53), min(position, 2**53))
+
+
+def size_of(write: Write) -> int:
+    """Return how many bytes the write adds to its group, roughly."""
+    if isinstance(write, Append):
+        return sum(map(len, write.bodies))
+
+    if isinstance(write, Merge):
+        return sum(len(value) for _, value in write.items)
+
+    if isinstance(write, Claim):
+        return len(write.args)
+
+    if isinstance(write, Resolve):
+        return len(write.result)
+
+    return 0
 
 
 # Outcomes
@@ -224,6 +244,20 @@ def pending_of(thread_id: str, found: Any) -> list[StoredCall]:
         issued[call_id] = b"\0".join(fields)
 
     return calls_of(thread_id, issued, {}, args, {})
+
+
+def thread_info(
+    thread_id: bytes, version: int, created: bytes | None, updated: bytes | None
+) -> ThreadInfo:
+    """Return a row of `LIST`."""
+    name = thread_id.decode()
+
+    try:
+        times = [from_micros(int(time or b"missing")) for time in (created, updated)]
+    except (ValueError, OverflowError) as exc:
+        raise CorruptThread(name, "its times", str(exc)) from exc
+
+    return ThreadInfo(name, version, *times)
 
 
 def pairs(found: Any) -> Iterable[tuple[bytes, bytes]]:

@@ -6,14 +6,19 @@ local CHUNK = 4000
 
 local function operation(first, last)
   local thread, slot, expected = ARGV[first], ARGV[first + 1], ARGV[first + 2]
-  local version = call('LLEN', slot .. 'm')
+  local empty = last == first + 2
+  local version
 
-  if expected ~= '' and tonumber(expected) ~= version then
-    return {'conflict', version}
-  end
+  if empty or expected ~= '' then
+    version = call('LLEN', slot .. 'm')
 
-  if last == first + 2 then
-    return version
+    if expected ~= '' and tonumber(expected) ~= version then
+      return {'conflict', version}
+    end
+
+    if empty then
+      return version
+    end
   end
 
   local before = last_change(thread, slot)

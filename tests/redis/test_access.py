@@ -232,6 +232,7 @@ def test_a_url_for_the_class_itself_is_checked_too() -> None:
         ("rediss://example", "rediss://example:6379/0 prefix='cpkit'"),
         ("redis+unix:///run/r?db=1", "redis+unix:///run/r?db=1 prefix='cpkit'"),
         ("redis://example?prefix=a", "redis://example:6379/0 prefix='a'"),
+        ("redis://[::1]:1/2", "redis://[::1]:1/2 prefix='cpkit'"),
     ],
 )
 def test_a_handle_shows_its_place(url: str, shown: str) -> None:

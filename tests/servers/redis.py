@@ -30,7 +30,7 @@ from urllib.parse import quote, urlencode
 
 from tests.servers.postgres import free_port
 
-__all__ = ["RedisServer", "no_tls", "shared_redis"]
+__all__ = ["RedisServer", "no_tls", "redis_binary", "shared_redis"]
 
 PATIENCE = 30.0
 """Seconds for a server to start or stop; a healthy one takes well under one."""
@@ -67,7 +67,7 @@ class RedisServer:
     ) -> None:
         self.password = password
         self.port = _port()
-        self._binary = _binary()
+        self._binary = redis_binary()
         self._process: subprocess.Popen[bytes] | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="cpkit-redis-"))
         atexit.register(self.close)
@@ -257,7 +257,7 @@ def shared_redis(**options: str) -> str:
 
 def no_tls() -> str | None:
     """Say why no TLS server can be started here, if none can."""
-    binary = _binary()
+    binary = redis_binary()
     folder = tempfile.gettempdir()
     # Without a port it gives up at once, or before that over a directive it lacks.
     done = subprocess.run(
@@ -303,7 +303,8 @@ def _in_docker() -> str:
     return f"redis://{host}:{port}/0"
 
 
-def _binary() -> str:
+def redis_binary() -> str:
+    """Return the path of the redis-server to run."""
     found = os.environ.get("CPKIT_TEST_REDIS_BINARY") or shutil.which("redis-server")
 
     if found:
