@@ -1,16 +1,13 @@
 """Which appends of a group share a statement, and how each of them ends.
 
-A statement takes one entry per thread: the thread's next appends without an expected
-version, merged, or its next append with one. Almost always that is all there is. What
-is left of a thread after its entry goes into the next statement, unless the version
-that the thread has reached already decides it.
+A statement takes one entry per thread: appends without an expected version, merged, or
+one with an expected version. Almost always that is all there is. What is left goes into
+the next statement, unless the version that its thread has reached decides it already.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from copy import copy
-from itertools import islice
 
 from cpkit.errors import BackendUnavailable, CheckpointerError, VersionConflict
 from cpkit.writes import Append
@@ -23,7 +20,7 @@ _THREADS = 64
 
 
 class Entry:
-    """What one thread gets in one statement: places in the group, and the bodies."""
+    """What one thread gets in one statement; ``places`` are those in the group."""
 
     __slots__ = ("bodies", "expected", "places", "thread_id")
 
@@ -39,16 +36,30 @@ class AppendGroup:
 
     def __init__(self, appends: list[Append]) -> None:
         self._appends = appends
-        self._waiting: dict[str, deque[int]] = {}
+        self._waiting = list(range(len(appends)))
         self.outcomes: list[object] = [None] * len(appends)
-
-        for place, append in enumerate(appends):
-            self._waiting.setdefault(append.thread_id, deque()).append(place)
 
     def next_entries(self) -> list[Entry]:
         """Take what goes into the next statement; nothing when all is settled."""
-        waiting = islice(self._waiting.items(), _THREADS)
-        return [self._take(thread_id, queue) for thread_id, queue in waiting]
+        entries: dict[str, Entry] = {}
+        left = []
+
+        for place in self._waiting:
+            append = self._appends[place]
+            expected = append.expected_version
+            entry = entries.get(append.thread_id)
+
+            if entry is None and len(entries) < _THREADS:
+                entry = entries[append.thread_id] = Entry(append.thread_id, expected)
+            elif entry is None or not (entry.expected is expected is None):
+                left.append(place)
+                continue
+
+            entry.places.append(place)
+            entry.bodies += [body.decode() for body in append.bodies]
+
+        self._waiting = left
+        return list(entries.values())
 
     def settle(self, entries: list[Entry], answers: list[int]) -> None:
         """Note what the statement returned for each entry.
@@ -56,65 +67,49 @@ class AppendGroup:
         The thread's new version; or -1 - v where it was not at the expected version,
         but at v.
         """
+        versions = {}
+
         for entry, answer in zip(entries, answers, strict=True):
-            version = max(answer, -1 - answer)
-
-            if answer >= 0:
-                self._applied(entry, version)
+            if answer < 0:
+                answer = -1 - answer
+                self._conflict(entry.places[0], answer)
             else:
-                self._conflict(entry.places[0], version)
+                version = answer - len(entry.bodies)
 
-            queue = self._waiting[entry.thread_id]
+                for place in entry.places:
+                    version += len(self._appends[place].bodies)
+                    self.outcomes[place] = version
 
-            while queue and self._expected(queue[0]) not in (None, version):
-                self._conflict(queue.popleft(), version)
+            versions[entry.thread_id] = answer
 
-            if not queue:
-                del self._waiting[entry.thread_id]
+        left, self._waiting = self._waiting, []
+
+        for place in left:
+            append = self._appends[place]
+            reached = versions.get(append.thread_id)
+
+            if reached is None or append.expected_version in (None, reached):
+                self._waiting.append(place)
+            else:
+                self._conflict(place, reached)
 
     def fail(self, entries: list[Entry], error: CheckpointerError) -> None:
         """End all that is not settled with the error, which the entries met."""
         sent = [place for entry in entries for place in entry.places]
-        unsent = [place for queue in self._waiting.values() for place in queue]
-        self._waiting.clear()
+        unsent, self._waiting = self._waiting, []
 
-        for place in sent + unsent:
-            # Each caller its own, because raising it adds a traceback to it.
-            own = copy(error)
-            own.__cause__ = error.__cause__
-            self.outcomes[place] = own
+        for places, was_sent in ((sent, True), (unsent, False)):
+            for place in places:
+                # Each caller its own, because raising it adds a traceback to it.
+                own = copy(error)
+                own.__cause__ = error.__cause__
+                self.outcomes[place] = own
 
-            if isinstance(own, BackendUnavailable) and place in unsent:
-                own.maybe_applied = False
-
-    def _take(self, thread_id: str, queue: deque[int]) -> Entry:
-        entry = Entry(thread_id, self._expected(queue[0]))
-
-        while queue:
-            append = self._appends[queue[0]]
-            alone = entry.expected is not None or append.expected_version is not None
-
-            if alone and entry.places:
-                break
-
-            entry.places.append(queue.popleft())
-            entry.bodies += [body.decode() for body in append.bodies]
-
-        return entry
-
-    def _applied(self, entry: Entry, version: int) -> None:
-        version -= len(entry.bodies)
-
-        for place in entry.places:
-            version += len(self._appends[place].bodies)
-            self.outcomes[place] = version
+                if isinstance(own, BackendUnavailable) and not was_sent:
+                    own.maybe_applied = False
 
     def _conflict(self, place: int, version: int) -> None:
         append = self._appends[place]
-        assert append.expected_version is not None
-        self.outcomes[place] = VersionConflict(
-            append.thread_id, append.expected_version, version
-        )
-
-    def _expected(self, place: int) -> int | None:
-        return self._appends[place].expected_version
+        expected = append.expected_version
+        assert expected is not None
+        self.outcomes[place] = VersionConflict(append.thread_id, expected, version)

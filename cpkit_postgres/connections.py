@@ -136,9 +136,11 @@ class Connections:
         assert self._pool is not None
 
         try:
-            # The pool closes what it cannot mend.
+            # The pool cuts what it cannot mend in time.
             with suppress(*CLIENT_ERRORS):
-                await self._pool.release(connection)
+                await self._pool.release(
+                    connection, timeout=self._options.connect_timeout
+                )
         finally:
             if self._url is not None:
                 self._free.put_nowait(None)

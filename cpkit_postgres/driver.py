@@ -28,8 +28,9 @@ What happens when the server goes away
     ``BackendUnavailable`` says that it may have been applied.
 
 Caveats
-    The database must be UTF8 and the transactions READ COMMITTED, which is checked at
-    open. The schema's name stands in its functions: do not rename it.
+    Postgres 12 or newer; the database must be UTF8 and the transactions READ COMMITTED,
+    which is checked at open. The schema's name stands in its functions: do not rename
+    it.
 """
 
 from __future__ import annotations
@@ -71,9 +72,6 @@ from cpkit_postgres.statements import statements
 __all__ = ["PostgresCheckpointer"]
 
 MessageT = TypeVar("MessageT")
-
-# Groups of appends under way at once: while one waits for its commit the next is made.
-_LANES = 3
 
 # A load of more messages or characters is decoded in a thread, so that the event loop
 # is not held up: up to here that takes about two milliseconds.
@@ -121,9 +119,10 @@ class PostgresCheckpointer(Generic[MessageT]):
         self._settings: Settings | None = None
         self._lifetime = Lifetime(name)
         self._connections = Connections(where, name, known)
-        self._lanes = [
-            Coalescer(self._lifetime, self._commit, _size) for _ in range(_LANES)
-        ]
+        # One group at a time: a second one under way was measured not to help.
+        self._appends: Coalescer[Append] = Coalescer(
+            self._lifetime, self._commit, _size
+        )
         self._guesses: dict[str, int] = {}
 
     @classmethod
@@ -207,8 +206,7 @@ class PostgresCheckpointer(Generic[MessageT]):
         if not write.bodies:
             return await self._checked_version(write)
 
-        lane = self._lanes[hash(write.thread_id) % _LANES]
-        version: int = await lane.run(write)
+        version: int = await self._appends.run(write)
         return version
 
     async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
@@ -348,46 +346,36 @@ class PostgresCheckpointer(Generic[MessageT]):
 
     async def _append(self, entries: list[Entry]) -> list[int]:
         """Run one statement; return a version, or -1 - version, for each entry."""
-        threads = [entry.thread_id for entry in entries]
-        expected = [_clamped(entry.expected) for entry in entries]
-        guesses = [
-            self._guesses.get(entry.thread_id, 0) if version is None else version
-            for entry, version in zip(entries, expected, strict=True)
-        ]
-        ask = self._connections.ask
-
         if len(entries) == 1:
-            rows = await ask(
+            one = entries[0]
+            rows = await self._connections.ask(
                 self._sql.append,
-                threads[0],
-                expected[0],
-                guesses[0],
-                entries[0].bodies,
+                one.thread_id,
+                _clamped(one.expected),
+                one.bodies,
                 writes=True,
             )
-            answers = [rows[0][0]]
-        else:
-            sizes = [len(entry.bodies) for entry in entries]
-            rows = await ask(
-                self._sql.append_many,
-                threads,
-                expected,
-                guesses,
-                sizes,
-                [i for i, size in enumerate(sizes, 1) for _ in range(size)],
-                [nth for size in sizes for nth in range(size)],
-                [body for entry in entries for body in entry.bodies],
-                writes=True,
-            )
-            answers = rows[0][0]
+            return [rows[0][0]]
+
+        threads = [entry.thread_id for entry in entries]
+        sizes = [len(entry.bodies) for entry in entries]
+        rows = await self._connections.ask(
+            self._sql.append_many,
+            threads,
+            [_clamped(entry.expected) for entry in entries],
+            [self._guesses.get(thread, 0) for thread in threads],
+            sizes,
+            [place for place, size in enumerate(sizes, 1) for _ in range(size)],
+            [nth for size in sizes for nth in range(size)],
+            [body for entry in entries for body in entry.bodies],
+            writes=True,
+        )
+        answers: list[int] = rows[0][0]
 
         if len(self._guesses) > _GUESSES:
             self._guesses.clear()
 
-        self._guesses.update(
-            (thread, max(answer, -1 - answer))
-            for thread, answer in zip(threads, answers, strict=True)
-        )
+        self._guesses.update(zip(threads, answers, strict=True))
         return answers
 
     async def _checked_version(self, write: Append) -> int:
@@ -415,15 +403,13 @@ class PostgresCheckpointer(Generic[MessageT]):
 
         The rows are used up on the way, so that no message is held twice.
         """
-        expected = range(end - 1, first - 1, -1)
-        positions = [row[0] for row in rows]
-
-        if positions != list(expected):
-            missing = sorted({*expected} - {*positions})
+        # Positions are unique, so the number of them and the two ends tell.
+        if len(rows) != end - first or (
+            rows and (rows[-1][0], rows[0][0]) != (first, end - 1)
+        ):
+            missing = {*range(first, end)} - {row[0] for row in rows}
             raise CorruptThread(
-                thread_id,
-                f"message {missing[0]}" if missing else f"message {positions[0]}",
-                "it is missing" if missing else "it has no place there",
+                thread_id, f"message {min(missing, default=end)}", "it is missing"
             )
 
         many = len(rows) > _MANY_MESSAGES or (

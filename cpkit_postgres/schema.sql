@@ -3,9 +3,11 @@
 --
 -- Whoever changes a thread holds its lock, pg_advisory_xact_lock of the id's hash, to
 -- the end of the transaction. So a thread's messages are committed in the order of
--- their positions, and nobody appends to a thread that is being deleted. It is taken
--- by a statement of its own: the next one, under READ COMMITTED, sees all that the
--- holder before has committed. A row lock would do the same and cost a WAL record.
+-- their positions, and nobody appends to a thread that is being deleted. The lock is
+-- taken in a step of its own: the next statement, under READ COMMITTED, sees all that
+-- the holder before has committed. (In an assignment, because PL/pgSQL evaluates that
+-- itself; a query, as by PERFORM, costs more than the lock.) A row lock would do the
+-- same, at the price of a WAL record.
 --
 -- Functions end in a number: a later version of the schema adds functions and leaves
 -- these to handles of older code.
@@ -62,23 +64,20 @@ CREATE INDEX calls_pending ON {schema}.calls (thread_id, sequence)
     WHERE status = 'issued' AND NOT erased;
 
 -- Append to one thread. Returns its new version, or -1 minus the version that it is at
--- where that is not the expected one. `guess` is what the version may be: with a good
--- one the index is read from there, else a whole page of it.
-CREATE FUNCTION {schema}.append_1(
-    of_thread text, expected integer, guess integer, bodies text[]
-) RETURNS integer LANGUAGE plpgsql AS $body$
+-- where that is not the expected one.
+CREATE FUNCTION {schema}.append_1(of_thread text, expected integer, bodies text[])
+RETURNS integer LANGUAGE plpgsql AS $body$
 DECLARE
+    lock bigint := hashtextextended(of_thread, {lock_seed});
+    locked boolean;
     known bigint;
     version integer;
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended(of_thread, {lock_seed}));
+    locked := pg_advisory_xact_lock(lock) IS NULL;
 
-    SELECT t.number, 1 + coalesce(
-        (SELECT max(m.position) FROM {schema}.messages AS m
-         WHERE m.thread_number = t.number AND m.position >= guess - 1),
-        (SELECT max(m.position) FROM {schema}.messages AS m
-         WHERE m.thread_number = t.number),
-        -1)
+    SELECT t.number, 1 + (
+        SELECT max(m.position) FROM {schema}.messages AS m
+        WHERE m.thread_number = t.number)
     INTO known, version
     FROM {schema}.threads AS t WHERE t.thread_id = of_thread;
 
@@ -104,7 +103,8 @@ $body$;
 -- Append to many threads, each named once, in one transaction. The arrays before
 -- `entries` have an element for each thread, the others one for each message: the
 -- thread's place in the first arrays, the message's place in what the thread gets, and
--- the message. Returns for each thread what append_1 does.
+-- the message. Returns for each thread what append_1 does. A guess is what the version
+-- may be: with a good one the index is read from there, else a whole page of it.
 CREATE FUNCTION {schema}.append_many_1(
     of_threads text[], all_expected integer[], guesses integer[], counts integer[],
     entries integer[], nths integer[], bodies text[]
@@ -157,9 +157,11 @@ $body$;
 CREATE FUNCTION {schema}.save_extra_1(of_thread text, keys text[], all_values text[])
 RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
+    lock bigint := hashtextextended(of_thread, {lock_seed});
+    locked boolean;
     known bigint;
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended(of_thread, {lock_seed}));
+    locked := pg_advisory_xact_lock(lock) IS NULL;
 
     INSERT INTO {schema}.threads AS t (thread_id) VALUES (of_thread)
     ON CONFLICT (thread_id) DO UPDATE
@@ -181,6 +183,8 @@ CREATE FUNCTION {schema}.claim_1(
     of_thread text, of_call text, tool text, with_args text, key text
 ) RETURNS SETOF {schema}.calls LANGUAGE plpgsql AS $body$
 DECLARE
+    lock bigint := hashtextextended(of_thread, {lock_seed});
+    locked boolean;
     last {schema}.calls;
 BEGIN
     LOOP
@@ -199,7 +203,7 @@ BEGIN
             RETURN;
         END IF;
 
-        PERFORM pg_advisory_xact_lock(hashtextextended(of_thread, {lock_seed}));
+        locked := pg_advisory_xact_lock(lock) IS NULL;
 
         INSERT INTO {schema}.calls (
             thread_id, call_id, tool_name, args, idempotency_key, status, attempt,
@@ -224,13 +228,15 @@ CREATE FUNCTION {schema}.resolve_1(
     of_thread text, of_call text, outcome text, with_result text
 ) RETURNS SETOF {schema}.calls LANGUAGE plpgsql AS $body$
 DECLARE
+    lock bigint := hashtextextended(of_thread, {lock_seed});
+    locked boolean;
     stored {schema}.calls;
 BEGIN
     SELECT * INTO stored FROM {schema}.calls AS c
     WHERE c.thread_id = of_thread AND c.call_id = of_call;
 
     IF stored.status = 'issued' THEN
-        PERFORM pg_advisory_xact_lock(hashtextextended(of_thread, {lock_seed}));
+        locked := pg_advisory_xact_lock(lock) IS NULL;
 
         UPDATE {schema}.calls AS c
         SET status = outcome,
@@ -254,9 +260,11 @@ $body$;
 CREATE FUNCTION {schema}.erase_1(of_thread text, forget_keys boolean)
 RETURNS void LANGUAGE plpgsql AS $body$
 DECLARE
+    lock bigint := hashtextextended(of_thread, {lock_seed});
+    locked boolean;
     known bigint;
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended(of_thread, {lock_seed}));
+    locked := pg_advisory_xact_lock(lock) IS NULL;
 
     DELETE FROM {schema}.threads WHERE thread_id = of_thread
     RETURNING number INTO known;

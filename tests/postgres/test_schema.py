@@ -63,14 +63,12 @@ async def test_schemas_are_stores_of_their_own(raw: asyncpg.Connection) -> None:
     try:
         async with (
             Store(shared_postgres(), schema="one of two") as one,
-            Store(shared_postgres(), schema="two of two", connect_timeout=1) as two,
+            Store(shared_postgres(), schema="two of two", command_timeout=5) as two,
         ):
             await one.append("t", [{}])
             assert await two.load("t") is None
             await raw.execute("BEGIN")
-            await raw.execute(
-                "SELECT \"one of two\".append_1('t', NULL, 0, ARRAY['{}'])"
-            )
+            await raw.execute("SELECT \"one of two\".append_1('t', NULL, ARRAY['{}'])")
             assert await two.append("t", [{}]) == 1
     finally:
         await raw.execute("ROLLBACK")
