@@ -31,9 +31,11 @@ from cpkit.writes import Append, Merge, StoredCall
 
 __all__ = [
     "ADD",
+    "BRACKET",
     "CALL",
     "EXTRA",
     "KINDS",
+    "REST_OF_END",
     "TAIL_BYTES",
     "At",
     "CallLine",
@@ -42,6 +44,7 @@ __all__ = [
     "born",
     "call_line",
     "created_in",
+    "end_of_add",
     "erased",
     "header",
     "issued",
@@ -58,12 +61,15 @@ EXTRA = b'{"extra'
 KINDS = frozenset({ADD, CALL, EXTRA, b'{"threa', b'{"creat'})
 """What a line starts with, in its first seven bytes."""
 
+BRACKET = ord("]")
+REST_OF_END = len('2026-11-21T03:34:05.123456Z"]}')
+"""Bytes between what `end_of_add` returns and the newline."""
+
 TAIL_BYTES = 96
 """More than the ``at`` of any line takes."""
 
 _AT = re.compile(rb',"at":(?:null|\[([0-9]{1,19}),"([0-9T:.-]{26}Z)"\])\}\Z')
 _LENGTHS = b',"lengths":['
-_BRACKET = ord("]")
 _CREATED = re.compile(rb'\n\{"created":"([0-9T:.-]{26}Z)"')
 # The first match is never inside a string: in JSON a quote there has a backslash
 # before it, and the quote that closes a string is not followed by a letter.
@@ -221,10 +227,15 @@ def messages(line: bytes) -> tuple[list[bytes], int]:
         raise ValueError("the line does not end as one of ours")
 
     # A line with ``lengths`` has its bracket here; a message that is an array may too.
-    if line[stop - 1] == _BRACKET:
+    if line[stop - 1] == BRACKET:
         return _texts(line, len(ADD), stop), version
 
     return [line[len(ADD) : stop]], version
+
+
+def end_of_add(version: int) -> bytes:
+    """Return what follows the message in the line that makes a version."""
+    return b',"at":[%d,"' % version
 
 
 def pairs(line: bytes) -> list[tuple[bytes, bytes]]:

@@ -8,7 +8,6 @@ refusal. Claims and deletions lock more than their thread's log and come alone.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -139,9 +138,7 @@ def erase(folder: Folder, write: Erase) -> None:
             return
 
         calls = log.index.catch_up(log).bare()
-        kept = [] if write.forget_keys else calls
-        head = lines.header(write.thread_id, secrets.token_hex(8))
-        replace(log, head + b"".join(map(lines.erased, kept)), keep=bool(kept))
+        replace(log, write.thread_id, [] if write.forget_keys else calls)
 
     if write.forget_keys:
         try:
@@ -231,26 +228,52 @@ class _Replay:
 
     def bodies(self) -> Iterator[bytes]:
         """Yield the messages from the offset on; the rest is complete at the end."""
-        offset = 0
+        version = self._version
+        end = lines.end_of_add(version + 1)
 
-        try:
-            for offset, line in self._log.lines(self._offset):
-                if line.startswith(ADD):
-                    texts, version = lines.messages(line)
-                    self._version += len(texts)
+        for offset, block in self._log.blocks(self._offset):
+            begin = 0
 
-                    if version != self._version:
-                        raise ValueError(f"{self._version} is due, not {version}")
+            while (stop := block.find(b"\n", begin)) >= 0:
+                cut = stop - len(end) - lines.REST_OF_END
 
+                # Nearly every line is one message, whose end has to be just here.
+                if (
+                    block.startswith(end, cut)
+                    and block.startswith(ADD, begin)
+                    and block[cut - 1] != lines.BRACKET
+                ):
+                    yield block[begin + len(ADD) : cut]
+                    version += 1
+                    end = lines.end_of_add(version + 1)
+                elif texts := self._other(offset + begin, block[begin:stop], version):
                     yield from texts
-                elif line.startswith(CALL):
-                    self.calls.learn(offset, line)
-                elif line.startswith(EXTRA):
-                    self.extra.update(lines.pairs(line))
-                elif line[: len(ADD)] not in KINDS:
-                    raise ValueError("the line is none of ours")
+                    version += len(texts)
+                    end = lines.end_of_add(version + 1)
+
+                begin = stop + 1
+
+    def _other(self, offset: int, line: bytes, version: int) -> list[bytes]:
+        """Take in a line of any kind; return the messages in it."""
+        try:
+            if line.startswith(ADD):
+                texts, reached = lines.messages(line)
+
+                if reached != version + len(texts):
+                    raise ValueError(f"{version + len(texts)} is due, not {reached}")
+
+                return texts
+
+            if line.startswith(CALL):
+                self.calls.learn(offset, line)
+            elif line.startswith(EXTRA):
+                self.extra.update(lines.pairs(line))
+            elif line[: len(ADD)] not in KINDS:
+                raise ValueError("the line is none of ours")
         except ValueError as exc:
             raise self._log.corrupt(offset, str(exc)) from exc
+
+        return []
 
 
 def _decoded(

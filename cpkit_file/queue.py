@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -55,35 +56,77 @@ class WriteQueue:
         # Threads with a group under way, and those that wait for nothing but a trip.
         self._busy: set[str] = set()
         self._ready: dict[str, None] = {}
+        # Trips that could be made beside those under way; and those that set out in
+        # the loop's next turn, with what is written in this one.
         self._free = _TRIPS
-        self._starting = False
+        self._setting_out: set[asyncio.Task[None]] = set()
 
     async def run(self, write: ThreadWrite) -> Any:
         """Return the write's outcome, or raise it where it is an exception."""
-        loop = asyncio.get_running_loop()
-        answer = loop.create_future()
+        answer = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(write.thread_id, deque()).append((write, answer))
 
         if write.thread_id not in self._busy:
             self._ready[write.thread_id] = None
 
-            # Not at once: what other tasks write in this turn of the loop comes along.
-            if not self._starting:
-                self._starting = True
-                loop.call_soon(self._start)
+            if not self._setting_out:
+                self._set_out(1)
 
         return await answer
 
-    def _start(self) -> None:
-        self._starting = False
+    def _set_out(self, trips: int) -> None:
+        for _ in range(min(trips - len(self._setting_out), self._free)):
+            self._free -= 1
+            self._setting_out.add(self._spawn([], wait=False))
 
-        while self._ready and self._free:
-            share = -(-len(self._ready) // self._free)
-            taken = map(self._take, list(islice(self._ready, share)))
+    def _spawn(self, groups: list[list[_Waiter]], *, wait: bool) -> asyncio.Task[None]:
+        trip = self._lifetime.spawn(self._trip(groups, wait))
+        # Not at the trip's own end: one that is cancelled at once never began.
+        trip.add_done_callback(partial(self._come_back, groups, wait))
+        return trip
 
-            if groups := [group for group in taken if group]:
-                self._free -= 1
-                self._lifetime.spawn(self._trip(groups))
+    async def _trip(self, groups: list[list[_Waiter]], wait: bool) -> None:
+        """Carry groups, an even share of what is ready where there are none yet.
+
+        What is left in ``groups`` at the end was not answered.
+        """
+        if not groups:
+            trips = self._free + len(self._setting_out)
+            share = list(islice(self._ready, -(-len(self._ready) // trips)))
+            self._setting_out.discard(_this_task())
+            groups += filter(None, map(self._take, share))
+            self._set_out(len(self._ready))
+
+        if not groups:
+            return
+
+        try:
+            outcomes = await self._carry(
+                [[write for write, _ in group] for group in groups], wait
+            )
+        except Exception as exc:
+            outcomes = [[exc] * len(group) for group in groups]
+
+        for group, found in zip(groups, outcomes, strict=True):
+            if found is None:
+                self._spawn([group], wait=True)
+            else:
+                self._settle(group, found)
+
+        groups.clear()
+
+    def _come_back(
+        self, groups: list[list[_Waiter]], wait: bool, trip: asyncio.Task[None]
+    ) -> None:
+        if not wait:
+            self._free += 1
+            self._setting_out.discard(trip)
+
+        # Only a loop that is shutting down cancels a trip, and all callers with it.
+        for group in groups:
+            self._settle(group, [asyncio.CancelledError()] * len(group))
+
+        self._set_out(len(self._ready))
 
     def _take(self, thread_id: str) -> list[_Waiter]:
         """Take the next group of a thread out of the queue."""
@@ -107,40 +150,6 @@ class WriteQueue:
 
         return group
 
-    async def _trip(self, groups: list[list[_Waiter]]) -> None:
-        try:
-            outcomes = await self._outcomes(groups, wait=False)
-        finally:
-            self._free += 1
-
-        for group, found in zip(groups, outcomes, strict=True):
-            if found is None:
-                self._lifetime.spawn(self._trip_alone(group))
-            else:
-                self._settle(group, found)
-
-        self._start()
-
-    async def _trip_alone(self, group: list[_Waiter]) -> None:
-        (found,) = await self._outcomes([group], wait=True)
-        assert found is not None
-        self._settle(group, found)
-        self._start()
-
-    async def _outcomes(
-        self, groups: list[list[_Waiter]], *, wait: bool
-    ) -> Sequence[list[object] | None]:
-        try:
-            return await self._carry([[w for w, _ in group] for group in groups], wait)
-        except asyncio.CancelledError:
-            # Only a loop that is shutting down cancels a trip, and all callers with it.
-            for group in groups:
-                self._settle(group, [asyncio.CancelledError()] * len(group))
-
-            raise
-        except Exception as exc:
-            return [[exc] * len(group) for group in groups]
-
     def _settle(self, group: list[_Waiter], outcomes: list[object]) -> None:
         thread_id = group[0][0].thread_id
         self._busy.remove(thread_id)
@@ -158,6 +167,12 @@ class WriteQueue:
                 answer.set_exception(outcome)
             else:
                 answer.set_result(outcome)
+
+
+def _this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 def _size(write: ThreadWrite) -> int:

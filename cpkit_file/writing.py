@@ -140,14 +140,17 @@ def replacing(folder: Folder, thread_id: str) -> Iterator[Log | None]:
             _release(log)
 
 
-def replace(log: Log, data: bytes, *, keep: bool) -> None:
-    """Put a file with these lines in the log's place; unless ``keep``, remove it then.
+def replace(log: Log, thread_id: str, kept: list[StoredCall]) -> None:
+    """Put a log that has only these calls, erased, in the log's place.
 
-    The new file is locked from before anybody can find it until its name is on disk,
-    so that nobody builds on a replacement that a power loss could undo.
+    With no calls it is removed. The new file is locked from before anybody can find it
+    until its name is on disk, so that nobody builds on a replacement that a power loss
+    could undo.
     """
     folder = log.folder
     draft = f"{log.path}.tmp"
+    header = lines.header(thread_id, secrets.token_hex(8))
+    data = header + b"".join(map(lines.erased, kept))
 
     # Left by a process that died here; nobody else comes here without the log's lock.
     with suppress(FileNotFoundError):
@@ -159,9 +162,11 @@ def replace(log: Log, data: bytes, *, keep: bool) -> None:
         write_all(fd, data)
         folder.sync(fd)
         os.rename(draft, log.path)
-        _finish_replacing(log, keep=keep)
+        _finish_replacing(log, keep=bool(kept))
     finally:
         let_go(fd)
+
+    folder.index(log.name, header).synced = len(data)
 
 
 def _finish_replacing(log: Log, *, keep: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from cpkit import ToolCall
+from cpkit.codec import from_micros
 from cpkit_file import FileCheckpointer
 
 Store = FileCheckpointer[Any]
@@ -49,8 +51,12 @@ ERASED = f'''\
 {{"add":{{}},"at":[1,"{T}"]}}
 '''
 NAME = "t~e3b98a4da31a127d4bde6e43033f66ba274cab0eb7eb1c70ec41402bf6273dd8.jsonl"
+KEY_1 = "6/6ab9f1eb8f7d3388f4f9d586f66e99fd54080df2c446f0e58668b09c08a16dd0"
+KEY_2 = "0/015f7e6bc5aeaf483724089e9252cc13b50951a6b69412522765cff4d780306e"
 LINKS = {
-    "claims/2/29f7ab04eb0dfd6c2cb6e40fa06e6a4ac3ac8e3bcd9e6b6bd3a1ac44d7ee9ea3.1": ...,
+    f"{KEY_1}.1": f"../../threads/{NAME}",
+    f"{KEY_1}.2": f"../../threads/{NAME}",
+    f"{KEY_2}.1": f"../../threads/{NAME}",
 }
 
 
@@ -69,3 +75,191 @@ def frozen(text: str) -> str:
     """Put fixed times and words in the place of those that differ from run to run."""
     text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", T, text)
     return re.sub(r'"log":"[0-9a-f]{16}"', '"log":"0123456789abcdef"', text)
+
+
+def links(home: Path) -> dict[str, str]:
+    claims = home / "claims"
+    return {
+        str(path.relative_to(claims)): os.readlink(path)
+        for path in claims.rglob("*")
+        if path.is_symlink()
+    }
+
+
+def restore(home: Path, log: str) -> None:
+    """Make a folder as another version of cpkit, on another day, would have left it."""
+    for name in ("threads", "claims/6", "claims/0"):
+        (home / name).mkdir(parents=True)
+
+    (home / "cpkit.json").write_bytes(MARK)
+    (home / "threads" / NAME).write_text(log)
+
+    for name, target in LINKS.items():
+        (home / "claims" / name).symlink_to(target)
+
+
+async def test_what_is_written_is_the_frozen_format(home: Path) -> None:
+    """To the byte, times and the random word aside."""
+    async with Store(home) as cp:
+        await fill(cp)
+
+    assert (home / "cpkit.json").read_bytes() == MARK
+    assert frozen((home / "threads" / NAME).read_text()) == LOG
+    assert links(home) == LINKS
+
+
+async def test_what_a_deletion_leaves_is_the_frozen_format(home: Path) -> None:
+    """Ids, tools, keys and times of the calls, and nothing that they were about."""
+    async with Store(home) as cp:
+        await fill(cp)
+        await cp.delete_thread("t")
+        await cp.record_result("t", "c3", "dropped")
+        await cp.append("t", [{}])
+
+    assert frozen((home / "threads" / NAME).read_text()) == ERASED
+    assert links(home) == LINKS
+    assert sorted(path.name for path in (home / "threads").iterdir()) == [NAME]
+
+
+async def test_a_frozen_store_is_read(home: Path) -> None:
+    """What was written by this version is there for every later one."""
+    restore(home, LOG)
+
+    async with Store(home) as cp:
+        data = await cp.load("t")
+        assert data is not None
+        assert data.messages == [
+            {"role": "user", "content": "héllo\0"},
+            {"n": 1.0},
+            {"n": 10**20},
+        ]
+        assert data.extra == {"plan": None, "a b": ["x"]}
+        assert [record.call.call_id for record in data.pending] == ["c3"]
+        calls = await cp.list_calls("t")
+        assert [(c.call.call_id, c.status, c.attempt, c.result) for c in calls] == [
+            ("c1", "failed", 1, "busy"),
+            ("c2", "completed", 2, {"ok": True}),
+            ("c3", "issued", 1, None),
+        ]
+        assert {str(c.issued_at) for c in calls} == {"2026-11-21 03:34:05.123456+00:00"}
+        assert await cp.find_completed("k1") == calls[1]
+        assert await cp.find_call("k2") == calls[2]
+        (info,) = await cp.list_threads()
+        assert info.version == 3
+        assert info.created_at == info.updated_at == calls[0].issued_at
+        assert await cp.append("t", [{}], expected_version=3) == 4
+
+
+async def test_a_frozen_deletion_is_read(home: Path) -> None:
+    """Erased calls keep their keys, and the new life is a thread of its own."""
+    restore(home, ERASED)
+
+    async with Store(home) as cp:
+        data = await cp.load("t")
+        assert data is not None
+        assert (data.messages, data.extra, data.pending) == ([{}], {}, [])
+        calls = await cp.list_calls("t")
+        assert [(c.status, c.attempt, c.erased, c.result) for c in calls] == [
+            ("failed", 1, True, None),
+            ("completed", 2, True, None),
+            ("completed", 1, True, None),
+        ]
+        assert await cp.find_completed("k1") == calls[1]
+        assert await cp.find_completed("k2") == calls[2]
+
+
+MESSAGES: dict[str, Callable[[], list[Any]]] = {
+    "lookalikes": lambda: [
+        {"text": '"},"at":[7,"2026-11-21T03:34:05.123456Z"]}'},
+        {"text": ',"lengths":[1,2],"at":[9', "at": [5, "x"]},
+        {"at": [1, T], "lengths": [1, 2]},
+        {"add": {"n": 1}, "at": None},
+        {"call": {"call_id": "c1"}, "args": {}},
+    ],
+    "empty": lambda: [{}, {}],
+    "one": lambda: [{"lengths": [1, 2]}],
+    "newlines": lambda: [{"text": "a\nb\r\n\u2028"}, {"a\nb": "\\n"}],
+    "large": lambda: [{"pad": "x" * 3_000_000}, {"n": 1}, {"pad": "y" * 1_048_570}],
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+async def test_messages_that_look_like_our_framing_are_only_messages(
+    home: Path, name: str
+) -> None:
+    """In a line of their own and in a shared one, in extra, args and results."""
+    messages = MESSAGES[name]()
+
+    async with Store(home, durability="normal") as cp:
+        for message in messages:
+            await cp.append("t", [message])
+
+        await cp.append("t", messages)
+        await cp.save_extra("t", {f"k{i}": m for i, m in enumerate(messages)})
+
+        for number, message in enumerate(messages):
+            call = ToolCall(f'c"}},"args":{number}', "},", {"a": message}, f"k{number}")
+            await cp.record_issued("t", call)
+            await cp.record_result("t", call.call_id, message)
+
+    async with Store(home) as cp:
+        data = await cp.load("t")
+        assert data is not None
+        assert data.messages == messages + messages
+        assert list(data.extra.values()) == messages
+        calls = await cp.list_calls("t")
+        assert [record.result for record in calls] == messages
+        assert [record.call.args for record in calls] == [{"a": m} for m in messages]
+
+        for start in range(-1, len(messages) + 1):
+            assert (
+                await cp.read("t", start, start + 2)
+                == (messages * 2)[start : start + 2]
+            )
+
+
+async def test_messages_that_are_arrays_keep_their_brackets(home: Path) -> None:
+    """A line of one message has none of its own."""
+    lists = [[], [[]], [1], ["],[", ',"lengths":[3]'], [{"lengths": [1]}]]
+
+    async with Store(home, message_type=list[Any]) as cp:
+        for one in lists:
+            await cp.append("t", [one])
+
+        await cp.append("t", lists)
+        assert await cp.read("t") == lists + lists
+
+
+async def test_every_line_is_json_for_whoever_follows_the_log(
+    home: Path, log: Path
+) -> None:
+    """One line an operation, whole as soon as it can be seen, in plain words."""
+    async with Store(home) as cp:
+        await cp.append("t", [{"step": 0}])
+        seen: list[Any] = []
+
+        with log.open() as follower:
+            for step in range(1, 5):
+                text = follower.read()
+                assert text.endswith("\n")
+                seen += map(json.loads, text.splitlines())
+                await cp.append("t", [{"step": step}])
+
+    assert [line["add"]["step"] for line in seen[2:]] == [0, 1, 2, 3]
+    assert [line["at"][0] for line in seen[2:]] == [1, 2, 3, 4]
+
+
+async def test_times_never_go_back(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that is set back holds them still; the next change goes on from there."""
+    now = time.time_ns()
+
+    async with Store(home) as cp:
+        for offset in (0, -(10**12), 5000):
+            monkeypatch.setattr(time, "time_ns", lambda offset=offset: now + offset)
+            await cp.append("t", [{}])
+            (info,) = await cp.list_threads()
+            expected = from_micros((now + max(offset, 0)) // 1000)
+            assert (info.updated_at, info.created_at) == (
+                expected,
+                from_micros(now // 1000),
+            )

@@ -106,7 +106,7 @@ def test_no_two_ids_have_one_name_on_any_file_system() -> None:
     assert len({claim_stem(key) for key in ids()}) == len(names)
 
 
-@pytest.mark.parametrize("name", map(log_name, HOSTILE + CASES))
+@pytest.mark.parametrize("name", [log_name(word) for word in HOSTILE + CASES])
 def test_a_name_is_a_plain_one_everywhere(name: str) -> None:
     """In ASCII, of moderate length, no reserved one, with nothing for a shell."""
     assert LOG_NAME.fullmatch(name)

@@ -1,0 +1,239 @@
+"""Cancelled at any point: done or not done, nothing held, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpkit import Closed, ToolCall
+from cpkit_file import FileCheckpointer
+
+Store = FileCheckpointer[Any]
+
+STEPS = [0, 1, 2, 3, 4, 5, 6, 8, 12, 20, 50, 200, 1000]
+"""How often other tasks have their turn before a task is cancelled."""
+
+USES: dict[str, Callable[[Store], Coroutine[Any, Any, Any]]] = {
+    "append": lambda cp: cp.append("t", [{"half": 0}, {"half": 1}]),
+    "save_extra": lambda cp: cp.save_extra("t", {"a": 1, "b": 1}),
+    "record_issued": lambda cp: cp.record_issued("t", ToolCall("c", "x", {}, "k")),
+    "record_result": lambda cp: cp.record_result("t", "given", 1),
+    "delete_thread": lambda cp: cp.delete_thread("gone"),
+    "load": lambda cp: cp.load("t"),
+}
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def cancelled_after(work: Coroutine[Any, Any, Any], count: int) -> bool:
+    """Cancel the work after some turns; return whether that stopped it."""
+    task = asyncio.create_task(work)
+    await turns(count)
+    task.cancel()
+
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+    return task.cancelled()
+
+
+class Gate:
+    """Holds up every sync until it is opened; ``entered`` once one waits there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entered = threading.Event()
+        self.opened = threading.Event()
+        sync = os.fdatasync
+
+        def held(fd: int) -> None:
+            self.entered.set()
+            self.opened.wait()
+            sync(fd)
+
+        monkeypatch.setattr(os, "fdatasync", held)
+
+    async def reached(self) -> None:
+        await asyncio.to_thread(self.entered.wait)
+
+
+@pytest.fixture
+async def cp(home: Path) -> Any:
+    async with Store(home) as cp:
+        yield cp
+
+
+@pytest.mark.parametrize("name", USES)
+async def test_an_operation_cancelled_anywhere_is_done_or_not(
+    home: Path, name: str
+) -> None:
+    """Never half of it, and the next writer finds nothing held."""
+    async with Store(home, durability="normal") as cp:
+        await cp.record_issued("t", ToolCall("given", "x", {}, "given"))
+
+        for count in STEPS:
+            before = await cp.append("gone", [{}])
+            await cancelled_after(USES[name](cp), count)
+            data = await cp.load("t")
+            assert data is not None
+            assert [m["half"] for m in data.messages] == [0, 1] * (data.version // 2)
+            assert data.extra in ({}, {"a": 1, "b": 1})
+            assert len(await cp.read("gone")) in (0, before)
+
+        assert await cp.append("other", [{}]) == 1
+
+
+async def test_a_write_cancelled_in_the_queue_is_not_done(
+    cp: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits behind a sync and is given up leaves no trace."""
+    await cp.append("t", [{"n": 0}])
+    gate = Gate(monkeypatch)
+    first = asyncio.create_task(cp.append("t", [{"n": 1}]))
+    await gate.reached()
+    second, third = (asyncio.create_task(cp.append("t", [{"n": n}])) for n in (2, 3))
+    await turns(5)
+    second.cancel()
+    await turns(5)
+    gate.opened.set()
+
+    assert await first == 2
+    assert await third == 3
+    assert second.cancelled()
+    assert await cp.read("t", 1) == [{"n": 1}, {"n": 3}]
+
+
+async def test_a_queue_that_is_given_up_entirely_holds_nobody_up(
+    cp: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups without a caller are no trips, and their threads are as free as before."""
+    await cp.append("t", [{}])
+    gate = Gate(monkeypatch)
+    first = asyncio.create_task(cp.append("t", [{}]))
+    await gate.reached()
+    others = [asyncio.create_task(cp.append(t, [{}])) for t in ("t", "t", "u", "v")]
+
+    for task in others:
+        task.cancel()
+
+    await asyncio.wait(others)
+    gate.opened.set()
+    assert await first == 2
+    again = await asyncio.gather(*(cp.append(t, [{}]) for t in ("t", "u")))
+    assert again == [3, 1]
+    assert await cp.load("v") is None
+
+
+async def test_a_write_cancelled_under_way_is_done(
+    cp: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller is gone, its line is not torn from its neighbours'."""
+    await cp.append("t", [{"n": 0}])
+    gate = Gate(monkeypatch)
+    first, second = (asyncio.create_task(cp.append("t", [{"n": n}])) for n in (1, 2))
+    await gate.reached()
+    first.cancel()
+    await turns(5)
+    gate.opened.set()
+
+    assert await second == 3
+    assert first.cancelled()
+    assert await cp.read("t", 1) == [{"n": 1}, {"n": 2}]
+
+
+async def test_closing_finishes_what_is_under_way_and_what_waits_for_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was begun comes back, also from the queue; what comes later is refused."""
+    cp = await Store(home).__aenter__()
+    await cp.append("t", [{}])
+    gate = Gate(monkeypatch)
+    under_way = asyncio.create_task(cp.append("t", [{}]))
+    await gate.reached()
+    queued = [asyncio.create_task(cp.append("t", [{}])) for _ in range(300)]
+    claim = asyncio.create_task(cp.record_issued("u", ToolCall("c", "x", {}, "k")))
+    read = asyncio.create_task(cp.find_call("nothing"))
+    await turns(5)
+    closing = [asyncio.create_task(cp.aclose()) for _ in range(3)]
+    await turns(5)
+    closing[0].cancel()
+
+    with pytest.raises(Closed):
+        await cp.append("t", [{}])
+
+    gate.opened.set()
+    assert await under_way == 2
+    assert await asyncio.gather(*queued) == list(range(3, 303))
+    assert await claim is None
+    assert await read is None
+    await asyncio.gather(*closing[1:])
+
+    async with Store(home) as again:
+        assert len(await again.read("t")) == 302
+
+
+@pytest.mark.parametrize("count", STEPS)
+async def test_an_opening_cancelled_anywhere_leaves_nothing(
+    home: Path, count: int
+) -> None:
+    """No thread, by the guard over all tests, and the folder can be opened after."""
+    cp = Store(home)
+
+    if await cancelled_after(cp.__aenter__(), count):
+        with pytest.raises(Closed):
+            await cp.load("t")
+
+    await cp.aclose()
+
+    async with Store(home) as again:
+        assert await again.append("t", [{}]) == 1
+
+
+@pytest.mark.parametrize("count", STEPS)
+def test_a_loop_that_ends_in_the_middle_leaves_nothing(home: Path, count: int) -> None:
+    """``asyncio.run`` cancels what is left: an opening, and writes under way."""
+
+    async def use() -> None:
+        async with Store(home) as cp:
+            while True:
+                await asyncio.gather(*(cp.append("t", [{}]) for _ in range(3)))
+
+    async def leave() -> None:
+        leave.task = asyncio.create_task(use())  # type: ignore[attr-defined]  # kept
+        await turns(count)
+
+    asyncio.run(leave())
+
+    async def look() -> None:
+        async with Store(home) as cp:
+            version = len(await cp.read("t"))
+            assert await cp.append("t", [{}]) == version + 1
+
+    asyncio.run(look())
+
+
+async def test_an_error_that_is_kept_holds_nothing_open(home: Path, log: Path) -> None:
+    """Frames live on in the traceback of an error; files do not stay locked in them."""
+    kept = []
+
+    async with Store(home) as cp:
+        await cp.append("t", [{"n": 1}])
+        log.write_bytes(log.read_bytes().replace(b'{"n":1}', b'{"n":}'))
+
+        for _ in range(3):
+            with pytest.raises(Exception, match="corrupt") as raised:
+                await cp.load("t")
+
+            kept.append(raised.value)
+
+        assert await cp.append("t", [{}]) == 2
+        assert len(kept) == 3

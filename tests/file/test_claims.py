@@ -1,0 +1,245 @@
+"""Claims and deletions that meet each other in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpkit import CallMismatch, CallRecord, ToolCall, UnknownCall
+from cpkit.codec import Codec
+from cpkit.writes import Erase
+from cpkit_file import FileCheckpointer, claims, operations
+from cpkit_file.folder import Folder
+from cpkit_file.names import claim_stem
+
+Store = FileCheckpointer[Any]
+
+CALL = ToolCall("c", "pay", {"n": 1}, "key")
+CODEC: Codec[Any] = Codec()
+
+
+def claim(folder: Folder, thread_id: str, call: ToolCall) -> object:
+    """Claim in this thread, as another process would."""
+    return claims.claim(folder, CODEC.claim(thread_id, call))
+
+
+def meanwhile(
+    monkeypatch: pytest.MonkeyPatch, place: Any, name: str, other: Callable[[], object]
+) -> list[object]:
+    """Let something happen once, right after the next call of a function."""
+    original = getattr(place, name)
+    happened: list[object] = []
+
+    def interrupted(*args: Any) -> Any:
+        monkeypatch.undo()
+        result = original(*args)
+        happened.append(other())
+        return result
+
+    monkeypatch.setattr(place, name, interrupted)
+    return happened
+
+
+def links(home: Path) -> list[str]:
+    return sorted(
+        path.name.partition(".")[2] + " " + path.parent.name
+        for path in (home / "claims").rglob("*.*")
+    )
+
+
+async def test_one_call_id_under_two_keys_at_once_is_claimed_once(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keys have different locks, so the log is asked again under its own."""
+    other = ToolCall("c", "pay", {"n": 1}, "a second key")
+    assert claim_stem("key")[0] != claim_stem("a second key")[0]
+
+    async with Store(home) as cp, Store(home) as rival:
+        happened = meanwhile(
+            monkeypatch, claims, "_link", lambda: claim(rival._folder, "t", other)
+        )
+
+        with pytest.raises(CallMismatch):
+            await cp.record_issued("t", CALL)
+
+        assert happened == [None]
+        (record,) = await cp.list_calls("t")
+        assert record.call == other
+        assert await cp.find_call("key") is None
+        assert await cp.record_issued("t2", CALL) is None
+
+
+async def test_a_thread_deleted_in_the_middle_of_a_claim_keeps_the_claim(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came after the deletion, and holds its key."""
+    async with Store(home) as cp, Store(home) as rival:
+        await cp.append("t", [{}])
+        meanwhile(
+            monkeypatch,
+            claims,
+            "_link",
+            lambda: operations.erase(rival._folder, Erase("t", False)),
+        )
+        assert await cp.record_issued("t", CALL) is None
+        data = await cp.load("t")
+        assert data is not None
+        assert (data.messages, [r.call for r in data.pending]) == ([], [CALL])
+        assert await rival.find_call("key") == data.pending[0]
+
+
+async def test_a_thread_forgotten_while_its_key_is_looked_up(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that counted links which are gone by now finds the key free."""
+    async with Store(home) as cp, Store(home) as rival:
+        await cp.record_issued("t", CALL)
+        meanwhile(
+            monkeypatch,
+            claims,
+            "_top",
+            lambda: operations.erase(rival._folder, Erase("t", True)),
+        )
+        assert await cp.find_call("key") is None
+        assert links(home) == []
+
+
+async def test_the_log_is_replaced_while_a_writer_waits_for_it(
+    home: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was waited for is not there any more; the write goes to what is."""
+    async with Store(home) as cp, Store(home) as rival:
+        for forget in (False, True):
+            await cp.append("t", [{"old": 1}])
+            await cp.record_issued("t", ToolCall(f"c{forget}", "t", {}, f"k{forget}"))
+            meanwhile(
+                monkeypatch,
+                os,
+                "open",
+                partial(operations.erase, rival._folder, Erase("t", forget)),
+            )
+            assert await cp.append("t", [{"new": 1}]) == 1
+            assert await cp.read("t") == await rival.read("t") == [{"new": 1}]
+            await cp.delete_thread("t", forget_keys=True)
+
+
+async def test_a_log_begun_again_is_another_log(home: Path) -> None:
+    """A handle that remembers calls of the old one does not find them in the new."""
+    async with Store(home) as cp, Store(home) as other:
+        for round_ in range(5):
+            call = ToolCall("c", "pay", {"round": round_}, "key")
+            assert await other.record_issued("t", call) is None
+            record = await cp.find_call("key")
+            assert record is not None
+            assert record.call == call
+            assert await cp.list_calls("t") == [record]
+            await other.delete_thread("t", forget_keys=True)
+            assert await cp.list_calls("t") == []
+            assert await cp.find_call("key") is None
+
+
+async def test_void_links_are_passed_over_and_used_again(home: Path) -> None:
+    """As crashes leave them, at the end and, where a thread was forgotten, between."""
+    stem = claim_stem("key")
+
+    async with Store(home) as cp:
+        await cp.append("void", [{}])
+        shard = home / "claims" / stem[0]
+        (void,) = (home / "threads").iterdir()
+
+        def leave(*attempts: int) -> None:
+            for attempt in attempts:
+                (shard / f"{stem}.{attempt}").symlink_to(f"../../threads/{void.name}")
+
+        leave(1, 2)
+        assert await cp.find_call("key") is None
+        assert await cp.record_issued("t", CALL) is None
+        found = await cp.find_call("key")
+        assert found is not None
+        assert (found.thread_id, found.attempt) == ("t", 1)
+        await cp.record_result("t", "c", None, success=False)
+
+        leave(3)
+        assert await cp.record_issued("t2", CALL) is None
+        found = await cp.find_call("key")
+        assert found is not None
+        assert (found.thread_id, found.attempt) == ("t2", 2)
+        await cp.record_result("t2", "c", None, success=False)
+        await cp.delete_thread("t", forget_keys=True)
+        assert await cp.record_issued("t3", CALL) is None
+        found = await cp.find_call("key")
+        assert found is not None
+        assert (found.thread_id, found.attempt) == ("t3", 3)
+        await cp.record_result("t3", "c", None, success=False)
+        await cp.delete_thread("t2", forget_keys=True)
+        await cp.delete_thread("t3", forget_keys=True)
+        assert links(home) == []
+        assert await cp.record_issued("t4", CALL) is None
+        found = await cp.find_call("key")
+        assert found is not None
+        assert found.attempt == 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 9, 31, 32, 33, 100])
+async def test_the_last_of_many_attempts_is_found(home: Path, count: int) -> None:
+    """By halving, so a key that was taken a thousand times costs no more."""
+    async with Store(home, durability="normal") as cp:
+        for attempt in range(1, count + 1):
+            call = ToolCall(f"c{attempt}", "pay", {}, "key")
+            assert await cp.record_issued(f"t{attempt % 3}", call) is None
+            await cp.record_result(
+                f"t{attempt % 3}", call.call_id, None, success=attempt == count
+            )
+
+        found = await cp.find_completed("key")
+        assert found is not None
+        assert (found.attempt, found.call.call_id) == (count, f"c{count}")
+
+
+async def test_claims_and_deletions_of_many_tasks_never_deadlock(home: Path) -> None:
+    """Locks are taken in one order, and more tasks than worker threads wait for them.
+
+    Each key has one holder at the end, whoever it is.
+    """
+
+    async def work(cp: Store, name: int) -> None:
+        for i in range(12):
+            thread_id = f"t{(name + i) % 4}"
+            call = ToolCall(f"{name} {i}", "pay", {}, f"key {i % 5}")
+
+            if await cp.record_issued(thread_id, call) is None and i % 2:
+                with suppress(UnknownCall):  # forgotten by another by now
+                    await cp.record_result(
+                        thread_id, call.call_id, i, success=i % 3 == 0
+                    )
+
+            await cp.append(thread_id, [{"i": i}])
+
+            if i % 4 == 3:
+                await cp.delete_thread(thread_id, forget_keys=i % 8 == 3)
+
+    async with Store(home, durability="normal") as one, Store(home) as two:
+        await asyncio.wait_for(
+            asyncio.gather(*(work((one, two)[n % 2], n) for n in range(40))), 50
+        )
+        held: list[CallRecord] = []
+
+        for number in range(4):
+            held += [
+                record
+                for record in await one.list_calls(f"t{number}")
+                if record.status != "failed"
+            ]
+
+        keys = [record.call.idempotency_key for record in held]
+        assert len(keys) == len(set(keys))
+
+        for record in held:
+            assert await two.find_call(record.call.idempotency_key) == record

@@ -1,0 +1,401 @@
+"""What an operation costs, counted and never timed: trips, syncs, bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpkit import ToolCall
+from cpkit_file import FileCheckpointer
+from cpkit_file.writing import Draft
+
+Store = FileCheckpointer[Any]
+Operation = Callable[[Store], Coroutine[Any, Any, Any]]
+
+CALL = ToolCall("c", "tool", {}, "key")
+# Each with the syncs that it takes: of its log, and of names where there are new ones.
+OPERATIONS: dict[str, tuple[int, Operation]] = {
+    "append": (1, lambda cp: cp.append("t", [{}], expected_version=1)),
+    "first append": (2, lambda cp: cp.append("new", [{}, {}])),
+    "save_extra": (1, lambda cp: cp.save_extra("t", {"a": 1, "b": 2})),
+    "record_issued": (2, lambda cp: cp.record_issued("t", CALL)),
+    "record_result": (1, lambda cp: cp.record_result("t", "c", {"ok": True})),
+    "delete_thread": (2, lambda cp: cp.delete_thread("t")),
+    "load": (0, lambda cp: cp.load("new")),
+    "read": (0, lambda cp: cp.read("new", -1)),
+    "find_completed": (0, lambda cp: cp.find_completed("key")),
+    "find_call": (0, lambda cp: cp.find_call("key")),
+    "list_calls": (0, lambda cp: cp.list_calls("t")),
+    "list_threads": (0, lambda cp: cp.list_threads(prefix="t")),
+}
+
+
+class Counted:
+    """What the store did since the last `take`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.syncs = self.bytes_read = self.bytes_written = self.writes = 0
+        fdatasync, fsync, pread, write = os.fdatasync, os.fsync, os.pread, os.write
+
+        def count_fdatasync(fd: int) -> None:
+            self.syncs += 1
+            fdatasync(fd)
+
+        def count_fsync(fd: int) -> None:
+            self.syncs += 1
+            fsync(fd)
+
+        def count_pread(fd: int, length: int, offset: int) -> bytes:
+            found = pread(fd, length, offset)
+            self.bytes_read += len(found)
+            return found
+
+        def count_write(fd: int, data: bytes) -> int:
+            self.writes += 1
+            self.bytes_written += len(data)
+            return write(fd, data)
+
+        monkeypatch.setattr(os, "fdatasync", count_fdatasync)
+        monkeypatch.setattr(os, "fsync", count_fsync)
+        monkeypatch.setattr(os, "pread", count_pread)
+        monkeypatch.setattr(os, "write", count_write)
+
+    def take(self) -> Counted:
+        """Return what was counted, and count from zero."""
+        taken = Counted.__new__(Counted)
+        taken.__dict__.update(self.__dict__)
+        self.syncs = self.bytes_read = self.bytes_written = self.writes = 0
+        return taken
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(monkeypatch)
+
+
+def trips_of(cp: Store, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the list to which each trip to a worker thread adds one."""
+    made: list[int] = []
+    submit = cp._workers.submit
+
+    def count(*args: Any) -> Any:
+        made.append(1)
+        return submit(*args)
+
+    monkeypatch.setattr(cp._workers, "submit", count)
+    return made
+
+
+async def test_each_operation_is_one_trip_to_a_worker_thread(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many files it opens."""
+    async with Store(home) as cp:
+        await cp.append("t", [{}])
+        trips = trips_of(cp, monkeypatch)
+
+        for name, (_, operation) in OPERATIONS.items():
+            trips.clear()
+            await operation(cp)
+            assert len(trips) == 1, name
+
+
+async def test_a_write_is_one_sync_of_its_log(home: Path, counted: Counted) -> None:
+    """And one of a directory where a name is new."""
+    async with Store(home) as cp:
+        await cp.append("t", [{}])
+
+        for name, (syncs, operation) in OPERATIONS.items():
+            counted.take()
+            await operation(cp)
+            taken = counted.take()
+            assert taken.syncs == syncs, name
+            assert taken.writes == (syncs > 0), name
+
+
+async def test_a_write_that_changes_nothing_syncs_nothing(
+    home: Path, counted: Counted
+) -> None:
+    """A replay is not paid for like a first time."""
+    async with Store(home) as cp:
+        await cp.append("t", [{}])
+        await cp.record_issued("t", CALL)
+        await cp.record_result("t", "c", 1)
+        counted.take()
+
+        await cp.append("t", [], expected_version=1)
+        await cp.record_issued("t", CALL)
+        await cp.record_issued("t", ToolCall("other", "tool", {}, "key"))
+        await cp.record_result("t", "c", 2)
+        await cp.delete_thread("not there")
+        taken = counted.take()
+        assert (taken.syncs, taken.writes) == (0, 0)
+
+
+async def test_what_another_process_left_is_synced_before_it_is_shown(
+    home: Path, counted: Counted
+) -> None:
+    """Its writer may have been killed before it could; once is enough."""
+    shows: dict[str, Operation] = {
+        "load": lambda cp: cp.load("t"),
+        "read": lambda cp: cp.read("t"),
+        "append": lambda cp: cp.append("t", []),
+        "record_issued": lambda cp: cp.record_issued("t", CALL),
+        "record_result": lambda cp: cp.record_result("t", "c", 2),
+        "find_completed": lambda cp: cp.find_completed("key"),
+        "list_calls": lambda cp: cp.list_calls("t"),
+    }
+
+    async with Store(home, durability="normal") as other:
+        await other.append("t", [{}])
+        await other.record_issued("t", CALL)
+        await other.record_result("t", "c", 1)
+
+        for name, show in shows.items():
+            async with Store(home) as cp:
+                counted.take()
+                await show(cp)
+                assert counted.take().syncs == 1, name
+                await show(cp)
+                assert counted.take().syncs == 0, name
+                await other.append("t", [{}])
+                await show(cp)
+                assert counted.take().syncs == 1, name
+
+
+async def test_a_writer_syncs_what_it_finds_before_others_hear_of_it(
+    home: Path, counted: Counted
+) -> None:
+    """All tasks of a handle see the calls that one of them has found in the log."""
+    async with Store(home, durability="normal") as other:
+        await other.record_issued("t", CALL)
+
+    def find(cp: Store) -> None:
+        with Draft(cp._folder, "t") as draft:
+            counted.take()
+            assert draft.find("c") is not None
+            assert counted.take().syncs == 1
+
+    async with Store(home) as cp:
+        await asyncio.to_thread(find, cp)
+
+
+async def test_a_relaxed_store_leaves_the_syncs_to_the_system(
+    home: Path, counted: Counted
+) -> None:
+    """``durability=normal`` does not sync at all."""
+    async with Store(home, durability="normal") as cp:
+        await cp.append("t", [{}])
+
+        for _, operation in OPERATIONS.values():
+            await operation(cp)
+
+    assert counted.take().syncs == 0
+
+
+async def test_concurrent_appends_to_one_thread_share_a_sync(
+    home: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 at once are one write, one sync and one trip, in the order of their calls."""
+    async with Store(home) as cp:
+        await cp.append("t", [{}])
+        trips = trips_of(cp, monkeypatch)
+        counted.take()
+        versions = await asyncio.gather(
+            *(cp.append("t", [{"i": i}]) for i in range(64))
+        )
+        taken = counted.take()
+        assert (taken.syncs, taken.writes, len(trips)) == (1, 1, 1)
+        assert versions == list(range(2, 66))
+        assert [m["i"] for m in await cp.read("t", 1)] == list(range(64))
+
+
+async def test_appends_to_many_threads_share_trips(
+    home: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200 at once take 8 trips, and a sync for each log."""
+    async with Store(home) as cp:
+        for i in range(200):
+            await cp.append(f"t{i}", [{}])
+
+        trips = trips_of(cp, monkeypatch)
+        counted.take()
+        versions = await asyncio.gather(*(cp.append(f"t{i}", [{}]) for i in range(200)))
+        assert versions == [2] * 200
+        assert len(trips) <= 8
+        assert counted.take().syncs == 200
+
+
+async def test_a_refusal_is_of_one_writer_of_a_shared_sync(home: Path) -> None:
+    """What its neighbours wrote is there."""
+    async with Store(home) as cp:
+        await cp.append("t", [{"n": 1}])
+        outcomes = await asyncio.gather(
+            cp.append("t", [{"n": 2}], expected_version=1),
+            cp.append("t", [{"n": 3}], expected_version=1),
+            cp.record_result("t", "never issued", 1),
+            cp.append("t", [{"n": 4}]),
+            return_exceptions=True,
+        )
+        assert [type(outcome).__name__ for outcome in outcomes] == [
+            "int",
+            "VersionConflict",
+            "UnknownCall",
+            "int",
+        ]
+        assert await cp.read("t", 1) == [{"n": 2}, {"n": 4}]
+
+
+async def test_two_results_in_one_group_are_written_once(home: Path) -> None:
+    """The second learns of the first, which is not yet in the log."""
+    async with Store(home) as cp:
+        await cp.record_issued("t", CALL)
+        records = await asyncio.gather(
+            *(cp.record_result("t", "c", i, success=i > 0) for i in range(5))
+        )
+        assert {(r.status, r.result) for r in records} == {("failed", 0)}
+        assert await cp.list_calls("t") == [records[0]]
+
+
+# Bytes
+
+MESSAGE = {"role": "assistant", "content": "x" * 990}
+SIZE = len(b'{"role":"assistant","content":""}') + 990
+
+
+@pytest.fixture
+async def long(home: Path) -> Path:
+    """A store whose thread ``t`` has 50,000 messages, and ``short`` one."""
+    async with Store(home, durability="normal") as cp:
+        await cp.append("short", [MESSAGE])
+
+        for _ in range(200):
+            await asyncio.gather(*(cp.append("t", [MESSAGE]) for _ in range(250)))
+
+    return home
+
+
+async def test_an_append_costs_the_same_in_a_thread_of_any_length(
+    long: Path, counted: Counted
+) -> None:
+    """A cold handle reads the log's ends, and writes the message and its framing."""
+    costs = []
+
+    for thread_id in ("short", "t"):
+        async with Store(long, durability="normal") as cp:
+            counted.take()
+            await cp.append(thread_id, [MESSAGE])
+            costs.append(counted.take())
+
+    assert costs[1].bytes_read == costs[0].bytes_read or (
+        max(cost.bytes_read for cost in costs) < 4500
+    )
+    # What the floor writes is the message and a newline.
+    assert costs[1].bytes_written <= 1.05 * (SIZE + 1)
+    assert costs[1].bytes_written - costs[0].bytes_written == len("50001") - len("2")
+
+
+async def test_a_part_of_a_thread_costs_that_part(long: Path, counted: Counted) -> None:
+    """Wherever it is, from the end too."""
+    async with Store(long, durability="normal") as cp:
+        for start, stop in [(0, 1), (25_000, 25_003), (-1, None), (-30_000, -29_999)]:
+            counted.take()
+            found = await cp.read("t", start, stop)
+            assert len(found) == len(range(50_000)[start:stop])
+            assert counted.take().bytes_read < 300_000
+
+        counted.take()
+        await cp.read("t", 10_000, 11_000)
+        assert counted.take().bytes_read < 300_000 + 2 * 1000 * SIZE
+
+
+async def test_listing_threads_reads_no_payload(long: Path, counted: Counted) -> None:
+    """The first and last lines of each log of the page, however large the others."""
+    async with Store(long, durability="normal") as cp:
+        for i in range(20):
+            await cp.append(f"u{i}", [{"pad": "x" * 100_000}])
+
+    async with Store(long, durability="normal") as cp:
+        counted.take()
+        assert len(await cp.list_threads()) == 22
+        cold = counted.take().bytes_read
+        assert cold < 22 * 3 * 4200
+        assert len(await cp.list_threads(prefix="u", limit=3)) == 3
+        assert counted.take().bytes_read < 3 * 3 * 4200
+
+
+async def test_finding_a_call_reads_only_what_is_new(
+    long: Path, counted: Counted
+) -> None:
+    """The log is gone through once for a handle, whoever wrote the rest."""
+    async with Store(long, durability="normal") as cp:
+        await cp.record_issued("t", CALL)
+
+    async with Store(long, durability="normal") as cp, Store(long) as other:
+        assert await cp.find_call("key") is not None
+        counted.take()
+        assert await cp.find_call("key") is not None
+        assert counted.take().bytes_read < 5000
+        await other.append("t", [MESSAGE] * 20)
+        counted.take()
+        record = await cp.record_result("t", "c", {"ok": True})
+        assert counted.take().bytes_read < 30_000
+        assert await cp.find_completed("key") == record
+
+
+# The proof from outside
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+async def test_the_kernel_syncs_before_the_answer(home: Path) -> None:
+    """As a tracer sees it: each line is written, synced, and then acknowledged."""
+    script = f"""
+import asyncio, os
+from cpkit import ToolCall
+from cpkit_file import FileCheckpointer
+
+async def main():
+    async with FileCheckpointer({str(home)!r}) as cp:
+        for i in range(3):
+            await cp.append("t", [{{"i": i}}])
+            os.write(1, b"acknowledged an append")
+        await cp.record_issued("t", ToolCall("c", "tool", {{}}, "key"))
+        os.write(1, b"acknowledged a claim")
+
+asyncio.run(main())
+"""
+    traced = await asyncio.to_thread(
+        subprocess.run,
+        [
+            *("strace", "-f", "-e", "trace=write,fdatasync,fsync,symlink"),
+            *(sys.executable, "-c", script),
+        ],
+        capture_output=True,
+        text=True,
+    )
+
+    if "acknowledged" not in traced.stdout:
+        pytest.skip("this system does not allow tracing")
+
+    steps = re.findall(
+        r'write\(1, "(acknowledged \w+ \w+)|(symlink)\(|(fsync|fdatasync)\(|'
+        r'write\(\d+, "\{\\"(thread|add|call)',
+        traced.stderr,
+    )
+    said = ["".join(step) for step in steps]
+    first = said.index("thread")
+    assert said[first - 1 :] == [
+        *("fsync", "thread", "fdatasync", "acknowledged an append"),
+        *("add", "fdatasync", "acknowledged an append"),
+        *("add", "fdatasync", "acknowledged an append"),
+        *("symlink", "fsync", "call", "fdatasync", "acknowledged a claim"),
+    ]

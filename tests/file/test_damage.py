@@ -1,0 +1,473 @@
+"""Damaged logs and folders: named, never repaired, never written over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpkit import (
+    BackendUnavailable,
+    CorruptThread,
+    SchemaMismatch,
+    SerializationError,
+    ToolCall,
+)
+from cpkit.messages import Message
+from cpkit_file import FileCheckpointer
+from cpkit_file.names import claim_stem, log_name
+
+Store = FileCheckpointer[Any]
+
+# What can stand where a message was: none is a JSON object.
+DAMAGED = [b"{", b"[]", b"{},{}", b"NaN", b"\xff{}", b"1", b"", b'{"a":}']
+
+
+def lines_of(log: Path) -> list[bytes]:
+    return log.read_bytes().splitlines(keepends=True)
+
+
+async def error_of(use: Coroutine[Any, Any, Any]) -> CorruptThread:
+    with pytest.raises(CorruptThread) as raised:
+        await use
+
+    return raised.value
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+@pytest.mark.parametrize("position", [0, 700, 1299])
+async def test_a_damaged_message_is_named_and_left_as_it_is(
+    home: Path, log: Path, damage: bytes, position: int
+) -> None:
+    """Thread, file and line are named, by load and read; neighbours are as before."""
+    async with Store(home, durability="normal") as cp:
+        await cp.append("other", [{}])
+        await asyncio.gather(*(cp.append("t", [{"i": i}]) for i in range(1300)))
+        lines = lines_of(log)
+        number = position + 2
+        lines[number] = lines[number].replace(b'{"i":%d}' % position, damage)
+        before = b"".join(lines)
+        log.write_bytes(before)
+
+    async with Store(home, durability="normal") as cp:
+        for read in (cp.load("t"), cp.read("t"), cp.read("t", position, position + 1)):
+            error = await error_of(read)
+            assert error.thread_id == "t"
+            assert error.where == f"{log}, line {number + 1}"
+
+        assert log.read_bytes() == before
+        assert await cp.append("t", [{"i": 1300}], expected_version=1300) == 1301
+        assert await cp.read("t", 1300) == [{"i": 1300}]
+        assert await cp.read("other") == [{}]
+        assert log.read_bytes().startswith(before)
+        await error_of(cp.load("t"))
+
+
+STRANGE = {
+    "no json": b"dear diary\n",
+    "an empty line": b"\n",
+    "another json": b'{"hello":1}\n',
+    "a kind of a later version": b'{"new":{},"at":[1,"2026-11-21T03:34:05.123456Z"]}\n',
+    "no end": b'{"add":{}}\n',
+    "a time that is none": b'{"add":{},"at":[2,"2026-99-21T03:34:05.123456Z"]}\n',
+    "zeros": b"\0" * 4096 + b"\n",
+}
+
+
+# The last line is read from its end, the others from their start.
+AT_THE_END = [name for name in STRANGE if "later" not in name]
+IN_THE_MIDDLE = [name for name in STRANGE if b"add" not in STRANGE[name]]
+
+
+@pytest.mark.parametrize("name", AT_THE_END)
+async def test_a_strange_last_line_is_named_and_nothing_is_written_after_it(
+    home: Path, log: Path, name: str
+) -> None:
+    """A whole line that is none of ours is corruption, also for writers."""
+    call = ToolCall("c", "tool", {}, "key")
+
+    async with Store(home, durability="normal") as cp:
+        await cp.append("t", [{}])
+        await cp.record_issued("t", call)
+
+        with log.open("ab") as file:
+            file.write(STRANGE[name])
+
+        before = log.read_bytes()
+
+        for use in (
+            cp.load("t"),
+            cp.append("t", [{}]),
+            cp.record_result("t", "c", 1),
+            cp.record_issued("t", ToolCall("d", "tool", {}, "other")),
+            cp.find_call("key"),
+            cp.delete_thread("t"),
+        ):
+            error = await error_of(use)
+            assert error.thread_id == "t"
+            assert error.where == f"{log}, line 5"
+
+        assert log.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", IN_THE_MIDDLE)
+async def test_a_strange_line_in_the_middle_is_named_where_it_counts(
+    home: Path, log: Path, name: str
+) -> None:
+    """Who needs all lines says which is wrong; none can say that a key is free."""
+    async with Store(home, durability="normal") as cp:
+        await cp.append("t", [{}])
+        await cp.record_issued("t", ToolCall("c", "tool", {}, "key"))
+
+    lines = lines_of(log)
+    lines[3] = STRANGE[name]
+    log.write_bytes(b"".join([*lines, *lines[2:3]]))
+
+    async with Store(home, durability="normal") as cp:
+        other = ToolCall("d", "tool", {}, "key")
+
+        for use in (
+            cp.load("t"),
+            cp.find_completed("key"),
+            cp.record_issued("elsewhere", other),
+            cp.list_calls("t"),
+        ):
+            error = await error_of(use)
+            assert error.where == f"{log}, line 4"
+
+
+@pytest.mark.parametrize("missing", [2, 5, 11])
+async def test_a_missing_message_is_told(home: Path, log: Path, missing: int) -> None:
+    """A hole is corruption, not a shorter thread."""
+    async with Store(home, durability="normal") as cp:
+        for i in range(10):
+            await cp.append("t", [{"i": i}])
+
+    lines = lines_of(log)
+    del lines[missing]
+    log.write_bytes(b"".join(lines))
+
+    async with Store(home, durability="normal") as cp:
+        if missing == 11:  # the last: a shorter thread is what is left
+            assert len(await cp.read("t")) == 9
+        else:
+            error = await error_of(cp.load("t"))
+            assert error.where == f"{log}, line {missing + 1}"
+
+
+EVERYWHERE = ["load", "find_call", "list_calls"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "spoilt"),
+    [
+        (b'"extra":{"k":1}', b'"extra":{"k":{}', "extra key", ["load"]),
+        (b'"extra":{"k":1}', b'"extra":{123:1}', "extra key", ["load"]),
+        (b'"extra":{"k":1}', b'"extra":{"k":1,"l":2}', "line 4", ["load"]),
+        (b'"args":{}', b'"args":[]', "call 'c'", EVERYWHERE),
+        (b'"args":{}', b'"args":{', "call 'c'", EVERYWHERE),
+        (b'"attempt":1', b'"attempt":', "line 5", EVERYWHERE),
+        (b'"attempt":1', b'"tempt":1', "line 5", EVERYWHERE),
+        (
+            b'"status":"issued"',
+            b'"status":"gone"',
+            "call 'c'",
+            ["find_call", "list_calls"],
+        ),
+        (b'"issued_at":"2', b'"issued_at":"x', "line 5", EVERYWHERE),
+        (b'"call_id":"c"', b'"call_id":{}', "line 5", EVERYWHERE),
+    ],
+)
+async def test_damaged_extra_and_calls_are_named(
+    home: Path, log: Path, old: bytes, new: bytes, where: str, spoilt: list[str]
+) -> None:
+    """What is wrong is named by what it holds, or by its line."""
+    async with Store(home, durability="normal") as cp:
+        await cp.append("t", [{}])
+        await cp.save_extra("t", {"k": 1})
+        await cp.record_issued("t", ToolCall("c", "tool", {}, "key"))
+
+    content = log.read_bytes()
+    assert content.count(old) == 1
+    log.write_bytes(content.replace(old, new))
+
+    async with Store(home, durability="normal") as cp:
+        uses: dict[str, Coroutine[Any, Any, Any]] = {
+            "load": cp.load("t"),
+            "find_call": cp.find_call("key"),
+            "list_calls": cp.list_calls("t"),
+        }
+
+        for name, use in uses.items():
+            if name not in spoilt:
+                await use
+                continue
+
+            error = await error_of(use)
+            assert error.thread_id == "t"
+            assert where in error.where
+
+
+async def test_damage_in_one_thread_is_no_trouble_for_its_neighbours(
+    home: Path, log: Path
+) -> None:
+    """Writes that share a trip with one that meets a damaged log are done."""
+    async with Store(home) as cp:
+        await cp.append("t", [{}])
+
+        with log.open("ab") as file:
+            file.write(b"no line\n")
+
+        threads = ["t" if i % 3 == 0 else f"other {i}" for i in range(60)]
+        outcomes = await asyncio.gather(
+            *(cp.append(thread_id, [{}]) for thread_id in threads),
+            return_exceptions=True,
+        )
+
+        for thread_id, outcome in zip(threads, outcomes, strict=True):
+            if thread_id == "t":
+                assert isinstance(outcome, CorruptThread)
+            else:
+                assert outcome == 1
+
+        errors = [outcome for outcome in outcomes if outcome != 1]
+        assert len({id(error) for error in errors}) == 20
+
+
+async def test_a_stored_message_of_another_type_is_named(home: Path) -> None:
+    """JSON that does not fit ``message_type`` is no corruption."""
+    async with Store(home) as cp:
+        await cp.append("t", [{"role": "user", "content": ""}, {"role": "robot"}])
+
+    async with Store(home, message_type=Message) as cp:
+        assert len(await cp.read("t", 0, 1)) == 1
+
+        with pytest.raises(SerializationError) as raised:
+            await cp.read("t", 1)
+
+        assert (raised.value.thread_id, raised.value.path) == ("t", (1,))
+
+
+# Torn lines
+
+
+@pytest.mark.parametrize("kept", [1, 7, 30, 60])
+async def test_a_torn_line_is_passed_over_by_readers_and_set_aside_by_a_writer(
+    home: Path, log: Path, caplog: pytest.LogCaptureFixture, kept: int
+) -> None:
+    """Nothing is lost: the bytes are kept beside the log, and a warning says where."""
+    torn = b'{"add":{"never":"acknowledged"},"at":[2,"2026-11-21T03:34:05.123456Z"]}'
+    aside = log.with_name(f"{log.name}.torn")
+
+    async with Store(home) as cp:
+        await cp.append("t", [{"n": 1}])
+        whole = log.read_bytes()
+        log.write_bytes(whole + torn[:kept])
+
+        assert await cp.read("t") == [{"n": 1}]
+        assert await cp.append("t", [], expected_version=1) == 1
+        assert log.read_bytes() == whole
+        log.write_bytes(whole + torn[:kept])
+        assert await cp.append("t", [{"n": 2}]) == 2
+        assert await cp.read("t") == [{"n": 1}, {"n": 2}]
+        assert aside.read_bytes() == 2 * (torn[:kept] + b"\n")
+        assert aside.stat().st_mode & 0o777 == 0o600
+        assert [info.version for info in await cp.list_threads()] == [2]
+
+    (first, _) = caplog.records
+    assert first.name == "cpkit_file"
+    assert first.levelno == logging.WARNING
+    assert str(aside) in first.getMessage()
+
+
+@pytest.mark.parametrize("kept", [0, 1, 50, 70])
+async def test_a_log_torn_at_its_birth_is_no_thread(
+    home: Path, log: Path, kept: int
+) -> None:
+    """Its first line, or the operation that came with it, is not whole."""
+    async with Store(home) as cp:
+        await cp.append("t", [{"n": 1}])
+        log.write_bytes(log.read_bytes()[:kept])
+
+        assert await cp.load("t") is None
+        assert await cp.list_threads() == []
+        assert await cp.list_calls("t") == []
+        assert await cp.append("t", [{"n": 2}], expected_version=0) == 1
+        assert await cp.read("t") == [{"n": 2}]
+
+
+async def test_a_long_first_line_is_no_torn_one(home: Path, log: Path) -> None:
+    """No first line of ours is so long: it is somebody's file, and stays one."""
+    content = b"dear diary, today " * 500
+    log.parent.mkdir(parents=True)
+    log.write_bytes(content)
+
+    async with Store(home) as cp:
+        for use in (cp.load("t"), cp.append("t", [{}]), cp.delete_thread("t")):
+            error = await error_of(use)
+            assert error.where == f"{log}, line 1"
+
+    assert log.read_bytes() == content
+
+
+async def test_a_deletion_takes_torn_lines_along(home: Path, log: Path) -> None:
+    """They may hold what was to be erased."""
+    async with Store(home) as cp:
+        await cp.append("t", [{}])
+
+        with log.open("ab") as file:
+            file.write(b'{"add":{"secret":')
+
+        await cp.append("t", [{}])
+
+        with log.open("ab") as file:
+            file.write(b'{"add":{"secret":')
+
+        await cp.delete_thread("t")
+
+    assert list(log.parent.iterdir()) == []
+
+
+# Folders and files that are none of ours
+
+
+@pytest.mark.parametrize(
+    ("mark", "found"),
+    [
+        (b'{"cpkit":"file","version":2}\n', 2),
+        (b'{"cpkit":"file","version":0}\n', 0),
+        (b'{"cpkit":"file"}', "in b'"),
+        (b"[]", "in b'"),
+        (b"", "in b'"),
+        (b"\xff\xfe", "in b'"),
+    ],
+)
+async def test_a_folder_of_another_version_is_refused_untouched(
+    home: Path, mark: bytes, found: object
+) -> None:
+    """A newer store is not written by older code; the error says what to do."""
+    async with Store(home) as cp:
+        await cp.append("t", [{}])
+
+    (home / "cpkit.json").write_bytes(mark)
+    before = sorted(home.rglob("*"))
+
+    with pytest.raises(SchemaMismatch) as raised:
+        await Store(home).__aenter__()
+
+    assert str(found) in str(raised.value.found)
+    assert ("upgrade cpkit" in str(raised.value)) is (found == 2)
+    assert str(home) in str(raised.value)
+    assert (home / "cpkit.json").read_bytes() == mark
+    assert sorted(home.rglob("*")) == before
+
+
+async def test_foreign_files_in_the_folder_are_left_alone(home: Path) -> None:
+    """A folder may hold other things: notes, temporary files, other links."""
+    async with Store(home) as cp:
+        await cp.append("t", [{}])
+        threads = home / "threads"
+        foreign = {
+            home / "notes.txt",
+            home / ".DS_Store",
+            threads / "notes.jsonl",
+            threads / f"{log_name('x')}.tmp",
+            threads / f"{log_name('x')}.torn",
+            threads / log_name("x").upper(),
+            threads / f".{log_name('x')}",
+            home / "claims" / "a" / "note",
+        }
+
+        for path in foreign:
+            path.write_text("mine")
+
+        (threads / "folder").mkdir()
+        (home / "claims" / "a" / "link").symlink_to("nowhere")
+        (threads / log_name("empty")).touch()
+        assert [info.thread_id for info in await cp.list_threads()] == ["t"]
+        await cp.append("x", [{}])
+        await cp.record_issued("t", ToolCall("c", "tool", {}, "key"))
+        await cp.delete_thread("t", forget_keys=True)
+        kept = foreign - {threads / f"{log_name('x')}.torn"}
+        assert all(path.read_text() == "mine" for path in kept)
+
+
+async def test_a_link_in_the_place_of_a_log_is_not_followed(
+    home: Path, log: Path
+) -> None:
+    """Neither to read nor to write what lies behind it."""
+    target = home.parent / "target"
+    target.write_text("mine")
+
+    async with Store(home) as cp:
+        log.symlink_to(target)
+
+        for use in (cp.load("t"), cp.append("t", [{}]), cp.delete_thread("t")):
+            with pytest.raises(BackendUnavailable) as raised:
+                await use
+
+            assert raised.value.maybe_applied is False
+
+    assert target.read_text() == "mine"
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../../threads/x", "nothing", "."])
+async def test_a_claim_that_leads_elsewhere_is_an_error(
+    home: Path, target: str
+) -> None:
+    """Nobody can say whether such a key is free."""
+    stem = claim_stem("key")
+
+    async with Store(home) as cp:
+        (home / "claims" / stem[0] / f"{stem}.1").symlink_to(target)
+
+        for use in (
+            cp.find_call("key"),
+            cp.record_issued("t", ToolCall("c", "tool", {}, "key")),
+        ):
+            error = await error_of(use)
+            assert f"{stem}.1" in error.where
+
+        assert await cp.load("t") is None
+
+
+async def test_a_file_in_the_place_of_the_folder_is_unavailable(home: Path) -> None:
+    """The error names the store."""
+    home.write_text("mine")
+
+    with pytest.raises(BackendUnavailable) as raised:
+        await Store(home).__aenter__()
+
+    assert raised.value.maybe_applied is False
+    assert str(home) in str(raised.value)
+    assert home.read_text() == "mine"
+
+
+async def test_a_copy_that_lost_its_empty_folders_is_a_store(home: Path) -> None:
+    """As git and some archives copy it; links are part of a copy."""
+    async with Store(home) as cp:
+        await cp.append("t", [{}])
+        await cp.record_issued("t", ToolCall("c", "tool", {}, "key"))
+
+    for folder in (home / "claims").iterdir():
+        if not any(folder.iterdir()):
+            folder.rmdir()
+
+    async with Store(home) as cp:
+        assert await cp.find_call("key") is not None
+
+        for i in range(40):
+            assert await cp.find_call(f"free {i}") is None
+            call = ToolCall(f"c{i}", "tool", {}, f"free {i}")
+            assert await cp.record_issued("t", call) is None
+
+    os.rename(home / "threads", home.parent / "gone")
+    (home / "claims").rename(home.parent / "gone too")
+
+    async with Store(home) as cp:
+        assert await cp.append("t", [{}]) == 1

@@ -1,0 +1,466 @@
+"""The folder: where it is, who may read it, what it lacks, what is left open."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpkit import (
+    BackendUnavailable,
+    InvalidURL,
+    Survives,
+    ToolCall,
+    UnknownCall,
+    VersionConflict,
+    open_checkpointer,
+)
+from cpkit_file import FileCheckpointer, folder
+from tests.file.worker import NOBODY, Worker
+
+Store = FileCheckpointer[Any]
+
+
+def mode(path: str | Path) -> int:
+    return stat.S_IMODE(os.lstat(path).st_mode)
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    """The most careless of users: everything is for everybody."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)],
+        capture_output=True,
+    )
+
+    if mounted.returncode != 0:
+        pytest.skip("this user may not mount a file system")
+
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A folder that every user may reach, which pytest's own is not."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+# Places
+
+
+@pytest.mark.usefixtures("no_umask")
+async def test_files_and_folders_are_for_their_owner_alone(tmp_path: Path) -> None:
+    """0600 and 0700, whatever the umask, and all new folders on the way too."""
+    home = tmp_path / "a" / "b" / "store"
+
+    async with Store(home) as cp:
+        await cp.append("t", [{}])
+        await cp.record_issued("t", ToolCall("c", "tool", {}, "key"))
+        await cp.append("other", [{}])
+        await cp.delete_thread("t")
+        (log,) = (home / "threads").glob("other*")
+
+        with log.open("ab") as file:
+            file.write(b"torn")
+
+        await cp.append("other", [{}])
+
+    found = [path for path in (tmp_path / "a").rglob("*") if not path.is_symlink()]
+    assert {mode(path) for path in found if path.is_dir()} == {0o700}
+    assert {mode(path) for path in found if path.is_file()} == {0o600}
+    assert len([path for path in found if path.is_file()]) == 4
+    assert mode(tmp_path / "a") == 0o700
+
+
+async def test_the_permissions_of_a_folder_that_is_there_are_its_owners(
+    home: Path,
+) -> None:
+    """A folder made for a group stays one."""
+    home.mkdir()
+    os.chmod(home, 0o770)
+
+    async with Store(home) as cp:
+        await cp.append("t", [{}])
+
+    assert mode(home) == 0o770
+
+
+@pytest.mark.parametrize(
+    "url", ["file://{}/a%20b", "file:{}/a%20b", "FILE:{}/a b", "file://{}/a%20b/"]
+)
+async def test_each_form_of_url_names_the_folder(tmp_path: Path, url: str) -> None:
+    """With ``%``-escapes decoded."""
+    async with open_checkpointer(url.format(tmp_path)) as cp:
+        await cp.append("t", [{}])
+
+    async with Store(tmp_path / "a b") as cp:
+        assert await cp.read("t") == [{}]
+        assert repr(cp) == f"<FileCheckpointer file://{tmp_path}/a b>"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:",
+        "file://",
+        "file:///",
+        "file://host/path",
+        "file:///x%00",
+        "file:x?durability=none",
+        "file:x?fsync=1",
+    ],
+)
+def test_a_url_that_names_no_folder_is_refused(url: str) -> None:
+    """At once, and with what to write instead."""
+    with pytest.raises(InvalidURL):
+        open_checkpointer(url)
+
+
+async def test_a_relative_path_stays_where_it_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that changes its folder goes on with the same store."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    async with open_checkpointer("file:agent") as cp:
+        await cp.append("t", [{}])
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        await cp.append("t", [{}])
+        data = await cp.load("t")
+        assert data is not None
+        assert data.version == 2
+
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+# Promises
+
+
+@pytest.mark.parametrize(
+    ("options", "survives", "word"),
+    [
+        ({}, Survives.MACHINE, "local file system"),
+        ({"durability": "full"}, Survives.MACHINE, "POSIX locks"),
+        ({"durability": "normal"}, Survives.PROCESS, "not synced"),
+    ],
+)
+def test_what_is_promised_is_said(
+    home: Path, options: dict[str, Any], survives: Survives, word: str
+) -> None:
+    """In the enum and in words."""
+    durability = Store(home, **options).durability
+    assert durability.survives is survives
+    assert word in durability.words
+
+
+async def test_a_platform_without_locks_is_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written where nothing could be kept safe."""
+    monkeypatch.setattr(folder, "fcntl", None)
+
+    with pytest.raises(BackendUnavailable, match="sqlite:///"):
+        await Store(home).__aenter__()
+
+    assert not home.exists()
+
+
+# Lacks
+
+
+def test_a_file_that_may_not_grow_is_unavailable_and_then_works_again(
+    home: Path, workers: Callable[[int], list[Worker]]
+) -> None:
+    """EFBIG in the middle of a write: what was written of it is taken back."""
+    (worker,) = workers(1)
+    answer = worker.ask("fill_up_to", str(home), 500_000)
+
+    assert str(home) in answer["failure"]
+    assert answer["acknowledged"] > 50
+    assert answer["maybe_applied"] is False
+    assert answer["loaded"] == answer["acknowledged"]
+    assert answer["size"] < 500_000
+    assert answer["after"] == answer["loaded"] + 1
+
+
+async def test_a_full_disk_is_unavailable_and_then_works_again(full_disk: Path) -> None:
+    """ENOSPC: each write is refused whole, reads go on, and room mends it."""
+    ballast = full_disk / "ballast"
+    ballast.write_bytes(b"x" * 50_000)
+    acknowledged, failure = 0, None
+
+    async with Store(full_disk / "store") as cp:
+        while failure is None:
+            try:
+                acknowledged = await cp.append("t", [{"pad": "x" * 1000}] * 3)
+            except BackendUnavailable as exc:
+                failure = exc
+
+        assert acknowledged > 0
+        assert failure.maybe_applied is False
+
+        for use in (
+            cp.append("new", [{"pad": "x" * 9000}]),
+            cp.save_extra("t", {"pad": "x" * 9000}),
+            cp.record_issued("t", ToolCall("c", "tool", {"p": "x" * 9000}, "key")),
+        ):
+            with pytest.raises(BackendUnavailable) as raised:
+                await use
+
+            assert raised.value.maybe_applied is False
+
+        data = await cp.load("t")
+        assert data is not None
+        assert (data.version, data.extra, data.pending) == (acknowledged, {}, [])
+        assert await cp.load("new") is None
+        assert await cp.find_call("key") is None
+
+        ballast.unlink()
+        assert await cp.append("t", [{}]) == acknowledged + 1
+        assert await cp.record_issued("t", ToolCall("c", "t", {}, "key")) is None
+        await cp.delete_thread("t")
+        assert await cp.append("t", [{}]) == 1
+
+
+@pytest.mark.parametrize("broken", ["write", "fdatasync", "both"])
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_write_that_fails_is_taken_back(
+    home: Path, monkeypatch: pytest.MonkeyPatch, broken: str, first: bool
+) -> None:
+    """Its bytes are cut off under the same lock; what is unclear is said to be."""
+    write = os.write
+
+    def half(fd: int, data: bytes) -> int:
+        if len(data) < 50:
+            raise OSError(5, "Input/output error")
+
+        return write(fd, data[: len(data) // 2])
+
+    def fail(fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    async with Store(home) as cp:
+        if not first:
+            await cp.append("t", [{"n": 0}])
+
+        if broken != "fdatasync":
+            monkeypatch.setattr(os, "write", half)
+
+        if broken != "write":
+            monkeypatch.setattr(os, "fdatasync", fail)
+
+        with pytest.raises(BackendUnavailable, match="Input/output") as raised:
+            await cp.append("t", [{"n": 1}] * 20)
+
+        monkeypatch.undo()
+        assert raised.value.maybe_applied is (broken != "write")
+        assert isinstance(raised.value.__cause__, OSError)
+        assert await cp.read("t") == ([] if first else [{"n": 0}])
+        assert (await cp.list_threads() == []) is first
+        assert await cp.append("t", [{"n": 1}]) == (1 if first else 2)
+
+    assert not list((home / "threads").glob("*.torn"))
+
+
+async def test_a_claim_whose_link_cannot_be_made_lasting_is_not_made(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call is not on record, and the key is as free as before."""
+
+    def fail(fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    async with Store(home) as cp:
+        await cp.append("t", [{}])
+        monkeypatch.setattr(os, "fsync", fail)
+
+        with pytest.raises(BackendUnavailable) as raised:
+            await cp.record_issued("t", ToolCall("c", "tool", {}, "key"))
+
+        monkeypatch.undo()
+        assert raised.value.maybe_applied is False
+        assert await cp.list_calls("t") == []
+        assert await cp.find_call("key") is None
+        other = ToolCall("d", "tool", {}, "key")
+        assert await cp.record_issued("elsewhere", other) is None
+        assert await cp.record_issued("t", ToolCall("c", "tool", {}, "key"))
+
+
+async def test_a_deletion_whose_end_is_unclear_is_said_to_be(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the new log is in place; before that nothing was done."""
+
+    def fail(*_: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    async with Store(home) as cp:
+        await cp.append("t", [{}])
+
+        for name, unclear in (("rename", False), ("fsync", True)):
+            monkeypatch.setattr(os, name, fail)
+
+            with pytest.raises(BackendUnavailable) as raised:
+                await cp.delete_thread("t")
+
+            monkeypatch.undo()
+            assert raised.value.maybe_applied is unclear
+
+            if not unclear:
+                assert await cp.read("t") == [{}]
+
+        await cp.delete_thread("t")
+        assert await cp.load("t") is None
+
+
+async def test_without_descriptors_nothing_is_done_and_nothing_is_held(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EMFILE is a typed error, and gone when there is room again."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    async with Store(home) as cp:
+        await cp.append("t", [{}])
+        monkeypatch.setattr(os, "open", fail)
+
+        for use in (cp.append("t", [{}]), cp.load("t"), cp.list_calls("t")):
+            with pytest.raises(BackendUnavailable, match="Too many") as raised:
+                await use
+
+            assert raised.value.maybe_applied is False
+
+        monkeypatch.undo()
+        assert await cp.append("t", [{}]) == 2
+
+
+def bound(places: list[Path]) -> None:
+    """Give files to the user whom the worker becomes, whom permissions bind."""
+    if os.getuid() == 0:
+        for place in places:
+            os.lchown(place, NOBODY, NOBODY)
+
+
+async def test_a_folder_that_may_only_be_read_is_read(
+    reachable: Path, workers: Callable[[int], list[Worker]]
+) -> None:
+    """Reads and replays work, writes are refused by name, and nothing changes."""
+    home = reachable / "store"
+
+    async with Store(home) as cp:
+        await cp.append("t", [{"n": 1}])
+        await cp.record_issued("t", ToolCall("c", "tool", {}, "key"))
+
+    everything = [home, *home.rglob("*")]
+    bound(everything)
+
+    for path in everything:
+        if not path.is_symlink():
+            os.chmod(path, 0o500 if path.is_dir() else 0o400)
+
+    (worker,) = workers(1)
+    said = worker.ask("use_unprivileged", str(home))
+    assert sorted([home, *home.rglob("*")]) == sorted(everything)
+
+    for path in everything:
+        if path.is_dir():
+            os.chmod(path, 0o700)
+
+    assert "{'n': 1}" in said["load"]
+    assert "call_id='c'" in said["replay"]
+
+    for name in ("append", "new thread", "claim", "delete"):
+        assert "nothing was written" in said[name], name
+        assert str(home) in said[name]
+
+
+def test_a_place_that_may_not_be_written_is_refused_at_open(
+    reachable: Path, workers: Callable[[int], list[Worker]]
+) -> None:
+    """By name, and left as it is."""
+    bound([reachable])
+    os.chmod(reachable, 0o555)
+    (worker,) = workers(1)
+    said = worker.ask("open_unprivileged", str(reachable / "store"))
+    os.chmod(reachable, 0o755)
+    assert str(reachable / "store") in said
+    assert "nothing was written" in said
+    assert not list(reachable.iterdir())
+
+
+# Leftovers
+
+
+def open_files() -> set[str]:
+    found = set()
+
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found.add(os.readlink(f"/proc/self/fd/{number}"))
+        except FileNotFoundError:
+            continue  # the listing's own
+
+    return found
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+async def test_nothing_stays_open(home: Path) -> None:
+    """No file between operations, no thread after closing, errors included."""
+
+    async def work() -> None:
+        async with Store(home) as cp:
+            await cp.append("t", [{}])
+            await cp.record_issued("t", ToolCall("c", "tool", {}, "key"))
+            await cp.find_call("key")
+            await cp.delete_thread("t")
+
+            with pytest.raises(BackendUnavailable):
+                await Store(home / "cpkit.json").__aenter__()
+
+            assert not [name for name in open_files() if str(home) in name]
+            assert any("cpkit-file" in t.name for t in threading.enumerate())
+            raise ZeroDivisionError
+
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            await work()
+
+    assert not any("cpkit-file" in t.name for t in threading.enumerate())
+    assert not [name for name in open_files() if str(home) in name]
+
+
+async def test_a_refused_write_leaves_no_file(home: Path) -> None:
+    """A thread that is not there does not get a log by what did not happen."""
+    async with Store(home) as cp:
+        with pytest.raises(VersionConflict):
+            await cp.append("t", [{}], expected_version=3)
+
+        with pytest.raises(UnknownCall):
+            await cp.record_result("t", "c", 1)
+
+        await cp.append("t", [])
+        await cp.save_extra("t", {})
+        await cp.delete_thread("t")
+        assert list((home / "threads").iterdir()) == []
