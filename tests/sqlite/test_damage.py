@@ -267,6 +267,8 @@ async def test_a_database_in_utf16_is_refused(
     with pytest.raises(SchemaMismatch, match="UTF-16le"):
         await Store(path).__aenter__()
 
+    assert raw.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+
 
 async def test_an_empty_file_becomes_a_store(path: str) -> None:
     """As ``mktemp`` makes them."""
