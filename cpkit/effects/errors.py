@@ -1,0 +1,145 @@
+"""What the ledger raises.
+
+::
+
+    CheckpointerError
+    ├── EffectFailed      the effect's recorded outcome is a failure
+    ├── EffectDenied      a person said no
+    ├── EffectTimeout     another's result, or a decision, did not come in time
+    ├── EffectErased      the record was erased with its thread
+    ├── KeyReused         an idempotency key came back with other arguments
+    └── Superseded        somebody else settled the attempt first
+"""
+
+from __future__ import annotations
+
+from cpkit.errors import CheckpointerError
+from cpkit.records import CallRecord
+
+__all__ = [
+    "EffectDenied",
+    "EffectErased",
+    "EffectFailed",
+    "EffectTimeout",
+    "KeyReused",
+    "Superseded",
+]
+
+
+class EffectFailed(CheckpointerError):
+    """The effect ran and failed, and that is its final outcome.
+
+    ``error_type`` and ``reason`` are those of the handler's exception, which the
+    caller whose handler it was has seen itself.
+    """
+
+    def __init__(self, key: str, tool: str, error_type: str, reason: str) -> None:
+        super().__init__(key, tool, error_type, reason)
+        self.key = key
+        self.tool = tool
+        self.error_type = error_type
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.tool!r} failed with {self.error_type}: {self.reason}"
+
+
+class EffectDenied(CheckpointerError):
+    """The effect needs an approval and was denied; it has not run and never will."""
+
+    def __init__(
+        self, key: str, tool: str, reason: str | None = None, by: str | None = None
+    ) -> None:
+        super().__init__(key, tool, reason, by)
+        self.key = key
+        self.tool = tool
+        self.reason = reason
+        self.by = by
+
+    def __str__(self) -> str:
+        who = "" if self.by is None else f" by {self.by}"
+        why = "" if self.reason is None else f": {self.reason}"
+        return f"{self.tool!r} was denied{who}{why}"
+
+
+class EffectTimeout(CheckpointerError):
+    """What the run waited for did not come in ``seconds``; the run did nothing.
+
+    ``waiting_for`` says what it was. ``holder`` is the attempt that holds the key, or
+    ``None`` where a decision is awaited.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        tool: str,
+        seconds: float,
+        waiting_for: str,
+        holder: CallRecord | None = None,
+    ) -> None:
+        super().__init__(key, tool, seconds, waiting_for, holder)
+        self.key = key
+        self.tool = tool
+        self.seconds = seconds
+        self.waiting_for = waiting_for
+        self.holder = holder
+
+    def __str__(self) -> str:
+        return f"{self.tool!r}: waited {self.seconds:g} s for {self.waiting_for}"
+
+
+class EffectErased(CheckpointerError):
+    """The effect, or its approval, is on record, but its content was erased.
+
+    ``delete_thread`` did that. Whether the effect happened is known (``status``), what
+    came of it is not, so it is neither replayed nor run again.
+    """
+
+    def __init__(self, key: str, tool: str, status: str, what: str = "effect") -> None:
+        super().__init__(key, tool, status, what)
+        self.key = key
+        self.tool = tool
+        self.status = status
+        self.what = what
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tool!r}: the record of the {self.what} ({self.status}) was erased "
+            "with its thread; it is not run again"
+        )
+
+
+class KeyReused(CheckpointerError):
+    """An idempotency key given by the caller is on record with other arguments."""
+
+    def __init__(self, key: str, tool: str) -> None:
+        super().__init__(key, tool)
+        self.key = key
+        self.tool = tool
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tool!r}: this idempotency_key was used with other arguments; "
+            "another effect needs another key"
+        )
+
+
+class Superseded(CheckpointerError):
+    """Somebody else settled the attempt before this outcome came.
+
+    ``record`` is the one that won: the completed call of the key where there is one,
+    else the attempt as it stands.
+    """
+
+    def __init__(self, key: str, record: CallRecord) -> None:
+        super().__init__(key, record)
+        self.key = key
+        self.record = record
+
+    def __str__(self) -> str:
+        call = self.record.call
+        return (
+            f"{call.tool_name!r}: the attempt was settled by another before its "
+            f"outcome came; attempt {self.record.attempt} of the key is "
+            f"{self.record.status}"
+        )

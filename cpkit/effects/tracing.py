@@ -1,0 +1,119 @@
+"""What a run tells: OpenTelemetry spans and events where that is installed, and logs.
+
+Spans follow the semantic conventions for generative AI, "execute tool"
+(opentelemetry.io/docs/specs/semconv/gen-ai); what those have no word for is under
+``cpkit.``. Arguments and results, which may be private, are in neither.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from cpkit.effects.effect import Effect
+
+try:
+    from opentelemetry import trace
+except ImportError:  # the extra is not installed: there is nobody to tell
+    _tracer = None
+else:
+    _tracer = trace.get_tracer("cpkit.effects")
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+__all__ = ["Trail", "log"]
+
+log = logging.getLogger("cpkit.effects")
+
+
+class Trail:
+    """Where one run leaves word of what it does: the span of its block, and the log.
+
+    ``thread_id`` is the agent's thread.
+    """
+
+    def __init__(self, effect: Effect, thread_id: str) -> None:
+        self._effect = effect
+        self._thread_id = thread_id
+        self._span: Span | None = None
+        self._block: AbstractContextManager[Span] | None = None
+
+    def __enter__(self) -> Self:
+        if _tracer is not None and _listened_to():
+            effect = self._effect
+            attributes = {
+                "gen_ai.operation.name": "execute_tool",
+                "gen_ai.tool.name": effect.tool,
+                "gen_ai.conversation.id": self._thread_id,
+                "cpkit.effect.key": effect.key,
+            }
+
+            if effect.tool_call_id is not None:
+                attributes["gen_ai.tool.call.id"] = effect.tool_call_id
+
+            self._block = _tracer.start_as_current_span(
+                f"execute_tool {effect.tool}", attributes=attributes
+            )
+            self._span = self._block.__enter__()
+
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._span is None or self._block is None:
+            return
+
+        if kind is not None:
+            self._span.set_attribute("error.type", kind.__qualname__)
+
+        self._block.__exit__(kind, exc, traceback)
+
+    def note(self, event: str, **facts: str | int | float | bool) -> None:
+        """Tell of an ordinary step: an event of the span, a debug line of the log."""
+        self._tell(logging.DEBUG, event, facts)
+
+    def warn(self, event: str, **facts: str | int | float | bool) -> None:
+        """Tell of what a person may want to look at."""
+        self._tell(logging.WARNING, event, facts)
+
+    def set(self, name: str, fact: str | int | bool) -> None:
+        """Set an attribute of the span."""
+        if self._span is not None:
+            self._span.set_attribute(name, fact)
+
+    def failed(self, error_type: str | None) -> None:
+        """Mark the span as that of a failed execution, if it is one."""
+        if self._span is not None and error_type is not None:
+            self._span.set_attribute("error.type", error_type)
+            self._span.set_status(trace.StatusCode.ERROR)
+
+    def _tell(
+        self, level: int, event: str, facts: dict[str, str | int | float | bool]
+    ) -> None:
+        if self._span is not None:
+            attributes = {f"cpkit.effect.{name}": fact for name, fact in facts.items()}
+            self._span.add_event(f"cpkit.effect.{event.replace(' ', '_')}", attributes)
+
+        if log.isEnabledFor(level):
+            log.log(
+                level,
+                "%s %s in thread %r: %s%s",
+                self._effect.tool,
+                self._effect.key[:12],
+                self._effect.thread_id,
+                event,
+                "".join(f", {name}={fact}" for name, fact in facts.items()),
+            )
+
+
+def _listened_to() -> bool:
+    """Say whether an SDK is set up; without one, every span would be for nothing."""
+    provider = trace.get_tracer_provider()
+    return not isinstance(provider, trace.ProxyTracerProvider)

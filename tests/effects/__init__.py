@@ -1,0 +1,1 @@
+"""Side effects happen once: the ledger, approvals, tools, resume and the lease."""

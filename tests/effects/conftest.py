@@ -1,0 +1,43 @@
+"""Every case runs on every store, with the six methods and what else the store has."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from cpkit import open_checkpointer
+from tests.effects.shop import Store
+from tests.servers.postgres import shared_postgres
+from tests.servers.redis import shared_redis
+
+
+@pytest.fixture(params=["memory", "sqlite", "file", "postgres", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A store, which other processes can open unless it is memory."""
+    match request.param:
+        case "memory":
+            return f"memory://effects-{uuid4().hex}"
+        case "sqlite":
+            return f"sqlite:///{tmp_path}/effects.db"
+        case "file":
+            return f"file://{tmp_path}/effects"
+        case "postgres":
+            return shared_postgres(schema="effects")
+
+    return shared_redis(prefix="effects")
+
+
+@pytest.fixture
+async def cp(url: str) -> AsyncIterator[Store]:
+    """An open handle of the store."""
+    async with open_checkpointer(url) as opened:
+        yield opened  # type: ignore[misc]  # the five stores have every ability
+
+
+@pytest.fixture
+def thread() -> str:
+    """A thread that no store has seen."""
+    return f"thread-{uuid4().hex}"

@@ -1,0 +1,336 @@
+"""Nothing runs unapproved, whoever crashes when; what is denied never runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from cpkit import JsonValue, ToolCall
+from cpkit.effects import (
+    Effect,
+    EffectDenied,
+    EffectErased,
+    EffectLedger,
+    EffectTimeout,
+    KeyReused,
+)
+from tests.effects.shop import OnlySix, Shop, Store, claim, quick, until
+
+ARGS: dict[str, JsonValue] = {"order": "7", "amount": 5000}
+OTHER: dict[str, JsonValue] = {"order": "7", "amount": 9000}
+
+
+def careful(cp: Any, **options: Any) -> EffectLedger:
+    """Return a ledger whose every effect needs an approval."""
+    return quick(cp, requires_approval=lambda _: True, **options)
+
+
+async def asked(cp: Store, thread: str, count: int = 1) -> None:
+    """Wait until the requests are on record."""
+
+    async def there() -> bool:
+        return len(await quick(cp).pending(thread)) == count
+
+    await until(there)
+
+
+async def test_an_effect_waits_for_its_approval(cp: Store, thread: str) -> None:
+    """Another process sees what is pending, approves it, and only then it runs."""
+    shop = Shop()
+    run = asyncio.create_task(careful(cp).run(thread, "charge", ARGS, shop.charge))
+    await asked(cp, thread)
+    assert shop.effects == []
+    (request,) = await quick(cp).pending(thread)
+    assert (request.tool, request.args, request.thread_id) == ("charge", ARGS, thread)
+    assert await quick(cp).approve(thread, request.key, by="ann")
+    assert await run == {"charge": 1}
+    assert await quick(cp).pending(thread) == []
+    # The policy is not asked on a replay, and the decision stays what it is.
+    assert await quick(cp).run(thread, "charge", ARGS, shop.charge) == {"charge": 1}
+    assert await quick(cp).approve(thread, request.key)
+    assert not await quick(cp).deny(thread, request.key)
+
+
+async def test_a_denial_is_final(cp: Store, thread: str) -> None:
+    """It is replayed to everybody with its reason, and no approval undoes it."""
+    shop = Shop()
+    run = asyncio.create_task(careful(cp).run(thread, "charge", ARGS, shop.charge))
+    await asked(cp, thread)
+    key = quick(cp).key(thread, "charge", ARGS)
+    assert await quick(cp).deny(thread, key, reason="too much", by="bob")
+
+    with pytest.raises(EffectDenied, match="denied by bob: too much"):
+        await run
+
+    assert not await quick(cp).approve(thread, key)
+    assert await quick(cp).deny(thread, key)
+
+    with pytest.raises(EffectDenied, match="too much"):
+        await careful(cp).run(thread, "charge", ARGS, shop.charge)
+
+    assert shop.effects == []
+
+
+async def test_a_race_of_decisions_has_one_winner(cp: Store, thread: str) -> None:
+    """Exactly one of an approval and a denial is told that it is on record."""
+    for number in range(5):
+        args: dict[str, JsonValue] = {"n": number}
+        key = quick(cp).key(thread, "charge", args)
+
+        with pytest.raises(EffectTimeout):
+            await careful(cp, approval_timeout=0).run(
+                thread, "charge", args, Shop().charge
+            )
+
+        both = await asyncio.gather(
+            quick(cp).approve(thread, key), quick(cp).deny(thread, key)
+        )
+        assert sorted(both) == [False, True]
+
+
+async def test_nothing_asked_is_nothing_decided(cp: Store, thread: str) -> None:
+    """A decision before the request is ``False``, and decides nothing."""
+    key = quick(cp).key(thread, "charge", ARGS)
+    assert not await quick(cp).approve(thread, key)
+    assert not await quick(cp).deny(thread, key)
+    assert not await quick(cp).approve(thread, key, args=ARGS)
+    shop = Shop()
+
+    with pytest.raises(EffectTimeout, match="an approval"):
+        await careful(cp, approval_timeout=0.05).run(
+            thread, "charge", ARGS, shop.charge
+        )
+
+    assert shop.effects == []
+
+
+async def test_an_approval_binds_all_arguments(cp: Store, thread: str) -> None:
+    """With ``key_fields`` another amount is the same effect, and another request."""
+    shop = Shop()
+    ledger = careful(cp, approval_timeout=0)
+    options: dict[str, Any] = {"key_fields": ["order"]}
+
+    for args in (ARGS, OTHER):
+        with pytest.raises(EffectTimeout):
+            await ledger.run(thread, "charge", args, shop.charge, **options)
+
+    key = ledger.key(thread, "charge", ARGS, key_fields=["order"])
+    assert [r.key for r in await ledger.pending(thread)] == [key, key]
+
+    with pytest.raises(ValueError, match="args="):
+        await ledger.approve(thread, key)
+
+    assert await ledger.approve(thread, key, args=OTHER)
+    assert await ledger.approve(thread, key, args=OTHER)
+    assert not await ledger.deny(thread, key, args=OTHER)
+
+    with pytest.raises(EffectTimeout):
+        await ledger.run(thread, "charge", ARGS, shop.charge, **options)
+
+    assert shop.effects == []
+    await ledger.run(thread, "charge", OTHER, shop.charge, **options)
+    assert [effect.args for effect in shop.effects] == [OTHER]
+
+
+async def test_a_given_key_is_asked_for_with_one_set_of_args(
+    cp: Store, thread: str
+) -> None:
+    """Other arguments raise ``KeyReused`` before anybody is asked."""
+    ledger = careful(cp, approval_timeout=0)
+    options: dict[str, Any] = {"idempotency_key": "order-7"}
+
+    with pytest.raises(EffectTimeout):
+        await ledger.run(thread, "charge", ARGS, Shop().charge, **options)
+
+    with pytest.raises(KeyReused):
+        await ledger.run(thread, "charge", OTHER, Shop().charge, **options)
+
+
+async def test_it_works_on_six_methods(cp: Store, thread: str) -> None:
+    """Also what was decided before is known without receipts."""
+    ledger = careful(OnlySix(cp), approval_timeout=0)
+    shop = Shop()
+
+    with pytest.raises(EffectTimeout):
+        await ledger.run(thread, "charge", ARGS, shop.charge)
+
+    key = ledger.key(thread, "charge", ARGS)
+    assert await ledger.approve(thread, key)
+    assert await ledger.approve(thread, key)
+    assert not await ledger.deny(thread, key)
+    assert await ledger.run(thread, "charge", ARGS, shop.charge) == {"charge": 1}
+
+
+async def test_the_request_is_durable_before_anybody_is_asked(
+    cp: Store, thread: str
+) -> None:
+    """The notifier finds it on record, and can approve it on the spot."""
+
+    async def notify(effect: Effect) -> None:
+        assert [r.key for r in await quick(cp).pending(effect.thread_id)] == [
+            effect.key
+        ]
+        assert await quick(cp).approve(effect.thread_id, effect.key)
+
+    ledger = careful(cp, on_approval_required=notify)
+    assert await ledger.run(thread, "charge", ARGS, Shop().charge) == {"charge": 1}
+
+
+async def test_the_notifier_is_told_once_in_each_process(
+    cp: Store, thread: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By whoever finds the request undecided; its errors are logged, never fatal."""
+    told: list[str] = []
+
+    def notify(effect: Effect) -> None:
+        told.append(effect.key)
+
+        if len(told) == 1:
+            raise OSError("mail is down")
+
+    for process in range(2):
+        ledger = careful(cp, approval_timeout=0, on_approval_required=notify)
+
+        for _ in range(3):
+            with (
+                caplog.at_level(logging.ERROR, "cpkit.effects"),
+                pytest.raises(EffectTimeout),
+            ):
+                await ledger.run(thread, "charge", ARGS, Shop().charge)
+
+        # The one that failed was told again.
+        assert len(told) == 2 + process
+
+    assert "on_approval_required failed" in caplog.text
+
+
+async def test_a_policy_may_be_async_and_is_asked_about_the_arguments(
+    cp: Store, thread: str
+) -> None:
+    """It sees the effect before the claim, and what it raises stops the run."""
+
+    async def policy(effect: Effect) -> bool:
+        assert (effect.call_id, effect.attempt) == ("", 0)
+        amount = effect.args["amount"]
+        assert isinstance(amount, int)
+        return amount > 1000
+
+    ledger = quick(cp, requires_approval=policy, approval_timeout=0)
+    assert await ledger.run(thread, "charge", {"amount": 5}, Shop().charge)
+
+    with pytest.raises(EffectTimeout):
+        await ledger.run(thread, "charge", {"amount": 5000}, Shop().charge)
+
+    with pytest.raises(KeyError):
+        await ledger.run(thread, "charge", {}, Shop().charge)
+
+
+async def test_begin_needs_an_approval_too(cp: Store, thread: str) -> None:
+    """The claim comes after the decision."""
+    ledger = careful(cp, approval_timeout=0)
+
+    with pytest.raises(EffectTimeout):
+        await ledger.begin(thread, "charge", ARGS)
+
+    await ledger.approve(thread, ledger.key(thread, "charge", ARGS))
+    assert (await ledger.begin(thread, "charge", ARGS)).fresh
+
+
+async def test_a_global_request_is_decided_in_the_global_thread(
+    cp: Store, thread: str
+) -> None:
+    """``cpkit:global`` stands for the thread, and the notifier's effect says so."""
+    args: dict[str, JsonValue] = {"who": thread}
+    seen: list[Effect] = []
+    ledger = careful(cp, approval_timeout=0, on_approval_required=seen.append)
+
+    with pytest.raises(EffectTimeout):
+        await ledger.run(thread, "mail", args, Shop().charge, scope="global")
+
+    assert seen[0].thread_id == "cpkit:global"
+    assert seen[0].key in [r.key for r in await ledger.pending("cpkit:global")]
+    assert await ledger.approve("cpkit:global", seen[0].key)
+    assert await ledger.run(thread, "mail", args, Shop().charge, scope="global")
+
+
+async def test_an_erased_approval_is_none(cp: Store, thread: str) -> None:
+    """Whether decided or not: the run says that it was erased and does nothing."""
+    shop = Shop()
+    ledger = careful(cp, approval_timeout=0)
+
+    for number, decide in enumerate([True, False]):
+        args: dict[str, JsonValue] = {"n": number}
+
+        with pytest.raises(EffectTimeout):
+            await ledger.run(thread, "charge", args, shop.charge)
+
+        if decide:
+            await ledger.approve(thread, ledger.key(thread, "charge", args))
+
+    await cp.delete_thread(thread)
+
+    for number in range(2):
+        args = {"n": number}
+
+        with pytest.raises(EffectErased, match="approval"):
+            await ledger.run(thread, "charge", args, shop.charge)
+
+        assert not await ledger.approve(thread, ledger.key(thread, "charge", args))
+
+    assert shop.effects == []
+
+
+async def test_a_withdrawn_or_strange_decision_is_no_approval(
+    cp: Store, thread: str
+) -> None:
+    """Only a completed record that says ``approved`` lets an effect run."""
+    ledger = careful(cp, approval_timeout=0)
+    results: list[tuple[JsonValue, bool]] = [
+        ({}, True),
+        (True, True),
+        ({"approved": 1}, True),
+        ({"approved": True}, False),
+    ]
+
+    for number, (result, success) in enumerate(results):
+        args: dict[str, JsonValue] = {"n": number}
+
+        with pytest.raises(EffectTimeout):
+            await ledger.run(thread, "charge", args, Shop().charge)
+
+        (request,) = await ledger.pending(thread)
+        await cp.record_result(
+            thread, request.record.call.call_id, result, success=success
+        )
+
+        with pytest.raises(EffectDenied):
+            await ledger.run(thread, "charge", args, Shop().charge)
+
+
+async def test_a_takeover_needs_the_approval(cp: Store, thread: str) -> None:
+    """A claim that a crash left without approval is not taken over."""
+    key = quick(cp).key(thread, "charge", ARGS)
+    await claim(cp, thread, key, ARGS)
+    shop = Shop()
+
+    with pytest.raises(EffectTimeout, match="an approval"):
+        await careful(cp, stale_after=0.05, approval_timeout=0.3).run(
+            thread, "charge", ARGS, shop.charge
+        )
+
+    await quick(cp).deny(thread, key)
+
+    with pytest.raises(EffectDenied):
+        await careful(cp, stale_after=0.05).run(thread, "charge", ARGS, shop.charge)
+
+    assert shop.effects == []
+
+
+async def test_foreign_calls_are_no_requests(cp: Store, thread: str) -> None:
+    """``pending`` shows approvals alone."""
+    await cp.record_issued(thread, ToolCall("c1", "charge", {}, f"k-{thread}"))
+    await cp.record_issued(thread, ToolCall("c2", "cpkit:approval", {}, f"l-{thread}"))
+    assert await quick(cp).pending(thread) == []

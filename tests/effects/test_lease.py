@@ -1,0 +1,221 @@
+"""One runner for each thread, and a zombie that cannot write."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from cpkit import BackendUnavailable, ToolCall, VersionConflict
+from cpkit.lease import Lease, LeaseLost, LeaseTimeout, thread_lease
+from tests.effects.shop import QUICK, OnlySix, Store, until
+
+
+def lease_of(cp: Store | OnlySix, thread: str, **options: Any) -> Lease:
+    """Return a lease that looks often."""
+    return thread_lease(cp, thread, **{"stale_after": 0.5, "backoff": QUICK, **options})
+
+
+async def abandon(cp: Store, thread: str) -> Lease:
+    """Take the lease as a process does that is killed then."""
+    lease = lease_of(cp, thread)
+    await lease._acquire()
+    return lease
+
+
+async def test_one_runner_at_a_time(cp: Store, thread: str) -> None:
+    """Many take turns; each term has a higher token than the one before."""
+    inside = 0
+    tokens = []
+
+    async def runner() -> None:
+        nonlocal inside
+
+        async with lease_of(OnlySix(cp), thread) as lease:
+            inside += 1
+            assert inside == 1
+            tokens.append(lease.token)
+            await asyncio.sleep(0.005)
+            inside -= 1
+
+    await asyncio.gather(*(runner() for _ in range(8)))
+    assert tokens == list(range(1, 9))
+
+
+async def test_other_threads_are_not_held_up(cp: Store, thread: str) -> None:
+    """A lease is one thread's, however long its id is."""
+    long = thread.ljust(512, "x")
+
+    async with lease_of(cp, thread), lease_of(cp, long), lease_of(cp, f"{long[:-1]}y"):
+        with pytest.raises(LeaseTimeout, match="is run by"):
+            await lease_of(cp, long, timeout=0.05).__aenter__()
+
+
+async def test_a_held_lease_is_renewed(cp: Store, thread: str) -> None:
+    """Who waits longer than ``stale_after`` still does not get it."""
+    async with lease_of(cp, thread, stale_after=0.4) as lease:
+        with pytest.raises(LeaseTimeout):
+            await lease_of(cp, thread, timeout=1.2).__aenter__()
+
+        await lease.check()
+        assert not lease.lost
+
+    data = await cp.load(f"cpkit:lease:{thread}")
+    assert data is not None
+    assert list(data.extra) == ["renewed"]  # it does not grow
+    assert data.pending == []
+
+
+async def test_a_dead_holder_is_taken_over(cp: Store, thread: str) -> None:
+    """With a higher token, after the silence that the holder promised."""
+    dead = await abandon(cp, thread)
+
+    async with lease_of(cp, thread, stale_after=30) as lease:
+        assert lease.token == dead.token + 1
+
+        with pytest.raises(LeaseLost, match="taken it over"):
+            await dead.check()
+
+
+async def test_a_zombie_cannot_write(cp: Store, thread: str) -> None:
+    """Not with ``expected_version``, whatever it believes."""
+    await cp.append(thread, [{"n": 1}])
+    await abandon(cp, thread)
+
+    async with lease_of(cp, thread):
+        await cp.append(thread, [{"n": 2}], expected_version=1)
+
+    with pytest.raises(VersionConflict):
+        await cp.append(thread, [{"zombie": 2}], expected_version=1)
+
+
+async def test_the_block_is_told_that_its_lease_is_lost(cp: Store, thread: str) -> None:
+    """It is cancelled at its next await, and ``LeaseLost`` comes out."""
+    lease = lease_of(cp, thread)
+    told = False
+
+    async def work() -> None:
+        nonlocal told
+
+        async with lease:
+            call = lease._call.call_id
+            await cp.record_result(f"cpkit:lease:{thread}", call, {}, success=False)
+
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                told = True
+                raise
+
+    with pytest.raises(LeaseLost) as lost:
+        await work()
+
+    assert told
+    assert lost.value.token == lease.token == 1
+    assert lease.lost
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_a_block_that_ends_before_it_is_told_learns_it_too(
+    cp: Store, thread: str
+) -> None:
+    """The cancellation does not leak out of the block."""
+    lease = lease_of(cp, thread)
+
+    async def work() -> None:
+        async with lease:
+            # What the renewer does, when the block has no await left.
+            lease._reason = "taken over"
+            lease._told = True
+            assert lease._task is not None
+            lease._task.cancel()
+
+    with pytest.raises(LeaseLost):
+        await work()
+
+    await asyncio.sleep(0)  # nothing is left to be cancelled by
+
+
+async def test_a_holder_that_cannot_renew_stops_in_time(cp: Store, thread: str) -> None:
+    """By its own clock, before anybody else may have taken the lease."""
+
+    class Away(OnlySix):
+        async def refuse(self, *_: object) -> None:
+            raise BackendUnavailable("test", "away")
+
+    async def work() -> None:
+        store: Any = Away(cp)
+
+        async with lease_of(store, thread, stale_after=0.3):
+            store.load = store.refuse
+            await asyncio.Event().wait()
+
+    with pytest.raises(LeaseLost, match="could not be renewed"):
+        await work()
+
+
+@pytest.mark.parametrize("how", ["returns", "raises", "is cancelled"])
+async def test_it_is_released_on_exit(cp: Store, thread: str, how: str) -> None:
+    """However the block ends, the next one need not wait for silence."""
+
+    async def block() -> None:
+        async with lease_of(cp, thread, stale_after=60):
+            if how == "raises":
+                raise ZeroDivisionError
+
+            if how == "is cancelled":
+                await asyncio.Event().wait()
+
+    task = asyncio.create_task(block())
+
+    async def held() -> bool:
+        return await cp.load(f"cpkit:lease:{thread}") is not None
+
+    await until(held)
+    task.cancel() if how == "is cancelled" else None
+    (outcome,) = await asyncio.gather(task, return_exceptions=True)
+    assert (
+        type(outcome)
+        is {
+            "returns": type(None),
+            "raises": ZeroDivisionError,
+            "is cancelled": asyncio.CancelledError,
+        }[how]
+    )
+
+    async with lease_of(cp, thread, timeout=5) as lease:
+        assert lease.token == 2
+
+
+async def test_an_error_of_the_block_is_not_hidden(cp: Store, thread: str) -> None:
+    """``VersionConflict``, the fence, comes out as it is although the lease is lost."""
+
+    async def work() -> None:
+        async with lease_of(cp, thread) as lease:
+            call = lease._call.call_id
+            await cp.record_result(f"cpkit:lease:{thread}", call, {}, success=False)
+
+            with pytest.raises(LeaseLost):
+                await lease.check()
+
+            raise VersionConflict(thread, 1, 2)
+
+    with pytest.raises(VersionConflict):
+        await work()
+
+
+async def test_a_foreign_record_with_odd_args_holds_it_like_any_other(
+    cp: Store, thread: str
+) -> None:
+    """What is stored is data: a promise that is no number is not believed."""
+    mine = lease_of(cp, thread)
+    odd = ToolCall(
+        "odd", "cpkit:lease", {"stale_after": "x"}, mine._call.idempotency_key
+    )
+    await cp.record_issued(f"cpkit:lease:{thread}", odd)
+
+    async with mine as lease:
+        assert lease.token == 2

@@ -1,0 +1,531 @@
+"""One caller, many callers, and what each is told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from typing import Any
+
+import pytest
+
+from cpkit import (
+    BackendUnavailable,
+    CallRecord,
+    JsonValue,
+    PayloadTooLarge,
+    SerializationError,
+    ToolCall,
+    open_checkpointer,
+)
+from cpkit.effects import (
+    Effect,
+    EffectErased,
+    EffectFailed,
+    EffectTimeout,
+    KeyReused,
+    NoEffect,
+    Superseded,
+)
+from tests.effects.shop import OnlySix, Shop, Store, quick, until
+
+ARGS: dict[str, JsonValue] = {"amount": 1000}
+
+
+async def test_a_second_run_replays_the_first(cp: Store, thread: str) -> None:
+    """The handler is called once, and every caller gets what it returned."""
+    shop = Shop({"charge": "ch_1"})
+    ledger = quick(cp)
+    first = await ledger.run(thread, "charge", ARGS, shop.charge)
+    second = await quick(cp).run(thread, "charge", ARGS, shop.charge)
+    assert first == second == {"charge": "ch_1"}
+    assert len(shop.effects) == 1
+
+
+async def test_the_handler_gets_the_effect(cp: Store, thread: str) -> None:
+    """It has the key to pass downstream, the attempt, and the args as JSON has them."""
+    shop = Shop()
+    ledger = quick(cp)
+    await ledger.run(thread, "charge", ARGS, shop.charge_now, tool_call_id="call_0")
+    effect = shop.effects[0]
+    assert effect.key == ledger.key(thread, "charge", ARGS)
+    assert (effect.thread_id, effect.tool, effect.args) == (thread, "charge", ARGS)
+    assert (effect.attempt, effect.tool_call_id) == (1, "call_0")
+    record = await ledger.find(effect.key)
+    assert record is not None
+    assert record.call.call_id == effect.call_id
+
+
+@pytest.mark.parametrize(
+    "result", [None, False, 0, "", [], {}, 0.0, {"value": 1}, {"error": {"type": "x"}}]
+)
+async def test_any_result_replays_as_what_it_is(
+    cp: Store, thread: str, result: JsonValue
+) -> None:
+    """A falsy result is a result, and one that looks like an envelope stays itself."""
+    shop = Shop(result)
+    ledger = quick(cp)
+    told = [await ledger.run(thread, "charge", ARGS, shop.charge) for _ in range(2)]
+    assert told == [result, result]
+    assert [type(one) for one in told] == [type(result), type(result)]
+    assert len(shop.effects) == 1
+
+
+async def test_the_first_caller_gets_what_is_on_record(cp: Store, thread: str) -> None:
+    """A tuple is an array for the caller who ran the effect, too."""
+    shop = Shop(("a", "b"))
+    told = await quick(cp).run(thread, "charge", ARGS, shop.charge)
+    assert told == ["a", "b"]
+
+
+async def test_concurrent_callers_share_one_run(cp: Store, thread: str) -> None:
+    """Of many callers one executes, and all return the same."""
+    shop = Shop(gate=asyncio.Event())
+    ledgers = [quick(cp), quick(cp), quick(OnlySix(cp))]
+
+    async with asyncio.TaskGroup() as group:
+        runs = [
+            group.create_task(ledger.run(thread, "charge", ARGS, shop.charge))
+            for ledger in ledgers
+            for _ in range(5)
+        ]
+        await shop.began.wait()
+        assert shop.gate is not None
+        shop.gate.set()
+
+    assert {str(run.result()) for run in runs} == {"{'charge': 1}"}
+    assert len(shop.effects) == 1
+
+
+async def test_a_failure_is_final(cp: Store, thread: str) -> None:
+    """The caller gets the handler's exception, everybody else ``EffectFailed``."""
+    shop = Shop(ValueError("no funds"))
+
+    with pytest.raises(ValueError, match="no funds"):
+        await quick(cp).run(thread, "charge", ARGS, shop.charge)
+
+    with pytest.raises(EffectFailed, match="no funds") as failed:
+        await quick(cp).run(thread, "charge", ARGS, shop.charge)
+
+    assert failed.value.error_type == "ValueError"
+    assert len(shop.effects) == 1
+
+
+@pytest.mark.parametrize("how", ["no effect", "option"])
+async def test_a_released_failure_may_be_tried_again(
+    cp: Store, thread: str, how: str
+) -> None:
+    """``NoEffect``, or the option, frees the key; the next attempt is one higher."""
+    shop = Shop(NoEffect("busy") if how == "no effect" else OSError("busy"))
+    ledger = quick(cp, release_failures=how == "option")
+
+    with pytest.raises((NoEffect, OSError), match="busy"):
+        await ledger.run(thread, "charge", ARGS, shop.charge)
+
+    shop.result = "done"
+    assert await ledger.run(thread, "charge", ARGS, shop.charge) == "done"
+    assert [effect.attempt for effect in shop.effects] == [1, 2]
+    receipts = await cp.list_calls(thread)
+    assert [r.status for r in receipts] == ["failed", "completed"]
+    assert receipts[0].result == {"released": "busy"}
+
+
+async def test_the_attempt_is_exact_on_six_methods(cp: Store, thread: str) -> None:
+    """A store without receipts tells the attempt too."""
+    shop = Shop(NoEffect())
+    ledger = quick(OnlySix(cp))
+
+    for _ in range(3):
+        with pytest.raises(NoEffect):
+            await ledger.run(thread, "charge", ARGS, shop.charge)
+
+    assert [effect.attempt for effect in shop.effects] == [1, 2, 3]
+
+
+async def test_waiters_run_what_was_released(cp: Store, thread: str) -> None:
+    """A waiter claims the key as soon as its holder lets go of it."""
+    shop = Shop(NoEffect(), gate=asyncio.Event())
+    another = Shop("done")
+    first = asyncio.create_task(quick(cp).run(thread, "charge", ARGS, shop.charge))
+    await shop.began.wait()
+    second = asyncio.create_task(quick(cp).run(thread, "charge", ARGS, another.charge))
+    await asyncio.sleep(0.02)
+    assert shop.gate is not None
+    shop.gate.set()
+
+    with pytest.raises(NoEffect):
+        await first
+
+    assert await second == "done"
+    assert another.effects[0].attempt == 2
+
+
+async def test_a_result_that_is_no_json_is_a_final_error(
+    cp: Store, thread: str
+) -> None:
+    """The effect happened: it is on record as failed, and says why."""
+    shop = Shop({"rate": math.nan})
+
+    with pytest.raises(SerializationError, match="rate"):
+        await quick(cp).run(thread, "charge", ARGS, shop.charge)
+
+    with pytest.raises(EffectFailed, match="rate"):
+        await quick(cp).run(thread, "charge", ARGS, shop.charge)
+
+    assert len(shop.effects) == 1
+
+
+async def test_a_result_too_large_for_the_store_is_a_final_error(
+    tmp_path: Any, thread: str
+) -> None:
+    """What the store refuses is recorded as refused."""
+    async with open_checkpointer(f"sqlite:///{tmp_path}/x.db?max_payload=500") as cp:
+        shop = Shop("x" * 1000)
+
+        with pytest.raises(PayloadTooLarge):
+            await quick(cp).run(thread, "charge", ARGS, shop.charge)
+
+        with pytest.raises(EffectFailed, match="1012 bytes"):
+            await quick(cp).run(thread, "charge", ARGS, shop.charge)
+
+
+async def test_an_exception_that_cannot_be_told_is_recorded(
+    cp: Store, thread: str
+) -> None:
+    """A message with a lone surrogate, or none that can be made, hides no failure."""
+
+    class Rude(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    for number, error in enumerate([Rude(), ValueError("\ud800")]):
+        shop = Shop(error)
+
+        with pytest.raises(type(error)):
+            await quick(cp).run(thread, "charge", {"n": number}, shop.charge)
+
+        with pytest.raises(EffectFailed):
+            await quick(cp).run(thread, "charge", {"n": number}, shop.charge)
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [({"x": {1, 2}}, SerializationError), ({"x": "y" * 200}, PayloadTooLarge)],
+)
+async def test_bad_args_are_refused_before_anything(
+    cp: Store, thread: str, args: Any, error: type[Exception]
+) -> None:
+    """Nothing is recorded and nothing runs."""
+    shop = Shop()
+
+    with pytest.raises(error):
+        await quick(cp, max_payload=100).run(thread, "charge", args, shop.charge)
+
+    assert shop.effects == []
+    assert await cp.list_calls(thread) == []
+
+
+async def test_a_cancelled_handler_leaves_its_call_issued(
+    cp: Store, thread: str
+) -> None:
+    """Nobody can tell what it did, so nobody runs it again; waiting ends in time."""
+    shop = Shop(gate=asyncio.Event())
+    task = asyncio.create_task(quick(cp).run(thread, "charge", ARGS, shop.charge))
+    await shop.began.wait()
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    with pytest.raises(EffectTimeout, match="attempt 1") as late:
+        await quick(cp, timeout=0.05).run(thread, "charge", ARGS, shop.charge)
+
+    data = await cp.load(thread)
+    assert data is not None
+    assert data.pending == [late.value.holder]
+    assert len(shop.effects) == 1
+
+
+async def test_a_given_key_with_other_args_is_refused(cp: Store, thread: str) -> None:
+    """``KeyReused`` while the first is under way, and when it is done."""
+    shop = Shop(gate=asyncio.Event())
+    ledger = quick(cp)
+    options: dict[str, Any] = {"idempotency_key": "order-7"}
+    first = asyncio.create_task(
+        ledger.run(thread, "charge", {"amount": 1}, shop.charge, **options)
+    )
+    await shop.began.wait()
+
+    with pytest.raises(KeyReused):
+        await ledger.run(thread, "charge", {"amount": 2}, shop.charge, **options)
+
+    assert shop.gate is not None
+    shop.gate.set()
+    await first
+
+    with pytest.raises(KeyReused):
+        await ledger.run(thread, "charge", {"amount": 2}, shop.charge, **options)
+
+    # One number, however it is written, is the same argument.
+    again = await ledger.run(thread, "charge", {"amount": 1.0}, shop.charge, **options)
+    assert again == {"charge": 1}
+    assert len(shop.effects) == 1
+
+
+async def test_a_global_effect_is_one_in_all_threads(cp: Store, thread: str) -> None:
+    """Its record is in ``cpkit:global``; a thread's own effect is another."""
+    shop = Shop()
+    ledger = quick(cp)
+    args: dict[str, JsonValue] = {"mail": thread}
+
+    for name in (thread, f"{thread}-2"):
+        await ledger.run(name, "welcome", args, shop.charge, scope="global")
+
+    assert len(shop.effects) == 1
+    assert shop.effects[0].thread_id == "cpkit:global"
+    await ledger.run(thread, "welcome", args, shop.charge)
+    assert len(shop.effects) == 2
+
+
+@pytest.mark.parametrize("status", ["issued", "completed"])
+async def test_an_erased_effect_is_never_run_again(
+    cp: Store, thread: str, status: str
+) -> None:
+    """``delete_thread`` keeps the key: the run says that the record was erased."""
+    shop = Shop(gate=None if status == "completed" else asyncio.Event())
+    task = asyncio.create_task(quick(cp).run(thread, "charge", ARGS, shop.charge))
+    await shop.began.wait()
+
+    if status == "completed":
+        await task
+
+    await cp.delete_thread(thread)
+
+    with pytest.raises(EffectErased, match=status):
+        await quick(cp).run(thread, "charge", ARGS, shop.charge)
+
+    if shop.gate is not None:
+        shop.gate.set()
+
+    assert await task == {"charge": 1}  # the one who ran it knows what came of it
+    assert len(shop.effects) == 1
+
+
+async def test_begin_and_commit(cp: Store, thread: str) -> None:
+    """The one who gets a fresh record runs the effect; all others get the record."""
+    ledger = quick(cp)
+    begun = await ledger.begin(thread, "charge", ARGS)
+    assert begun.fresh
+    assert begun.record.status == "issued"
+    again = await ledger.begin(thread, "charge", ARGS)
+    assert not again.fresh
+    assert again.record == begun.record
+    done = await ledger.commit(begun.record, {"charge": 1})
+    assert done.status == "completed"
+    assert await ledger.commit(begun.record, {"charge": 1}) == done
+    assert await ledger.begin(thread, "charge", ARGS) == (done, False)
+    shop = Shop()
+    assert await ledger.run(thread, "charge", ARGS, shop.charge) == {"charge": 1}
+    assert shop.effects == []
+
+
+async def test_commit_says_when_another_outcome_won(cp: Store, thread: str) -> None:
+    """``Superseded`` has the record that won."""
+    ledger = quick(cp)
+    begun = await ledger.begin(thread, "charge", ARGS)
+    await ledger.release(begun.record, "taken for dead")
+
+    with pytest.raises(Superseded) as late:
+        await ledger.commit(begun.record, "first")
+
+    assert late.value.record.status == "failed"
+    second = await ledger.begin(thread, "charge", ARGS)
+    assert (second.fresh, second.record.attempt) == (True, 2)
+    await ledger.commit(second.record, "second")
+
+    with pytest.raises(Superseded) as late:
+        await ledger.commit(begun.record, "first")
+
+    assert late.value.record.result == {"value": "second"}
+
+    with pytest.raises(Superseded):
+        await ledger.release(second.record)
+
+
+async def test_commit_of_an_error_and_of_what_is_no_json(
+    cp: Store, thread: str
+) -> None:
+    """Both are final failures."""
+    ledger = quick(cp)
+    one = await ledger.begin(thread, "charge", {"n": 1})
+    two = await ledger.begin(thread, "charge", {"n": 2})
+    await ledger.commit(one.record, error=ValueError("no funds"))
+
+    with pytest.raises(SerializationError):
+        await ledger.commit(two.record, {1, 2})  # type: ignore[arg-type]  # the point
+
+    for number in (1, 2):
+        with pytest.raises(EffectFailed):
+            await ledger.run(thread, "charge", {"n": number}, Shop().charge)
+
+
+class Unclear(OnlySix):
+    """Loses the answer of each write once, having applied it or not."""
+
+    def __init__(self, cp: Any, applied: bool) -> None:
+        super().__init__(cp)
+        self._applied = applied
+        self._cp = cp
+        self._lost: set[str] = set()
+        self.record_issued = self._issue
+        self.record_result = self._resolve
+
+    async def _issue(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+        held: CallRecord | None = await self._lose(
+            "issue", lambda: self._cp.record_issued(thread_id, call)
+        )
+        return held
+
+    async def _resolve(
+        self, thread_id: str, call_id: str, result: JsonValue, *, success: bool = True
+    ) -> CallRecord:
+        record: CallRecord = await self._lose(
+            "resolve",
+            lambda: self._cp.record_result(thread_id, call_id, result, success=success),
+        )
+        return record
+
+    async def _lose(self, name: str, operation: Any) -> Any:
+        first = name not in self._lost
+        self._lost.add(name)
+
+        if first and not self._applied:
+            raise BackendUnavailable("test", "lost", maybe_applied=True)
+
+        answer = await operation()
+
+        if first:
+            raise BackendUnavailable("test", "answer lost", maybe_applied=True)
+
+        return answer
+
+
+@pytest.mark.parametrize("applied", [True, False])
+async def test_a_lost_answer_is_asked_for_again(
+    cp: Store, thread: str, applied: bool
+) -> None:
+    """Under the same ids, so that the effect runs once and is recorded once."""
+    shop = Shop()
+    ledger = quick(Unclear(cp, applied))
+    assert await ledger.run(thread, "charge", ARGS, shop.charge) == {"charge": 1}
+    assert [record.status for record in await cp.list_calls(thread)] == ["completed"]
+    assert len(shop.effects) == 1
+
+
+async def test_a_superseded_run_returns_what_is_recorded(
+    cp: Store, thread: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It reports: a warning and the hook. Its own result is nobody's."""
+    shop = Shop("late", gate=asyncio.Event())
+    told: list[CallRecord] = []
+
+    def superseded(_: Effect, record: CallRecord) -> None:
+        told.append(record)
+
+    slow = asyncio.create_task(
+        quick(cp, on_superseded=superseded).run(thread, "charge", ARGS, shop.charge)
+    )
+    await shop.began.wait()
+    await cp.record_result(thread, shop.effects[0].call_id, {}, success=False)
+    other = Shop("first")
+    assert await quick(cp).run(thread, "charge", ARGS, other.charge) == "first"
+    assert shop.gate is not None
+
+    with caplog.at_level(logging.WARNING, "cpkit.effects"):
+        shop.gate.set()
+        assert await slow == "first"
+
+    assert told[0].status == "failed"
+    assert "superseded" in caplog.text
+
+
+async def test_a_superseded_run_records_what_it_has_in_hand(
+    cp: Store, thread: str
+) -> None:
+    """Where the key came free and nobody took it: a new attempt, no second run."""
+    shop = Shop("in hand", gate=asyncio.Event())
+    slow = asyncio.create_task(quick(cp).run(thread, "charge", ARGS, shop.charge))
+    await shop.began.wait()
+    await cp.record_result(thread, shop.effects[0].call_id, {}, success=False)
+    assert shop.gate is not None
+    shop.gate.set()
+    assert await slow == "in hand"
+    assert len(shop.effects) == 1
+    assert [(r.status, r.attempt) for r in await cp.list_calls(thread)] == [
+        ("failed", 1),
+        ("completed", 2),
+    ]
+
+
+async def test_find_gives_holders_where_the_store_can(cp: Store, thread: str) -> None:
+    """On six methods it is the completed record alone."""
+    begun = await quick(cp).begin(thread, "charge", ARGS)
+    key = begun.record.call.idempotency_key
+    assert await quick(cp).find(key) == begun.record
+    assert await quick(OnlySix(cp)).find(key) is None
+    done = await quick(cp).commit(begun.record, None)
+    assert await quick(OnlySix(cp)).find(key) == done
+
+
+async def test_a_fresh_effect_is_two_writes_and_a_replay_one_read(
+    cp: Store, thread: str
+) -> None:
+    """Nothing else is written, and the agent's own thread has its call and no extra."""
+    asked: list[str] = []
+
+    class Counting(OnlySix):
+        def __init__(self) -> None:
+            super().__init__(cp)
+
+            for name, method in list(vars(self).items()):
+                setattr(self, name, self._counted(name, method))
+
+        def _counted(self, name: str, method: Any) -> Any:
+            async def counted(*args: Any, **options: Any) -> Any:
+                asked.append(name)
+                return await method(*args, **options)
+
+            return counted
+
+    ledger = quick(Counting())
+    await ledger.run(thread, "charge", ARGS, Shop().charge)
+    # The second claim asks for the record, for its attempt, and writes nothing.
+    assert asked == [
+        "find_completed",
+        "record_issued",
+        "record_issued",
+        "record_result",
+    ]
+    asked.clear()
+    await ledger.run(thread, "charge", ARGS, Shop().charge)
+    assert asked == ["find_completed"]
+    data = await cp.load(thread)
+    assert data is not None
+    assert (data.extra, data.pending, data.messages) == ({}, [], [])
+
+
+async def test_waiting_needs_no_end_when_told_so(cp: Store, thread: str) -> None:
+    """``timeout=None`` waits until the result is there."""
+    begun = await quick(cp).begin(thread, "charge", ARGS)
+    waiter = asyncio.create_task(
+        quick(cp, timeout=None).run(thread, "charge", ARGS, Shop().charge)
+    )
+    await asyncio.sleep(0.05)
+    assert not waiter.done()
+    await quick(cp).commit(begun.record, "done")
+
+    async def done() -> bool:
+        return waiter.done()
+
+    await until(done)
+    assert await waiter == "done"

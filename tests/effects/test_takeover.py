@@ -1,0 +1,178 @@
+"""A holder that fell silent is taken over, and one that is alive is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from cpkit import JsonValue
+from cpkit.effects import Effect, EffectTimeout, Landed, NotLanded
+from cpkit.effects.keys import beats_thread
+from tests.effects.shop import OnlySix, Shop, Store, claim, quick, until
+
+ARGS: dict[str, JsonValue] = {"amount": 1000}
+
+
+async def test_a_silent_holder_is_taken_over(cp: Store, thread: str) -> None:
+    """Its attempt is released, and the key claimed anew with a higher attempt."""
+    key = quick(cp).key(thread, "charge", ARGS)
+    await claim(cp, thread, key, ARGS)
+    shop = Shop()
+    ledger = quick(OnlySix(cp), stale_after=0.1)
+    assert await ledger.run(thread, "charge", ARGS, shop.charge) == {"charge": 1}
+    assert shop.effects[0].attempt == 2
+    statuses = [record.status for record in await cp.list_calls(thread)]
+    assert statuses == ["failed", "completed"]
+
+
+async def test_without_stale_after_nobody_is_taken_over(cp: Store, thread: str) -> None:
+    """The default is to wait, and to say so."""
+    key = quick(cp).key(thread, "charge", ARGS)
+    await claim(cp, thread, key, ARGS)
+
+    with pytest.raises(EffectTimeout):
+        await quick(cp, timeout=0.3).run(thread, "charge", ARGS, Shop().charge)
+
+
+async def test_a_beating_holder_is_left_alone(cp: Store, thread: str) -> None:
+    """However long its effect takes: beats go on while the handler runs."""
+    shop = Shop(gate=asyncio.Event())
+    ledger = quick(cp, stale_after=0.4)
+    slow = asyncio.create_task(ledger.run(thread, "charge", ARGS, shop.charge))
+    await shop.began.wait()
+    key = shop.effects[0].key
+    other = Shop("taken over")
+    waiter = asyncio.create_task(
+        quick(cp, stale_after=0.4).run(thread, "charge", ARGS, other.charge)
+    )
+
+    async def six_beats() -> bool:
+        data = await cp.load(beats_thread(key))
+        beats = data.extra.get(shop.effects[0].call_id, 0) if data else 0
+        return isinstance(beats, int) and beats >= 6
+
+    await until(six_beats)  # twice as long as it may be silent
+    assert shop.gate is not None
+    shop.gate.set()
+    assert await slow == await waiter == {"charge": 1}
+    assert other.effects == []
+    # The beats are gone, and the agent's own thread never had any.
+    assert await cp.load(beats_thread(key)) is None
+    data = await cp.load(thread)
+    assert data is not None
+    assert data.extra == {}
+
+
+async def test_beats_do_not_grow(cp: Store, thread: str) -> None:
+    """One extra key for an attempt, however often it beats; none for a short one."""
+    shop = Shop(gate=asyncio.Event())
+    task = asyncio.create_task(
+        quick(OnlySix(cp), heartbeat=0.01).run(thread, "charge", ARGS, shop.charge)
+    )
+    await shop.began.wait()
+    place = beats_thread(shop.effects[0].key)
+
+    async def five_beats() -> bool:
+        data = await cp.load(place)
+        return data is not None and data.extra != {shop.effects[0].call_id: 1}
+
+    await until(five_beats)
+    assert shop.gate is not None
+    shop.gate.set()
+    await task
+    data = await cp.load(place)
+    assert data is not None  # six methods cannot delete a thread
+    assert list(data.extra) == [shop.effects[0].call_id]
+    await quick(cp).run(thread, "charge", {"amount": 2}, Shop().charge)
+    assert await cp.load(beats_thread(quick(cp).key(thread, "charge", {}))) is None
+
+
+@pytest.mark.parametrize("sync", [True, False])
+async def test_verify_decides_what_a_takeover_does(
+    cp: Store, thread: str, sync: bool
+) -> None:
+    """What landed is recorded and returned; what did not is run."""
+    seen: list[Effect] = []
+
+    def landed(effect: Effect) -> Landed:
+        seen.append(effect)
+        return Landed({"charge": "found"})
+
+    async def not_landed(_: Effect) -> NotLanded:
+        return NotLanded()
+
+    shop = Shop()
+    ledger = quick(cp, stale_after=0.1)
+    args: dict[str, JsonValue] = {"n": 1}
+    record = await claim(cp, thread, ledger.key(thread, "charge", args), args)
+    found = await ledger.run(thread, "charge", args, shop.charge, verify=landed)
+    assert found == {"charge": "found"}
+    assert shop.effects == []
+    assert seen[0].call_id == record.call.call_id
+    assert (seen[0].args, seen[0].attempt) == (args, 1)
+
+    args = {"n": 2}
+    await claim(cp, thread, ledger.key(thread, "charge", args), args)
+    handler = shop.charge_now if sync else shop.charge
+    await ledger.run(thread, "charge", args, handler, verify=not_landed)
+    assert shop.effects[0].attempt == 2
+
+
+def raises(_: Effect) -> None:
+    raise OSError("the bank is away")
+
+
+@pytest.mark.parametrize(
+    "verify",
+    [lambda _: None, raises, lambda _: Landed({1, 2}), lambda _: "yes"],  # type: ignore[arg-type]  # no JSON, on purpose
+)
+async def test_what_verify_cannot_tell_is_not_repeated(
+    cp: Store,
+    thread: str,
+    verify: Callable[[Effect], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The run waits, warns and ends in ``EffectTimeout``; the call stays issued."""
+    shop = Shop()
+    ledger = quick(cp, stale_after=0.05, timeout=0.4)
+    record = await claim(cp, thread, ledger.key(thread, "charge", ARGS), ARGS)
+
+    with pytest.raises(EffectTimeout) as late:
+        await ledger.run(thread, "charge", ARGS, shop.charge, verify=verify)
+
+    assert late.value.holder == record
+    assert shop.effects == []
+    assert "silent holder in doubt" in caplog.text
+
+
+async def test_a_takeover_has_one_winner(cp: Store, thread: str) -> None:
+    """Of many who wait for a dead holder, one runs the effect."""
+    key = quick(cp).key(thread, "charge", ARGS)
+    await claim(cp, thread, key, ARGS)
+    shop = Shop()
+    results = await asyncio.gather(
+        *(
+            quick(cp, stale_after=0.2).run(thread, "charge", ARGS, shop.charge)
+            for _ in range(6)
+        )
+    )
+    assert results == [{"charge": 1}] * 6
+    assert len(shop.effects) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stale_after": 0},
+        {"stale_after": 1.0, "heartbeat": 0.9},
+        {"heartbeat": 0},
+    ],
+)
+async def test_times_that_cannot_work_are_refused(options: dict[str, float]) -> None:
+    """A heartbeat fits at least twice into ``stale_after``."""
+    from cpkit import MemoryCheckpointer
+
+    with pytest.raises(ValueError, match="stale_after|heartbeat"):
+        quick(MemoryCheckpointer(), **options)

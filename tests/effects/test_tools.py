@@ -1,0 +1,257 @@
+"""Tools: validated by their own signature, run once where they write."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import date
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, Field
+
+from cpkit import JsonValue
+from cpkit.effects import (
+    Effect,
+    EffectTimeout,
+    NoEffect,
+    Tool,
+    ToolOutcome,
+    ToolRegistry,
+    tool,
+)
+from tests.effects.shop import Store, quick
+
+BOOKS: list[Any] = []
+
+
+class Guest(BaseModel):
+    name: str
+    seat: int = 0
+
+
+@tool(key_fields=["guest", "day"])
+async def book(
+    effect: Effect,
+    guest: Guest,
+    day: date,
+    nights: Annotated[int, Field(gt=0)] = 1,
+) -> dict[str, Any]:
+    """Book a room."""
+    BOOKS.append((effect, guest, day, nights))
+    return {"guest": guest, "until": day}
+
+
+@tool(side_effects="read")
+def search(city: str, limit: int = 3) -> list[str]:
+    """Search for hotels."""
+    BOOKS.append(threading.current_thread())
+
+    if city == "nowhere":
+        raise LookupError("no such city")
+
+    return [city] * limit
+
+
+@tool
+def pay(amount: int) -> None:
+    """Pay."""
+    BOOKS.append(amount)
+
+    if amount == 13:
+        raise ValueError("bad luck")
+
+    if amount == 14:
+        raise NoEffect("closed")
+
+
+@pytest.fixture
+def registry(cp: Store) -> ToolRegistry:
+    BOOKS.clear()
+    return ToolRegistry(quick(cp), [book, search, pay])
+
+
+ROOM: dict[str, JsonValue] = {"guest": {"name": "Ann"}, "day": "2026-11-21"}
+
+
+async def test_a_write_runs_once_and_says_when_it_is_a_replay(
+    registry: ToolRegistry, thread: str
+) -> None:
+    """The tool-call id is kept beside the record, and never tells calls apart."""
+    first = await registry.dispatch(thread, "book", ROOM, tool_call_id="call_0")
+    again = await registry.dispatch(thread, "book", ROOM, tool_call_id="call_1")
+    assert first.content == {"guest": {"name": "Ann", "seat": 0}, "until": "2026-11-21"}
+    assert again.content == first.content
+    assert [(o.is_error, o.replayed) for o in (first, again)] == [
+        (False, False),
+        (False, True),
+    ]
+    assert first.record is not None
+    assert again.record == first.record
+    assert first.record.call.args["tool_call_id"] == "call_0"
+    ((effect, guest, day, nights),) = BOOKS
+    assert (guest, day, nights) == (Guest(name="Ann"), date(2026, 11, 21), 1)
+    assert effect.attempt == 1
+    # The effect has the arguments as the tool gets them, defaults filled in.
+    assert effect.args == {
+        "guest": {"name": "Ann", "seat": 0},
+        "day": "2026-11-21",
+        "nights": 1,
+    }
+
+
+async def test_the_same_tool_call_id_with_other_arguments_is_another_effect(
+    registry: ToolRegistry, thread: str
+) -> None:
+    """Models count their ids from the start again."""
+    for amount in (1, 2):
+        outcome = await registry.dispatch(
+            thread, "pay", {"amount": amount}, tool_call_id="call_0"
+        )
+        assert outcome.content is None
+        assert not outcome.replayed
+
+    assert BOOKS == [1, 2]
+
+
+async def test_a_read_runs_each_time_and_is_not_recorded(
+    cp: Store, registry: ToolRegistry, thread: str
+) -> None:
+    """A sync function runs in a thread of its own."""
+    for _ in range(2):
+        outcome = await registry.dispatch(thread, "search", {"city": "Rome"})
+        assert outcome == ToolOutcome(["Rome", "Rome", "Rome"])
+
+    failed = await registry.dispatch(thread, "search", {"city": "nowhere"})
+    assert failed == ToolOutcome("LookupError: no such city", True)
+    assert await cp.list_calls(thread) == []
+    assert threading.current_thread() not in BOOKS
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "told"),
+    [
+        ("book", {"guest": {"name": "Ann"}}, "day: Missing required argument"),
+        ("book", {**ROOM, "nights": 0}, "nights: Input should be greater than 0"),
+        ("book", {**ROOM, "effect": 1}, "effect: Unexpected keyword argument"),
+        ("pay", {"amount": "ten"}, "amount: Input should be a valid integer"),
+        ("fly", {}, "there is no tool 'fly'; there are: book, pay, search"),
+        ("pay", [1], "arguments of 'pay'"),
+    ],
+)
+async def test_what_does_not_fit_is_an_outcome_and_no_record(
+    cp: Store, registry: ToolRegistry, thread: str, name: str, args: Any, told: str
+) -> None:
+    """The model is told what is wrong; nothing ran."""
+    outcome = await registry.dispatch(thread, name, args)
+    assert outcome.is_error
+    assert told in str(outcome.content)
+    assert outcome.record is None
+    assert await cp.list_calls(thread) == []
+    assert BOOKS == []
+
+
+async def test_a_failure_is_told_and_replayed(
+    registry: ToolRegistry, thread: str
+) -> None:
+    """As an error outcome with its record, the second time as a replay."""
+    outcomes = [
+        await registry.dispatch(thread, "pay", {"amount": 13}) for _ in range(2)
+    ]
+    assert [o.is_error for o in outcomes] == [True, True]
+    assert [o.replayed for o in outcomes] == [False, True]
+    assert all("bad luck" in str(o.content) for o in outcomes)
+    assert outcomes[0].record == outcomes[1].record
+    assert BOOKS == [13]
+
+    for _ in range(2):
+        outcome = await registry.dispatch(thread, "pay", {"amount": 14})
+        assert outcome.content == "nothing happened: closed"
+        assert not outcome.replayed
+
+    assert BOOKS == [13, 14, 14]
+
+
+async def test_a_denial_is_told_and_a_wait_is_raised(cp: Store, thread: str) -> None:
+    """The model learns that a person said no; that nobody decided is for the agent."""
+    ledger = quick(cp, requires_approval=lambda _: True, approval_timeout=0)
+    registry = ToolRegistry(ledger, [pay])
+    BOOKS.clear()
+
+    with pytest.raises(EffectTimeout):
+        await registry.dispatch(thread, "pay", {"amount": 1})
+
+    (request,) = await ledger.pending(thread)
+    await ledger.deny(thread, request.key, reason="not today")
+    outcome = await registry.dispatch(thread, "pay", {"amount": 1})
+    assert outcome == ToolOutcome("'pay' was denied: not today", True)
+    assert BOOKS == []
+
+
+async def test_policies_see_what_the_tool_will_get(cp: Store, thread: str) -> None:
+    """Not the model's own spelling of it, nor a default left out."""
+    seen: list[Any] = []
+
+    def policy(effect: Effect) -> bool:
+        seen.append(effect.args)
+        return False
+
+    @tool
+    def give(amount: int = 500) -> int:
+        return amount
+
+    registry = ToolRegistry(quick(cp, requires_approval=policy), [give])
+    assert (await registry.dispatch(thread, "give", {})).content == 500
+    assert (await registry.dispatch(thread, "give", {"amount": "500"})).replayed
+    assert seen == [{"amount": 500}]
+
+
+async def test_a_cancelled_tool_raises_as_cancelled(cp: Store, thread: str) -> None:
+    """It is not made into an outcome."""
+    began = asyncio.Event()
+
+    @tool
+    async def slow() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    registry = ToolRegistry(quick(cp), [slow])
+    task = asyncio.create_task(registry.dispatch(thread, "slow", {}))
+    await began.wait()
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_a_tool_describes_itself() -> None:
+    """Its schema is that of the model's arguments, without the effect."""
+    assert (book.name, book.description, book.side_effects) == (
+        "book",
+        "Book a room.",
+        "write",
+    )
+    assert list(book.parameters["properties"]) == ["guest", "day", "nights"]
+    assert book.parameters["required"] == ["guest", "day"]
+    assert search("Rome", limit=1) == ["Rome"]
+
+
+def test_what_cannot_be_a_tool_is_refused() -> None:
+    """At its definition, not at its first call."""
+
+    def unnamed(amount: int, /) -> None:
+        raise AssertionError
+
+    with pytest.raises(TypeError, match="amount"):
+        Tool(unnamed)
+
+    with pytest.raises(ValueError, match="side_effects"):
+        Tool(pay.function, side_effects="maybe")  # type: ignore[arg-type]  # the point
+
+    registry = ToolRegistry(quick(None), [pay])  # type: ignore[arg-type]  # unused
+
+    with pytest.raises(ValueError, match="already"):
+        registry.add(pay)
+
+    assert registry["pay"] is pay
+    assert list(registry) == [pay]

@@ -1,0 +1,188 @@
+"""A store that fails in every way a store may, in front of the reference.
+
+Each worker reaches the one reference store through a `FaultyStore` of its own, which
+has the six methods and no more. Before and after each operation the worker may be held
+up, the clock may leap, or the worker may die; and the operation may be refused, lost on
+the way there, or applied with its answer lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from random import Random
+from typing import Any, TypeVar
+
+from cpkit import (
+    BackendUnavailable,
+    CallRecord,
+    CheckpointData,
+    Checkpointer,
+    JsonValue,
+    ToolCall,
+)
+from tests.simulation.loop import SimulatedLoop
+
+__all__ = ["Crash", "FaultyStore", "Life", "Weather"]
+
+T = TypeVar("T")
+
+
+class Crash(BaseException):
+    """The worker is dead: nothing that it does from here on reaches anybody."""
+
+
+class Weather:
+    """How much goes wrong, until it has gone wrong often enough."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.calm = False
+        self.faults = random.choice([0.0, 0.05, 0.15])
+        self.crashes = random.choice([0.0, 0.03, 0.1])
+        self.delays = random.choice([0.02, 0.1])
+        self.budget = random.randrange(12)
+
+    def strikes(self, chance: float) -> bool:
+        """Decide whether something goes wrong now."""
+        if self.calm or self.budget == 0 or self.random.random() >= chance:
+            return False
+
+        self.budget -= 1
+        return True
+
+    async def pass_by(self) -> None:
+        """Take some time: mostly none, at times longer than anybody waits."""
+        if self.calm or self.random.random() >= self.delays:
+            await asyncio.sleep(0)
+            return
+
+        loop = asyncio.get_running_loop()
+        kind = self.random.randrange(4)
+
+        if kind == 0 and isinstance(loop, SimulatedLoop):
+            loop.jump(self.random.uniform(0, 30))
+
+        await asyncio.sleep(self.random.uniform(0, (0.1, 1, 5, 20)[kind]))
+
+
+class Life:
+    """A worker process, from its start until it ends or dies."""
+
+    def __init__(self, name: str, weather: Weather, mortal: bool = True) -> None:
+        self.name = name
+        self.weather = weather
+        self.alive = True
+        self._mortal = mortal
+
+    async def point(self) -> None:
+        """Pass a point at which the worker may be held up or die."""
+        self.check()
+
+        if self._mortal and self.weather.strikes(self.weather.crashes):
+            self.alive = False
+
+        self.check()
+        await self.weather.pass_by()
+        self.check()
+
+    def check(self) -> None:
+        if not self.alive:
+            raise Crash(self.name)
+
+
+class FaultyStore:
+    """The six methods, through one worker's eyes; ``seen`` is told of each one."""
+
+    def __init__(
+        self,
+        inner: Checkpointer[Any],
+        life: Life,
+        seen: Callable[[Life, str, Any], None],
+    ) -> None:
+        self._inner = inner
+        self._life = life
+        self._seen = seen
+
+    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
+        return await self._read(lambda: self._inner.load(thread_id), thread_id)
+
+    async def append(
+        self,
+        thread_id: str,
+        messages: Sequence[Any],
+        *,
+        expected_version: int | None = None,
+    ) -> int:
+        return await self._write(
+            "append",
+            lambda: self._inner.append(
+                thread_id, messages, expected_version=expected_version
+            ),
+        )
+
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        await self._write(
+            "save_extra", lambda: self._inner.save_extra(thread_id, extra), extra
+        )
+
+    async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+        return await self._write(
+            "record_issued", lambda: self._inner.record_issued(thread_id, call), call
+        )
+
+    async def record_result(
+        self,
+        thread_id: str,
+        call_id: str,
+        result: JsonValue,
+        *,
+        success: bool = True,
+    ) -> CallRecord:
+        return await self._write(
+            "record_result",
+            lambda: self._inner.record_result(
+                thread_id, call_id, result, success=success
+            ),
+        )
+
+    async def find_completed(self, idempotency_key: str) -> CallRecord | None:
+        return await self._read(lambda: self._inner.find_completed(idempotency_key))
+
+    async def _read(
+        self, operation: Callable[[], Awaitable[T]], subject: Any = None
+    ) -> T:
+        await self._life.point()
+
+        if self._life.weather.strikes(self._life.weather.faults):
+            raise BackendUnavailable("sim", "refused")
+
+        found = await operation()
+        self._seen(self._life, "read", (subject, found))
+        await self._life.point()
+        return found
+
+    async def _write(
+        self, name: str, operation: Callable[[], Awaitable[T]], subject: Any = None
+    ) -> T:
+        await self._life.point()
+        weather = self._life.weather
+        fault = None
+
+        if weather.strikes(weather.faults):
+            fault = weather.random.choice(["refused", "lost", "unanswered"])
+
+        if fault == "refused":
+            raise BackendUnavailable("sim", "refused")
+
+        if fault == "lost":
+            raise BackendUnavailable("sim", "lost on the way", maybe_applied=True)
+
+        answer = await operation()
+        self._seen(self._life, name, (subject, answer))
+        await self._life.point()
+
+        if fault == "unanswered":
+            raise BackendUnavailable("sim", "answer lost", maybe_applied=True)
+
+        return answer

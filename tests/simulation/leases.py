@@ -1,0 +1,128 @@
+"""Runners that take turns by lease, in the same weather as the effects."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from random import Random
+from typing import Any
+
+from cpkit import BackendUnavailable, Checkpointer, MemoryCheckpointer, VersionConflict
+from cpkit.lease import Lease, LeaseLost, thread_lease
+from cpkit.patience import Backoff
+from tests.simulation.faults import Crash, FaultyStore, Life, Weather
+from tests.simulation.loop import simulated_loop
+
+__all__ = ["simulate_lease"]
+
+STALE_AFTER = 6.0
+TERMS = 4
+"""Terms that each runner has to come through, writing in each."""
+
+
+def simulate_lease(seed: int) -> list[str]:
+    """Run a seed, and return what must not have happened."""
+    quiet = logging.getLogger("cpkit")
+    level = quiet.level
+    quiet.setLevel(logging.CRITICAL)
+
+    try:
+        return simulated_loop(Random(seed)).run(_main(Random(f"lease {seed}")))
+    finally:
+        quiet.setLevel(level)
+
+
+async def _main(random: Random) -> list[str]:
+    async with MemoryCheckpointer[dict[str, Any]]() as store:
+        runners = Runners(random, store)
+
+        try:
+            async with asyncio.timeout(3000):
+                await runners.run()
+        except TimeoutError:
+            runners.violations.append("no progress")
+
+        return runners.violations
+
+
+class Runners:
+    """Three runners of one thread, and what they may not do to it."""
+
+    def __init__(self, random: Random, store: Checkpointer[Any]) -> None:
+        self.random = random
+        self.store = store
+        self.weather = Weather(random)
+        self.fair = random.random() < 0.2
+        self.violations: list[str] = []
+        self.inside: set[int] = set()
+        self.tokens: list[int] = []
+
+        if self.fair:
+            self.weather.calm = True
+
+    async def run(self) -> None:
+        calm = asyncio.create_task(self._calm())
+
+        try:
+            await asyncio.gather(*(self._runner(n) for n in range(3)))
+        finally:
+            calm.cancel()
+
+        data = await self.store.load("thread")
+        assert data is not None
+        wrote = [message["token"] for message in data.messages]
+
+        if wrote != sorted(wrote):
+            self.violations.append(f"a runner wrote after its successor: {wrote}")
+
+    async def _calm(self) -> None:
+        await asyncio.sleep(300)
+        self.weather.calm = True
+
+    async def _runner(self, number: int) -> None:
+        left = TERMS
+
+        while left:
+            life = Life(f"runner-{number}", self.weather)
+            cp = FaultyStore(self.store, life, lambda *_: None)
+
+            try:
+                async with self._lease(cp) as lease:
+                    await self._term(cp, lease, life)
+                    left -= 1
+            except Crash:
+                life.alive = False
+            except (LeaseLost, VersionConflict, BackendUnavailable):
+                await asyncio.sleep(self.random.uniform(0, 1))
+
+    def _lease(self, cp: FaultyStore) -> Lease:
+        return thread_lease(
+            cp,
+            "thread",
+            stale_after=STALE_AFTER,
+            backoff=Backoff(0.05, 2.0, self.random.random),
+        )
+
+    async def _term(self, cp: FaultyStore, lease: Lease, life: Life) -> None:
+        """Load once, and write as that version allows, for a while."""
+        self.inside.add(lease.token)
+
+        if lease.token in self.tokens:
+            self.violations.append("two terms with one token")
+
+        if self.fair and len(self.inside) > 1:
+            self.violations.append("two runners at a time in fair weather")
+
+        self.tokens.append(lease.token)
+
+        try:
+            data = await lease.load()
+            version = 0 if data is None else data.version
+
+            for _ in range(self.random.randrange(1, 4)):
+                await life.point()
+                version = await cp.append(
+                    "thread", [{"token": lease.token}], expected_version=version
+                )
+        finally:
+            self.inside.discard(lease.token)

@@ -1,0 +1,261 @@
+"""One simulated run: workers, approvers, a store that fails, and a seed for it all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any
+
+from cpkit import BackendUnavailable, Checkpointer, JsonValue, MemoryCheckpointer
+from cpkit.effects import (
+    Backoff,
+    Effect,
+    EffectDenied,
+    EffectFailed,
+    EffectLedger,
+    EffectTimeout,
+    NoEffect,
+    Tool,
+)
+from tests.simulation.faults import Crash, FaultyStore, Life, Weather
+from tests.simulation.loop import Stuck, simulated_loop
+from tests.simulation.world import Declined, World
+
+__all__ = ["History", "simulate"]
+
+STALE_AFTER = 6.0
+PATIENCE = 20.0
+CALM_AFTER = 300.0
+DEADLINE = 3000.0
+
+MakeStore = Callable[[], Any]
+MakeLedger = Callable[..., EffectLedger]
+
+
+@dataclass
+class History:
+    """What came of a seed."""
+
+    seed: int
+    violations: list[str]
+    lines: list[str]
+    charges: int
+
+    def __str__(self) -> str:
+        return "\n".join([f"seed {self.seed}", *self.lines, *self.violations])
+
+
+def simulate(
+    seed: int,
+    make_store: MakeStore = MemoryCheckpointer,
+    make_ledger: MakeLedger = EffectLedger,
+) -> History:
+    """Run the scenario of a seed; the same seed is the same run."""
+    loop = simulated_loop(Random(seed))
+    world: list[World] = []
+    quiet = logging.getLogger("cpkit")
+    level = quiet.level
+    quiet.setLevel(logging.CRITICAL)
+
+    try:
+        loop.run(_main(Random(f"scenario {seed}"), make_store, make_ledger, world))
+    except Stuck:
+        world[0].violations.append("everybody waits for ever")
+    finally:
+        quiet.setLevel(level)
+
+    return History(seed, world[0].violations, world[0].log, len(world[0].charges))
+
+
+async def _main(
+    random: Random,
+    make_store: MakeStore,
+    make_ledger: MakeLedger,
+    out: list[World],
+) -> None:
+    async with make_store() as store:
+        scenario = Scenario(random, store, make_ledger)
+        out.append(scenario.world)
+
+        try:
+            async with asyncio.timeout(DEADLINE):
+                await scenario.run()
+        except TimeoutError:
+            scenario.world.violate("no progress")
+
+
+class Scenario:
+    """What is drawn for one run: who does what, and what may go wrong."""
+
+    def __init__(
+        self, random: Random, store: Checkpointer[Any], make_ledger: MakeLedger
+    ) -> None:
+        self.random = random
+        self.store = store
+        self.make_ledger = make_ledger
+        self.weather = Weather(random)
+        self.orders = [f"order-{n}" for n in range(random.choice([1, 1, 2]))]
+        self.workers = random.choice([2, 2, 3])
+        self.approvers = random.choice([1, 2])
+        self.takeovers = random.random() < 0.6
+        self.verified = random.random() < 0.6
+        self.cancels = random.choice([0.0, 0.05])
+        self.moods = random.choice(
+            [["good"], ["good"], ["good", "declined"], ["good", "no effect"]]
+        )
+        self.world = World(
+            store,
+            {order for order in self.orders if random.random() < 0.5},
+            STALE_AFTER,
+        )
+        self.tool = Tool(
+            self._nothing, name="charge", verify=self.world.verify, key_fields=["order"]
+        )
+
+    async def run(self) -> None:
+        """Run everybody until every worker has an outcome for every order."""
+        approvers = [
+            asyncio.create_task(self._approve(f"approver-{n}"))
+            for n in range(self.approvers)
+        ]
+        calm = asyncio.create_task(self._calm())
+        workers = [
+            asyncio.create_task(self._work(f"worker-{n}")) for n in range(self.workers)
+        ]
+
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for task in (calm, *approvers, *workers):
+                task.cancel()
+
+    async def _calm(self) -> None:
+        await asyncio.sleep(CALM_AFTER)
+        self.weather.calm = True
+
+    # A worker, which starts anew whenever it has died
+
+    async def _work(self, name: str) -> None:
+        restarts = 0
+        left = list(self.orders)
+        self.random.shuffle(left)
+
+        while left:
+            life = Life(f"{name}.{restarts}", self.weather)
+            ledger = self._ledger(life)
+
+            try:
+                while left:
+                    await self._order(life, ledger, left[0])
+                    left.pop(0)
+            except Crash:
+                life.alive = False
+                restarts += 1
+                self.world.note(life.name, "is dead")
+                await asyncio.sleep(self.random.uniform(0, 3))
+
+    def _ledger(self, life: Life) -> EffectLedger:
+        return self.make_ledger(
+            FaultyStore(self.store, life, self.world.seen),
+            requires_approval=self._policy,
+            timeout=PATIENCE,
+            approval_timeout=PATIENCE,
+            stale_after=STALE_AFTER if self.takeovers else None,
+            heartbeat=2.0,
+            backoff=Backoff(0.05, 2.0, self.random.random),
+            patience=PATIENCE,
+        )
+
+    async def _order(self, life: Life, ledger: EffectLedger, order: str) -> None:
+        """Come to an outcome for an order, however often it takes."""
+        while True:
+            try:
+                result = await self._try(life, ledger, order)
+            except (EffectFailed, Declined):
+                return self.world.returned(life, order, "failed")
+            except EffectDenied:
+                return self.world.returned(life, order, "denied")
+            except NoEffect:
+                continue
+            except TimeoutError:
+                self.world.note(life.name, "was cancelled")
+            except EffectTimeout as exc:
+                self.world.note(life.name, str(exc))
+                await self._resume(life, ledger)
+            except BackendUnavailable as exc:
+                self.world.note(life.name, str(exc))
+                await asyncio.sleep(1)
+            else:
+                return self.world.returned(life, order, str(result))
+
+            life.check()
+
+    async def _try(self, life: Life, ledger: EffectLedger, order: str) -> JsonValue:
+        patience = None
+
+        if not self.weather.calm and self.random.random() < self.cancels:
+            patience = self.random.uniform(0, 5)
+
+        async with asyncio.timeout(patience):
+            result = await ledger.run(
+                "thread",
+                "charge",
+                {"order": order},
+                partial(self._handle, life),
+                key_fields=["order"],
+                verify=self.world.verify if self.verified else None,
+                tool_call_id="call_0",
+            )
+
+        life.check()
+        return result
+
+    async def _handle(self, life: Life, effect: Effect) -> JsonValue:
+        mood = "good" if self.weather.calm else self.random.choice(self.moods)
+        return await self.world.charge(effect, life, mood)
+
+    async def _resume(self, life: Life, ledger: EffectLedger) -> None:
+        """Settle what is left; a person looks up what the report surfaces."""
+        if self.takeovers:
+            return
+
+        try:
+            report = await ledger.resume("thread", [self.tool], stale_after=STALE_AFTER)
+        except BackendUnavailable as exc:
+            self.world.note(life.name, f"resume: {exc}")
+            return
+
+        for found in report.calls:
+            self.world.note(life.name, f"resume {found.action}")
+
+    @staticmethod
+    async def _nothing(order: str) -> None:
+        """Stand for the tool's function, which resume never calls."""
+
+    # People, who decide at their leisure and against each other
+
+    async def _approve(self, name: str) -> None:
+        ledger = self._ledger(Life(name, self.weather, mortal=False))
+
+        while True:
+            await asyncio.sleep(self.random.uniform(0, 15))
+
+            try:
+                for request in await ledger.pending("thread"):
+                    await self._decide(ledger, request.key)
+            except BackendUnavailable as exc:
+                self.world.note(name, str(exc))
+
+    async def _decide(self, ledger: EffectLedger, key: str) -> None:
+        if self.random.random() < 0.7:
+            if await ledger.approve("thread", key, by="a person"):
+                self.world.decided(key, True)
+        elif await ledger.deny("thread", key, reason="too much"):
+            self.world.decided(key, False)
+
+    def _policy(self, effect: Effect) -> bool:
+        return effect.args["order"] in self.world.needs_approval

@@ -1,0 +1,90 @@
+"""Thousands of schedules, crashes and lost answers, and effects still happen once."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from cpkit import MemoryCheckpointer
+from cpkit.effects import EffectLedger
+from tests.simulation.leases import simulate_lease
+from tests.simulation.planted import (
+    ApprovesAfterClaim,
+    ChecksThenInserts,
+    OverwritesResults,
+)
+from tests.simulation.scenario import History, MakeLedger, MakeStore, simulate
+
+SHARDS = 4
+SEEDS = round(500 * float(os.environ.get("CPKIT_ROUNDS") or 1))
+"""Seeds of a shard: 2,000 in all take about 25 seconds of one core."""
+
+
+def first_failure(
+    seeds: range,
+    make_store: MakeStore = MemoryCheckpointer,
+    make_ledger: MakeLedger = EffectLedger,
+) -> History | None:
+    """Return the first history of the seeds that breaks an invariant."""
+    histories = (simulate(seed, make_store, make_ledger) for seed in seeds)
+    return next((history for history in histories if history.violations), None)
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_no_seed_breaks_an_invariant(shard: int) -> None:
+    """In no schedule is a key held twice, an effect repeated or run unapproved."""
+    found = first_failure(range(shard * SEEDS, (shard + 1) * SEEDS))
+    assert found is None, f"python -m tests.simulation {found.seed}\n{found}"
+
+
+@pytest.mark.parametrize(
+    ("make_store", "make_ledger", "told"),
+    [
+        pytest.param(ChecksThenInserts, EffectLedger, "two holders", id="claim"),
+        pytest.param(
+            MemoryCheckpointer, ApprovesAfterClaim, "unapproved", id="approval"
+        ),
+        pytest.param(OverwritesResults, EffectLedger, "disagree", id="result"),
+    ],
+)
+def test_planted_bugs_are_found(
+    make_store: MakeStore, make_ledger: MakeLedger, told: str
+) -> None:
+    """Each of three well-known bugs is found by the seeds that everybody runs."""
+    for seed in range(SHARDS * SEEDS):
+        history = simulate(seed, make_store, make_ledger)
+
+        if any(told in violation for violation in history.violations):
+            return
+
+    pytest.fail(f"no seed below {SHARDS * SEEDS} found it")
+
+
+def test_no_seed_breaks_a_lease() -> None:
+    """Tokens are unique, who lost a lease cannot write, and all come to their turn."""
+    found = {seed: simulate_lease(seed) for seed in range(SEEDS)}
+    assert {seed: broken for seed, broken in found.items() if broken} == {}
+
+
+def test_a_seed_is_one_history() -> None:
+    """The same seed gives the same history, line by line, so it can be looked into."""
+    histories = [str(simulate(seed)) for seed in (3, 3, 4)]
+    assert histories[0] == histories[1] != histories[2]
+
+
+def test_the_seeds_reach_what_they_are_for() -> None:
+    """The schedules do contain deaths, takeovers, denials and lost answers."""
+    text = "\n".join(str(simulate(seed)) for seed in range(200))
+    wanted: list[Any] = [
+        "is dead",
+        "books",
+        "settles charge failed",
+        "denied",
+        "attempt 3",
+        "was cancelled",
+        "resume landed",
+        "resume released",
+    ]
+    assert [word for word in wanted if word not in text] == []

@@ -1,0 +1,193 @@
+"""What happens in a simulated run, and what must never happen in any.
+
+The world has the books of the payment server, which only it writes, and sees every
+operation that the store applied. It is told of every charge that begins and every
+outcome that a caller got, and checks each against all that went before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from cpkit import CallRecord, Checkpointer, JsonValue, ToolCall
+from cpkit.effects import Effect, Landed, NoEffect, NotLanded
+from cpkit.effects.keys import beats_thread, request_key
+from tests.simulation.faults import Life
+
+__all__ = ["Charge", "Declined", "World"]
+
+
+class Declined(Exception):
+    """The payment server says no: a failure like any other."""
+
+
+@dataclass
+class Charge:
+    """One run of the handler, as the world saw it."""
+
+    effect: Effect
+    life: Life
+    landed: bool = False
+    number: int = 0
+
+
+@dataclass
+class World:
+    """The outside of a simulated run."""
+
+    store: Checkpointer[Any]
+    needs_approval: set[str]
+    stale_after: float
+    log: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    charges: list[Charge] = field(default_factory=list)
+    decisions: dict[str, bool] = field(default_factory=dict)
+    outcomes: dict[str, dict[str, str]] = field(default_factory=dict)
+    verdicts: dict[str, str] = field(default_factory=dict)
+    holders: dict[str, str] = field(default_factory=dict)
+    released: set[str] = field(default_factory=set)
+    claimed: dict[str, tuple[Life, str]] = field(default_factory=dict)
+    signs: dict[str, list[float]] = field(default_factory=dict)
+    looks: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def note(self, who: str, what: str) -> None:
+        """Add a line to the history."""
+        now = asyncio.get_running_loop().time()
+        self.log.append(f"{now:9.3f}  {who:10} {what}")
+
+    def violate(self, what: str) -> None:
+        """Add a violation, and a line for it."""
+        self.violations.append(what)
+        self.note("VIOLATION", what)
+
+    # What the store applied
+
+    def seen(self, life: Life, operation: str, fact: Any) -> None:
+        """Check an operation that was applied just now."""
+        subject, answer = fact
+        now = asyncio.get_running_loop().time()
+
+        if operation == "record_issued" and answer is None:
+            self._claimed(life, subject, now)
+        elif operation == "record_result":
+            self._settled(life, answer, now)
+        elif operation == "save_extra":
+            for call_id in subject:
+                self.signs[call_id].append(now)
+        elif operation == "read" and subject is not None:
+            self.looks[life.name, subject] = now
+
+    def _claimed(self, life: Life, call: ToolCall, now: float) -> None:
+        self.signs[call.call_id] = [now]
+        self.claimed[call.call_id] = life, call.idempotency_key
+        held_by = self.holders.setdefault(call.idempotency_key, call.call_id)
+        self.note(life.name, f"claims {call.tool_name} {_args(call.args)}")
+
+        if held_by != call.call_id:
+            self.violate("two holders of one key")
+
+    def _settled(self, life: Life, record: CallRecord, now: float) -> None:
+        call = record.call
+        self.note(life.name, f"settles {call.tool_name} {record.status}")
+        owner, key = self.claimed.get(call.call_id, (life, ""))
+
+        if record.status == "failed" and self.holders.get(key) == call.call_id:
+            del self.holders[key]
+            self.released.add(call.call_id)
+            looked = self.looks.get((life.name, beats_thread(key)), now)
+            signs = (sign for sign in self.signs[call.call_id] if sign < looked)
+            silent = looked - max(signs, default=looked)
+
+            landed = any(
+                c.landed for c in self.charges if c.effect.call_id == call.call_id
+            )
+
+            if owner is not life and silent < self.stale_after:
+                self.violate(f"taken over after {silent:.1f} s of silence")
+
+            if owner is life and landed and silent < self.stale_after:
+                self.violate("a worker released what it knew to have landed")
+
+    # The payment server
+
+    async def charge(self, effect: Effect, life: Life, mood: str) -> JsonValue:
+        """Charge a card, once for each time that this is called."""
+        await self._check_start(effect)
+        charge = Charge(effect, life)
+        self.charges.append(charge)
+        self.note(life.name, f"charges {_args(effect.args)}, attempt {effect.attempt}")
+
+        await life.point()
+
+        if mood == "no effect":
+            raise NoEffect("try again")
+
+        if mood == "declined":
+            raise Declined("no funds")
+
+        charge.landed = True
+        charge.number = sum(c.landed for c in self.charges)
+        self.note(life.name, f"landed {_args(effect.args)} as {charge.number}")
+        await life.point()
+        return {"charge": charge.number}
+
+    async def verify(self, effect: Effect) -> Landed | NotLanded:
+        """Look the effect up in the books."""
+        numbers = [c.number for c in self._of(effect.key) if c.landed]
+        self.verdicts[effect.key] = "landed" if numbers else "not landed"
+        self.note("books", f"{_args(effect.args)}: {self.verdicts[effect.key]}")
+        return Landed({"charge": numbers[0]}) if numbers else NotLanded()
+
+    async def _check_start(self, effect: Effect) -> None:
+        if effect.args["order"] in self.needs_approval:
+            found = await self.store.find_completed(
+                request_key(effect.key, effect.args)
+            )
+            result = found.result if found is not None else None
+
+            if not (isinstance(result, dict) and result.get("approved") is True):
+                self.violate("an unapproved effect ran")
+
+        if self.decisions.get(effect.key) is False:
+            self.violate("an effect ran after its denial was acknowledged")
+
+        if effect.call_id in self.released:
+            # Taken over while it was held up between its claim and this line. Nothing
+            # can stop it but the other side, which has the key and the attempt.
+            return
+
+        if self.verdicts.get(effect.key) == "landed":
+            self.violate("an effect ran again after verify had found it")
+
+        if any(c.effect.call_id not in self.released for c in self._of(effect.key)):
+            self.violate("an effect was repeated, and nothing had cut its run")
+
+    def _of(self, key: str) -> list[Charge]:
+        return [charge for charge in self.charges if charge.effect.key == key]
+
+    # What people and callers were told
+
+    def decided(self, key: str, approved: bool) -> None:
+        """Take note of a decision that was acknowledged."""
+        self.note("approver", f"{'approved' if approved else 'denied'} {key[:6]}")
+
+        if self.decisions.setdefault(key, approved) is not approved:
+            self.violate("a request was decided both ways")
+
+    def returned(self, life: Life, order: str, outcome: str) -> None:
+        """Take note of what a caller was told of an order's effect."""
+        self.note(life.name, f"gets {order}: {outcome}")
+        told = self.outcomes.setdefault(order, {})
+        told[f"{life.name}/{len(told)}"] = outcome
+
+        if len(set(told.values())) > 1:
+            self.violate(
+                f"callers disagree about {order}: {sorted(set(told.values()))}"
+            )
+
+
+def _args(args: Any) -> str:
+    inner = args.get("args", args)
+    return str(inner.get("order", "?"))
