@@ -131,17 +131,24 @@ def _run(clause: Clause, case: Case) -> None:
 
 
 async def _within_deadline(clause: Clause, case: Case) -> None:
-    try:
-        async with asyncio.timeout(clause.deadline) as limit:
-            await _with_store(clause, case)
-    except TimeoutError as exc:
-        if not limit.expired():
-            raise
+    """Run the clause as a task, and cancel all that there is when its time is up."""
+    task = asyncio.create_task(_with_store(clause, case))
+    done, _ = await asyncio.wait([task], timeout=clause.deadline)
 
-        raise Hung(
-            f"expected an end within {clause.deadline:g} s, seen a wait at\n"
-            f"{_last_frames(exc.__cause__)}"
-        ) from exc
+    if done:
+        task.result()
+        return
+
+    waits = "".join(map(_waits_at, asyncio.all_tasks() - {asyncio.current_task()}))
+
+    # Again and again: what is cancelled may wait for others before it ends.
+    while not done:
+        for other in asyncio.all_tasks() - {asyncio.current_task()}:
+            other.cancel()
+
+        done, _ = await asyncio.wait([task], timeout=0.1)
+
+    raise Hung(f"expected an end within {clause.deadline:g} s, seen waits at\n{waits}")
 
 
 async def _with_store(clause: Clause, case: Case) -> None:
@@ -160,9 +167,21 @@ def _stack(thread: threading.Thread) -> str:
     return "".join(traceback.format_list(stack))
 
 
-def _last_frames(error: BaseException | None) -> str:
-    trace = None if error is None else error.__traceback__
-    return "".join(traceback.format_list(traceback.extract_tb(trace)[-3:]))
+def _waits_at(task: asyncio.Task[Any]) -> str:
+    """Return the innermost frame at which a task waits."""
+    awaited: Any = task.get_coro()
+    frame = None
+
+    while (inner := getattr(awaited, "cr_await", None)) is not None:
+        frame, awaited = getattr(inner, "cr_frame", None) or frame, inner
+
+    frame = frame or getattr(task.get_coro(), "cr_frame", None)
+
+    if frame is None:
+        return f"  {task.get_name()}\n"
+
+    code = frame.f_code
+    return f"  {code.co_filename}:{frame.f_lineno} in {code.co_qualname}\n"
 
 
 def _outcome(clause: Clause, status: Status, start: float, reason: str) -> Outcome:

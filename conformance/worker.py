@@ -38,7 +38,10 @@ async def work(job: dict[str, Any]) -> None:
     def sink(op: Op) -> None:
         say(op.to_json())
 
-    async with rebuild(job["harness"]).open() as cp:
+    harness = rebuild(job["harness"])
+    say("opening")
+
+    async with harness.open() as cp:
         say("ready")
         sys.stdin.readline()
         random = Random(job["seed"])

@@ -1,8 +1,8 @@
 """Other processes that use the store: started, let go together, and killed.
 
 A worker is ``python -m conformance.worker``. It reads its job as one line of JSON,
-opens the store, says ``ready``, waits for ``go``, and then prints what it did, a line
-an operation, each before the next one begins.
+says ``opening`` and, when the store is open, ``ready``, waits for ``go``, and then
+prints what it did, a line an operation, each before the next one begins.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Worker:
         # Not in the arguments, which other users can see: a URL may hold a password.
         self._say({"path": sys.path, "harness": address(there), **job})
 
-    async def ready(self) -> None:
-        """Wait until the worker has opened the store."""
+    async def reaches(self, stage: str) -> None:
+        """Wait until the worker is ``opening`` the store, or is ``ready``."""
         said = await self.line()
 
-        if said != "ready":
+        if said != stage:
             raise AssertionError(
                 f"expected another process to open the store, seen {self.errors()}"
             )
@@ -122,8 +122,9 @@ async def workers(
         for job in jobs:
             started.append(Worker(harness, job))  # noqa: PERF401  # to close each one
 
-        for worker in started:
-            await worker.ready()
+        for stage in ("opening", "ready"):
+            for worker in started:
+                await worker.reaches(stage)
 
         for worker in started:
             worker.go()

@@ -116,7 +116,8 @@ class DropsTheNext(Broken):
 
     async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
         try:
-            await pause()
+            for _ in range(4):
+                await pause()
         except asyncio.CancelledError:
             self._dropped += 1
             raise

@@ -28,6 +28,10 @@ class CountsToAppend(Broken):
         )
 
 
+def _one(_: bytes) -> int:
+    return 1
+
+
 @breaks("bounded.append-bytes")
 class WritesEverything(Broken):
     """Saves the whole thread at each append."""

@@ -69,7 +69,8 @@ class Disk(MemoryCheckpointer[Any]):
             record = await super().record_issued(thread_id, call)
 
             if record is None:
-                self._write(log, ["record_issued", thread_id, asdict(call)])
+                issued = self._store.calls[thread_id, call.call_id].issued_at
+                self._write(log, ["record_issued", thread_id, asdict(call), issued])
 
             return record
 
@@ -95,7 +96,7 @@ class Disk(MemoryCheckpointer[Any]):
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[BinaryIO]:
         """Hold the log, with all that others wrote replayed."""
-        with open(self._log, "ab+") as log:
+        with self._log.open("ab+") as log:  # never suspends in here
             fcntl.flock(log, fcntl.LOCK_EX)
             log.seek(self._read)
 
@@ -115,7 +116,12 @@ class Disk(MemoryCheckpointer[Any]):
         elif kind == "save_extra":
             await super().save_extra(thread_id, *args)
         elif kind == "record_issued":
-            await super().record_issued(thread_id, ToolCall(**args[0]))
+            call, issued = ToolCall(**args[0]), args[1]
+            await super().record_issued(thread_id, call)
+            stored = self._store.calls[thread_id, call.call_id]
+            self._store.calls[thread_id, call.call_id] = stored._replace(
+                issued_at=issued
+            )
         else:
             call_id, result, success = args
             await super().record_result(thread_id, call_id, result, success=success)
@@ -136,14 +142,14 @@ class Disk(MemoryCheckpointer[Any]):
     harness=DiskHarness,
 )
 class AcknowledgesEarly(Disk):
-    """Writes its lines by the dozen, and says that each is written."""
+    """Writes thirty lines at a time, and says that each is written."""
 
     _buffer: bytes = b""
 
     def _write(self, log: BinaryIO, values: list[Any]) -> None:
         self._buffer += json.dumps(values).encode() + b"\n"
 
-        if self._buffer.count(b"\n") == 12:
+        if self._buffer.count(b"\n") == 30:
             log.write(self._buffer)
             log.flush()
             self._read += len(self._buffer)

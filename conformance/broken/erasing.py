@@ -24,6 +24,8 @@ class HidesMessages(Broken):
 
 @breaks("erase.starts-again-at-0")
 class KeepsExtra(Broken):
+    _kept: dict[str, JsonValue] = {}  # never changed in place
+
     async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
         loaded = await self.load(thread_id)
         await super().delete_thread(thread_id, forget_keys=forget_keys)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from conformance.broken.store import Broken, breaks, pause
 from cpkit import CallRecord, CheckpointData, JsonValue, ToolCall, VersionConflict
@@ -83,18 +83,21 @@ class ChecksThenClaims(Broken):
 
 @breaks("concurrent.threads-make-progress", hangs=True)
 class WaitsForSilence(Broken):
-    """Appends to a thread when nobody is at work in any other."""
+    """Appends once nobody has loaded anything for a while, in any thread."""
 
-    _at_work = 0
+    loads: ClassVar[int] = 0
 
     async def load(self, thread_id: str) -> CheckpointData[Any] | None:
-        self._at_work += 1
-        await pause()
-        self._at_work -= 1
+        WaitsForSilence.loads += 1
         return await super().load(thread_id)
 
     async def append(self, thread_id: str, *args: Any, **options: Any) -> int:
-        while self._at_work:
-            await pause()
+        seen = -1
+
+        while seen != self.loads:
+            seen = self.loads
+
+            for _ in range(50):
+                await pause()
 
         return await super().append(thread_id, *args, **options)

@@ -140,9 +140,13 @@ class NormalizesIds(Broken):
         return await super().append(_folded(thread_id), *args, **options)
 
     async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
-        ids = map(_folded, (call.call_id, call.tool_name))
-        key = _folded(call.idempotency_key)
-        return await super().record_issued(thread_id, ToolCall(*ids, call.args, key))
+        folded = ToolCall(
+            _folded(call.call_id),
+            _folded(call.tool_name),
+            call.args,
+            _folded(call.idempotency_key),
+        )
+        return await super().record_issued(thread_id, folded)
 
 
 @breaks("ids.parts-never-mix")

@@ -248,6 +248,7 @@ async def threads_make_progress(case: Case) -> None:
             for n in range(1, 21):
                 version = await cps[n % 3].append(calm, [{"n": n}])
                 assert version == n
+                await asyncio.sleep(0)
         finally:
             done.set()
             await asyncio.gather(*holders)

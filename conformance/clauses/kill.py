@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from conformance.case import Case
@@ -126,25 +127,35 @@ async def earlier_stays(case: Case) -> None:
 def while_opening(case: Case) -> None:
     """SIGKILL of processes that are opening the store leaves one that opens."""
 
-    async def run() -> None:
-        job = {"threads": [case.id()], "clients": ["a"], "count": 1, "seed": 1}
+    job = {"threads": [case.id()], "clients": ["a"], "count": 1, "seed": 1}
 
-        for _ in range(case.times(3)):
+    async def use() -> float:
+        start = time.perf_counter()
+
+        async with case.open() as cp:
+            usual = time.perf_counter() - start
+            version = await cp.append(case.id(), [{"n": 1}])
+            assert version == 1
+            return usual
+
+    async def open_and_die(worker: Worker, usual: float) -> None:
+        await worker.reaches("opening")
+        await asyncio.sleep(case.random.random() * usual * 1.2)
+        worker.kill()
+
+    async def run() -> None:
+        usual = 0.01  # until it is known: the first may have a store to create
+
+        for _ in range(case.times(4)):
             started = [Worker(case.harness, job) for _ in range(2)]
 
             try:
-                first = asyncio.create_task(started[0].line())
-                # One is killed when the other has just opened the store.
-                await first
-                started[1].kill()
-                started[0].kill()
+                await asyncio.gather(*(open_and_die(w, usual) for w in started))
             finally:
                 for worker in started:
                     worker.close()
 
-            async with case.open() as cp:
-                version = await cp.append(case.id(), [{"n": 1}])
-                assert version == 1
+            usual = await use()
 
     asyncio.run(run())
 

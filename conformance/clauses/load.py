@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 from conformance.case import Case
 from conformance.clause import clause
 
@@ -96,7 +98,7 @@ async def is_the_callers(case: Case) -> None:
     await case.cp.save_extra(thread, {"plan": {"steps": ["a"]}})
     await case.cp.record_issued(thread, case.call(args={"to": {"name": "x"}}))
     mine = await case.cp.load(thread)
-    before = await case.cp.load(thread)
+    before = deepcopy(mine)
     assert mine is not None
 
     mine.messages[0]["deep"]["list"].append(3)

@@ -20,8 +20,8 @@ DURABLE = Level.DURABLE
 
 CLIENTS = ["task 1", "task 2", "task 3"]
 
-ENDLESS = 1_000_000
-"""Operations: until the server is gone."""
+OPERATIONS, PACE = 60, 0.002
+"""Of each client, and seconds between them: some before the kill, some after it."""
 
 
 @asynccontextmanager
@@ -62,7 +62,8 @@ async def _killed_under(
         client.cancel()
 
     for answer in await asyncio.gather(*clients, return_exceptions=True):
-        assert isinstance(answer, (BackendUnavailable, asyncio.CancelledError))
+        ended = (BackendUnavailable, asyncio.CancelledError, type(None))
+        assert isinstance(answer, ended)
 
     return [op for recorder in recorders for op in recorder.history]
 
@@ -76,7 +77,9 @@ async def writes_survive(case: Case) -> None:
         threads = [case.id() for _ in range(2)]
         recorders = [Recorder(case.cp, client) for client in CLIENTS]
         work = [
-            use_threads(recorder, Random(case.random.random()), threads, ENDLESS)
+            use_threads(
+                recorder, Random(case.random.random()), threads, OPERATIONS, PACE
+            )
             for recorder in recorders
         ]
         history = await _killed_under(case, recorders, work)
@@ -93,7 +96,9 @@ async def claims_survive(case: Case) -> None:
         threads = {client: case.id() for client in CLIENTS}
         recorders = [Recorder(case.cp, client) for client in CLIENTS]
         work = [
-            use_keys(recorder, Random(case.random.random()), threads, keys, ENDLESS)
+            use_keys(
+                recorder, Random(case.random.random()), threads, keys, OPERATIONS, PACE
+            )
             for recorder in recorders
         ]
         history = await _killed_under(case, recorders, work)

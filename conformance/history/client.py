@@ -11,13 +11,21 @@ __all__ = ["use_keys", "use_threads"]
 
 
 async def use_threads(
-    recorder: Recorder, random: Random, threads: list[str], count: int
+    recorder: Recorder,
+    random: Random,
+    threads: list[str],
+    count: int,
+    pace: float = 0,
 ) -> None:
-    """Append, merge and load, on threads that others use as well."""
+    """Append, merge and load, on threads that others use as well.
+
+    ``pace`` is in seconds between operations. With none others still get a turn, on a
+    store in memory too, which never waits by itself.
+    """
     versions = dict.fromkeys(threads, 0)
 
     for n in range(count):
-        await asyncio.sleep(0)  # a store in memory never waits by itself
+        await asyncio.sleep(pace)
         thread = random.choice(threads)
         tokens = [f"{recorder.client}.{n}.{i}" for i in range(random.choice((1, 1, 3)))]
         dice = random.random()
@@ -43,6 +51,7 @@ async def use_keys(
     threads: dict[str, str],
     keys: list[str],
     count: int,
+    pace: float = 0,
 ) -> None:
     """Claim, resolve and find, on keys that others claim as well.
 
@@ -50,7 +59,7 @@ async def use_keys(
     client can send a result for another's call, late, twice or of nobody's.
     """
     for n in range(count):
-        await asyncio.sleep(0)
+        await asyncio.sleep(pace)
         key = random.choice(keys)
         call_id = f"{recorder.client}.{n}.{keys.index(key)}"
         claimed = await recorder.record_issued(threads[recorder.client], call_id, key)

@@ -13,10 +13,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from conformance.clause import Skip
 from conformance.history.models import THREAD, Model
 from conformance.history.op import Op, listing
 
-__all__ = ["check_linearizable", "is_linearizable", "smallest"]
+__all__ = ["Undecided", "check_linearizable", "is_linearizable", "smallest"]
+
+BUDGET = 100_000
+"""States to visit in a search that decides: a second or two, some ten megabytes."""
+
+LESS = 3_000
+"""States to visit in one of the many searches that make a history smaller."""
+
+
+class Undecided(Skip):
+    """A history has too many orders to try them all."""
 
 
 def check_linearizable(model: Model, history: Iterable[Op]) -> None:
@@ -30,7 +41,7 @@ def check_linearizable(model: Model, history: Iterable[Op]) -> None:
         if model is THREAD:
             ops = _without_unseen(ops)
 
-        if not is_linearizable(model, ops):
+        if not _is_explained(model, ops):
             least = smallest(model, ops)
             raise AssertionError(
                 f"expected an order of operations that explains what every client of "
@@ -39,10 +50,11 @@ def check_linearizable(model: Model, history: Iterable[Op]) -> None:
             )
 
 
-def is_linearizable(model: Model, history: list[Op]) -> bool:
+def is_linearizable(model: Model, history: list[Op], budget: int = BUDGET) -> bool:
     """Tell whether one subject's history has an order that explains it.
 
     An operation of unknown outcome may stand anywhere after its start, or nowhere.
+    Raises `Undecided` where the search would take too long.
     """
     ops = sorted(history, key=lambda op: op.start)
     must = sum(1 << i for i, op in enumerate(ops) if op.end is not None)
@@ -60,6 +72,9 @@ def is_linearizable(model: Model, history: list[Op]) -> bool:
 
         seen.add((done, state))
 
+        if len(seen) > budget:
+            raise Undecided(f"a history of {len(ops)} operations has too many orders")
+
         for i in _next(ops, done):
             after, out = model.apply(state, ops[i])
 
@@ -68,6 +83,22 @@ def is_linearizable(model: Model, history: list[Op]) -> bool:
                 stack.append((done | 1 << i, after))
 
     return False
+
+
+def _is_explained(model: Model, history: list[Op], budget: int = BUDGET) -> bool:
+    """Tell whether an order was found."""
+    try:
+        return is_linearizable(model, history, budget)
+    except Undecided:
+        return False
+
+
+def _goes_wrong(model: Model, history: list[Op]) -> bool:
+    """Tell whether a short search shows that there is no order."""
+    try:
+        return not is_linearizable(model, history, LESS)
+    except Undecided:
+        return False
 
 
 def _next(ops: list[Op], done: int) -> list[int]:
@@ -96,25 +127,28 @@ def smallest(model: Model, history: list[Op]) -> list[Op]:
     First the shortest time in which it goes wrong: what ends later counts as unknown.
     Then everything is left out that is not needed to see it: reads, and writes whose
     answer does not matter and whose effect nobody saw.
+
+    Raises `Undecided` where all that can be said is that no order was found.
     """
-    ends = sorted({op.end for op in history if op.end is not None})
+    ends = sorted(op.end for op in history if op.end is not None)
     low, high = 0, len(ends) - 1
 
     while low < high:
         middle = (low + high) // 2
 
-        if is_linearizable(model, _until(history, ends[middle])):
+        if _is_explained(model, _until(history, ends[middle]), 5 * LESS):
             low = middle + 1
         else:
             high = middle
 
-    least = _until(history, ends[high]) if ends else history
+    least = _until(history, ends[high])
+    is_linearizable(model, least)  # raises where it is not even known to go wrong
 
     for op in sorted(least, key=lambda op: op.start, reverse=True):
         rest = [other for other in least if other is not op]
         weaker = rest if _is_read(op) else [*rest, op.unknown()]
 
-        if not is_linearizable(model, weaker):
+        if _goes_wrong(model, weaker):
             least = weaker
 
     return _without_unseen(least)

