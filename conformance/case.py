@@ -62,7 +62,7 @@ class Case:
 
     def id(self, word: str = "thread") -> str:
         """Return an id that no store has seen."""
-        return f"{word}-{uuid4().hex}"
+        return f"{word}-{uuid4().hex[:16]}"
 
     def call(
         self,

@@ -36,8 +36,8 @@ async def certify(
     target, level or clause that there is not, and ``BackendUnavailable`` where the
     store cannot be opened at all.
     """
-    chosen = select(list(levels), list(clauses))
     harness = harness_for(target)
+    chosen = select(levels, clauses)
     seed = secrets.randbelow(2**32) if seed is None else seed
     durability = await asyncio.to_thread(_opened, harness)
     outcomes = []

@@ -9,7 +9,7 @@ already holds.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -44,7 +44,7 @@ class Clause:
 
     ``needs`` are what must be there for the clause to be asked: optional protocols (a
     store without one is *unsupported*) and names of harness abilities (without one the
-    clause is *skipped*). ``deadline`` is in seconds.
+    clause is *skipped*). ``deadline`` is in seconds, for one round.
     """
 
     id: str
@@ -110,32 +110,35 @@ def all_clauses() -> list[Clause]:
     return sorted(_clauses.values(), key=lambda found: order.index(found.level))
 
 
-def select(
-    levels: list[str] | None = None, ids: list[str] | None = None
-) -> list[Clause]:
+def select(levels: Sequence[str] = (), ids: Sequence[str] = ()) -> list[Clause]:
     """Return the clauses of the levels, or those of the ids.
 
     An id may be a subject (``append``) and then stands for all of its clauses. Raises
-    ``ValueError`` for a name that there is not.
+    ``ValueError`` for a name that there is not, and where nothing is left.
     """
     found = all_clauses()
-    unknown = {*(levels or ())} - {*Level}
+    unknown = {*levels} - {*Level}
 
     if unknown:
         raise ValueError(
             f"no level {', '.join(sorted(unknown))}; there are {', '.join(Level)}"
         )
 
-    for wanted in ids or ():
+    for wanted in ids:
         if not any(wanted in (one.id, one.subject) for one in found):
             raise ValueError(f"no clause {wanted!r}")
 
-    return [
+    chosen = [
         one
         for one in found
         if (not levels or one.level in levels)
         and (not ids or one.id in ids or one.subject in ids)
     ]
+
+    if not chosen:
+        raise ValueError("none of these clauses is of these levels")
+
+    return chosen
 
 
 def is_sync(check: Callable[..., Any]) -> bool:

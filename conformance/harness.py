@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from cpkit import Checkpointer, JsonValue, open_checkpointer
-from cpkit.registry import redacted
+from cpkit.registry import driver_names, redacted
 
 __all__ = [
     "FactoryHarness",
@@ -114,12 +114,13 @@ class Harness:
         try:
             rebuild(address(there))
         except (ImportError, AttributeError, TypeError, ValueError) as exc:
-            return f"another process cannot build the harness: {exc}"
+            kind = type(there).__qualname__
+            return f"another process cannot build the harness {kind}: {exc}"
 
         return None
 
 
-@dataclass
+@dataclass(repr=False)
 class URLHarness(Harness):
     """A store behind a URL; raises ``InvalidURL`` where it is none."""
 
@@ -128,6 +129,9 @@ class URLHarness(Harness):
     def __post_init__(self) -> None:
         # Checks the URL, and imports the driver here rather than in an event loop.
         open_checkpointer(self.url)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
 
     @property
     def name(self) -> str:
@@ -182,7 +186,7 @@ def harness_for(target: str | Harness) -> Harness:
 
     module, colon, attribute = target.partition(":")
 
-    if not colon or attribute.startswith("/") or not _is_dotted(module, attribute):
+    if not colon or module in driver_names() or not _is_dotted(module, attribute):
         return URLHarness(target)
 
     try:

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 from typing import Any, cast
@@ -89,16 +89,20 @@ def perform(
     clause: Clause, harness: Harness, *, seed: int = 0, rounds: float = 1.0
 ) -> None:
     """Check the clause; raise what it raises, `Skip`, `Unsupported` or `Hung`."""
+    __tracebackhide__ = True  # pytest shows the clause, not how it was run
     for ability in clause.abilities:
         lack = harness.lacks(ability)
 
         if lack is not None:
             raise Skip(lack)
 
+    clause = replace(clause, deadline=clause.deadline * max(1.0, rounds))
     case = Case(harness, Random(f"{seed} {clause.id}"), seed, rounds)
     raised: list[BaseException] = []
 
     def body() -> None:
+        __tracebackhide__ = True
+
         try:
             _run(clause, case)
         except BaseException as exc:
@@ -120,6 +124,7 @@ def perform(
 
 
 def _run(clause: Clause, case: Case) -> None:
+    __tracebackhide__ = True
     with asyncio.Runner() as runner:
         runner.run(case.harness.reset())
 
@@ -132,6 +137,7 @@ def _run(clause: Clause, case: Case) -> None:
 
 async def _within_deadline(clause: Clause, case: Case) -> None:
     """Run the clause as a task, and cancel all that there is when its time is up."""
+    __tracebackhide__ = True
     task = asyncio.create_task(_with_store(clause, case))
     done, _ = await asyncio.wait([task], timeout=clause.deadline)
 
@@ -152,6 +158,8 @@ async def _within_deadline(clause: Clause, case: Case) -> None:
 
 
 async def _with_store(clause: Clause, case: Case) -> None:
+    __tracebackhide__ = True
+
     async with case.open() as cp:
         for protocol in clause.protocols:
             if not isinstance(cp, protocol):
@@ -168,20 +176,20 @@ def _stack(thread: threading.Thread) -> str:
 
 
 def _waits_at(task: asyncio.Task[Any]) -> str:
-    """Return the innermost frame at which a task waits."""
+    """Return the innermost place, outside of asyncio, at which a task waits."""
     awaited: Any = task.get_coro()
-    frame = None
+    place = task.get_name()
 
-    while (inner := getattr(awaited, "cr_await", None)) is not None:
-        frame, awaited = getattr(inner, "cr_frame", None) or frame, inner
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None)
 
-    frame = frame or getattr(task.get_coro(), "cr_frame", None)
+        if frame is not None and "asyncio" not in frame.f_globals["__name__"]:
+            code = frame.f_code
+            place = f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
 
-    if frame is None:
-        return f"  {task.get_name()}\n"
+        awaited = getattr(awaited, "cr_await", None)
 
-    code = frame.f_code
-    return f"  {code.co_filename}:{frame.f_lineno} in {code.co_qualname}\n"
+    return f"  {place}\n"
 
 
 def _outcome(clause: Clause, status: Status, start: float, reason: str) -> Outcome:

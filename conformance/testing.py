@@ -39,6 +39,7 @@ class ConformanceTests:
     @pytest.mark.parametrize("clause", all_clauses(), ids=lambda clause: clause.id)
     def test_clause(self, clause: Clause, harness: Harness) -> None:
         """Hold the store to one clause of the contract."""
+        __tracebackhide__ = True
         seed = int(os.environ.get("CPKIT_SEED") or crc32(os.urandom(4)))
 
         try:

@@ -141,6 +141,18 @@ class SwallowsCancellation(Broken):
         return await super().append(*args, **options)
 
 
+@breaks("cancel.while-closing")
+class ClosesInTwoSteps(Broken):
+    async def __aenter__(self) -> Self:
+        self._beat = asyncio.create_task(asyncio.sleep(3600))
+        return await super().__aenter__()
+
+    async def aclose(self) -> None:
+        await pause()
+        self._beat.cancel()
+        await super().aclose()
+
+
 @breaks("cancel.while-opening")
 class StaysHalfOpen(Broken):
     opening: bool = False

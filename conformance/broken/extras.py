@@ -9,7 +9,7 @@ from conformance.broken.store import Broken, breaks
 from cpkit import CheckpointData, JsonValue
 
 
-@breaks("extra.merges")
+@breaks("extra.merges", "model.agrees-with-reference")
 class ReplacesExtra(Broken):
     async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
         if thread_id in self._store.threads:

@@ -65,6 +65,16 @@ class _AnyLoop(Lifetime):
             raise Closed(self.name)
 
 
+@breaks("handle.shares-calls")
+class RemembersItsPending(Broken):
+    """Keeps the pending calls of a thread as this handle last saw them."""
+
+    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
+        loaded = await super().load(thread_id)
+        known = self.__dict__.setdefault("_known", {}).setdefault(thread_id, [])
+        return loaded and CheckpointData(loaded.messages, loaded.extra, known)
+
+
 @breaks("handle.wrong-loop")
 class WorksInAnyLoop(Broken):
     def __init__(self, **options: Any) -> None:

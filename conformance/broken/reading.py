@@ -71,6 +71,17 @@ class TellsOneTime(_Infos):
 
 
 @breaks("threads.updated-by-every-change")
+class IsUpdatedByMessages(Broken):
+    async def record_result(
+        self, thread_id: str, *args: Any, **options: Any
+    ) -> CallRecord:
+        before = self._store.threads[thread_id].updated_at
+        record = await super().record_result(thread_id, *args, **options)
+        self._store.threads[thread_id].updated_at = before
+        return record
+
+
+@breaks("threads.updated-by-changes-only")
 class UpdatesByLooking(_Infos):
     def told(self, info: ThreadInfo) -> ThreadInfo:
         return replace(info, updated_at=datetime.now(UTC))

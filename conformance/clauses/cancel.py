@@ -231,6 +231,26 @@ async def is_not_swallowed(case: Case) -> None:
     assert swallowed < 10
 
 
+@clause("cancel.while-closing", level=CONCURRENT)
+async def while_closing(case: Case) -> None:
+    """A closing that is cancelled closes all the same, and leaves no task behind."""
+    before = asyncio.all_tasks()
+
+    async def use() -> None:
+        async with case.open() as cp:
+            await cp.append(case.id(), [{"n": 0}])
+
+    for cancel in await _moments(case, use):
+        await cancel(use())
+
+    left = asyncio.all_tasks() - before
+
+    if left:
+        _, left = await asyncio.wait(left, timeout=5)
+
+    assert not left
+
+
 @clause("cancel.while-opening", level=CONCURRENT)
 async def while_opening(case: Case) -> None:
     """After an opening that was cancelled the store opens and works."""

@@ -157,6 +157,32 @@ async def shares_the_store(case: Case) -> None:
             assert seen.messages == [{"n": i} for i in range(n + 1)]
 
 
+@clause("handle.shares-calls", "handles")
+async def shares_calls(case: Case) -> None:
+    """A claim or result that one handle acknowledged counts for all others at once."""
+    thread = case.id()
+
+    async with case.open() as other:
+        for here, there in ((case.cp, other), (other, case.cp)):
+            await there.load(thread)
+            call = case.call()
+            await here.record_issued(thread, call)
+            seen = await there.load(thread)
+            holder = await there.record_issued(
+                case.id(), case.call(call.idempotency_key)
+            )
+            assert seen is not None
+            assert [record.call for record in seen.pending] == [call]
+            assert holder is not None
+            assert holder.call == call
+
+            done = await there.record_result(thread, call.call_id, "done")
+            seen = await here.load(thread)
+            assert seen is not None
+            assert seen.pending == []
+            assert await here.find_completed(call.idempotency_key) == done
+
+
 @clause("handle.wrong-loop")
 async def wrong_loop(case: Case) -> None:
     """Use from another event loop raises WrongEventLoop at once and never hangs."""

@@ -49,7 +49,7 @@ async def _killed(case: Case, job: dict[str, Any]) -> list[Op]:
     return merged([values for lines in said for values in lines])
 
 
-@clause("kill.writes-survive", "processes", level=DURABLE, deadline=120)
+@clause("kill.writes-survive", "processes", level=DURABLE, deadline=50)
 async def writes_survive(case: Case) -> None:
     """After SIGKILL every acknowledged append and merge is there, and each is whole."""
     for _ in range(case.times(4)):
@@ -63,7 +63,7 @@ async def writes_survive(case: Case) -> None:
         assert loaded == [await case.cp.load(thread) for thread in threads]
 
 
-@clause("kill.claims-survive", "processes", level=DURABLE, deadline=120)
+@clause("kill.claims-survive", "processes", level=DURABLE, deadline=50)
 async def claims_survive(case: Case) -> None:
     """After SIGKILL acknowledged claims and results stand; no key has two holders."""
     for _ in range(case.times(4)):
@@ -76,7 +76,7 @@ async def claims_survive(case: Case) -> None:
             await check_keys(reopened, keys, history)
 
 
-@clause("kill.next-write-works", "processes", level=DURABLE, deadline=60)
+@clause("kill.next-write-works", "processes", level=DURABLE, deadline=50)
 async def next_write_works(case: Case) -> None:
     """After SIGKILL the next writer of the same threads and keys is not blocked."""
     for _ in range(case.times(2)):
@@ -96,7 +96,7 @@ async def next_write_works(case: Case) -> None:
                     await cp.record_issued(thread, case.call())
 
 
-@clause("kill.earlier-stays", "processes", level=DURABLE, deadline=60)
+@clause("kill.earlier-stays", "processes", level=DURABLE, deadline=50)
 async def earlier_stays(case: Case) -> None:
     """SIGKILL of writers changes nothing that was written before they began."""
     threads = [case.id() for _ in range(2)]
@@ -123,7 +123,7 @@ async def earlier_stays(case: Case) -> None:
             assert loaded.pending == early.pending
 
 
-@clause("kill.while-opening", "processes", level=DURABLE, deadline=60)
+@clause("kill.while-opening", "processes", level=DURABLE, deadline=50)
 def while_opening(case: Case) -> None:
     """SIGKILL of processes that are opening the store leaves one that opens."""
 

@@ -73,14 +73,14 @@ async def _keys(case: Case, cps: list[Store]) -> None:
     await check_keys(case.cp, keys, [op for r in recorders for op in r.history])
 
 
-@clause("linearizable.threads-in-tasks", level=CONCURRENT, deadline=60)
+@clause("linearizable.threads-in-tasks", level=CONCURRENT, deadline=50)
 async def threads_in_tasks(case: Case) -> None:
     """Tasks see appends, merges and loads in an order that explains all."""
     for _ in range(case.times(4)):
         await _threads(case, [case.cp] * CLIENTS)
 
 
-@clause("linearizable.threads-in-handles", "handles", level=CONCURRENT, deadline=60)
+@clause("linearizable.threads-in-handles", "handles", level=CONCURRENT, deadline=50)
 async def threads_in_handles(case: Case) -> None:
     """Handles see appends, merges and loads in an order that explains all."""
     async with handles(case) as cps:
@@ -88,14 +88,14 @@ async def threads_in_handles(case: Case) -> None:
             await _threads(case, [cps[n % 3] for n in range(CLIENTS)])
 
 
-@clause("linearizable.keys-in-tasks", level=CONCURRENT, deadline=60)
+@clause("linearizable.keys-in-tasks", level=CONCURRENT, deadline=50)
 async def keys_in_tasks(case: Case) -> None:
     """Tasks see claims and results in an order that explains all."""
     for _ in range(case.times(4)):
         await _keys(case, [case.cp] * CLIENTS)
 
 
-@clause("linearizable.keys-in-handles", "handles", level=CONCURRENT, deadline=60)
+@clause("linearizable.keys-in-handles", "handles", level=CONCURRENT, deadline=50)
 async def keys_in_handles(case: Case) -> None:
     """Handles see claims and results in an order that explains all."""
     async with handles(case) as cps:
@@ -117,7 +117,7 @@ async def _in_processes(
     return merged([values for lines in said for values in lines])
 
 
-@clause("linearizable.threads-in-processes", "processes", level=CONCURRENT, deadline=60)
+@clause("linearizable.threads-in-processes", "processes", level=CONCURRENT, deadline=50)
 async def threads_in_processes(case: Case) -> None:
     """Processes see appends, merges and loads in an order that explains all."""
     threads = [case.id() for _ in range(2)]
@@ -126,7 +126,7 @@ async def threads_in_processes(case: Case) -> None:
     await check_threads(case.cp, threads, history)
 
 
-@clause("linearizable.keys-in-processes", "processes", level=CONCURRENT, deadline=60)
+@clause("linearizable.keys-in-processes", "processes", level=CONCURRENT, deadline=50)
 async def keys_in_processes(case: Case) -> None:
     """Processes see claims and results in an order that explains all."""
     clients = ["process 1", "process 2", "process 3"]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, ClassVar, cast
+from collections.abc import Awaitable
+from typing import Any, ClassVar
 
 import hypothesis
 from hypothesis import strategies as st
@@ -23,24 +23,19 @@ from hypothesis.stateful import (
 
 from conformance.case import Case, Store
 from conformance.clause import clause
-from conformance.samples import exactly
+from conformance.history.script import Script, Step, shortened
 from cpkit import (
-    CallRecord,
-    CheckpointData,
-    CheckpointerError,
     ErasesThreads,
     KeepsReceipts,
     ListsThreads,
-    MemoryCheckpointer,
     ReadsRanges,
     ToolCall,
-    VersionConflict,
 )
 
 EXAMPLES, STEPS = 100, 25
 
-SHRINKING = 8.0
-"""Seconds, from the first difference; the shortest script found by then is shown."""
+SHRINKING = 6.0
+"""Seconds, from the first difference, for Hypothesis; then each step is tried alone."""
 
 KEYS = ["k", "l"]
 
@@ -68,27 +63,52 @@ class _Enough(BaseException):
     """Ends the shrinking. An ``Exception`` would be one more failure to shrink."""
 
 
-class _Machine(RuleBasedStateMachine):
-    """One sequence of operations, on ids of its own."""
+class _Bench:
+    """The store that the scripts of one run are tried on."""
 
-    case: ClassVar[Case]
-    runner: ClassVar[asyncio.Runner]
-    store: ClassVar[Store]
-    reopen_store: ClassVar[Callable[[], Awaitable[Store]]]
-    difference: ClassVar[str] = ""
-    script: ClassVar[list[str]] = []  # replaced, never changed
-    until: ClassVar[float] = 0
+    def __init__(self, case: Case, runner: asyncio.Runner) -> None:
+        self._case = case
+        self._runner = runner
+        self._handle: Any = case.open()
+        self.store: Store = self.run(self._handle.__aenter__())
+        self.reopens = not case.harness.lacks("handles")
+        self.shortest: list[Step] | None = None
+        self.until = 0.0
+
+    def run(self, work: Awaitable[Any]) -> Any:
+        async def run() -> Any:
+            return await work
+
+        return self._runner.run(run())
+
+    def begin(self) -> Script:
+        return Script(self._case.id("m"), self._get)
+
+    def close(self) -> None:
+        self.run(self._handle.__aexit__(None, None, None))
+
+    async def _get(self, reopened: bool) -> Store:
+        if reopened:
+            await self._handle.__aexit__(None, None, None)
+            self._handle = self._case.open()
+            self.store = await self._handle.__aenter__()
+
+        return self.store
+
+
+class _Machine(RuleBasedStateMachine):
+    """One script that chance writes."""
+
+    bench: ClassVar[_Bench]
 
     def __init__(self) -> None:
         super().__init__()
-        self.token = self.case.id("m")
-        self.lines: list[str] = []
-        self.may_reopen = not self.case.harness.lacks("handles")
-        self.reference = MemoryCheckpointer[Any]()
-        self._run(self.reference.__aenter__())
+        self.script = self.bench.begin()
+        self.bench.run(self.script.open())
+        self.may_reopen = self.bench.reopens
 
     def teardown(self) -> None:
-        self._run(self.reference.aclose())
+        self.bench.run(self.script.close())
 
     @rule(
         thread=_threads,
@@ -98,15 +118,13 @@ class _Machine(RuleBasedStateMachine):
     def append(
         self, thread: str, messages: list[Any], expected_version: int | None
     ) -> None:
-        self._both(
-            "append", self._id(thread), messages, expected_version=expected_version
-        )
-        self.load(thread)
+        self.do("append", thread, messages, expected_version=expected_version)
+        self.do("load", thread)
 
     @rule(thread=_threads, extra=_objects)
     def save_extra(self, thread: str, extra: dict[str, Any]) -> None:
-        self._both("save_extra", self._id(thread), extra)
-        self.load(thread)
+        self.do("save_extra", thread, extra)
+        self.do("load", thread)
 
     @rule(
         thread=_threads,
@@ -118,16 +136,15 @@ class _Machine(RuleBasedStateMachine):
     def record_issued(
         self, thread: str, call_id: str, key: str, tool: str, args: dict[str, Any]
     ) -> None:
-        call = ToolCall(call_id, tool, args, self._id(key))
-        self._both("record_issued", self._id(thread), call)
-        self.load(thread)
+        self.do("record_issued", thread, ToolCall(call_id, tool, args, key))
+        self.do("load", thread)
 
     @rule(thread=_threads, call_id=_calls, result=_values, success=st.booleans())
     def record_result(
         self, thread: str, call_id: str, result: Any, success: bool
     ) -> None:
-        self._both("record_result", self._id(thread), call_id, result, success=success)
-        self.load(thread)
+        self.do("record_result", thread, call_id, result, success=success)
+        self.do("load", thread)
 
     @rule(thread=_threads, call_id=_calls, key=_keys, success=st.booleans())
     def make_a_call(self, thread: str, call_id: str, key: str, success: bool) -> None:
@@ -137,143 +154,74 @@ class _Machine(RuleBasedStateMachine):
 
     @rule(key=_keys)
     def find_completed(self, key: str) -> None:
-        self._both("find_completed", self._id(key))
+        self.do("find_completed", key)
 
-    def load(self, thread: str) -> None:
-        self._both("load", self._id(thread))
-
-    @precondition(lambda self: isinstance(self.store, ReadsRanges))
+    @precondition(lambda self: isinstance(self.bench.store, ReadsRanges))
     @rule(thread=_threads, start=st.integers(-6, 6), stop=_bounds)
     def read(self, thread: str, start: int, stop: int | None) -> None:
-        self._both("read", self._id(thread), start, stop)
+        self.do("read", thread, start, stop)
 
-    @precondition(lambda self: isinstance(self.store, ListsThreads))
+    @precondition(lambda self: isinstance(self.bench.store, ListsThreads))
     @rule(prefix=st.sampled_from(["", "a", "A", "ab"]))
     def list_threads(self, prefix: str) -> None:
-        self._both("list_threads", prefix=self._id(prefix))
+        self.do("list_threads", prefix=prefix)
 
-    @precondition(lambda self: isinstance(self.store, KeepsReceipts))
+    @precondition(lambda self: isinstance(self.bench.store, KeepsReceipts))
     @rule(thread=_threads)
     def list_calls(self, thread: str) -> None:
-        self._both("list_calls", self._id(thread))
+        self.do("list_calls", thread)
 
-    @precondition(lambda self: isinstance(self.store, KeepsReceipts))
+    @precondition(lambda self: isinstance(self.bench.store, KeepsReceipts))
     @rule(key=_keys)
     def find_call(self, key: str) -> None:
-        self._both("find_call", self._id(key))
+        self.do("find_call", key)
 
-    @precondition(lambda self: isinstance(self.store, ErasesThreads))
+    @precondition(lambda self: isinstance(self.bench.store, ErasesThreads))
     @rule(thread=_threads, forget_keys=st.booleans())
     def delete_thread(self, thread: str, forget_keys: bool) -> None:
-        self._both("delete_thread", self._id(thread), forget_keys=forget_keys)
-        self.load(thread)
+        self.do("delete_thread", thread, forget_keys=forget_keys)
+        self.do("load", thread)
 
         for key in KEYS:
-            self.find_completed(key)
+            self.do("find_completed", key)
 
-    @precondition(lambda self: self.may_reopen and len(self.lines) > 8)
+    @precondition(lambda self: self.may_reopen and len(self.script.steps) > 8)
     @rule()
     def reopen(self) -> None:
         self.may_reopen = False  # once in a script: it can take its time
-        self.lines.append("close, and open again")
-        type(self).store = self._run(type(self).reopen_store())
+        self.do("reopen")
 
-    def _id(self, name: str) -> str:
-        return f"{self.token}-{name}"
+    def do(self, method: str, *args: Any, **options: Any) -> None:
+        """Do a step; on a difference fail, or say that it is enough."""
+        if self.bench.run(self.script.do(Step(method, args, options))):
+            return
 
-    def _both(self, method: str, *args: Any, **options: Any) -> None:
-        expected = self._answer(cast(Store, self.reference), method, args, options)
-        seen = self._answer(self.store, method, args, options)
-        given = [*map(repr, args), *(f"{k}={v!r}" for k, v in options.items())]
-        self.lines.append(f"await cp.{method}({', '.join(given)})")
+        bench, steps = self.bench, self.script.steps
 
-        if not exactly(seen, expected):
-            self._differs(f"expected {expected!r}, seen {seen!r}")
+        if bench.shortest is None or len(str(steps)) < len(str(bench.shortest)):
+            bench.shortest = steps
 
-    def _differs(self, difference: str) -> None:
-        """Keep the shortest script so far, and fail or call it enough."""
-        cls = type(self)
+        bench.until = bench.until or time.monotonic() + SHRINKING
 
-        if not cls.script or len(self.lines) <= len(cls.script):
-            cls.script = [line.replace(f"{self.token}-", "") for line in self.lines]
-            cls.difference = difference.replace(f"{self.token}-", "")
-
-        cls.until = cls.until or time.monotonic() + SHRINKING
-
-        if time.monotonic() > cls.until:
+        if time.monotonic() > bench.until:
             raise _Enough
 
-        raise AssertionError(difference)
-
-    def _answer(
-        self, cp: Store, method: str, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> Any:
-        try:
-            return _told(self._run(getattr(cp, method)(*args, **options)))
-        except VersionConflict as exc:
-            return ["VersionConflict", exc.expected, exc.actual]
-        except CheckpointerError as exc:
-            return [type(exc).__name__]
-
-    def _run(self, work: Awaitable[Any]) -> Any:
-        async def run() -> Any:
-            return await work
-
-        return self.runner.run(run())
+        raise AssertionError(self.script.difference)
 
 
-def _told(value: Any) -> Any:
-    """Return an answer without its times, and without the order of extra's keys."""
-    if isinstance(value, CheckpointData):
-        extra = sorted(value.extra.items())
-        return [value.messages, [list(item) for item in extra], _told(value.pending)]
-
-    if isinstance(value, CallRecord):
-        call = value.call
-        return [
-            value.thread_id,
-            [call.call_id, call.tool_name, dict(call.args), call.idempotency_key],
-            [value.status, value.attempt, value.result, value.erased],
-            value.resolved_at is not None,
-        ]
-
-    if isinstance(value, list):
-        return [
-            [one.thread_id, one.version] if hasattr(one, "updated_at") else _told(one)
-            for one in value
-        ]
-
-    return value
-
-
-@clause("model.agrees-with-reference", deadline=120)
+@clause("model.agrees-with-reference", deadline=50)
 def agrees_with_reference(case: Case) -> None:
     """Any sequence of operations answers as the in-memory reference does."""
     with asyncio.Runner() as runner:
-        handle: Any = None
-
-        async def close() -> None:
-            if handle is not None:
-                await handle.__aexit__(None, None, None)
-
-        async def reopen() -> Store:
-            nonlocal handle
-            await close()
-            handle = case.open()
-            opened: Store = await handle.__aenter__()
-            return opened
+        opened = _Bench(case, runner)
 
         class Machine(_Machine):
-            pass
-
-        Machine.case, Machine.runner = case, runner
-        Machine.reopen_store = staticmethod(reopen)
-        Machine.store = runner.run(reopen())
+            bench = opened
 
         try:
             _drive(case, Machine)
         finally:
-            runner.run(close())
+            opened.close()
 
 
 def _drive(case: Case, machine: type[_Machine]) -> None:
@@ -287,16 +235,20 @@ def _drive(case: Case, machine: type[_Machine]) -> None:
         suppress_health_check=list(hypothesis.HealthCheck),
         verbosity=hypothesis.Verbosity.quiet,
     )
+    bench = machine.bench
 
     try:
         run_state_machine_as_test(
             hypothesis.seed(case.seed)(machine), settings=settings
         )
     except (_Enough, AssertionError):
-        if not machine.script:
+        if bench.shortest is None:
             raise
 
-        script = "\n".join(f"  {line}" for line in machine.script)
-        raise AssertionError(
-            f"{machine.difference}\nat the end of this script\n{script}"
-        ) from None
+    if bench.shortest is not None:
+        until = time.monotonic() + SHRINKING
+        steps, difference = bench.run(
+            shortened(bench.shortest, bench.begin, lambda: time.monotonic() > until)
+        )
+        script = "\n".join(f"  {step}" for step in steps)
+        raise AssertionError(f"{difference}\nat the end of this script\n{script}")

@@ -68,7 +68,7 @@ async def _killed_under(
     return [op for recorder in recorders for op in recorder.history]
 
 
-@clause("server.writes-survive", "server", level=DURABLE, deadline=120)
+@clause("server.writes-survive", "server", level=DURABLE, deadline=50)
 async def writes_survive(case: Case) -> None:
     """After SIGKILL of the server acknowledged appends and merges are there, whole."""
     _promises(case)
@@ -86,7 +86,7 @@ async def writes_survive(case: Case) -> None:
         await check_threads(case.cp, threads, history)
 
 
-@clause("server.claims-survive", "server", level=DURABLE, deadline=120)
+@clause("server.claims-survive", "server", level=DURABLE, deadline=50)
 async def claims_survive(case: Case) -> None:
     """After SIGKILL of the server acknowledged claims and results stand."""
     _promises(case)
@@ -105,7 +105,7 @@ async def claims_survive(case: Case) -> None:
         await check_keys(case.cp, keys, history)
 
 
-@clause("server.down-is-unavailable", "server", level=DURABLE, deadline=90)
+@clause("server.down-is-unavailable", "server", level=DURABLE, deadline=50)
 async def down_is_unavailable(case: Case) -> None:
     """While the server is down every method, and opening, raises BackendUnavailable."""
     thread = case.id()
@@ -137,7 +137,7 @@ async def down_is_unavailable(case: Case) -> None:
         assert isinstance(answer, BackendUnavailable), name
 
 
-@clause("server.handle-comes-back", "server", level=DURABLE, deadline=90)
+@clause("server.handle-comes-back", "server", level=DURABLE, deadline=50)
 async def handle_comes_back(case: Case) -> None:
     """A handle that lost its server works again when the server is back."""
     thread = case.id()

@@ -80,7 +80,7 @@ def certify(
     """
     # A factory is looked for where the command is run, as `python -m` does.
     sys.path.insert(0, os.getcwd())
-    console = Console(stderr=True)
+    console = Console(stderr=True, emoji=False)
 
     try:
         report = asyncio.run(
@@ -107,7 +107,7 @@ def certify(
     if json:
         sys.stdout.write(report.to_json() + "\n")
     else:
-        _print(Console(), report)
+        _print(Console(emoji=False), report)
 
     _leave(
         Exit.DONE if report.ok else Exit.NO, {one.clause.id for one in report.failures}
@@ -199,10 +199,13 @@ def _print(console: Console, report: Report) -> None:
 
 def _labelled(console: Console, label: str, text: str) -> None:
     head, *rest = text.splitlines() or [""]
-    console.print(f"  [dim]{label:<9}[/] {escape(head)}", highlight=False)
+    # Not wrapped: a command stays one line, to be copied.
+    console.print(
+        f"  [dim]{label:<9}[/] {escape(head)}", highlight=False, soft_wrap=True
+    )
 
     for line in rest:
-        console.print(f"            {escape(line)}", highlight=False)
+        console.print(f"            {escape(line)}", highlight=False, soft_wrap=True)
 
 
 def _give_up(console: Console, code: Exit, message: str) -> NoReturn:

@@ -18,6 +18,12 @@ SHORT = 6.0
 """Seconds that a clause has against a backend that hangs."""
 
 
+@pytest.fixture(autouse=True)
+def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let go of what the backends in memory hold."""
+    monkeypatch.setattr("cpkit.memory._named", {})
+
+
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda one: f"{one.name}-{one.clause}")
 def test_a_broken_backend_is_caught(broken: Break, tmp_path: Path) -> None:
     """A broken backend fails the clause that it is meant for."""
@@ -38,10 +44,9 @@ def test_every_clause_has_a_broken_backend() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_reference_passes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_passes(seed: int) -> None:
     """The correct reference fails no clause, whatever chance brings."""
     harness = URLHarness(f"memory://reference-{seed}")
-    monkeypatch.setattr("cpkit.memory._named", {})  # to forget it afterwards
     failed = [
         (outcome.clause.id, outcome.seen)
         for clause in all_clauses()

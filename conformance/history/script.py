@@ -1,0 +1,154 @@
+"""A sequence of calls on a store and on the reference, and whether they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+from conformance.case import Store
+from conformance.samples import exactly
+from cpkit import (
+    CallRecord,
+    CheckpointData,
+    CheckpointerError,
+    MemoryCheckpointer,
+    ToolCall,
+    VersionConflict,
+)
+
+__all__ = ["Script", "Step", "shortened"]
+
+
+class Step(NamedTuple):
+    """A call of a method; ids in it are names that `Script` makes fresh ids of."""
+
+    method: str
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def __str__(self) -> str:
+        if self.method == "reopen":
+            return "close the store, and open it again"
+
+        given = [*map(repr, self.args)]
+        given += [f"{name}={value!r}" for name, value in self.options.items()]
+        return f"await cp.{self.method}({', '.join(given)})"
+
+
+class Script:
+    """Steps done so far, on ids that begin with a fresh token.
+
+    ``reopen`` returns the store; it closes and opens it again when asked to.
+    """
+
+    def __init__(self, token: str, reopen: Callable[[bool], Awaitable[Store]]) -> None:
+        self.steps: list[Step] = []
+        self.difference = ""
+        self._token = token
+        self._reopen = reopen
+        self._reference = MemoryCheckpointer[Any]()
+
+    async def open(self) -> None:
+        await self._reference.__aenter__()
+
+    async def close(self) -> None:
+        await self._reference.aclose()
+
+    async def do(self, step: Step) -> bool:
+        """Do a step on both, and tell whether their answers are the same."""
+        self.steps.append(step)
+        store = await self._reopen(step.method == "reopen")
+
+        if step.method == "reopen":
+            return True
+
+        expected = await self._answer(cast(Store, self._reference), step)
+        seen = await self._answer(store, step)
+
+        if exactly(seen, expected):
+            return True
+
+        said = f"expected {expected!r}, seen {seen!r}"
+        self.difference = said.replace(f"{self._token}-", "")
+        return False
+
+    async def _answer(self, cp: Store, step: Step) -> Any:
+        # By their places: ids come first, and only these are given by keyword.
+        ids = 0 if step.method == "list_threads" else 1
+        args = [self._named(a) if i < ids else a for i, a in enumerate(step.args)]
+        options = {
+            k: self._named(v) if k == "prefix" else v for k, v in step.options.items()
+        }
+
+        if args and isinstance(args[-1], ToolCall):
+            key = self._named(args[-1].idempotency_key)
+            args[-1] = replace(args[-1], idempotency_key=key)
+
+        try:
+            return self._told(await getattr(cp, step.method)(*args, **options))
+        except VersionConflict as exc:
+            return ["VersionConflict", exc.expected, exc.actual]
+        except CheckpointerError as exc:
+            return [type(exc).__name__]
+
+    def _named(self, name: Any) -> str:
+        return f"{self._token}-{name}"
+
+    def _told(self, value: Any) -> Any:
+        """Return an answer without its times, and without the order of extra's keys."""
+        if isinstance(value, CheckpointData):
+            extra = [list(item) for item in sorted(value.extra.items())]
+            return [value.messages, extra, self._told(value.pending)]
+
+        if isinstance(value, CallRecord):
+            call = value.call
+            return [
+                value.thread_id,
+                [call.call_id, call.tool_name, dict(call.args), call.idempotency_key],
+                [value.status, value.attempt, value.result, value.erased],
+                value.resolved_at is not None,
+            ]
+
+        if isinstance(value, list):
+            return [self._told(one) for one in value]
+
+        if hasattr(value, "updated_at"):
+            return [value.thread_id, value.version]
+
+        return value
+
+
+async def shortened(
+    steps: list[Step], begin: Callable[[], Script], enough: Callable[[], bool]
+) -> tuple[list[Step], str]:
+    """Return what is left of the steps, and the difference, without the needless ones.
+
+    ``begin`` makes a script on fresh ids. Stops, with what it has, when it is enough.
+    """
+
+    async def replay(some: list[Step]) -> Script | None:
+        script = begin()
+        await script.open()
+
+        try:
+            for step in some:
+                if not await script.do(step):
+                    return script
+        finally:
+            await script.close()
+
+        return None
+
+    best = await replay(steps)
+    assert best is not None, "the same steps gave a difference before, and none now"
+
+    for i in reversed(range(len(steps))):
+        if enough():
+            break
+
+        if i < len(best.steps) - 1:
+            rest = [*best.steps[:i], *best.steps[i + 1 :]]
+            best = await replay(rest) or best
+
+    return best.steps, best.difference

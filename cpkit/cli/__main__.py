@@ -1,0 +1,5 @@
+"""``python -m cpkit.cli`` is ``cpkit``."""
+
+from cpkit.cli import main
+
+main()

@@ -1,0 +1,157 @@
+"""Certifying in code and on the command line: reports, files and exit codes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as xml
+
+import pytest
+
+from conformance import Clause, Outcome, certify
+from cpkit import BackendUnavailable, InvalidURL
+
+BROKEN = "conformance.broken.erasing:AlwaysForgets"
+
+
+async def test_certify_in_code() -> None:
+    """A call returns the report, and tells how far it is."""
+    started: list[Clause] = []
+    ended: list[Outcome] = []
+    report = await certify(
+        "memory://certify",
+        clauses=["append"],
+        seed=3,
+        on_start=started.append,
+        on_outcome=ended.append,
+    )
+    assert report.ok
+    assert report.seed == 3
+    assert report.durability.startswith("none")
+    assert ended == report.outcomes
+    assert [outcome.clause for outcome in ended] == started
+    assert {outcome.clause.subject for outcome in ended} == {"append"}
+
+
+async def test_certify_refuses_what_is_not_there() -> None:
+    """Bad targets and names are errors, a store that is down is unavailable."""
+    with pytest.raises(InvalidURL):
+        await certify("nope://x")
+
+    with pytest.raises(ValueError, match=r"no clause 'append\.x'"):
+        await certify("memory://", clauses=["append.x"])
+
+    with pytest.raises(BackendUnavailable):
+        await certify("redis://127.0.0.1:1/0?connect_timeout=1", clauses=["append"])
+
+
+def command(folder: Path, *args: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "cpkit.cli", "certify", *args],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_command_prints_a_certificate(tmp_path: Path) -> None:
+    """A store that holds: a table, and exit code 0."""
+    code, out, _ = command(tmp_path, "sqlite:///x.db", "--clause", "append")
+    assert code == 0
+    assert "core" in out
+    assert "holds" in out
+    assert "machine: " in out
+
+
+def test_the_command_says_what_fails(tmp_path: Path) -> None:
+    """A store that does not: sentence, expected, seen, how to ask again, code 1."""
+    code, out, _ = command(
+        tmp_path, BROKEN, "--clause", "erase.completed-stays-paid", "--seed", "4"
+    )
+    assert code == 1
+    assert "A completed call keeps its key" in out
+    assert "expected  found == holder == _erased(done)" in out
+    assert "found = None" in out
+    again = f"cpkit certify {BROKEN} --clause erase.completed-stays-paid --seed 4"
+    assert again in out
+
+
+def test_the_command_writes_reports(tmp_path: Path) -> None:
+    """JSON goes to standard output alone; XML and Markdown go to files."""
+    code, out, _ = command(
+        tmp_path,
+        "memory://",
+        *("--level", "core", "--clause", "append", "--clause", "extra"),
+        *("--json", "--junit", "report.xml", "--markdown", "report.md"),
+    )
+    assert code == 0
+    assert json.loads(out)["levels"]["core"]["verdict"] == "holds"
+    assert xml.parse(tmp_path / "report.xml").getroot().tag == "testsuites"
+    assert "| core | **holds** |" in (tmp_path / "report.md").read_text()
+
+
+def test_the_command_asks_one_clause_again(tmp_path: Path) -> None:
+    """The line that a failure prints asks just that clause, with the same chance."""
+    first = command(tmp_path, BROKEN, "--clause", "erase", "--seed", "4", "--json")
+    failed = [c for c in json.loads(first[1])["clauses"] if c["status"] == "failed"]
+    words = shlex.split(failed[-1]["again"])
+    code, out, _ = command(tmp_path, *words[2:], "--json")
+    assert code == 1
+    again = json.loads(out)
+    assert again["seed"] == 4
+    assert [c["id"] for c in again["clauses"]] == [failed[-1]["id"]]
+
+
+def test_bad_use_of_the_command(tmp_path: Path) -> None:
+    """A target, level or clause that there is not: a message, and exit code 2."""
+    for args in (
+        ["nope://x"],
+        ["no.such.module:factory"],
+        ["memory://", "--level", "perfect"],
+        ["memory://", "--clause", "append.perfect"],
+        ["memory://", "--colour", "red"],
+        [],
+    ):
+        code, out, err = command(tmp_path, *args)
+        assert code == 2, args
+        assert out == ""
+        assert err
+        assert "Traceback" not in err
+
+
+def test_a_store_that_is_down(tmp_path: Path) -> None:
+    """A store that cannot be opened: exit code 3, and no password in what is said."""
+    code, out, err = command(
+        tmp_path, "redis://u:s3cret@127.0.0.1:1/0?connect_timeout=1"
+    )
+    assert code == 3
+    assert "127.0.0.1" in err
+    assert "s3cret" not in out + err
+
+
+def test_a_store_that_hangs_does_not_hang_the_command(tmp_path: Path) -> None:
+    """A clause that blocks its thread for ever fails, and the command ends."""
+    (tmp_path / "stuck.py").write_text(
+        "import threading\n"
+        "from cpkit import MemoryCheckpointer\n"
+        "class Stuck(MemoryCheckpointer):\n"
+        "    async def append(self, *args, **options):\n"
+        "        threading.Event().wait()\n"
+    )
+    (tmp_path / "short.py").write_text(
+        "from dataclasses import replace\n"
+        "from conformance import clause\n"
+        "from conformance.clause import _clauses, all_clauses\n"
+        "from stuck import Stuck\n"
+        "all_clauses()\n"
+        "short = replace(_clauses['append.keeps-order'], deadline=0.2)\n"
+        "_clauses['append.keeps-order'] = short\n"
+    )
+    code, out, _ = command(tmp_path, "short:Stuck", "--clause", "append.keeps-order")
+    assert code == 1
+    assert "a thread that is still at" in out

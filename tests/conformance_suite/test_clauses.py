@@ -1,0 +1,74 @@
+"""The list of clauses: ids, sentences, and the version that names them."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import conformance
+from conformance import SUITE_VERSION, Level, all_clauses, select
+
+LISTED = Path(__file__).parent / f"clauses-{SUITE_VERSION}.txt"
+
+
+def test_ids_say_the_subject_and_the_fact() -> None:
+    """An id is a subject, a dot and a few words with hyphens."""
+    for clause in all_clauses():
+        assert re.fullmatch(r"[a-z]+\.[a-z0-9]+(-[a-z0-9]+)*", clause.id)
+
+
+def test_a_sentence_is_one_sentence() -> None:
+    """The docstring of a clause is one sentence, on one line of a report."""
+    for clause in all_clauses():
+        assert clause.sentence.endswith("."), clause.id
+        assert ". " not in clause.sentence, clause.id
+
+
+def test_clauses_come_with_a_version() -> None:
+    """A version of the suite has the same clauses for ever.
+
+    After a new clause: raise SUITE_VERSION, and write the new list.
+    """
+    ids = sorted(clause.id for clause in all_clauses())
+    assert ids == LISTED.read_text().split()
+
+
+def test_clauses_are_chosen_by_level_and_id() -> None:
+    """A level, an id or a subject narrows the list; a name that is none is an error."""
+    assert {clause.level for clause in select(["core"])} == {Level.CORE}
+    assert {clause.subject for clause in select(ids=["erase"])} == {"erase"}
+    assert [one.id for one in select(ids=["append.keeps-order"])] == [
+        "append.keeps-order"
+    ]
+
+    for levels, ids in ((["cor"], []), ([], ["append.x"]), (["core"], ["erase"])):
+        with pytest.raises(ValueError, match="no"):
+            select(levels, ids)
+
+
+def test_the_suite_imports_only_what_it_may() -> None:
+    """The suite knows cpkit, pytest and hypothesis, and no driver."""
+    allowed = {
+        "conformance",
+        "cpkit",
+        "hypothesis",
+        "pydantic",
+        "pydantic_core",
+        "pytest",
+    }
+    allowed |= {"typing_extensions"}
+    folder = Path(conformance.__file__).parent
+    found = set()
+
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {name.name.partition(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.partition(".")[0])
+
+    assert found - sys.stdlib_module_names <= allowed

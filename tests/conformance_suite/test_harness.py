@@ -1,0 +1,107 @@
+"""The harness: what names one, what it can do, and how it gets to other processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance import FactoryHarness, Harness, URLHarness, harness_for
+from conformance.harness import address, rebuild
+from cpkit import InvalidURL, MemoryCheckpointer
+
+
+@dataclass
+class Mine(Harness):
+    """The five lines of an author."""
+
+    path: str
+
+    def open(self, **options: Any) -> MemoryCheckpointer[Any]:
+        return MemoryCheckpointer(self.path, **options)
+
+
+MINE = Mine("mine")
+
+
+def make_mine() -> Harness:
+    return MINE
+
+
+def open_plain(max_payload: int = 100) -> MemoryCheckpointer[Any]:
+    return MemoryCheckpointer("plain", max_payload=max_payload)
+
+
+def test_a_url_names_a_harness(tmp_path: Path) -> None:
+    """Every form of URL is one, also where it looks like a module and a name."""
+    for url in ("memory://x", f"sqlite:///{tmp_path}/x.db", "file:folder"):
+        assert harness_for(url) == URLHarness(url)
+
+
+def test_a_dotted_name_names_a_harness() -> None:
+    """A harness, a function that returns one, or one that opens the store."""
+    assert harness_for(f"{__name__}:MINE") is MINE
+    assert harness_for(f"{__name__}:make_mine") is MINE
+    assert harness_for(f"{__name__}:open_plain") == FactoryHarness(
+        f"{__name__}:open_plain"
+    )
+
+
+@pytest.mark.parametrize(
+    "target", ["no.such:thing", f"{__name__}:nothing", "json:codecs"]
+)
+def test_what_names_no_harness_is_an_error(target: str) -> None:
+    """The error is a ValueError, for a message and not a traceback."""
+    with pytest.raises(ValueError, match=target.partition(":")[0]):
+        harness_for(target)
+
+
+@pytest.mark.parametrize("url", ["nope://x", "x", "sqlite:///x?colour=red"])
+def test_a_bad_url_is_an_error(url: str) -> None:
+    """The registry's own error says what is wrong."""
+    with pytest.raises(InvalidURL):
+        harness_for(url)
+
+
+def test_a_harness_is_built_again_from_its_address() -> None:
+    """A dataclass of JSON values gets to another process; nothing else does."""
+    assert rebuild(address(Mine("somewhere"))) == Mine("somewhere")
+    assert rebuild(address(URLHarness("memory://x"))) == URLHarness("memory://x")
+
+    class Local(Harness):
+        pass
+
+    with pytest.raises(TypeError):
+        address(Local())
+
+    with pytest.raises(TypeError):
+        rebuild('["json:JSONDecoder", {}]')
+
+
+def test_what_cannot_be_built_elsewhere_lacks_processes() -> None:
+    """The reason is told, and it is no error."""
+
+    @dataclass
+    class Local(Harness):
+        path: str
+
+    assert Mine("x").lacks("processes") is None
+    assert "Local" in (Local("x").lacks("processes") or "")
+    assert URLHarness("memory://x").lacks("processes")
+    assert URLHarness("memory://").lacks("handles")
+
+
+def test_a_factory_takes_the_options_of_its_signature() -> None:
+    """A clause that needs another option is skipped."""
+    harness = FactoryHarness(f"{__name__}:open_plain")
+    assert harness.lacks("max_payload") is None
+    assert "message_type" in (harness.lacks("message_type") or "")
+
+
+def test_a_password_stays_out_of_the_name() -> None:
+    """Reports and commands show the URL without its password."""
+    harness = URLHarness("redis://user:s3cret@localhost:6379/0")
+    assert "s3cret" not in harness.name
+    assert "s3cret" not in repr(harness)

@@ -1,0 +1,173 @@
+"""The checker itself: histories with an order that explains them, and without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conformance.history.linear import (
+    check_linearizable,
+    is_linearizable,
+    smallest,
+)
+from conformance.history.models import KEY, THREAD
+from conformance.history.op import Op, listing, merged
+
+Out = tuple[Any, ...] | None
+
+
+def op(client: str, start: int, end: int | None, kind: str, *args: Any, out: Out) -> Op:
+    return Op(client, "subject", kind, args, out, start, end)
+
+
+def append(
+    client: str, start: int, end: int | None, tokens: str, version: int | None
+) -> Op:
+    given = tuple(f"{client}.{token}" for token in tokens)
+    out = None if version is None else ("version", version)
+    return op(client, start, end, "append", given, None, out=out)
+
+
+def load(start: int, end: int, *tokens: str, extra: tuple[Any, ...] = ()) -> Op:
+    return op("reader", start, end, "load", out=("loaded", tokens, extra))
+
+
+def claim(client: str, start: int, end: int | None, out: Out) -> Op:
+    return op(client, start, end, "record_issued", f"{client}.1", out=out)
+
+
+EMPTY = op("reader", 0, 1, "load", out=("nothing",))
+
+EXPLAINED: dict[str, list[Op]] = {
+    "nothing": [],
+    "one after the other": [
+        EMPTY,
+        append("a", 2, 3, "x", 1),
+        append("b", 4, 5, "yz", 3),
+        load(6, 7, "a.x", "b.y", "b.z"),
+    ],
+    "at once, in the other order": [
+        append("a", 1, 10, "x", 2),
+        append("b", 2, 9, "y", 1),
+        load(11, 12, "b.y", "a.x"),
+    ],
+    "a load in the middle of an append sees it": [
+        append("a", 1, 10, "x", 1),
+        load(2, 3, "a.x"),
+    ],
+    "or does not": [
+        append("a", 1, 10, "x", 1),
+        op("reader", 2, 3, "load", out=("nothing",)),
+    ],
+    "of unknown outcome, and it happened late": [
+        append("a", 1, None, "x", None),
+        append("b", 2, 3, "y", 1),
+        load(4, 5, "b.y"),
+        load(6, 7, "b.y", "a.x"),
+    ],
+    "of unknown outcome, and it never happened": [
+        append("a", 1, None, "x", None),
+        append("b", 2, 3, "y", 1),
+        load(9, 10, "b.y"),
+    ],
+}
+
+UNEXPLAINED: dict[str, list[Op]] = {
+    "a lost append": [
+        append("a", 1, 2, "x", 1),
+        append("b", 3, 4, "y", 1),
+        load(5, 6, "b.y"),
+    ],
+    "two appends at one version": [
+        append("a", 1, 10, "x", 1),
+        append("b", 2, 9, "y", 1),
+    ],
+    "a torn batch": [append("a", 1, 10, "xy", 2), load(2, 3, "a.x")],
+    "a stale load": [
+        append("a", 1, 2, "x", 1),
+        op("reader", 3, 4, "load", out=("nothing",)),
+    ],
+    "a load that goes back": [
+        append("a", 1, 10, "x", 1),
+        load(2, 3, "a.x"),
+        op("reader", 4, 5, "load", out=("nothing",)),
+    ],
+    "an order that changes": [
+        append("a", 1, 10, "x", 2),
+        append("b", 2, 9, "y", 1),
+        load(11, 12, "a.x", "b.y"),
+    ],
+    "a message of nobody": [append("a", 1, 2, "x", 1), load(3, 4, "a.x", "c.z")],
+    "half of an append of unknown outcome": [
+        append("a", 1, None, "xy", None),
+        load(2, 3, "a.x"),
+    ],
+    "a conflict with what was right": [
+        op("a", 1, 2, "append", ("a.x",), 0, out=("conflict", 0)),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_a_history_with_an_order(name: str) -> None:
+    """What some order explains is linearizable."""
+    assert is_linearizable(THREAD, EXPLAINED[name])
+    check_linearizable(THREAD, EXPLAINED[name])
+
+
+@pytest.mark.parametrize("name", UNEXPLAINED)
+def test_a_history_without_an_order(name: str) -> None:
+    """What no order explains is not linearizable."""
+    assert not is_linearizable(THREAD, UNEXPLAINED[name])
+
+    with pytest.raises(AssertionError, match="operations that have none"):
+        check_linearizable(THREAD, UNEXPLAINED[name])
+
+
+def test_two_holders_of_a_key() -> None:
+    """Two claims that both succeed have no order, whenever they were."""
+    first, second = claim("a", 1, 10, ("claimed",)), claim("b", 2, 9, ("claimed",))
+    held = ("record", "a.1", "issued", None, 1)
+    assert not is_linearizable(KEY, [first, second])
+    assert is_linearizable(KEY, [first, claim("b", 2, 9, held)])
+    assert not is_linearizable(
+        KEY, [claim("b", 0, 1, held), claim("a", 2, 3, ("claimed",))]
+    )
+
+
+def test_attempts_of_a_key() -> None:
+    """A key that came free is claimed as the next attempt, and not before."""
+    failed = ("record", "a.1", "failed", "a.no", 1)
+    history = [
+        claim("a", 1, 2, ("claimed",)),
+        op("a", 3, 6, "record_result", "a.1", "failed", "a.no", out=failed),
+        claim("b", 4, 5, ("claimed",)),
+        op("c", 7, 8, "find_call", out=("record", "b.1", "issued", None, 2)),
+    ]
+    assert is_linearizable(KEY, history)
+    assert not is_linearizable(
+        KEY, [history[0], history[2], history[1], history[3]][:2]
+    )
+
+
+def test_the_smallest_part_is_shown() -> None:
+    """Of a long history that goes wrong a few operations are shown."""
+    fine = [append("a", 10 * n, 10 * n + 5, "x", n + 1) for n in range(40)]
+    reads = [load(10 * n + 6, 10 * n + 7, *["a.x"] * (n + 1)) for n in range(40)]
+    wrong = append("b", 402, 404, "y", 3)
+    after = [append("c", 410 + n, 411 + n, "z", 50) for n in range(10)]
+    history = [*fine, *reads, wrong, *after]
+    least = smallest(THREAD, history)
+    assert not is_linearizable(THREAD, least)
+    assert wrong in least
+    assert not set(least) & {*reads, *after}
+    assert listing(least).count("\n") == len(least) - 1
+
+
+def test_what_a_killed_process_said() -> None:
+    """An operation that began and did not end is of unknown outcome."""
+    ended = append("a", 1, 2, "x", 1)
+    begun = append("a", 3, None, "y", None)
+    said = [ended.unknown().to_json(), ended.to_json(), begun.to_json()]
+    assert merged(said) == [ended, begun]

@@ -1,0 +1,19 @@
+"""The state machine: a difference comes as a short script that shows it."""
+
+from __future__ import annotations
+
+from conformance import FactoryHarness, Status, run_clause, select
+
+
+def test_a_difference_is_shown_as_a_script() -> None:
+    """The operations that lead to it, and no others, as calls on a checkpointer."""
+    (model,) = select(ids=["model"])
+    harness = FactoryHarness("conformance.broken.extras:ReplacesExtra")
+    outcome = run_clause(model, harness, seed=1)
+    assert outcome.status is Status.FAILED
+    answer, script = outcome.seen.split("\nat the end of this script\n")
+    assert outcome.expected != answer
+    save, save_again, load = script.splitlines()
+    assert "await cp.save_extra('" in save
+    assert "await cp.save_extra('" in save_again
+    assert "await cp.load('" in load

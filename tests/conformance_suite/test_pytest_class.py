@@ -1,0 +1,97 @@
+"""The pytest class, as the author of a backend meets it: in a project of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PROJECT = {
+    "mine.py": """
+from cpkit import MemoryCheckpointer
+
+class Mine(MemoryCheckpointer):
+    def __init__(self, path, **options):
+        super().__init__(path, **options)
+
+    async def append(self, thread_id, messages, **options):
+        messages = messages[::-1] if len(messages) == 11 else messages
+        return await super().append(thread_id, messages, **options)
+""",
+    "test_mine.py": """
+from dataclasses import dataclass
+
+import pytest
+from conformance import ConformanceTests, Harness
+from mine import Mine
+
+@dataclass
+class MyHarness(Harness):
+    path: str
+
+    def open(self, **options):
+        return Mine(self.path, **options)
+
+class TestMine(ConformanceTests):
+    @pytest.fixture
+    def harness(self, tmp_path):
+        return MyHarness(str(tmp_path))
+""",
+    "test_forgotten.py": """
+from conformance import ConformanceTests
+
+class TestForgotten(ConformanceTests):
+    pass
+""",
+}
+
+
+def run(folder: Path, *args: str) -> str:
+    """Run pytest in the project, without any plugin or configuration of ours."""
+    for name, text in PROJECT.items():
+        (folder / name).write_text(text)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:asyncio", "-p", "no:cacheprovider"]
+        + ["-v", *args],
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "200", "PYTEST_ADDOPTS": "", "CPKIT_SEED": "5"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    return done.stdout.decode()
+
+
+def test_each_clause_is_a_test(tmp_path: Path) -> None:
+    """A clause is a test with its id as the name, and needs no asyncio plugin."""
+    said = run(tmp_path, "test_mine.py", "-k", "append or handle or server")
+    assert "TestMine::test_clause[append.returns-version] PASSED" in said
+    assert "TestMine::test_clause[server.writes-survive] SKIPPED" in said
+    assert "TestMine::test_clause[append.keeps-order] FAILED" in said
+    assert " 1 failed" in said
+
+
+def test_a_failure_can_be_read(tmp_path: Path) -> None:
+    """pytest shows the assert with its values, the sentence, and the seed."""
+    said = run(tmp_path, "test_mine.py", "-k", "append.keeps-order")
+    assert "assert loaded.messages == sent" in said
+    assert "{'n': 14} != {'n': 4}" in said
+    assert "runner.py" not in said
+    assert "append.keeps-order: Messages come back in the order" in said
+    assert "again with CPKIT_SEED=5" in said
+
+
+def test_other_processes_find_the_harness(tmp_path: Path) -> None:
+    """A harness in a test file can be built in a worker process."""
+    said = run(tmp_path, "test_mine.py", "-k", "kill.exit-loses-nothing")
+    # A store in memory: the worker opens one of its own, and that is found out.
+    assert "outcome unknown" in said or "operations that have none" in said
+    assert "expected another process" not in said
+
+
+def test_a_missing_fixture_is_told(tmp_path: Path) -> None:
+    """Who forgets the fixture reads what to do."""
+    said = run(tmp_path, "test_forgotten.py", "-k", "append.keeps-order")
+    assert "define a fixture 'harness' in your test class" in said

@@ -1,0 +1,114 @@
+"""The report: verdicts, and the same facts as JSON, Markdown and JUnit's XML."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from xml.etree import ElementTree as xml
+
+import pytest
+
+from conformance import SUITE_VERSION, Clause, Level, Outcome, Report, Status
+from conformance.case import Case
+
+
+async def check(case: Case) -> None:
+    """Stand for a check."""
+
+
+def outcome(clause_id: str, status: Status, level: Level = Level.CORE) -> Outcome:
+    clause = Clause(clause_id, f"{clause_id} | holds.", level, (), 5, check)
+    reason = "" if status in (Status.PASSED, Status.FAILED) else "no server"
+    failed = status is Status.FAILED
+    return Outcome(
+        clause,
+        status,
+        0.25,
+        reason,
+        "x == 1" if failed else "",
+        "x = '\0```'" if failed else "",
+        "Traceback \x1b" if failed else "",
+    )
+
+
+PASSED = outcome("a.holds", Status.PASSED)
+FAILED = outcome("a.fails", Status.FAILED)
+SKIPPED = outcome("d.skips", Status.SKIPPED, Level.DURABLE)
+UNSUPPORTED = outcome("o.lacks", Status.UNSUPPORTED, Level.OPTIONAL)
+
+
+def report(*outcomes: Outcome, asked: tuple[str, ...] = ()) -> Report:
+    return Report("memory://x y", "none: words", 7, 2.0, [*outcomes], asked)
+
+
+def test_unsupported_is_not_failed() -> None:
+    """What is not there, or cannot be asked, does not fail a store."""
+    assert report(PASSED, SKIPPED, UNSUPPORTED).ok
+    assert not report(PASSED, FAILED).ok
+
+
+def test_a_level_asked_for_by_name_must_hold() -> None:
+    """Nothing asked is nothing proven."""
+    assert report(PASSED, asked=("core",)).ok
+    assert not report(PASSED, SKIPPED, asked=("core", "durable")).ok
+
+
+def test_a_verdict_for_each_level() -> None:
+    """A level holds when a clause of it passed and none failed."""
+    found = report(PASSED, FAILED, SKIPPED, UNSUPPORTED)
+    assert found.verdict("core") == "fails"
+    assert found.verdict("durable") == found.verdict("optional") == "not asked"
+    assert report(PASSED).verdict("core") == "holds"
+
+
+def test_a_failure_says_how_to_ask_again() -> None:
+    """The command is one line, and a shell takes it apart as it was meant."""
+    words = shlex.split(report(FAILED).again(FAILED))
+    assert words[:3] == ["cpkit", "certify", "memory://x y"]
+    assert words[3:] == ["--clause", "a.fails", "--seed", "7", "--rounds", "2"]
+
+
+def test_as_json() -> None:
+    """JSON has the suite's version, the verdicts and every clause."""
+    found = json.loads(report(PASSED, FAILED, SKIPPED).to_json())
+    assert found["suite"] == SUITE_VERSION
+    assert found["ok"] is False
+    assert found["levels"]["core"] == {
+        "verdict": "fails",
+        "passed": 1,
+        "failed": 1,
+        "unsupported": 0,
+        "skipped": 0,
+    }
+    statuses = {clause["id"]: clause["status"] for clause in found["clauses"]}
+    assert statuses == {"a.holds": "passed", "a.fails": "failed", "d.skips": "skipped"}
+    assert found["clauses"][1]["expected"] == "x == 1"
+    assert found["clauses"][2]["reason"] == "no server"
+
+
+def test_as_junit() -> None:
+    """XML is well-formed, whatever a store has said."""
+    root = xml.fromstring(report(PASSED, FAILED, SKIPPED, UNSUPPORTED).to_junit())
+    suites = {suite.get("name"): suite for suite in root}
+    assert suites["core"].get("tests") == "2"
+    assert suites["core"].get("failures") == "1"
+    assert suites["durable"].get("skipped") == "1"
+    failure = suites["core"].find("testcase[@name='a.fails']/failure")
+    assert failure is not None
+    assert "x == 1" in (failure.text or "")
+
+
+def test_as_markdown() -> None:
+    """A page has a table, the failures, and nothing that breaks out of its block."""
+    page = report(PASSED, FAILED, SKIPPED).to_markdown()
+    assert SUITE_VERSION in page
+    assert "| core | **fails** | 1 | 1 | 0 | 0 |" in page
+    assert "````text\nexpected  x == 1" in page
+    assert "a.holds \\| holds." in page
+    assert "(no server)" in page
+
+
+@pytest.mark.parametrize("form", ["to_json", "to_junit", "to_markdown"])
+def test_nothing_asked_is_no_error(form: str) -> None:
+    """A report of nothing is a report."""
+    assert getattr(report(), form)()
