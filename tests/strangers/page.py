@@ -6,25 +6,16 @@ import asyncio
 import re
 import sys
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
-from conformance import Outcome, Status, certify
+from conformance import Outcome, Status
+from tests.strangers.findings import finding, findings, outcomes_of
 from tests.strangers.harnesses import STRANGERS
 from tests.strangers.servers import placed
 
-__all__ = ["PAGE", "findings", "outcomes_of"]
+__all__ = ["PAGE"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "strangers.md"
-
-# The adapter compares versions, makes a list or a model of what it is given, and does
-# so before the store sees anything.
-ADAPTERS = {
-    "append.expected-version-is-a-count",
-    "append.takes-a-sequence-only",
-    "ids.refused-first",
-    "values.message-is-an-object",
-}
 
 HEAD = """\
 # What the suite found in other people's stores
@@ -53,34 +44,8 @@ must be the store's own, and so the page stops at *core*.
 
 `python -m tests.strangers.page` writes this page again; a test holds it to what the
 suite says today. CubePi on Postgres is left out of that test: used from another event
-loop (`handle.wrong-loop`) it has crashed the interpreter, and the other tests with it.
+loop (`handle.wrong-loop`) it has crashed the interpreter.
 """
-
-
-async def outcomes_of(kind: str, folder: Path) -> list[Outcome]:
-    """Certify a stranger at the level core."""
-    harness = await placed(kind, folder)
-    return (await certify(harness, levels=["core"], seed=1)).outcomes
-
-
-def finding(outcome: Outcome) -> str:
-    """Return whose a failure is: the store's, the adapter's, or nobody's."""
-    if outcome.clause.id in ADAPTERS:
-        return "adapter"
-
-    if "NotImplementedError: the store keeps no" in outcome.trace:
-        return "lacks"
-
-    return "store"
-
-
-def findings(outcomes: Iterable[Outcome]) -> dict[str, str]:
-    """Return whose each failure is, by the id of the clause."""
-    return {
-        outcome.clause.id: finding(outcome)
-        for outcome in outcomes
-        if outcome.status is Status.FAILED
-    }
 
 
 def page_of(found: dict[str, list[Outcome]]) -> str:
@@ -122,7 +87,7 @@ def page_of(found: dict[str, list[Outcome]]) -> str:
 def _seen(outcome: Outcome) -> str:
     """Return what was seen, without what chance or this machine made up."""
     seen = re.sub(r" at \S+:\d+", "", outcome.seen.partition("\ncase = ")[0])
-    seen = re.sub(r"-[0-9a-f]{32}", "-…", seen)
+    seen = re.sub(r"-[0-9a-f]{16,32}", "-…", seen)
     return _cell(re.sub(r" at 0x[0-9a-f]+", "", seen))
 
 
@@ -136,7 +101,8 @@ async def _all() -> dict[str, list[Outcome]]:
 
     for kind in STRANGERS:
         with tempfile.TemporaryDirectory() as folder:
-            found[kind] = await outcomes_of(kind, Path(folder))
+            harness = await placed(kind, Path(folder))
+            found[kind] = await outcomes_of(harness)
 
         sys.stderr.write(f"{kind}: {len(found[kind])} clauses\n")
 
