@@ -30,6 +30,10 @@ __all__ = [
 ]
 
 
+# macOS, where fsync stops at the drive's cache.
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+
+
 @contextmanager
 def opened(path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
     """Open a file for the time of the block; no symbolic link is followed.
@@ -97,18 +101,18 @@ def let_go(fd: int) -> None:
 
 def write_all(fd: int, data: bytes) -> None:
     """Write everything; one call may write less, on a disk that is nearly full."""
-    rest = memoryview(data)
+    done = os.write(fd, data)
 
-    while rest:
-        rest = rest[os.write(fd, rest) :]
+    while done < len(data):
+        done += os.write(fd, memoryview(data)[done:])
 
 
 def sync_content(fd: int) -> None:
     """Return when the file's content will survive a power loss."""
-    if hasattr(fcntl, "F_FULLFSYNC"):  # macOS, where fsync stops at the drive's cache
-        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
-    else:
+    if _FULL_SYNC is None:
         os.fdatasync(fd)
+    else:
+        fcntl.fcntl(fd, _FULL_SYNC)
 
 
 def _locked(path: str, flags: int, lock: int) -> Locked:

@@ -27,6 +27,7 @@ Caveats
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +51,7 @@ from cpkit.records import (
 )
 from cpkit.registry import DriverOptions, url_path
 from cpkit.writes import Erase
-from cpkit_file import claims, operations
+from cpkit_file import changes, claims, reads
 from cpkit_file.faults import unavailable
 from cpkit_file.folder import Folder
 from cpkit_file.queue import WriteQueue
@@ -97,7 +98,7 @@ class FileCheckpointer(Generic[MessageT]):
         )
         self._workers = ThreadPoolExecutor(_WORKERS, "cpkit-file")
         self._writes = WriteQueue(
-            self._lifetime, partial(self._hop, operations.carry_out)
+            self._lifetime, partial(self._trip, changes.carry_out)
         )
 
     @classmethod
@@ -130,7 +131,8 @@ class FileCheckpointer(Generic[MessageT]):
         await self._lifetime.end(self._release)
 
     async def _release(self) -> None:
-        self._workers.shutdown()  # they are idle by now
+        # Elsewhere, because it waits for the operations whose callers are gone.
+        await asyncio.to_thread(self._workers.shutdown)
 
     @property
     def durability(self) -> Durability:
@@ -153,7 +155,7 @@ class FileCheckpointer(Generic[MessageT]):
     async def load(self, thread_id: str) -> CheckpointData[MessageT] | None:
         self._lifetime.check()
         thread_id = check_id("thread_id", thread_id)
-        return await self._trip(operations.load, self._codec, thread_id)
+        return await self._trip(reads.load, self._codec, thread_id)
 
     async def append(
         self,
@@ -212,7 +214,7 @@ class FileCheckpointer(Generic[MessageT]):
     ) -> list[ThreadInfo]:
         self._lifetime.check()
         prefix, after, limit = check_page(prefix, after, limit)
-        return await self._trip(operations.list_threads, prefix, after, limit)
+        return await self._trip(reads.list_threads, prefix, after, limit)
 
     async def read(
         self, thread_id: str, start: int = 0, stop: int | None = None
@@ -220,14 +222,12 @@ class FileCheckpointer(Generic[MessageT]):
         self._lifetime.check()
         thread_id = check_id("thread_id", thread_id)
         span(start, stop, 0)  # a wrong argument raises even where there is no thread
-        return await self._trip(
-            operations.read_range, self._codec, thread_id, start, stop
-        )
+        return await self._trip(reads.read_range, self._codec, thread_id, start, stop)
 
     async def list_calls(self, thread_id: str) -> list[CallRecord]:
         self._lifetime.check()
         thread_id = check_id("thread_id", thread_id)
-        calls = await self._trip(operations.calls_of, thread_id)
+        calls = await self._trip(reads.calls_of, thread_id)
         return [self._codec.record(call) for call in calls]
 
     async def find_call(self, idempotency_key: str) -> CallRecord | None:
@@ -243,15 +243,16 @@ class FileCheckpointer(Generic[MessageT]):
     async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
         self._lifetime.check()
         thread_id = check_id("thread_id", thread_id)
-        await self._trip(operations.erase, Erase(thread_id, forget_keys))
+        await self._trip(changes.erase, Erase(thread_id, forget_keys))
 
     # The trips to the worker threads
 
     async def _trip(self, operation: Callable[..., T], *args: Any) -> T:
-        """Run an operation to its end: what a worker thread began goes on anyway."""
-        return await self._lifetime.finish(self._hop(operation, *args))
+        """Run an operation in a worker thread.
 
-    async def _hop(self, operation: Callable[..., T], *args: Any) -> T:
+        A caller that is cancelled merely stops waiting: what a thread has begun goes on
+        to its end, and closing waits for the threads.
+        """
         result: T = await _in_worker(
             operation, self._folder, *args, executor=self._workers
         )

@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-from cpkit.codec import from_micros
 from cpkit.jsontext import encode_json, parse_json
 from cpkit.writes import Append, Merge, StoredCall
 
@@ -180,8 +180,12 @@ def _end(at: At | None, parts: list[bytes] | None = None) -> bytes:
 
 
 def _iso(micros: int) -> str:
-    text = from_micros(micros).isoformat(timespec="microseconds")
-    return text.replace("+00:00", "Z")
+    return f"{_second(micros // 1_000_000)}.{micros % 1_000_000:06}Z"
+
+
+@lru_cache(16)  # nearly always the one of the line before
+def _second(seconds: int) -> str:
+    return (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 # Reading: each raises ``ValueError`` for what no line of ours looks like. Lines come

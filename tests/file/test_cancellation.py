@@ -221,6 +221,34 @@ def test_a_loop_that_ends_in_the_middle_leaves_nothing(home: Path, count: int) -
     asyncio.run(look())
 
 
+@pytest.mark.parametrize("count", range(6))
+async def test_a_write_in_the_cleanup_of_a_cancelled_task_is_done(
+    cp: Store, count: int
+) -> None:
+    """Also where every task of the loop was cancelled, the queue's own too."""
+
+    async def write_for_ever(name: str) -> None:
+        try:
+            while True:
+                await cp.append(name, [{}])
+        finally:
+            await asyncio.wait_for(cp.append(name, [{"last": name}]), 20)
+
+    tasks = [asyncio.create_task(write_for_ever(f"t{i}")) for i in range(20)]
+    await turns(count)
+    ours = asyncio.all_tasks() - {asyncio.current_task()}
+    began = count > 0
+
+    for task in ours:
+        task.cancel()
+
+    await asyncio.wait(tasks)
+    assert all(task.cancelled() for task in tasks)
+
+    for i in range(20):
+        assert ({"last": f"t{i}"} in await cp.read(f"t{i}")) is began
+
+
 async def test_an_error_that_is_kept_holds_nothing_open(home: Path, log: Path) -> None:
     """Frames live on in the traceback of an error; files do not stay locked in them."""
     kept = []

@@ -15,7 +15,7 @@ import pytest
 from cpkit import CallMismatch, CallRecord, ToolCall, UnknownCall
 from cpkit.codec import Codec
 from cpkit.writes import Erase
-from cpkit_file import FileCheckpointer, claims, operations
+from cpkit_file import FileCheckpointer, changes, claims
 from cpkit_file.folder import Folder
 from cpkit_file.names import claim_stem
 
@@ -57,13 +57,16 @@ def links(home: Path) -> list[str]:
 async def test_one_call_id_under_two_keys_at_once_is_claimed_once(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The keys have different locks, so the log is asked again under its own."""
+    """The keys have different locks, so the log is asked under its own."""
     other = ToolCall("c", "pay", {"n": 1}, "a second key")
     assert claim_stem("key")[0] != claim_stem("a second key")[0]
 
     async with Store(home) as cp, Store(home) as rival:
         happened = meanwhile(
-            monkeypatch, claims, "_link", lambda: claim(rival._folder, "t", other)
+            monkeypatch,
+            claims._Key,
+            "last_attempt",
+            lambda: claim(rival._folder, "t", other),
         )
 
         with pytest.raises(CallMismatch):
@@ -84,9 +87,9 @@ async def test_a_thread_deleted_in_the_middle_of_a_claim_keeps_the_claim(
         await cp.append("t", [{}])
         meanwhile(
             monkeypatch,
-            claims,
-            "_link",
-            lambda: operations.erase(rival._folder, Erase("t", False)),
+            claims._Key,
+            "last_attempt",
+            lambda: changes.erase(rival._folder, Erase("t", False)),
         )
         assert await cp.record_issued("t", CALL) is None
         data = await cp.load("t")
@@ -103,9 +106,9 @@ async def test_a_thread_forgotten_while_its_key_is_looked_up(
         await cp.record_issued("t", CALL)
         meanwhile(
             monkeypatch,
-            claims,
-            "_top",
-            lambda: operations.erase(rival._folder, Erase("t", True)),
+            claims._Key,
+            "top",
+            lambda: changes.erase(rival._folder, Erase("t", True)),
         )
         assert await cp.find_call("key") is None
         assert links(home) == []
@@ -123,7 +126,7 @@ async def test_the_log_is_replaced_while_a_writer_waits_for_it(
                 monkeypatch,
                 os,
                 "open",
-                partial(operations.erase, rival._folder, Erase("t", forget)),
+                partial(changes.erase, rival._folder, Erase("t", forget)),
             )
             assert await cp.append("t", [{"new": 1}]) == 1
             assert await cp.read("t") == await rival.read("t") == [{"new": 1}]

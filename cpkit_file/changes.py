@@ -1,0 +1,127 @@
+"""The operations that change a thread, each one trip to a worker thread.
+
+Writes to one thread come in groups: a group is written under one lock with one sync,
+and an operation that is refused adds no line, so its neighbours are not touched by its
+refusal. Claims and deletions lock more than their thread's log and come alone.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from cpkit.errors import CheckpointerError, UnknownCall, VersionConflict
+from cpkit.writes import Append, Erase, Resolve, StoredCall
+from cpkit_file import lines
+from cpkit_file.claims import release
+from cpkit_file.faults import copy_of, unavailable
+from cpkit_file.folder import Folder
+from cpkit_file.queue import ThreadWrite
+from cpkit_file.writing import Draft, replace, replacing, torn_path
+
+__all__ = ["apply", "carry_out", "erase"]
+
+
+def carry_out(
+    folder: Folder, groups: list[list[ThreadWrite]], wait: bool
+) -> list[list[object] | None]:
+    """Write groups, each to its log; ``None`` for one that somebody else has locked.
+
+    A group has an outcome, or its error, for each write. Unless ``wait``.
+    """
+    return [_carry_out_one(folder, group, wait) for group in groups]
+
+
+def _carry_out_one(
+    folder: Folder, writes: list[ThreadWrite], wait: bool
+) -> list[object] | None:
+    try:
+        return apply(folder, writes, wait=wait)
+    except BlockingIOError:
+        return None
+    except OSError as exc:
+        return [unavailable(folder.name, exc) for _ in writes]
+    except CheckpointerError as exc:
+        return [copy_of(exc) for _ in writes]
+
+
+def apply(
+    folder: Folder, writes: list[ThreadWrite], *, wait: bool = True
+) -> list[object]:
+    """Write a group to one log; return an outcome, or its error, for each."""
+    with Draft(folder, writes[0].thread_id, wait=wait) as draft:
+        outcomes = [_apply_one(draft, write) for write in writes]
+        draft.commit()
+
+    return outcomes
+
+
+def _apply_one(draft: Draft, write: ThreadWrite) -> object:
+    try:
+        if isinstance(write, Append):
+            return _append(draft, write)
+
+        if isinstance(write, Resolve):
+            return _resolve(draft, write)
+
+        draft.add(lines.merged(write, draft.advance()))
+    except CheckpointerError as refusal:
+        return refusal
+
+    return None
+
+
+def _append(draft: Draft, write: Append) -> int:
+    version = draft.version
+
+    if write.expected_version not in (None, version):
+        raise VersionConflict(write.thread_id, write.expected_version, version)
+
+    if write.bodies:
+        draft.add(lines.added(write, draft.advance(len(write.bodies))))
+
+    return draft.version
+
+
+def _resolve(draft: Draft, write: Resolve) -> StoredCall:
+    call = draft.find(write.call_id)
+
+    if call is None:
+        raise UnknownCall(write.thread_id, write.call_id)
+
+    if call.status != "issued":
+        return call
+
+    # An outcome of an erased call is no change of the thread.
+    at = draft.at if call.erased else draft.advance()
+    result = None if call.erased else write.result
+    call = call._replace(status=write.status, result=result, resolved_at=draft.now)
+    draft.add(lines.resolved(call, result, at))
+    draft.resolved[write.call_id] = call
+    return call
+
+
+def erase(folder: Folder, write: Erase) -> None:
+    """Delete a thread: put a log in its place that has only its calls, erased.
+
+    With ``forget_keys`` not even those. The links of forgotten calls are void from the
+    moment of the replacement, and removed after it.
+    """
+    with replacing(folder, write.thread_id) as log:
+        if log is None:
+            return
+
+        with suppress(FileNotFoundError):
+            os.unlink(torn_path(log))
+
+        if not log.end or (log.at is None and not write.forget_keys):
+            return
+
+        calls = log.index.catch_up(log).bare()
+        replace(log, write.thread_id, [] if write.forget_keys else calls)
+
+    if write.forget_keys:
+        try:
+            release(folder, {call.idempotency_key for call in calls})
+        except OSError as exc:
+            raise unavailable(folder.name, exc, maybe_applied=True) from exc
