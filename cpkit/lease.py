@@ -163,7 +163,13 @@ class Lease:
             raise LeaseLost(self.thread_id, self.token, self._reason)
 
     async def __aenter__(self) -> Self:
-        await self._acquire()
+        try:
+            await self._acquire()
+        except (asyncio.CancelledError, BackendUnavailable):
+            # The claim may have arrived, and nobody would renew or release it.
+            await self._release()
+            raise
+
         self._task = asyncio.current_task()
         assert self._task is not None
         self._cancelling = self._task.cancelling()

@@ -24,6 +24,7 @@ __all__ = [
     "issued",
     "released",
     "replayed",
+    "told",
     "type_name",
     "value",
 ]
@@ -52,10 +53,14 @@ def value(result: JsonValue) -> dict[str, JsonValue]:
 
 def error(exc: Exception) -> dict[str, JsonValue]:
     """Return the envelope of a final failure; any exception can be told."""
+    return {"error": {"type": type_name(exc), "message": told(exc)}}
+
+
+def told(exc: Exception) -> str:
+    """Return an exception's message, cut and escaped so that any store can hold it."""
     # Not str(exc): an exception whose message cannot be made must not hide the failure.
     _, _, message = "".join(format_exception_only(exc)).strip().partition(": ")
-    told = message[:_LONGEST_MESSAGE].encode(errors="backslashreplace").decode()
-    return {"error": {"type": type_name(exc), "message": told}}
+    return message[:_LONGEST_MESSAGE].encode(errors="backslashreplace").decode()
 
 
 def type_name(exc: Exception) -> str:

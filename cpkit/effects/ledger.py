@@ -18,8 +18,9 @@ from cpkit.effects.effect import (
 )
 from cpkit.effects.errors import Superseded
 from cpkit.effects.keys import GLOBAL_THREAD, Scope, chosen, effect_key, plain_args
+from cpkit.effects.outcome import Plan, Settled
 from cpkit.effects.resume import ResumeReport, resume
-from cpkit.effects.run import EffectRun, Plan, Settled, SupersededHook
+from cpkit.effects.run import EffectRun, SupersededHook
 from cpkit.effects.tracing import Trail
 from cpkit.errors import InvalidId, PayloadTooLarge, SerializationError
 from cpkit.ids import check_id

@@ -13,8 +13,8 @@ from cpkit.effects.calls import Calls
 from cpkit.effects.effect import Landed, NotLanded
 from cpkit.effects.heartbeat import last_beat
 from cpkit.effects.keys import APPROVAL
-from cpkit.effects.run import ask_verify
 from cpkit.effects.tracing import log
+from cpkit.effects.verify import ask_verify
 from cpkit.patience import Silence
 from cpkit.records import CallRecord, JsonValue
 

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
-from typing import Any
 
 from cpkit.canonical import canonical_json
 from cpkit.effects import envelope
@@ -31,78 +30,27 @@ from cpkit.effects.effect import (
     NoEffect,
     NotLanded,
     Verdict,
-    Verify,
     called,
 )
 from cpkit.effects.errors import EffectErased, EffectTimeout, KeyReused
 from cpkit.effects.heartbeat import Heartbeat, last_beat
-from cpkit.effects.keys import KeyKind, fresh_call_id
+from cpkit.effects.keys import fresh_call_id
+from cpkit.effects.outcome import Outcome, Plan, Settled
 from cpkit.effects.tracing import Trail, log
-from cpkit.errors import PayloadTooLarge, SerializationError, UnknownCall
+from cpkit.effects.verify import ask_verify
+from cpkit.errors import (
+    BackendUnavailable,
+    CheckpointerError,
+    PayloadTooLarge,
+    SerializationError,
+    UnknownCall,
+)
 from cpkit.patience import Silence
-from cpkit.records import CallRecord, JsonValue, ToolCall
+from cpkit.records import CallRecord, ToolCall
 
-__all__ = ["EffectRun", "Outcome", "Plan", "Settled", "ask_verify", "reported"]
+__all__ = ["EffectRun", "SupersededHook"]
 
 SupersededHook = Callable[[Effect, CallRecord], Awaitable[object] | object]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is to be done once, and how long to wait for what.
-
-    Times are in seconds, ``None`` without end; ``stale_after`` ``None`` is never.
-    """
-
-    effect: Effect
-    kind: KeyKind
-    verify: Verify | None
-    timeout: float | None
-    approval_timeout: float | None
-    stale_after: float | None
-    heartbeat: float
-    release_failures: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a handler came to: an envelope, and the exception where it raised one."""
-
-    result: dict[str, JsonValue]
-    success: bool = True
-    raised: Exception | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """How a run ended: the record that stands, and what is this caller's alone.
-
-    ``raised`` is the exception of the caller's own handler; ``in_hand`` is the result
-    of a caller whose record was erased or forgotten while its handler ran.
-    """
-
-    record: CallRecord | None
-    replayed: bool
-    raised: Exception | None = None
-    in_hand: Outcome | None = None
-
-    def value(self) -> JsonValue:
-        """Return the effect's result, or raise its failure."""
-        if self.raised is not None:
-            raise self.raised
-
-        if self.in_hand is not None:
-            return self.in_hand.result["value"]
-
-        assert self.record is not None
-        return envelope.replayed(self.record)
-
-    def failure(self) -> str | None:
-        """Return the type of the error that it ended with, if it failed."""
-        if self.raised is not None:
-            return envelope.type_name(self.raised)
-
-        return None if self.record is None else envelope.failure(self.record)
 
 
 class EffectRun:
@@ -124,6 +72,10 @@ class EffectRun:
         self._running = running
         self._on_superseded = on_superseded
         self._call: ToolCall
+        self._mine = ""
+        """The id of the call, which a resume beside this run leaves alone."""
+        self._outcome: Outcome | None = None
+        """What the handler came to, from when it ended."""
 
     async def settle(self, handler: Handler, *, wants_attempt: bool = True) -> Settled:
         """Run the effect, or wait for whoever does, or replay what is on record.
@@ -136,53 +88,42 @@ class EffectRun:
         if record is not None:
             return self._replay(record)
 
-        await self._approve()
-        self._renew_call()
-        outcome: Outcome | None = None
+        try:
+            while True:
+                ours, record = await self._hold(self._acquire, wants_attempt)
 
-        while True:
-            record = await self._acquire()
+                if not ours:
+                    assert record is not None
+                    return self._replay(record)
 
-            if record is not None:
-                return self._replay(record)
+                effect = replace(
+                    self._plan.effect,
+                    call_id=self._call.call_id,
+                    attempt=0 if record is None else record.attempt,
+                )
+                settled = await self._perform(handler, effect)
 
-            self._running.add(self._call.call_id)
-
-            try:
-                settled = await self._perform(handler, outcome, wants_attempt)
-            finally:
-                self._running.discard(self._call.call_id)
-
-            if isinstance(settled, Settled):
-                return settled
-
-            # Superseded, with an outcome in hand or before the handler was called.
-            outcome = settled or outcome
-            self._renew_call()
+                if settled is not None:
+                    return settled
+        finally:
+            self._running.discard(self._mine)
 
     async def begin(self) -> tuple[CallRecord, bool]:
         """Claim the effect; return the key's record and whether it is ours to run."""
-        record = await self._calls.cp.find_completed(self._plan.effect.key)
+        ours = False
 
-        if record is None:
-            await self._approve()
-            self._renew_call()
-
-        while record is None:
-            record = await self._claim()
+        try:
+            record = await self._calls.cp.find_completed(self._plan.effect.key)
 
             if record is None:
-                mine = await self._calls.on_record(self._thread_id, self._call)
+                ours, record = await self._hold(self._claim, True)
+        finally:
+            if not ours:
+                self._running.discard(self._mine)
 
-                if mine is not None and mine.status == "issued":
-                    self._check(mine)
-                    self._running.add(mine.call.call_id)
-                    return mine, True
-
-                self._renew_call()
-
+        assert record is not None
         self._check(record)
-        return record, False
+        return record, ours
 
     @property
     def _thread_id(self) -> str:
@@ -190,8 +131,11 @@ class EffectRun:
 
     def _renew_call(self) -> None:
         effect = self._plan.effect
+        self._running.discard(self._mine)
+        self._mine = fresh_call_id()
+        self._running.add(self._mine)
         self._call = ToolCall(
-            fresh_call_id(),
+            self._mine,
             effect.tool,
             envelope.issued(effect.args, effect.tool_call_id),
             effect.key,
@@ -205,9 +149,56 @@ class EffectRun:
 
     # Holding the key
 
+    async def _hold(
+        self,
+        acquire: Callable[[], Awaitable[CallRecord | None]],
+        wants_record: bool,
+    ) -> tuple[bool, CallRecord | None]:
+        """Come to hold the key, or not; return that, and the record.
+
+        Where it is ours the record is ``None`` unless wanted.
+        """
+        try:
+            while True:
+                self._renew_call()
+                record = await acquire()
+
+                if record is not None:
+                    return False, record
+
+                if not wants_record or self._outcome is not None:
+                    return True, None
+
+                record = await self._calls.on_record(self._thread_id, self._call)
+
+                # None where it was superseded already: then it must not run.
+                if record is not None and record.status == "issued":
+                    self._check(record)
+                    return True, record
+        except (asyncio.CancelledError, BackendUnavailable):
+            if self._outcome is None:
+                await self._let_go()
+
+            raise
+
+    async def _let_go(self) -> None:
+        """Free the key of a claim that may have arrived: the handler was not called."""
+        try:
+            await self._calls.cp.record_result(
+                self._thread_id,
+                self._call.call_id,
+                envelope.released("given up before it began"),
+                success=False,
+            )
+        except CheckpointerError as exc:
+            self._trail.note("nothing to let go of", because=str(exc))
+
     async def _claim(self) -> CallRecord | None:
         """Claim the key; ``None`` where the run holds it, else the record that does."""
         while True:
+            if self._outcome is None:
+                await self._approve()
+
             record = await self._calls.claim(self._thread_id, self._call)
 
             if record is None or record.status != "failed":
@@ -296,36 +287,22 @@ class EffectRun:
 
     # Running and recording
 
-    async def _perform(
-        self, handler: Handler, outcome: Outcome | None, wants_attempt: bool
-    ) -> Settled | Outcome | None:
-        """Run the handler unless there is an outcome, and record what came of it.
+    async def _perform(self, handler: Handler, effect: Effect) -> Settled | None:
+        """Run the handler, unless it ran, and record what came of it.
 
-        Returns how it ended. Where the attempt was superseded: the outcome in hand, or
-        ``None`` where the handler was not called.
+        ``None`` where the attempt was superseded and its key not settled yet.
         """
-        plan = self._plan
-        effect = replace(plan.effect, call_id=self._call.call_id)
         heart = Heartbeat(
-            self._calls.cp, effect.key, self._call.call_id, plan.heartbeat
+            self._calls.cp, effect.key, effect.call_id, self._plan.heartbeat
         )
 
-        if outcome is None:
-            if wants_attempt:
-                mine = await self._calls.on_record(self._thread_id, self._call)
-
-                if mine is None or mine.status != "issued":
-                    return None
-
-                self._check(mine)
-                effect = replace(effect, attempt=mine.attempt)
-
+        if self._outcome is None:
             self._trail.note("claimed", attempt=effect.attempt)
 
             async with heart:
-                outcome = await self._handled(handler, effect)
+                self._outcome = await self._handled(handler, effect)
 
-        settled = await self._record(effect, outcome)
+        settled = await self._record(effect, self._outcome)
         await heart.clear()
         return settled
 
@@ -334,23 +311,23 @@ class EffectRun:
         try:
             return Outcome(envelope.value(await called(handler, effect)))
         except NoEffect as exc:
-            return Outcome(envelope.released(str(exc)), success=False, raised=exc)
+            return _released(exc)
         except Exception as exc:
             # SerializationError too: the effect happened, and its result is no JSON.
             if self._plan.release_failures and not isinstance(exc, SerializationError):
-                return Outcome(envelope.released(str(exc)), success=False, raised=exc)
+                return _released(exc)
 
             return Outcome(envelope.error(exc), raised=exc)
 
-    async def _record(self, effect: Effect, outcome: Outcome) -> Settled | Outcome:
-        """Record the outcome; return it, unsettled, where the attempt was superseded.
+    async def _record(self, effect: Effect, outcome: Outcome) -> Settled | None:
+        """Record the outcome; ``None`` where the attempt was superseded unsettled.
 
         Whoever recorded first decides; everybody acts on the record.
         """
         try:
             record = await self._resolve(outcome)
         except PayloadTooLarge as exc:
-            outcome = Outcome(envelope.error(exc), raised=exc)
+            outcome = self._outcome = Outcome(envelope.error(exc), raised=exc)
             record = await self._resolve(outcome)
         except UnknownCall:
             self._trail.warn("forgotten while it ran")
@@ -364,13 +341,25 @@ class EffectRun:
             self._trail.note("recorded", attempt=record.attempt, status=record.status)
             return Settled(record, False, outcome.raised)
 
-        await reported(self._on_superseded, effect, record, self._trail)
+        await self._report(effect, record)
 
         if not outcome.success:
             # It had no effect, so it has nothing to add to what others recorded.
             return Settled(record, False, outcome.raised)
 
-        return self._replay(record) if record.status == "completed" else outcome
+        return self._replay(record) if record.status == "completed" else None
+
+    async def _report(self, effect: Effect, record: CallRecord) -> None:
+        """Tell that the attempt was settled by another before its outcome came."""
+        self._trail.warn("superseded", attempt=record.attempt, status=record.status)
+
+        if self._on_superseded is None:
+            return
+
+        try:
+            await called(self._on_superseded, effect, record)
+        except Exception:
+            log.exception("on_superseded failed for %s", effect.tool)
 
     async def _resolve(self, outcome: Outcome) -> CallRecord:
         return await self._calls.resolve(
@@ -403,38 +392,8 @@ class EffectRun:
                 raise KeyReused(effect.key, effect.tool)
 
 
-async def ask_verify(verify: Verify, holder: CallRecord) -> Verdict:
-    """Ask whether an attempt's effect landed; ``None`` for what is no clear answer."""
-    effect = envelope.effect_of(holder)
-
-    if effect is None:
-        return None
-
-    try:
-        verdict: Any = await called(verify, effect)
-
-        if isinstance(verdict, Landed):
-            envelope.value(verdict.result)  # raises where it could not be recorded
-    except Exception:
-        log.warning("verify of %s failed", effect.tool, exc_info=True)
-        return None
-
-    return verdict if isinstance(verdict, (Landed, NotLanded)) else None
-
-
-async def reported(
-    hook: SupersededHook | None, effect: Effect, record: CallRecord, trail: Trail
-) -> None:
-    """Tell that an attempt was settled by another before its own outcome came."""
-    trail.warn("superseded", attempt=record.attempt, status=record.status)
-
-    if hook is None:
-        return
-
-    try:
-        await called(hook, effect, record)
-    except Exception:
-        log.exception("on_superseded failed for %s", effect.tool)
+def _released(exc: Exception) -> Outcome:
+    return Outcome(envelope.released(envelope.told(exc)), success=False, raised=exc)
 
 
 def _is(record: CallRecord, outcome: Outcome) -> bool:

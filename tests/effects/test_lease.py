@@ -79,15 +79,22 @@ async def test_a_dead_holder_is_taken_over(cp: Store, thread: str) -> None:
 
 
 async def test_a_zombie_cannot_write(cp: Store, thread: str) -> None:
-    """Not with ``expected_version``, whatever it believes."""
+    """Not with the version that its term began with, whatever it believes."""
     await cp.append(thread, [{"n": 1}])
-    await abandon(cp, thread)
+    zombie = await abandon(cp, thread)
+    data = await zombie.load()
+    assert data is not None
 
-    async with lease_of(cp, thread):
-        await cp.append(thread, [{"n": 2}], expected_version=1)
+    async with lease_of(cp, thread) as lease:
+        found = await lease.load()
+        assert found is not None
+        await cp.append(thread, [{"n": 2}], expected_version=found.version)
 
     with pytest.raises(VersionConflict):
-        await cp.append(thread, [{"zombie": 2}], expected_version=1)
+        await cp.append(thread, [{"zombie": 2}], expected_version=data.version)
+
+    with pytest.raises(LeaseLost):
+        await zombie.load()  # what it would see now is not its own to go on from
 
 
 async def test_the_block_is_told_that_its_lease_is_lost(cp: Store, thread: str) -> None:

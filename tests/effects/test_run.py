@@ -207,6 +207,16 @@ async def test_an_exception_that_cannot_be_told_is_recorded(
         with pytest.raises(EffectFailed):
             await quick(cp).run(thread, "charge", {"n": number}, shop.charge)
 
+        with pytest.raises(type(error)):
+            await quick(cp, release_failures=True).run(
+                thread, "charge", {"n": -1 - number}, shop.charge
+            )
+
+    assert [record.status for record in await cp.list_calls(thread)] == [
+        "completed",
+        "failed",
+    ] * 2
+
 
 @pytest.mark.parametrize(
     ("args", "error"),
@@ -244,6 +254,36 @@ async def test_a_cancelled_handler_leaves_its_call_issued(
     assert data is not None
     assert data.pending == [late.value.holder]
     assert len(shop.effects) == 1
+
+
+async def test_a_run_given_up_before_its_handler_frees_the_key(
+    cp: Store, thread: str
+) -> None:
+    """Cancelled in the middle of its claim: the next one does not wait for anybody."""
+    claimed = asyncio.Event()
+
+    class Slow(OnlySix):
+        async def issue(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+            record = await cp.record_issued(thread_id, call)
+            claimed.set()
+            await asyncio.Event().wait()
+            return record
+
+    store: Any = Slow(cp)
+    store.record_issued = store.issue
+    given_up = Shop()
+    task = asyncio.create_task(
+        quick(store).run(thread, "charge", ARGS, given_up.charge)
+    )
+    await claimed.wait()
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    shop = Shop()
+    await quick(cp).run(thread, "charge", ARGS, shop.charge)
+    assert (len(given_up.effects), shop.effects[0].attempt) == (0, 2)
 
 
 async def test_a_given_key_with_other_args_is_refused(cp: Store, thread: str) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 from cpkit import CallRecord, JsonValue, MemoryCheckpointer, ToolCall
 from cpkit.effects import EffectLedger
-from cpkit.effects.effect import Handler
-from cpkit.effects.run import EffectRun, Outcome, Plan, Settled
+from cpkit.effects.effect import Effect, Handler
+from cpkit.effects.outcome import Plan, Settled
+from cpkit.effects.run import EffectRun
 from cpkit.effects.tracing import Trail
 
 __all__ = ["ApprovesAfterClaim", "ChecksThenInserts", "OverwritesResults"]
@@ -59,15 +60,11 @@ class _LateApproval(EffectRun):
     async def _approve(self) -> None:
         """Ask for nothing before the claim and the takeover."""
 
-    async def _perform(
-        self, handler: Handler, outcome: Outcome | None, wants_attempt: bool
-    ) -> Settled | Outcome | None:
-        mine = await self._calls.on_record(self._thread_id, self._call)
-
-        if mine is not None and mine.attempt == 1:
+    async def _perform(self, handler: Handler, effect: Effect) -> Settled | None:
+        if effect.attempt == 1:
             await super()._approve()
 
-        return await super()._perform(handler, outcome, wants_attempt)
+        return await super()._perform(handler, effect)
 
 
 class ApprovesAfterClaim(EffectLedger):
