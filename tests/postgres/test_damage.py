@@ -62,6 +62,7 @@ async def test_a_row_that_is_missing(
 async def test_a_first_row_that_is_missing(
     store: MakeStore, raw: asyncpg.Connection, schema: str
 ) -> None:
+    """The beginning is missed as much as the middle."""
     async with store() as cp:
         await cp.append("t", [{"i": i} for i in range(3)])
         await raw.execute(f"DELETE FROM {schema}.messages WHERE position = 0")

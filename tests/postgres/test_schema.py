@@ -9,7 +9,13 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from cpkit import BackendUnavailable, InvalidURL, Survives, open_checkpointer
+from cpkit import (
+    BackendUnavailable,
+    InvalidURL,
+    Survives,
+    ToolCall,
+    open_checkpointer,
+)
 from cpkit_postgres import PostgresCheckpointer
 from cpkit_postgres.schema import Settings
 from tests.postgres.conftest import MakeStore
@@ -56,6 +62,38 @@ def test_an_illegal_name(name: str) -> None:
     """Postgres would cut it short, and two stores would be one."""
     with pytest.raises(InvalidURL, match="1 to 63 bytes"):
         open_checkpointer("postgresql://localhost/db", schema=name)
+
+
+async def test_ids_are_inert(store: MakeStore) -> None:
+    """What would be SQL, a pattern or an escape elsewhere is an id here."""
+    ids = [
+        "'; DROP TABLE threads --",
+        '"',
+        "%",
+        "_",
+        "\\",
+        "$1",
+        "{a}",
+        "a\tb",
+        "é",
+        "É",
+    ]
+
+    async with store() as cp:
+        for i, name in enumerate(ids):
+            await cp.append(name, [{"i": i}])
+            await cp.save_extra(name, {name: i})
+            await cp.record_issued(name, ToolCall(name, name, {name: i}, name))
+
+        for i, name in enumerate(ids):
+            data = await cp.load(name)
+            assert data is not None
+            assert (data.messages, data.extra) == ([{"i": i}], {name: i})
+            assert [call.call.args for call in data.pending] == [{name: i}]
+            listed = await cp.list_threads(prefix=name)
+            assert [thread.thread_id for thread in listed] == [name]
+
+        assert [t.thread_id for t in await cp.list_threads()] == sorted(ids)
 
 
 async def test_schemas_are_stores_of_their_own(raw: asyncpg.Connection) -> None:

@@ -1,8 +1,7 @@
 """A real PgBouncer in front of a Postgres server of the tests.
 
-Debian has it as a package (``apt-get install pgbouncer``), which ``.ci/run`` installs:
-where the environment says ``CI=true`` it must be there, elsewhere the tests that need
-it are skipped without it.
+Debian has it as a package (``apt-get install pgbouncer``), which ``.ci/run`` installs.
+Where it is missing, the tests that need it are skipped; in CI that is a failure.
 """
 
 from __future__ import annotations
@@ -147,9 +146,5 @@ def _binary() -> str:
     if found is not None:
         return found
 
-    missing = "PgBouncer is not installed: apt-get install pgbouncer"
-
-    if os.environ.get("CI") == "true":
-        pytest.fail(missing)
-
-    pytest.skip(missing)
+    # Which fails in CI: see pytest_runtest_makereport in tests/conftest.py.
+    pytest.skip("needs PgBouncer: apt-get install pgbouncer")
