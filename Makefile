@@ -19,7 +19,7 @@ lint: .venv/dev ## Check formatting, style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy examples/agent.py examples/demo examples/custom_backend/cpkit_lmdb
+	$(BIN)/mypy examples/agent.py examples/demo examples/payments.py examples/custom_backend/cpkit_lmdb
 
 format: .venv/dev ## Format the code and mend what can be mended
 	$(BIN)/ruff format .

@@ -40,6 +40,7 @@ from uuid import uuid4
 
 from cpkit import Checkpointer, open_checkpointer
 from cpkit.effects import (
+    ApprovalRequest,
     Effect,
     EffectDenied,
     EffectLedger,
@@ -79,6 +80,12 @@ class Order:
     def args(self) -> dict[str, Any]:
         return {"order": self.number, "amount": self.amount}
 
+    @classmethod
+    def of(cls, asked: Effect | ApprovalRequest) -> Order:
+        number = asked.args["order"]
+        assert isinstance(number, int)
+        return cls(number)
+
 
 # The payment server
 
@@ -99,11 +106,13 @@ class Bank:
     async def serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        request = json.loads(await reader.readline())
-        await asyncio.sleep(random.uniform(0, 0.02))
-        answer = getattr(self, request.pop("do"))(**request)
-        await asyncio.sleep(random.uniform(0, 0.02))
-        writer.write(json.dumps(answer).encode() + b"\n")
+        if line := await reader.readline():  # else its sender died before it asked
+            request = json.loads(line)
+            await asyncio.sleep(random.uniform(0, 0.02))
+            answer = getattr(self, request.pop("do"))(**request)
+            await asyncio.sleep(random.uniform(0, 0.02))
+            writer.write(json.dumps(answer).encode() + b"\n")
+
         writer.close()
 
     def charge(self, order: int, amount: int, key: str | None) -> int:
@@ -167,12 +176,12 @@ def _once(
     """Charge through the ledger: this is the part to copy."""
     ledger = EffectLedger(
         cp,
-        requires_approval=lambda effect: Order(effect.args["order"]).needs_approval,
+        requires_approval=lambda effect: Order.of(effect).needs_approval,
         stale_after=STALE_AFTER,
         timeout=60,
     )
 
-    async def charge(effect: Effect) -> int:
+    async def charge(effect: Effect) -> Any:
         key = effect.key if how == "key" else None
         return await ask(port, do="charge", key=key, **effect.args)
 
@@ -208,7 +217,8 @@ def _naively(
             return None
 
         number = await ask(port, do="charge", key=None, **order.args)
-        return await cp.save_extra(thread, {str(order.number): number})
+        await cp.save_extra(thread, {str(order.number): number})
+        return number
 
     return run
 
@@ -221,7 +231,7 @@ async def decide(url: str, thread: str, port: int) -> None:
 
         while True:
             for request in await ledger.pending(thread):
-                order = Order(request.args["order"])
+                order = Order.of(request)
 
                 if order.refused:
                     await ledger.deny(thread, request.key, reason="too much")
