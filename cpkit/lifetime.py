@@ -1,23 +1,20 @@
 """What every handle owes its callers, whatever store is behind it.
 
 `Lifetime` binds a handle to one event loop, refuses use outside its context, and sees
-what was begun through to its end. `Coalescer` lets what queues while a commit is under
-way share the next one.
+what was begun through to its end.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from cpkit.errors import Closed, WrongEventLoop
 
-__all__ = ["Coalescer", "Lifetime"]
+__all__ = ["Lifetime"]
 
 T = TypeVar("T")
-OpT = TypeVar("OpT")
 
 
 class Lifetime:
@@ -31,6 +28,7 @@ class Lifetime:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open = False
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._waits_for: list[Callable[[], Awaitable[None]]] = []
         self._closing: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -56,6 +54,10 @@ class Lifetime:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def waits_for(self, ended: Callable[[], Awaitable[None]]) -> None:
+        """Await this too, before the handle closes."""
+        self._waits_for.append(ended)
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
         """Await work that runs to its end even where the caller is cancelled.
@@ -86,6 +88,9 @@ class Lifetime:
         await asyncio.shield(self._closing)
 
     async def _release(self, release: Callable[[], Awaitable[None]]) -> None:
+        for ended in self._waits_for:
+            await ended()
+
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -96,91 +101,3 @@ def _look_at(task: asyncio.Task[Any]) -> None:
     """Mark an error as seen: asyncio reports it as lost where its caller has left."""
     if not task.cancelled():
         task.exception()
-
-
-class Coalescer(Generic[OpT]):
-    """Groups operations so that concurrent callers share one commit.
-
-    A lone operation starts at once. What queues while a group is under way forms the
-    next group, in order of arrival. ``commit`` takes a group and returns an outcome
-    for each operation: its result, or the exception for that caller alone; what it
-    raises goes to every caller of the group.
-
-    A caller that is cancelled before its group starts is taken out of the queue; one
-    that is cancelled later merely stops waiting.
-    """
-
-    # Bounds the latency of the last in a group, and the size of one statement.
-    GROUP = 256
-    GROUP_BYTES = 4 * 1024 * 1024
-
-    def __init__(
-        self,
-        lifetime: Lifetime,
-        commit: Callable[[list[OpT]], Awaitable[Sequence[object]]],
-        size: Callable[[OpT], int],
-    ) -> None:
-        self._lifetime = lifetime
-        self._commit = commit
-        self._size = size
-        self._queue: deque[tuple[OpT, asyncio.Future[Any]]] = deque()
-        self._running = False
-
-    async def run(self, op: OpT) -> Any:
-        """Return the operation's outcome, or raise it where it is an exception."""
-        answer = asyncio.get_running_loop().create_future()
-        self._queue.append((op, answer))
-
-        if not self._running:
-            self._running = True
-            self._lifetime.spawn(self._drain())
-
-        return await answer
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is queued or under way."""
-        return not self._running
-
-    async def _drain(self) -> None:
-        try:
-            while group := self._next_group():
-                await self._settle(group)
-        finally:
-            self._running = False
-
-    async def _settle(self, group: list[tuple[OpT, asyncio.Future[Any]]]) -> None:
-        try:
-            outcomes = await self._commit([op for op, _ in group])
-        except asyncio.CancelledError:
-            # Only a loop that is shutting down cancels this task; no caller is left
-            # waiting on it.
-            for _, answer in [*group, *self._queue]:
-                answer.cancel()
-
-            self._queue.clear()
-            raise
-        except Exception as exc:
-            outcomes = [exc] * len(group)
-
-        for (_, answer), outcome in zip(group, outcomes, strict=True):
-            if answer.done():
-                continue
-
-            if isinstance(outcome, BaseException):
-                answer.set_exception(outcome)
-            else:
-                answer.set_result(outcome)
-
-    def _next_group(self) -> list[tuple[OpT, asyncio.Future[Any]]]:
-        group: list[tuple[OpT, asyncio.Future[Any]]] = []
-        size = 0
-
-        while self._queue and len(group) < self.GROUP and size < self.GROUP_BYTES:
-            op, answer = self._queue.popleft()
-
-            if not answer.done():
-                group.append((op, answer))
-                size += self._size(op)
-
-        return group

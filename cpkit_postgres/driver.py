@@ -42,6 +42,7 @@ from operator import itemgetter
 from typing import Any, ClassVar, Generic, Self, TypeVar
 from urllib.parse import quote
 
+from cpkit.coalescing import Coalescer, in_task
 from cpkit.codec import Codec, check_same_call
 from cpkit.errors import (
     BackendUnavailable,
@@ -52,7 +53,7 @@ from cpkit.errors import (
     VersionConflict,
 )
 from cpkit.ids import check_id, check_page, prefix_end, span
-from cpkit.lifetime import Coalescer, Lifetime
+from cpkit.lifetime import Lifetime
 from cpkit.records import (
     CallRecord,
     CheckpointData,
@@ -121,7 +122,7 @@ class PostgresCheckpointer(Generic[MessageT]):
         self._connections = Connections(where, name, known)
         # One group at a time: a second one under way was measured not to help.
         self._appends: Coalescer[Append] = Coalescer(
-            self._lifetime, self._commit, _size
+            self._lifetime, in_task(self._lifetime, self._commit), _size
         )
         self._guesses: dict[str, int] = {}
 

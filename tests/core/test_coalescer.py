@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from cpkit import Closed
-from cpkit.lifetime import Coalescer, Lifetime
+from cpkit.coalescing import Coalescer, in_task
+from cpkit.lifetime import Lifetime
 
 
 class Store:
@@ -20,7 +21,9 @@ class Store:
         self.lifetime.begin()
         self.groups: list[list[Any]] = []
         self.gate = asyncio.Semaphore(1_000_000 if open else 0)
-        self.writes: Coalescer[Any] = Coalescer(self.lifetime, self.commit, len)
+        self.writes: Coalescer[Any] = Coalescer(
+            self.lifetime, in_task(self.lifetime, self.commit), len
+        )
 
     async def commit(self, ops: list[Any]) -> Sequence[object]:
         self.groups.append(ops)
@@ -200,7 +203,7 @@ async def test_a_group_is_bounded_in_bytes() -> None:
 
 
 async def test_the_end_of_the_loop_leaves_nobody_waiting() -> None:
-    """A loop that shuts down cancels the commit; callers are cancelled with it."""
+    """A loop that shuts down cancels the commit; what comes later is served."""
     store = Store()
     before = asyncio.all_tasks()
     callers = store.write("a")
@@ -211,6 +214,40 @@ async def test_the_end_of_the_loop_leaves_nobody_waiting() -> None:
     for task in asyncio.all_tasks() - before - set(callers):
         task.cancel()
 
-    outcomes = await asyncio.gather(*callers, return_exceptions=True)
-    assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
+    store.gate.release()
+    cancelled, served = await asyncio.gather(*callers, return_exceptions=True)
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert served == "done b"
+    await settle()
     assert store.writes.idle
+
+
+async def test_a_commit_cancelled_before_it_began_leaves_nobody_waiting() -> None:
+    """Its task never ran, so nothing of it can tell the callers."""
+    store = Store(open=True)
+    assert await store.run("a") == "done a"
+    await settle()
+    before = asyncio.all_tasks()
+    (caller,) = store.write("b")
+
+    await asyncio.sleep(0)
+    (task,) = asyncio.all_tasks() - before - {caller}
+    task.cancel()  # in the same turn in which it was created
+
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+
+    assert store.groups == [["a"]]
+    assert await store.run("c") == "done c"
+
+
+async def test_a_crowd_that_comes_back_together_shares_a_commit() -> None:
+    """Those whom a commit let go on do not split into a first one and the rest."""
+    store = Store(open=True)
+
+    async def twice(op: str) -> None:
+        await store.run(op)
+        await store.run(op)
+
+    await asyncio.gather(*map(twice, "abc"))
+    assert store.groups == [["a", "b", "c"]] * 2
