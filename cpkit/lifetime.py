@@ -7,6 +7,7 @@ what was begun through to its end.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -15,6 +16,9 @@ from cpkit.errors import Closed, WrongEventLoop
 __all__ = ["Lifetime"]
 
 T = TypeVar("T")
+
+# A task that begins when it is made, and not in the loop's next turn.
+_AT_ONCE: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
 
 
 class Lifetime:
@@ -50,7 +54,7 @@ class Lifetime:
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start work that the handle waits for before it closes."""
         assert self._loop is not None
-        task = self._loop.create_task(work)
+        task: asyncio.Task[T] = asyncio.Task(work, loop=self._loop, **_AT_ONCE)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

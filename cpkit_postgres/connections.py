@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl
 import asyncpg
 
 from cpkit.errors import InvalidURL
+from cpkit.timelimit import TimeLimit
 from cpkit_postgres.faults import (
     CLIENT_ERRORS,
     READ_ONLY,
@@ -47,6 +48,7 @@ class Connections:
         self._options = options
         # A connection, or leave to get one from the pool; the last one used first.
         self._free: asyncio.LifoQueue[Connection | None] = asyncio.LifoQueue()
+        self._limit = TimeLimit(options.command_timeout)
 
     async def open(self) -> None:
         """Make the pool, unless it is the caller's; it connects when it is used."""
@@ -60,7 +62,6 @@ class Connections:
             # No operation leaves anything in its session that were to be reset.
             reset=_leave_alone,
             timeout=self._options.connect_timeout,
-            command_timeout=self._options.command_timeout,
             max_cached_statement_lifetime=0,
             # Without a cache asyncpg parses and runs in one transaction, so that a
             # transaction pooler sends both to the same server connection.
@@ -73,6 +74,8 @@ class Connections:
 
     async def close(self) -> None:
         """Close the pool, unless it is the caller's; no statement is under way."""
+        self._limit.stop()
+
         if self._url is None or self._pool is None:
             return
 
@@ -152,7 +155,7 @@ class Connections:
         whole = False
 
         try:
-            rows = await connection.fetch(sql, *args)
+            rows = await self._limit.within(connection.fetch(sql, *args))
             whole = True
         except asyncpg.PostgresError as exc:
             whole = fate(exc) is not Fate.LOST

@@ -28,6 +28,7 @@ from redis.exceptions import (
 )
 
 from cpkit.errors import BackendUnavailable
+from cpkit.timelimit import TimeLimit
 
 __all__ = ["Wire"]
 
@@ -65,7 +66,7 @@ class Wire:
         self._pool = pool
         self._name = name
         self._patience = patience
-        self._timeout = timeout
+        self._limit = TimeLimit(timeout)
         self._places = asyncio.Semaphore(size)
         self._idle: list[AbstractConnection] = []
         self._worn: set[AbstractConnection] = set()
@@ -126,6 +127,8 @@ class Wire:
 
     async def aclose(self) -> None:
         """Close the connections, none of which is in use."""
+        self._limit.stop()
+
         while self._idle:
             with suppress(RedisError, OSError):  # it is closed all the same
                 await self._idle.pop().disconnect()
@@ -166,11 +169,7 @@ class Wire:
         self, connection: AbstractConnection, request: list[bytes], answers: list[Any]
     ) -> None:
         try:
-            async with asyncio.timeout(self._timeout):
-                await connection.send_packed_command(request, check_health=False)
-
-                while len(answers) < len(request):
-                    answers.append(await _answer(connection))
+            await self._limit.within(_exchanged(connection, request, answers))
         except BaseException:
             # Answers may still come, and would be taken for those of the next request.
             await connection.disconnect(nowait=True)
@@ -178,7 +177,11 @@ class Wire:
 
     def _said(self, fault: BaseException, sent: bool) -> str:
         if isinstance(fault, TimeoutError):
-            return f"no answer within {self._timeout:g} s" if sent else "no connection"
+            return (
+                f"no answer within {self._limit.seconds:g} s"
+                if sent
+                else "no connection"
+            )
 
         return str(fault) or type(fault).__name__
 
@@ -192,6 +195,15 @@ def _packed(command: Sequence[bytes]) -> bytes:
 
     parts.append(b"")
     return b"\r\n".join(parts)
+
+
+async def _exchanged(
+    connection: AbstractConnection, request: list[bytes], answers: list[Any]
+) -> None:
+    await connection.send_packed_command(request, check_health=False)
+
+    while len(answers) < len(request):
+        answers.append(await _answer(connection))
 
 
 async def _answer(connection: AbstractConnection) -> Any:

@@ -156,7 +156,8 @@ async def test_each_caller_of_a_lost_group_has_an_error_of_its_own(
 ) -> None:
     """An error gathers the traceback of the caller that it goes to."""
     async with Store(proxy.url, prefix=prefix) as cp:
-        await cp.append("t", [{}])
+        # After a group of several, the next one waits for company.
+        await asyncio.gather(*(cp.append("t", [{}]) for _ in range(2)))
         proxy.answers = "cut"
         errors = await asyncio.gather(
             *(cp.append("t", [{}]) for _ in range(8)), return_exceptions=True
