@@ -7,40 +7,46 @@
         data = await cp.load("thread-1")
 """
 
-from cpkit.errors import (
-    BackendUnavailable,
-    CallMismatch,
-    CheckpointerError,
-    Closed,
-    CorruptThread,
-    InvalidId,
-    InvalidURL,
-    PayloadTooLarge,
-    SchemaMismatch,
-    SerializationError,
-    UnknownCall,
-    VersionConflict,
-    WrongEventLoop,
-)
-from cpkit.memory import MemoryCheckpointer
-from cpkit.protocol import (
-    Checkpointer,
-    ErasesThreads,
-    KeepsReceipts,
-    ListsThreads,
-    ReadsRanges,
-    StatesDurability,
-)
-from cpkit.records import (
-    CallRecord,
-    CheckpointData,
-    Durability,
-    JsonValue,
-    Survives,
-    ThreadInfo,
-    ToolCall,
-)
-from cpkit.registry import open_checkpointer
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cpkit.errors import (
+        BackendUnavailable,
+        CallMismatch,
+        CheckpointerError,
+        Closed,
+        CorruptThread,
+        InvalidId,
+        InvalidURL,
+        PayloadTooLarge,
+        SchemaMismatch,
+        SerializationError,
+        UnknownCall,
+        VersionConflict,
+        WrongEventLoop,
+    )
+    from cpkit.memory import MemoryCheckpointer
+    from cpkit.protocol import (
+        Checkpointer,
+        ErasesThreads,
+        KeepsReceipts,
+        ListsThreads,
+        ReadsRanges,
+        StatesDurability,
+    )
+    from cpkit.records import (
+        CallRecord,
+        CheckpointData,
+        Durability,
+        JsonValue,
+        Survives,
+        ThreadInfo,
+        ToolCall,
+    )
+    from cpkit.registry import open_checkpointer
 
 __all__ = [
     "BackendUnavailable",
@@ -72,3 +78,50 @@ __all__ = [
     "WrongEventLoop",
     "open_checkpointer",
 ]
+
+# Names are imported where they are first used, as pydantic does it: who needs an
+# exception or the command line does not pay for validation and an event loop.
+_HOMES = {
+    "BackendUnavailable": "cpkit.errors",
+    "CallMismatch": "cpkit.errors",
+    "CheckpointerError": "cpkit.errors",
+    "Closed": "cpkit.errors",
+    "CorruptThread": "cpkit.errors",
+    "InvalidId": "cpkit.errors",
+    "InvalidURL": "cpkit.errors",
+    "PayloadTooLarge": "cpkit.errors",
+    "SchemaMismatch": "cpkit.errors",
+    "SerializationError": "cpkit.errors",
+    "UnknownCall": "cpkit.errors",
+    "VersionConflict": "cpkit.errors",
+    "WrongEventLoop": "cpkit.errors",
+    "MemoryCheckpointer": "cpkit.memory",
+    "Checkpointer": "cpkit.protocol",
+    "ErasesThreads": "cpkit.protocol",
+    "KeepsReceipts": "cpkit.protocol",
+    "ListsThreads": "cpkit.protocol",
+    "ReadsRanges": "cpkit.protocol",
+    "StatesDurability": "cpkit.protocol",
+    "CallRecord": "cpkit.records",
+    "CheckpointData": "cpkit.records",
+    "Durability": "cpkit.records",
+    "JsonValue": "cpkit.records",
+    "Survives": "cpkit.records",
+    "ThreadInfo": "cpkit.records",
+    "ToolCall": "cpkit.records",
+    "open_checkpointer": "cpkit.registry",
+}
+
+
+if not TYPE_CHECKING:  # for a type checker every name of any spelling would exist
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+        found = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
