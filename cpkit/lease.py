@@ -52,7 +52,7 @@ log = logging.getLogger("cpkit.lease")
 
 
 class LeaseLost(CheckpointerError):
-    """The lease was taken over, or could not be renewed in time."""
+    """The lease was taken over, could not be renewed in time, or was given back."""
 
     def __init__(self, thread_id: str, token: int, reason: str) -> None:
         super().__init__(thread_id, token, reason)
@@ -140,7 +140,7 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease is known to be lost."""
+        """Whether the lease is known to be lost, or was given back."""
         return self._reason is not None
 
     async def load(self) -> CheckpointData[Any] | None:
@@ -183,21 +183,27 @@ class Lease:
         traceback: TracebackType | None,
     ) -> None:
         self._renewer.cancel()
+        # Whoever finds it lost from here on has no block to stop.
+        task, self._task = self._task, None
         stopped = False
 
         if self._told:
-            assert self._task is not None
-            stopped = self._task.uncancel() <= self._cancelling
+            assert task is not None
+            stopped = task.uncancel() <= self._cancelling
 
             if stopped and exc is None:
                 await self._deliver()
 
-        await asyncio.wait([self._renewer])
+        try:
+            await asyncio.wait([self._renewer])
+        finally:
+            reason, self._reason = self._reason, self._reason or "it was released"
 
-        if self._reason is None:
-            await self._release()
-        elif exc is None or (stopped and kind is asyncio.CancelledError):
-            raise LeaseLost(self.thread_id, self.token, self._reason) from exc
+            if reason is None:
+                await self._release()
+
+        if reason and (exc is None or (stopped and kind is asyncio.CancelledError)):
+            raise LeaseLost(self.thread_id, self.token, reason) from exc
 
     async def _deliver(self) -> None:
         """Take the cancellation that the block ended too early to see."""
@@ -234,9 +240,13 @@ class Lease:
                 log.warning("took the lease of %r over", self.thread_id)
                 continue
 
-            if self._timeout is not None and clock() - began >= self._timeout:
-                holder = record.call.args.get("holder", "another")
-                raise LeaseTimeout(self.thread_id, self._timeout, str(holder))
+            if self._timeout is not None:
+                left = began + self._timeout - clock()
+                pause = min(pause, left)
+
+                if left <= 0:
+                    holder = record.call.args.get("holder", "another")
+                    raise LeaseTimeout(self.thread_id, self._timeout, str(holder))
 
             await asyncio.sleep(pause)
 
@@ -318,7 +328,8 @@ class Lease:
                 await self._cp.save_extra(self._place, {"renewed": sign})
                 self._renewed = began
                 return
-            except CheckpointerError:
+            except Exception:
+                # Of any kind: a renewer that died unseen would be a lease held in vain.
                 log.warning("renewing the lease of %r", self.thread_id, exc_info=True)
 
             await asyncio.sleep(pause)
@@ -341,6 +352,10 @@ class Lease:
     async def _release(self) -> None:
         try:
             await self._end(self._call.call_id, "released")
+        except asyncio.CancelledError:
+            # Ending it twice is ending it once, and else all others wait for silence.
+            await self._end(self._call.call_id, "released")
+            raise
         except BackendUnavailable:
             # The block did its work; who comes next waits until the term is stale.
             log.warning("could not release %r", self.thread_id, exc_info=True)

@@ -105,11 +105,13 @@ async def asked_again(
     """Repeat an operation while the store leaves open whether it was applied.
 
     The operation must be safe to repeat, as the call methods are with the same ids.
-    With ``insist`` it is repeated also where it was certainly not applied. After
-    ``patience`` seconds the last ``BackendUnavailable`` is raised.
+    One that certainly did not run is repeated only with ``insist``, or after an earlier
+    try that may have. After ``patience`` seconds ``BackendUnavailable`` is raised,
+    with ``maybe_applied`` where any of the tries may have been applied.
     """
     deadline: float | None = None
-    pauses = backoff.pauses()
+    unclear: BackendUnavailable | None = None
+    pauses: Iterator[float] | None = None
 
     while True:
         try:
@@ -117,9 +119,17 @@ async def asked_again(
         except BackendUnavailable as exc:
             now = asyncio.get_running_loop().time()
             deadline = now + patience if deadline is None else deadline
+            pauses = pauses or backoff.pauses()
             pause = next(pauses)
 
-            if not (insist or exc.maybe_applied) or now + pause > deadline:
+            if exc.maybe_applied:
+                unclear = exc
+
+            if unclear is None and not insist:
                 raise
+
+            if now + pause > deadline:
+                error = unclear or exc
+                raise error from error.__cause__
 
         await asyncio.sleep(pause)

@@ -64,7 +64,7 @@ class Approvals:
             return
 
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        began = tell_at = loop.time()
 
         for pause in self._calls.backoff.pauses():
             record = await self._request(effect, kind)
@@ -78,7 +78,10 @@ class Approvals:
             if record is not None and record.erased:
                 raise EffectErased(effect.key, effect.tool, "issued", "approval")
 
-            await self._tell(effect, trail)
+            if loop.time() >= tell_at:
+                tell_at = loop.time() + self._calls.patience
+                await self._tell(effect, trail)
+
             left = None if timeout is None else began + timeout - loop.time()
 
             if timeout is not None and left is not None and left <= 0:
@@ -104,27 +107,27 @@ class Approvals:
         args: Mapping[str, JsonValue] | None,
     ) -> bool:
         """Record a decision; return whether the one on record says the same."""
-        own_key = None if args is None else request_key(key, args)
-        open_requests = [
-            request
-            for request in await self.pending(thread_id)
-            if request.key == key
-            and own_key in (None, request.record.call.idempotency_key)
-        ]
+        asked = [r for r in await self.pending(thread_id) if r.key == key]
+        call_id = _call_id(key)
 
-        if len(open_requests) > 1:
-            raise ValueError(
-                f"{key!r} was asked for with {len(open_requests)} sets of arguments; "
-                "say with args= which of them is decided"
-            )
-
-        if open_requests:
-            call_id = open_requests[0].record.call.call_id
-        elif own_key is None:
-            call_id = _call_id(key)
+        if args is None:
+            # Nor where only a later request is left: whoever says "this key" may have
+            # seen the one that was decided in the meantime.
+            if any(request.record.call.call_id != call_id for request in asked):
+                raise ValueError(
+                    f"{key!r} was asked for with several sets of arguments; say with "
+                    "args= which of them is decided"
+                )
         else:
-            found = await self._calls.cp.find_completed(own_key)
-            return found is not None and _says(found) is decision["approved"]
+            own_key = request_key(key, args)
+            records = [request.record.call for request in asked]
+            meant = [c.call_id for c in records if c.idempotency_key == own_key]
+
+            if not meant:
+                found = await self._calls.cp.find_completed(own_key)
+                return found is not None and _says(found) is decision["approved"]
+
+            call_id = meant[0]
 
         try:
             record = await self._calls.resolve(
@@ -172,7 +175,8 @@ class Approvals:
         try:
             await called(self._notify, effect)
         except BaseException as exc:
-            # Nobody knows of it yet: the next run that finds it undecided tells again.
+            # Nobody knows of it yet, so it is told again: by this run after a while, or
+            # by the next one.
             self._told.discard(own_key)
 
             if not isinstance(exc, Exception):

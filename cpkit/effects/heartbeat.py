@@ -2,7 +2,8 @@
 
 The thread is named by the effect's key and has one extra key for each attempt that
 outlived its first interval, so beats take no room as they go on. Where the store can
-delete threads, it is deleted when the effect is done.
+delete threads, it is deleted when an attempt that may have beaten is settled, whoever
+does that.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from cpkit.errors import CheckpointerError
 from cpkit.protocol import Checkpointer, ErasesThreads
 from cpkit.records import CallRecord, JsonValue
 
-__all__ = ["Heartbeat", "last_beat"]
+__all__ = ["Heartbeat", "forget_beats", "last_beat"]
 
 
 class Heartbeat:
@@ -31,7 +32,7 @@ class Heartbeat:
         self, cp: Checkpointer[Any], key: str, call_id: str, interval: float
     ) -> None:
         self._cp = cp
-        self._thread_id = beats_thread(key)
+        self._key = key
         self._call_id = call_id
         self._interval = interval
         self._timer: asyncio.TimerHandle | None = None
@@ -56,26 +57,22 @@ class Heartbeat:
 
     async def clear(self) -> None:
         """Delete the signs of an effect that is done, where there are any."""
-        if self._task is None or not isinstance(self._cp, ErasesThreads):
-            return
-
-        try:
-            await self._cp.delete_thread(self._thread_id)
-        except CheckpointerError:
-            log.warning("could not delete %r", self._thread_id, exc_info=True)
+        if self._task is not None:
+            await forget_beats(self._cp, self._key)
 
     def _start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._beat())
 
     async def _beat(self) -> None:
+        place = beats_thread(self._key)
         count = 0
 
         while True:
             count += 1
 
             try:
-                await self._cp.save_extra(self._thread_id, {self._call_id: count})
-            except CheckpointerError:
+                await self._cp.save_extra(place, {self._call_id: count})
+            except Exception:
                 log.warning("a heartbeat of %r failed", self._call_id, exc_info=True)
 
             await asyncio.sleep(self._interval)
@@ -86,3 +83,17 @@ async def last_beat(cp: Checkpointer[Any], holder: CallRecord) -> tuple[str, Jso
     call_id = holder.call.call_id
     data = await cp.load(beats_thread(holder.call.idempotency_key))
     return call_id, None if data is None else data.extra.get(call_id)
+
+
+async def forget_beats(cp: Checkpointer[Any], key: str) -> None:
+    """Delete the signs of life of a key that is settled, where the store can.
+
+    Should another attempt be beating already, its observers see one sign more.
+    """
+    if not isinstance(cp, ErasesThreads):
+        return
+
+    try:
+        await cp.delete_thread(beats_thread(key))
+    except CheckpointerError:
+        log.warning("could not delete %r", beats_thread(key), exc_info=True)

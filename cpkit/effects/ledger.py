@@ -17,6 +17,7 @@ from cpkit.effects.effect import (
     Verify,
 )
 from cpkit.effects.errors import Superseded
+from cpkit.effects.heartbeat import forget_beats
 from cpkit.effects.keys import GLOBAL_THREAD, Scope, chosen, effect_key, plain_args
 from cpkit.effects.outcome import Plan, Settled
 from cpkit.effects.resume import ResumeReport, resume
@@ -418,7 +419,13 @@ class EffectLedger:
         stands = await self._calls.resolve(
             record.thread_id, call.call_id, result, success=success, insist=True
         )
-        self._running.discard(call.call_id)
+
+        if call.call_id in self._running:
+            self._running.discard(call.call_id)
+        else:
+            # A person's word on another's attempt, which may have shown signs of life.
+            await forget_beats(self.cp, call.idempotency_key)
+
         status = "completed" if success else "failed"
 
         if stands.erased or (stands.status == status and stands.result == result):

@@ -1,4 +1,8 @@
-"""What a run sets out to do, and how it ends."""
+"""What a run sets out to do, and how it ends.
+
+Nobody changes these; they are not frozen because each run, a replay too, makes two, and
+freezing costs a microsecond each.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from cpkit.records import CallRecord, JsonValue
 __all__ = ["Outcome", "Plan", "Settled"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
     """What is to be done once, and how long to wait for what.
 
@@ -38,7 +42,7 @@ class Outcome:
     raised: Exception | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Settled:
     """How a run ended: the record that stands, and what is this caller's alone.
 

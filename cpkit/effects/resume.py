@@ -13,8 +13,9 @@ from cpkit.effects.calls import Calls
 from cpkit.effects.effect import Landed, NotLanded
 from cpkit.effects.heartbeat import last_beat
 from cpkit.effects.keys import APPROVAL
+from cpkit.effects.settling import ask_verify, settle
 from cpkit.effects.tracing import log
-from cpkit.effects.verify import ask_verify
+from cpkit.errors import PayloadTooLarge, SerializationError
 from cpkit.patience import Silence
 from cpkit.records import CallRecord, JsonValue
 
@@ -37,7 +38,7 @@ class Resumed:
     - ``released``: ``verify`` found that nothing happened; its key is free
     - ``surfaced``: it cannot be told, and was left issued for a person
     - ``alive``: it is being run
-    - ``finished``: its own runner recorded its outcome meanwhile
+    - ``finished``: its own runner recorded its outcome meanwhile, or it was erased
     """
 
     record: CallRecord
@@ -177,11 +178,15 @@ async def _resolve(
     action: Action,
     reason: str,
 ) -> Resumed:
-    stands = await calls.resolve(
-        record.thread_id, record.call.call_id, result, success=action == "landed"
-    )
+    try:
+        stands, ours = await settle(calls, record, result, success=action == "landed")
+    except (PayloadTooLarge, SerializationError) as exc:
+        return Resumed(record, "surfaced", f"what verify found: {exc}")
 
-    if stands.result != result:
-        return Resumed(stands, "finished", "its runner recorded its outcome meanwhile")
+    if ours:
+        return Resumed(stands, action, reason)
 
-    return Resumed(stands, action, reason)
+    if stands.erased or stands.status == "issued":
+        return Resumed(stands, "finished", "its record was erased meanwhile")
+
+    return Resumed(stands, "finished", "its runner recorded its outcome meanwhile")

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from math import inf
 
 from cpkit.canonical import canonical_json
@@ -36,8 +35,8 @@ from cpkit.effects.errors import EffectErased, EffectTimeout, KeyReused
 from cpkit.effects.heartbeat import Heartbeat, last_beat
 from cpkit.effects.keys import fresh_call_id
 from cpkit.effects.outcome import Outcome, Plan, Settled
+from cpkit.effects.settling import ask_verify, settle
 from cpkit.effects.tracing import Trail, log
-from cpkit.effects.verify import ask_verify
 from cpkit.errors import (
     BackendUnavailable,
     CheckpointerError,
@@ -96,12 +95,8 @@ class EffectRun:
                     assert record is not None
                     return self._replay(record)
 
-                effect = replace(
-                    self._plan.effect,
-                    call_id=self._call.call_id,
-                    attempt=0 if record is None else record.attempt,
-                )
-                settled = await self._perform(handler, effect)
+                attempt = 0 if record is None else record.attempt
+                settled = await self._perform(handler, self._attempted(attempt))
 
                 if settled is not None:
                     return settled
@@ -128,6 +123,19 @@ class EffectRun:
     @property
     def _thread_id(self) -> str:
         return self._plan.effect.thread_id
+
+    def _attempted(self, attempt: int) -> Effect:
+        """Return the effect as its handler sees it."""
+        planned = self._plan.effect
+        return Effect(
+            planned.key,
+            planned.thread_id,
+            planned.tool,
+            planned.args,
+            self._call.call_id,
+            attempt,
+            planned.tool_call_id,
+        )
 
     def _renew_call(self) -> None:
         effect = self._plan.effect
@@ -176,22 +184,23 @@ class EffectRun:
                     self._check(record)
                     return True, record
         except (asyncio.CancelledError, BackendUnavailable):
+            # The claim may have arrived, and its handler will not be called.
             if self._outcome is None:
-                await self._let_go()
+                await self._leave(_NOT_BEGUN)
 
             raise
 
-    async def _let_go(self) -> None:
-        """Free the key of a claim that may have arrived: the handler was not called."""
+    async def _leave(self, outcome: Outcome) -> None:
+        """Record, in one try, what is known of a call that its run gives up."""
         try:
             await self._calls.cp.record_result(
                 self._thread_id,
                 self._call.call_id,
-                envelope.released("given up before it began"),
-                success=False,
+                outcome.result,
+                success=outcome.success,
             )
         except CheckpointerError as exc:
-            self._trail.note("nothing to let go of", because=str(exc))
+            self._trail.note("left as it is", because=type(exc).__name__)
 
     async def _claim(self) -> CallRecord | None:
         """Claim the key; ``None`` where the run holds it, else the record that does."""
@@ -257,7 +266,9 @@ class EffectRun:
         Its attempt is released only after ``verify`` said that it did not land: from
         then on the key is free, and the next claim of anybody runs the effect.
         """
-        if not await silence.lasts(lambda: last_beat(self._calls.cp, holder)):
+        cp = self._calls.cp
+
+        if not await silence.lasts(lambda: last_beat(cp, holder)):
             return False
 
         await self._approve()
@@ -272,17 +283,29 @@ class EffectRun:
             silence.forgive()
             return False
 
+        # Asking took its time. A holder that was only slow may be back at work.
+        if not await silence.lasts(lambda: last_beat(cp, holder)):
+            return False
+
         landed = isinstance(verdict, Landed)
         result = (
             envelope.value(verdict.result)
             if isinstance(verdict, Landed)
             else envelope.released("taken over: its holder fell silent")
         )
-        await self._calls.resolve(
-            holder.thread_id, holder.call.call_id, result, success=landed
-        )
-        found = "not asked" if self._plan.verify is None else repr(landed)
-        self._trail.warn("taken over", attempt=holder.attempt, landed=found.lower())
+
+        try:
+            _, ours = await settle(self._calls, holder, result, success=landed)
+        except (PayloadTooLarge, SerializationError) as exc:
+            # What the store cannot hold is no answer, as for one that is no JSON.
+            self._trail.warn("silent holder in doubt", because=type(exc).__name__)
+            silence.forgive()
+            return False
+
+        if ours:
+            found = "not asked" if self._plan.verify is None else repr(landed).lower()
+            self._trail.warn("taken over", attempt=holder.attempt, landed=found)
+
         return True
 
     # Running and recording
@@ -296,13 +319,22 @@ class EffectRun:
             self._calls.cp, effect.key, effect.call_id, self._plan.heartbeat
         )
 
-        if self._outcome is None:
-            self._trail.note("claimed", attempt=effect.attempt)
+        try:
+            if self._outcome is None:
+                self._trail.note("claimed", attempt=effect.attempt)
 
-            async with heart:
-                self._outcome = await self._handled(handler, effect)
+                async with heart:
+                    self._outcome = await self._handled(handler, effect)
 
-        settled = await self._record(effect, self._outcome)
+            settled = await self._record(effect, self._outcome)
+        except asyncio.CancelledError:
+            # A handler that had ended is no mystery. Recording twice is recording once.
+            if self._outcome is not None:
+                await self._leave(self._outcome)
+                await heart.clear()
+
+            raise
+
         await heart.clear()
         return settled
 
@@ -325,10 +357,15 @@ class EffectRun:
         Whoever recorded first decides; everybody acts on the record.
         """
         try:
-            record = await self._resolve(outcome)
-        except PayloadTooLarge as exc:
-            outcome = self._outcome = Outcome(envelope.error(exc), raised=exc)
-            record = await self._resolve(outcome)
+            try:
+                record = await self._resolve(outcome)
+            except (PayloadTooLarge, SerializationError) as exc:
+                # The effect happened, and the store cannot hold what came of it.
+                outcome = self._outcome = Outcome(envelope.error(exc), raised=exc)
+                record = await self._resolve(outcome)
+        except BackendUnavailable:
+            self._trail.warn("outcome not recorded")
+            raise
         except UnknownCall:
             self._trail.warn("forgotten while it ran")
             return Settled(None, False, outcome.raised, outcome)
@@ -390,6 +427,9 @@ class EffectRun:
 
             if canonical_json(held) != canonical_json(effect.args):
                 raise KeyReused(effect.key, effect.tool)
+
+
+_NOT_BEGUN = Outcome(envelope.released("given up before it began"), success=False)
 
 
 def _released(exc: Exception) -> Outcome:

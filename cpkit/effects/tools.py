@@ -13,10 +13,13 @@ from typing import Any, Literal, cast, overload
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ArgsKwargs, to_jsonable_python
 
+from cpkit.effects.arguments import arguments_json
 from cpkit.effects.effect import Effect, NoEffect, Verify
+from cpkit.effects.envelope import told
 from cpkit.effects.errors import EffectDenied, EffectFailed
 from cpkit.effects.keys import Scope, plain
 from cpkit.effects.ledger import DEFAULT, EffectLedger, _Default
+from cpkit.errors import PayloadTooLarge, SerializationError
 from cpkit.records import CallRecord, JsonValue
 
 __all__ = ["Tool", "ToolOutcome", "ToolRegistry", "tool"]
@@ -31,8 +34,9 @@ class Tool:
     The function takes its arguments by name, is sync or async, and may have one
     parameter annotated `Effect`, which is no argument of the model's: it is given the
     effect, with the key to pass downstream and the attempt. A sync function runs in a
-    thread of its own, so that it does not hold up the event loop. Its result is JSON,
-    or what pydantic can write as JSON.
+    thread of its own, so that it does not hold up the event loop; whoever cancels its
+    run does not stop that thread. Its result is JSON, or what pydantic can write as
+    JSON.
 
     ``side_effects`` is ``"write"`` unless it says ``"read"``. ``verify``,
     ``key_fields``, ``scope``, ``stale_after`` and ``release_failures`` are those of
@@ -105,7 +109,11 @@ class Tool:
             if inspect.isawaitable(result):
                 result = await result
 
-        return to_jsonable_python(result)
+        try:
+            return to_jsonable_python(result)
+        except Exception as exc:
+            # The effect has happened: this must not be taken for a failure of the tool.
+            raise SerializationError(("result",), str(exc)) from exc
 
     @property
     def wants_effect(self) -> bool:
@@ -224,8 +232,8 @@ class ToolRegistry:
     ) -> ToolOutcome:
         """Run a model's tool call, or replay it.
 
-        An unknown tool, arguments that do not fit the signature, a failure and a
-        denial are outcomes with ``is_error``; the first two record nothing. A
+        An unknown tool, arguments that do not fit the signature or a record, a failure
+        and a denial are outcomes with ``is_error``; the first two record nothing. A
         read-only tool is run each time and not recorded. A mutating one is an effect
         of the ledger, named by its validated arguments with defaults filled in, which
         is also what policies see. ``tool_call_id`` is kept beside the record: it
@@ -258,17 +266,21 @@ class ToolRegistry:
         tool_call_id: str | None,
     ) -> ToolOutcome:
         ledger = self.ledger
-        plan = ledger.plan(
-            thread_id,
-            known.name,
-            to_jsonable_python(valid),
-            scope=known.scope,
-            key_fields=known.key_fields,
-            verify=known.verify,
-            stale_after=known.stale_after,
-            release_failures=known.release_failures,
-            tool_call_id=tool_call_id,
-        )
+
+        try:
+            plan = ledger.plan(
+                thread_id,
+                known.name,
+                arguments_json(valid),
+                scope=known.scope,
+                key_fields=known.key_fields,
+                verify=known.verify,
+                stale_after=known.stale_after,
+                release_failures=known.release_failures,
+                tool_call_id=tool_call_id,
+            )
+        except (SerializationError, PayloadTooLarge) as exc:
+            return ToolOutcome(f"arguments of {known.name!r}: {exc}", True)
 
         try:
             settled = await ledger.settle(
@@ -301,10 +313,13 @@ async def _read(known: Tool, valid: dict[str, Any]) -> ToolOutcome:
 
 
 def _told(exc: Exception) -> str:
-    if isinstance(exc, NoEffect):
-        return f"nothing happened: {exc}"
+    """Say to the model what went wrong; any exception can be told."""
+    message = told(exc)
 
-    return f"{type(exc).__qualname__}: {exc}"
+    if isinstance(exc, NoEffect):
+        return f"nothing happened: {message}"
+
+    return f"{type(exc).__qualname__}: {message}"
 
 
 def _problems(exc: ValidationError | TypeError) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from cpkit import (
     CallRecord,
@@ -18,7 +18,11 @@ from cpkit import (
 )
 from cpkit.effects import Backoff, Effect, EffectLedger
 
-__all__ = ["OnlySix", "Shop", "Store", "claim", "quick", "until"]
+__all__ = ["Counting", "OnlySix", "Shop", "Store", "claim", "quick", "until"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Method = Callable[P, Coroutine[Any, Any, T]]
 
 QUICK = Backoff(0.001, 0.02)
 
@@ -37,6 +41,31 @@ class OnlySix:
         self.record_issued = cp.record_issued
         self.record_result = cp.record_result
         self.find_completed = cp.find_completed
+
+
+class Counting:
+    """A store that notes what is asked of it, with or without its other abilities."""
+
+    def __init__(self, cp: Store, receipts: bool) -> None:
+        self.asked: list[str] = []
+        self.load = self._noted(cp.load)
+        self.append = self._noted(cp.append)
+        self.save_extra = self._noted(cp.save_extra)
+        self.record_issued = self._noted(cp.record_issued)
+        self.record_result = self._noted(cp.record_result)
+        self.find_completed = self._noted(cp.find_completed)
+
+        if receipts:
+            self.list_calls = self._noted(cp.list_calls)
+            self.find_call = self._noted(cp.find_call)
+            self.delete_thread = self._noted(cp.delete_thread)
+
+    def _noted(self, method: Method[P, T]) -> Method[P, T]:
+        async def noted(*args: P.args, **options: P.kwargs) -> T:
+            self.asked.append(method.__name__)
+            return await method(*args, **options)
+
+        return noted
 
 
 def quick(cp: Checkpointer[Any], **options: Any) -> EffectLedger:

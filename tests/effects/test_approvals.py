@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from random import Random
 from typing import Any
 
 import pytest
 
-from cpkit import JsonValue, ToolCall
+from cpkit import JsonValue, MemoryCheckpointer, ToolCall
 from cpkit.effects import (
     Effect,
     EffectDenied,
@@ -18,6 +19,7 @@ from cpkit.effects import (
     KeyReused,
 )
 from tests.effects.shop import OnlySix, Shop, Store, claim, quick, until
+from tests.simulation.loop import simulated_loop
 
 ARGS: dict[str, JsonValue] = {"order": "7", "amount": 5000}
 OTHER: dict[str, JsonValue] = {"order": "7", "amount": 9000}
@@ -135,6 +137,34 @@ async def test_an_approval_binds_all_arguments(cp: Store, thread: str) -> None:
     assert [effect.args for effect in shop.effects] == [OTHER]
 
 
+async def test_a_decision_by_key_alone_is_about_the_first_request(
+    cp: Store, thread: str
+) -> None:
+    """Nobody approves by it what was asked for after they had looked."""
+    ledger = careful(cp, approval_timeout=0)
+    options: dict[str, Any] = {"key_fields": ["order"]}
+    key = ledger.key(thread, "charge", ARGS, key_fields=["order"])
+
+    with pytest.raises(EffectTimeout):
+        await ledger.run(thread, "charge", ARGS, Shop().charge, **options)
+
+    # Somebody sees this request, and before they approve it another denies it, and the
+    # model asks for more.
+    assert await ledger.deny(thread, key)
+
+    with pytest.raises(EffectTimeout):
+        await ledger.run(thread, "charge", OTHER, Shop().charge, **options)
+
+    with pytest.raises(ValueError, match="args="):
+        await ledger.approve(thread, key)
+
+    with pytest.raises(EffectTimeout):
+        await ledger.run(thread, "charge", OTHER, Shop().charge, **options)
+
+    assert await ledger.deny(thread, key, args=OTHER)
+    assert not await ledger.approve(thread, key)
+
+
 async def test_a_given_key_is_asked_for_with_one_set_of_args(
     cp: Store, thread: str
 ) -> None:
@@ -205,6 +235,25 @@ async def test_the_notifier_is_told_once_in_each_process(
         assert len(told) == 2 + process
 
     assert "on_approval_required failed" in caplog.text
+
+
+def test_a_notifier_that_fails_is_tried_again_at_leisure() -> None:
+    """Not at every look at the request: here every 30 seconds, ``patience``."""
+    told: list[float] = []
+
+    def notify(_: Effect) -> None:
+        told.append(asyncio.get_running_loop().time())
+        raise OSError("mail is down")
+
+    async def main() -> None:
+        async with MemoryCheckpointer[dict[str, Any]]() as cp:
+            ledger = careful(cp, approval_timeout=100, on_approval_required=notify)
+
+            with pytest.raises(EffectTimeout):
+                await ledger.run("t", "charge", ARGS, Shop().charge)
+
+    simulated_loop(Random(0)).run(main())
+    assert [round(when / 10) for when in told] == [0, 3, 6, 9]
 
 
 async def test_a_policy_may_be_async_and_is_asked_about_the_arguments(

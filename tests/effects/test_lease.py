@@ -164,6 +164,34 @@ async def test_a_holder_that_cannot_renew_stops_in_time(cp: Store, thread: str) 
         await work()
 
 
+async def test_a_renewal_that_fails_in_an_odd_way_is_tried_again(
+    cp: Store, thread: str
+) -> None:
+    """A renewer that died of it would leave a lease that others take unseen."""
+    odd = 0
+
+    class Odd(OnlySix):
+        async def fail_once(self, thread_id: str, extra: Any) -> None:
+            nonlocal odd
+            odd += 1
+
+            if odd == 1:
+                raise RuntimeError("a bug in a driver")
+
+            await cp.save_extra(thread_id, extra)
+
+    store: Any = Odd(cp)
+    store.save_extra = store.fail_once
+
+    async with lease_of(store, thread, stale_after=0.3) as lease:
+
+        async def renewed() -> bool:
+            return odd > 2
+
+        await until(renewed)
+        await lease.check()
+
+
 @pytest.mark.parametrize("how", ["returns", "raises", "is cancelled"])
 async def test_it_is_released_on_exit(cp: Store, thread: str, how: str) -> None:
     """However the block ends, the next one need not wait for silence."""

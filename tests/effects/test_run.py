@@ -26,8 +26,10 @@ from cpkit.effects import (
     KeyReused,
     NoEffect,
     Superseded,
+    Tool,
+    ToolRegistry,
 )
-from tests.effects.shop import OnlySix, Shop, Store, quick, until
+from tests.effects.shop import Counting, OnlySix, Shop, Store, quick, until
 
 ARGS: dict[str, JsonValue] = {"amount": 1000}
 
@@ -187,6 +189,35 @@ async def test_a_result_too_large_for_the_store_is_a_final_error(
 
         with pytest.raises(EffectFailed, match="1012 bytes"):
             await quick(cp).run(thread, "charge", ARGS, shop.charge)
+
+
+async def test_a_result_that_only_the_store_refuses_is_a_final_error(
+    cp: Store, thread: str
+) -> None:
+    """Stores differ in how deep a value they hold; the effect happened all the same."""
+
+    class Shallow(OnlySix):
+        async def resolve(
+            self, thread_id: str, call_id: str, result: Any, *, success: bool = True
+        ) -> CallRecord:
+            if "value" in result:
+                raise SerializationError(("result",), "nested too deep for this store")
+
+            return await cp.record_result(thread_id, call_id, result, success=success)
+
+    store: Any = Shallow(cp)
+    store.record_result = store.resolve
+    shop = Shop([[[]]])
+
+    with pytest.raises(SerializationError, match="too deep"):
+        await quick(store, release_failures=True).run(
+            thread, "charge", ARGS, shop.charge
+        )
+
+    with pytest.raises(EffectFailed, match="too deep"):
+        await quick(cp).run(thread, "charge", ARGS, shop.charge)
+
+    assert len(shop.effects) == 1
 
 
 async def test_an_exception_that_cannot_be_told_is_recorded(
@@ -517,41 +548,74 @@ async def test_find_gives_holders_where_the_store_can(cp: Store, thread: str) ->
     assert await quick(OnlySix(cp)).find(key) == done
 
 
+@pytest.mark.parametrize(
+    ("receipts", "attempt"),
+    [
+        # On six methods the second claim asks for the record and writes nothing.
+        (False, ["record_issued"]),
+        (True, ["find_call"]),
+    ],
+)
 async def test_a_fresh_effect_is_two_writes_and_a_replay_one_read(
-    cp: Store, thread: str
+    cp: Store, thread: str, receipts: bool, attempt: list[str]
 ) -> None:
-    """Nothing else is written, and the agent's own thread has its call and no extra."""
-    asked: list[str] = []
-
-    class Counting(OnlySix):
-        def __init__(self) -> None:
-            super().__init__(cp)
-
-            for name, method in list(vars(self).items()):
-                setattr(self, name, self._counted(name, method))
-
-        def _counted(self, name: str, method: Any) -> Any:
-            async def counted(*args: Any, **options: Any) -> Any:
-                asked.append(name)
-                return await method(*args, **options)
-
-            return counted
-
-    ledger = quick(Counting())
+    """And one read more for the attempt. Nothing else is asked of the store."""
+    counting = Counting(cp, receipts)
+    ledger = quick(counting)
     await ledger.run(thread, "charge", ARGS, Shop().charge)
-    # The second claim asks for the record, for its attempt, and writes nothing.
-    assert asked == [
+    assert counting.asked == [
         "find_completed",
         "record_issued",
-        "record_issued",
+        *attempt,
         "record_result",
     ]
-    asked.clear()
+    counting.asked.clear()
     await ledger.run(thread, "charge", ARGS, Shop().charge)
-    assert asked == ["find_completed"]
+    assert counting.asked == ["find_completed"]
     data = await cp.load(thread)
     assert data is not None
+    # The agent's own thread has its call and no extra.
     assert (data.extra, data.pending, data.messages) == ({}, [], [])
+
+
+async def test_what_an_approval_costs(cp: Store, thread: str) -> None:
+    """One write for the request and one for the decision, and a look at it."""
+    counting = Counting(cp, True)
+    ledger = quick(counting, requires_approval=lambda _: True, approval_timeout=0)
+
+    with pytest.raises(EffectTimeout):
+        await ledger.run(thread, "charge", ARGS, Shop().charge)
+
+    assert counting.asked == ["find_completed", "record_issued"]
+    counting.asked.clear()
+    assert await ledger.approve(thread, ledger.key(thread, "charge", ARGS))
+    assert counting.asked == ["load", "record_result"]
+    counting.asked.clear()
+    await ledger.run(thread, "charge", ARGS, Shop().charge)
+    assert counting.asked == [
+        "find_completed",
+        "record_issued",  # of the request, which is there and decided
+        "record_issued",
+        "find_call",
+        "record_result",
+    ]
+
+
+async def test_a_tool_that_does_not_ask_for_its_effect_costs_no_second_read(
+    cp: Store, thread: str
+) -> None:
+    """Nobody would see the attempt that it is for."""
+    counting = Counting(cp, True)
+
+    async def send(to: str) -> str:
+        return to
+
+    registry = ToolRegistry(quick(counting), [Tool(send)])
+    await registry.dispatch(thread, "send", {"to": "ann"})
+    assert counting.asked == ["find_completed", "record_issued", "record_result"]
+    counting.asked.clear()
+    await registry.dispatch(thread, "send", {"to": "ann"})
+    assert counting.asked == ["find_completed"]
 
 
 async def test_waiting_needs_no_end_when_told_so(cp: Store, thread: str) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from cpkit import JsonValue
-from cpkit.effects import Effect, EffectTimeout, Landed, NotLanded
+from cpkit import JsonValue, open_checkpointer
+from cpkit.effects import Effect, EffectTimeout, Landed, NotLanded, Tool
 from cpkit.effects.keys import beats_thread
 from tests.effects.shop import OnlySix, Shop, Store, claim, quick, until
 
@@ -145,6 +146,110 @@ async def test_what_verify_cannot_tell_is_not_repeated(
     assert late.value.holder == record
     assert shop.effects == []
     assert "silent holder in doubt" in caplog.text
+
+
+async def test_a_holder_that_comes_back_while_verify_looks_is_left_alone(
+    cp: Store, thread: str
+) -> None:
+    """It shows a sign of life, so what verify said of it is of no use any more."""
+    key = quick(cp).key(thread, "charge", ARGS)
+    record = await claim(cp, thread, key, ARGS)
+    asked = 0
+
+    async def slow(_: Effect) -> NotLanded:
+        nonlocal asked
+        asked += 1
+        sign: dict[str, JsonValue] = {record.call.call_id: asked}
+        await cp.save_extra(beats_thread(key), sign)
+        return NotLanded()
+
+    shop = Shop()
+
+    with pytest.raises(EffectTimeout):
+        await quick(cp, stale_after=0.05, timeout=0.5).run(
+            thread, "charge", ARGS, shop.charge, verify=slow
+        )
+
+    assert asked > 0
+    assert shop.effects == []
+
+
+@pytest.mark.parametrize("by", ["a takeover", "a resume", "a person", "a superior"])
+async def test_whoever_settles_a_dead_attempt_clears_its_signs_of_life(
+    cp: Store, thread: str, by: str
+) -> None:
+    """So that the store does not fill up with what the dead have left."""
+    key = quick(cp).key(thread, "charge", ARGS)
+    record = await claim(cp, thread, key, ARGS)
+    await cp.save_extra(beats_thread(key), {record.call.call_id: 7})
+
+    def landed(_: Effect) -> Landed:
+        return Landed("found")
+
+    ledger = quick(cp, stale_after=0.1)
+
+    match by:
+        case "a takeover":
+            await ledger.run(thread, "charge", ARGS, Shop().charge)
+        case "a resume":
+            tool = Tool(Shop().charge, name="charge", verify=landed)
+            await ledger.resume(thread, [tool])
+        case "a person":
+            await ledger.commit(record, "found")
+        case "a superior":
+            await ledger.release(record)
+
+    assert await cp.load(beats_thread(key)) is None
+
+
+async def test_a_holder_whose_thread_is_forgotten_holds_nothing(
+    cp: Store, thread: str
+) -> None:
+    """Neither the takeover nor the resume that was at it comes to grief."""
+    forgotten = 0
+
+    async def forget(_: Effect) -> NotLanded:
+        nonlocal forgotten
+        forgotten += 1
+        await cp.delete_thread(thread, forget_keys=True)
+        return NotLanded()
+
+    ledger = quick(cp, stale_after=0.05)
+    key = ledger.key(thread, "charge", ARGS)
+    await claim(cp, thread, key, ARGS)
+    shop = Shop()
+    assert await ledger.run(thread, "charge", ARGS, shop.charge, verify=forget)
+    assert (forgotten, len(shop.effects)) == (1, 1)
+    args: dict[str, JsonValue] = {"n": 2}
+    await claim(cp, thread, ledger.key(thread, "charge", args), args)
+    tool = Tool(shop.charge, name="charge", verify=forget)
+    report = await ledger.resume(thread, [tool])
+    assert [call.action for call in report.calls] == ["finished"]
+    assert "erased" in report.calls[0].reason
+
+
+async def test_what_verify_found_and_no_store_can_hold_is_in_doubt(
+    tmp_path: Path, thread: str
+) -> None:
+    """A takeover waits, and a resume goes on with the other calls."""
+
+    def landed(effect: Effect) -> Landed:
+        return Landed("x" * 1000 if effect.args["n"] == 1 else "y")
+
+    async with open_checkpointer(f"sqlite:///{tmp_path}/x.db?max_payload=500") as cp:
+        ledger = quick(cp, stale_after=0.05, timeout=0.4)
+
+        for number in (1, 2):
+            args: dict[str, JsonValue] = {"n": number}
+            await claim(cp, thread, ledger.key(thread, "charge", args), args)
+
+        with pytest.raises(EffectTimeout):
+            await ledger.run(thread, "charge", {"n": 1}, Shop().charge, verify=landed)
+
+        tool = Tool(Shop().charge, name="charge", verify=landed)
+        report = await ledger.resume(thread, [tool])
+
+    assert [call.action for call in report.calls] == ["surfaced", "landed"]
 
 
 async def test_a_takeover_has_one_winner(cp: Store, thread: str) -> None:

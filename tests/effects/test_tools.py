@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
+from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, RootModel
 
 from cpkit import JsonValue
 from cpkit.effects import (
@@ -222,6 +227,113 @@ async def test_a_cancelled_tool_raises_as_cancelled(cp: Store, thread: str) -> N
 
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+class Crowd(RootModel[frozenset[str]]):
+    """A model that is a set."""
+
+
+@dataclass
+class House:
+    rooms: dict[int, set[int]]
+
+
+class Party(BaseModel):
+    guests: Crowd = Field(alias="who")
+    house: House
+
+
+@tool
+def invite(party: Party, tags: set[str], days: list[set[date]]) -> None:
+    """Invite to a party."""
+
+
+WORDS: list[JsonValue] = ["ash", "birch", "cedar", "date", "elm"]
+PARTY: dict[str, JsonValue] = {
+    "party": {"who": WORDS, "house": {"rooms": {"7": [1, 2, 3]}}},
+    "tags": WORDS,
+    "days": [["2026-11-20", "2026-11-21"]],
+}
+
+
+def test_a_set_is_the_same_argument_in_every_process() -> None:
+    """Its order is drawn anew in each, and must not name another effect."""
+    code = """
+from cpkit.effects.arguments import arguments_json
+from tests.effects.test_tools import PARTY, invite
+print(arguments_json(invite.validated(PARTY)))
+"""
+    written = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+        ).stdout
+        for seed in range(3)
+    ]
+    assert {text.strip() for text in written} == {str(PARTY)}
+
+
+async def test_a_tool_whose_result_is_no_json_is_not_tried_again(
+    cp: Store, thread: str
+) -> None:
+    """Its effect happened, also where its failures mean that nothing did."""
+    ran: list[int] = []
+
+    @tool(release_failures=True)
+    def send() -> object:
+        ran.append(1)
+        return object()
+
+    registry = ToolRegistry(quick(cp), [send])
+
+    for _ in range(2):
+        outcome = await registry.dispatch(thread, "send", {})
+        assert outcome.is_error
+        assert "Unable to serialize" in str(outcome.content)
+
+    assert ran == [1]
+    assert [record.status for record in await cp.list_calls(thread)] == ["completed"]
+
+
+@pytest.mark.parametrize("amount", ["NaN", "9" * 3000])
+async def test_arguments_that_no_record_can_hold_are_told_to_the_model(
+    cp: Store, thread: str, amount: str
+) -> None:
+    """They fit the signature, and yet nothing ran and nothing is recorded."""
+
+    @tool
+    def give(amount: float, note: str) -> None:
+        raise AssertionError
+
+    registry = ToolRegistry(quick(cp, max_payload=2000), [give])
+    args: dict[str, JsonValue] = {"amount": amount[:3], "note": amount}
+    outcome = await registry.dispatch(thread, "give", args)
+    assert outcome.is_error
+    assert "arguments of 'give'" in str(outcome.content)
+    assert await cp.list_calls(thread) == []
+
+
+@pytest.mark.parametrize("side_effects", ["read", "write"])
+async def test_an_exception_that_cannot_be_told_is_an_outcome(
+    cp: Store, thread: str, side_effects: Any
+) -> None:
+    """The model is told its type."""
+
+    class Rude(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    def fail() -> None:
+        raise Rude
+
+    registry = ToolRegistry(quick(cp), [Tool(fail, side_effects=side_effects)])
+    outcome = await registry.dispatch(thread, "fail", {})
+    assert outcome.is_error
+    assert "Rude" in str(outcome.content)
 
 
 def test_a_tool_describes_itself() -> None:

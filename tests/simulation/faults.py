@@ -1,7 +1,8 @@
 """A store that fails in every way a store may, in front of the reference.
 
 Each worker reaches the one reference store through a `FaultyStore` of its own, which
-has the six methods and no more. Before and after each operation the worker may be held
+has the six methods and no more, or a `FaultyAbleStore`, which has the abilities that
+the layers make use of. Before and after each operation the worker may be held
 up, the clock may leap, or the worker may die; and the operation may be refused, lost on
 the way there, or applied with its answer lost.
 """
@@ -19,11 +20,12 @@ from cpkit import (
     CheckpointData,
     Checkpointer,
     JsonValue,
+    MemoryCheckpointer,
     ToolCall,
 )
 from tests.simulation.loop import SimulatedLoop
 
-__all__ = ["Crash", "FaultyStore", "Life", "Weather"]
+__all__ = ["Crash", "FaultyAbleStore", "FaultyStore", "Life", "Weather"]
 
 T = TypeVar("T")
 
@@ -186,3 +188,28 @@ class FaultyStore:
             raise BackendUnavailable("sim", "answer lost", maybe_applied=True)
 
         return answer
+
+
+class FaultyAbleStore(FaultyStore):
+    """The six methods, the receipts and the deletion, through one worker's eyes."""
+
+    def __init__(
+        self,
+        inner: MemoryCheckpointer[Any],
+        life: Life,
+        seen: Callable[[Life, str, Any], None],
+    ) -> None:
+        super().__init__(inner, life, seen)
+        self._able = inner
+
+    async def list_calls(self, thread_id: str) -> list[CallRecord]:
+        return await self._read(lambda: self._able.list_calls(thread_id))
+
+    async def find_call(self, idempotency_key: str) -> CallRecord | None:
+        return await self._read(lambda: self._able.find_call(idempotency_key))
+
+    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+        await self._write(
+            "delete_thread",
+            lambda: self._able.delete_thread(thread_id, forget_keys=forget_keys),
+        )

@@ -11,6 +11,7 @@ from cpkit import BackendUnavailable, Checkpointer, MemoryCheckpointer, VersionC
 from cpkit.lease import Lease, LeaseLost, thread_lease
 from cpkit.patience import Backoff
 from tests.simulation.faults import Crash, FaultyStore, Life, Weather
+from tests.simulation.history import History
 from tests.simulation.loop import simulated_loop
 
 __all__ = ["simulate_lease"]
@@ -20,19 +21,21 @@ TERMS = 4
 """Terms that each runner has to come through, writing in each."""
 
 
-def simulate_lease(seed: int) -> list[str]:
-    """Run a seed, and return what must not have happened."""
+def simulate_lease(seed: int) -> History:
+    """Run the runners of a seed; the same seed is the same run."""
     quiet = logging.getLogger("cpkit")
     level = quiet.level
     quiet.setLevel(logging.CRITICAL)
 
     try:
-        return simulated_loop(Random(seed)).run(_main(Random(f"lease {seed}")))
+        runners = simulated_loop(Random(seed)).run(_main(Random(f"lease {seed}")))
     finally:
         quiet.setLevel(level)
 
+    return History(seed, runners.violations, runners.log, len(runners.tokens))
 
-async def _main(random: Random) -> list[str]:
+
+async def _main(random: Random) -> Runners:
     async with MemoryCheckpointer[dict[str, Any]]() as store:
         runners = Runners(random, store)
 
@@ -42,7 +45,7 @@ async def _main(random: Random) -> list[str]:
         except TimeoutError:
             runners.violations.append("no progress")
 
-        return runners.violations
+        return runners
 
 
 class Runners:
@@ -54,6 +57,7 @@ class Runners:
         self.weather = Weather(random)
         self.fair = random.random() < 0.2
         self.violations: list[str] = []
+        self.log: list[str] = []
         self.inside: set[int] = set()
         self.tokens: list[int] = []
 
@@ -79,6 +83,10 @@ class Runners:
         await asyncio.sleep(300)
         self.weather.calm = True
 
+    def _note(self, life: Life, what: str) -> None:
+        now = asyncio.get_running_loop().time()
+        self.log.append(f"{now:9.3f}  {life.name:10} {what}")
+
     async def _runner(self, number: int) -> None:
         left = TERMS
 
@@ -92,7 +100,9 @@ class Runners:
                     left -= 1
             except Crash:
                 life.alive = False
-            except (LeaseLost, VersionConflict, BackendUnavailable):
+                self._note(life, "is dead")
+            except (LeaseLost, VersionConflict, BackendUnavailable) as exc:
+                self._note(life, str(exc))
                 await asyncio.sleep(self.random.uniform(0, 1))
 
     def _lease(self, cp: FaultyStore) -> Lease:
@@ -106,6 +116,7 @@ class Runners:
     async def _term(self, cp: FaultyStore, lease: Lease, life: Life) -> None:
         """Load once, and write as that version allows, for a while."""
         self.inside.add(lease.token)
+        self._note(life, f"begins term {lease.token}")
 
         if lease.token in self.tokens:
             self.violations.append("two terms with one token")
@@ -124,5 +135,7 @@ class Runners:
                 version = await cp.append(
                     "thread", [{"token": lease.token}], expected_version=version
                 )
+                self._note(life, f"writes version {version} in term {lease.token}")
         finally:
             self.inside.discard(lease.token)
+            self._note(life, f"ends term {lease.token}")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Any
 
-from cpkit import BackendUnavailable, Checkpointer, JsonValue, MemoryCheckpointer
+from cpkit import BackendUnavailable, JsonValue, MemoryCheckpointer
 from cpkit.effects import (
     Backoff,
     Effect,
@@ -19,13 +18,16 @@ from cpkit.effects import (
     EffectLedger,
     EffectTimeout,
     NoEffect,
+    Superseded,
     Tool,
+    effect_of,
 )
-from tests.simulation.faults import Crash, FaultyStore, Life, Weather
+from tests.simulation.faults import Crash, FaultyAbleStore, FaultyStore, Life, Weather
+from tests.simulation.history import History
 from tests.simulation.loop import Stuck, simulated_loop
 from tests.simulation.world import Declined, World
 
-__all__ = ["History", "simulate"]
+__all__ = ["simulate"]
 
 STALE_AFTER = 6.0
 PATIENCE = 20.0
@@ -34,19 +36,6 @@ DEADLINE = 3000.0
 
 MakeStore = Callable[[], Any]
 MakeLedger = Callable[..., EffectLedger]
-
-
-@dataclass
-class History:
-    """What came of a seed."""
-
-    seed: int
-    violations: list[str]
-    lines: list[str]
-    charges: int
-
-    def __str__(self) -> str:
-        return "\n".join([f"seed {self.seed}", *self.lines, *self.violations])
 
 
 def simulate(
@@ -92,7 +81,7 @@ class Scenario:
     """What is drawn for one run: who does what, and what may go wrong."""
 
     def __init__(
-        self, random: Random, store: Checkpointer[Any], make_ledger: MakeLedger
+        self, random: Random, store: MemoryCheckpointer[Any], make_ledger: MakeLedger
     ) -> None:
         self.random = random
         self.store = store
@@ -112,6 +101,8 @@ class Scenario:
             {order for order in self.orders if random.random() < 0.5},
             STALE_AFTER,
         )
+        self.able = random.random() < 0.4
+        self.by_hand = random.choice([0.0, 0.0, 0.6])
         self.tool = Tool(
             self._nothing, name="charge", verify=self.world.verify, key_fields=["order"]
         )
@@ -159,8 +150,9 @@ class Scenario:
                 await asyncio.sleep(self.random.uniform(0, 3))
 
     def _ledger(self, life: Life) -> EffectLedger:
+        faulty = FaultyAbleStore if self.able else FaultyStore
         return self.make_ledger(
-            FaultyStore(self.store, life, self.world.seen),
+            faulty(self.store, life, self.world.seen),
             requires_approval=self._policy,
             timeout=PATIENCE,
             approval_timeout=PATIENCE,
@@ -201,6 +193,9 @@ class Scenario:
             patience = self.random.uniform(0, 5)
 
         async with asyncio.timeout(patience):
+            if self.random.random() < self.by_hand:
+                await self._begin(life, ledger, order)
+
             result = await ledger.run(
                 "thread",
                 "charge",
@@ -213,6 +208,30 @@ class Scenario:
 
         life.check()
         return result
+
+    async def _begin(self, life: Life, ledger: EffectLedger, order: str) -> None:
+        """Do by hand what `run` does, if the effect is nobody's yet."""
+        record, fresh = await ledger.begin(
+            "thread", "charge", {"order": order}, key_fields=["order"]
+        )
+        effect = effect_of(record)
+
+        if not fresh or effect is None:
+            return
+
+        try:
+            try:
+                result = await self._handle(life, effect)
+            except NoEffect:
+                await ledger.release(record)
+                raise
+            except Declined as exc:
+                await ledger.commit(record, error=exc)
+                raise
+
+            await ledger.commit(record, result)
+        except Superseded as exc:
+            self.world.note(life.name, str(exc))
 
     async def _handle(self, life: Life, effect: Effect) -> JsonValue:
         mood = "good" if self.weather.calm else self.random.choice(self.moods)

@@ -9,17 +9,18 @@ import pytest
 
 from cpkit import MemoryCheckpointer
 from cpkit.effects import EffectLedger
+from tests.simulation.history import History
 from tests.simulation.leases import simulate_lease
 from tests.simulation.planted import (
     ApprovesAfterClaim,
     ChecksThenInserts,
     OverwritesResults,
 )
-from tests.simulation.scenario import History, MakeLedger, MakeStore, simulate
+from tests.simulation.scenario import MakeLedger, MakeStore, simulate
 
 SHARDS = 4
-SEEDS = round(500 * float(os.environ.get("CPKIT_ROUNDS") or 1))
-"""Seeds of a shard: 2,000 in all take about 25 seconds of one core."""
+SEEDS = round(750 * float(os.environ.get("CPKIT_ROUNDS") or 1))
+"""Seeds of a shard: 3,000 in all take about 25 seconds of one core, loaded."""
 
 
 def first_failure(
@@ -64,14 +65,16 @@ def test_planted_bugs_are_found(
 
 def test_no_seed_breaks_a_lease() -> None:
     """Tokens are unique, who lost a lease cannot write, and all come to their turn."""
-    found = {seed: simulate_lease(seed) for seed in range(SEEDS)}
-    assert {seed: broken for seed, broken in found.items() if broken} == {}
+    histories = map(simulate_lease, range(SEEDS // 2))
+    found = next((history for history in histories if history.violations), None)
+    assert found is None, f"python -m tests.simulation lease {found.seed}\n{found}"
 
 
 def test_a_seed_is_one_history() -> None:
     """The same seed gives the same history, line by line, so it can be looked into."""
-    histories = [str(simulate(seed)) for seed in (3, 3, 4)]
-    assert histories[0] == histories[1] != histories[2]
+    for run in (simulate, simulate_lease):
+        histories = [str(run(seed)) for seed in (3, 3, 4)]
+        assert histories[0] == histories[1] != histories[2]
 
 
 def test_the_seeds_reach_what_they_are_for() -> None:
