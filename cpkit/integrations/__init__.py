@@ -1,0 +1,1 @@
+"""Adapters: frameworks that keep their state in any cpkit store."""

@@ -1,0 +1,16 @@
+"""LangGraph's checkpoints in any cpkit store.
+
+::
+
+    async with open_checkpointer("sqlite:///agent.db") as cp:
+        graph = builder.compile(checkpointer=CheckpointSaver(cp))
+        await graph.ainvoke(inputs, {"configurable": {"thread_id": "1"}})
+
+Needs ``pip install 'cpkit[langgraph]'``.
+"""
+
+from cpkit.integrations.langgraph.errors import Unsupported
+from cpkit.integrations.langgraph.names import store_thread_id
+from cpkit.integrations.langgraph.saver import CheckpointSaver
+
+__all__ = ["CheckpointSaver", "Unsupported", "store_thread_id"]

@@ -1,0 +1,86 @@
+"""Reaching the event loop that a store lives on, from wherever one is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from cpkit.protocol import Checkpointer
+from cpkit.sync import SyncCheckpointer
+
+__all__ = ["Bridge"]
+
+T = TypeVar("T")
+
+
+class Bridge:
+    """Runs coroutines on the loop of a store, whose methods must be called there.
+
+    A `SyncCheckpointer` brings its loop; another checkpointer lives on the loop that
+    runs now. Raises ``RuntimeError`` where none does.
+    """
+
+    def __init__(self, cp: Checkpointer[Any] | SyncCheckpointer[Any]) -> None:
+        self._submit: Callable[[Coroutine[Any, Any, Any]], Future[Any]]
+
+        if isinstance(cp, SyncCheckpointer):
+            self.checkpointer = cp.checkpointer
+            self._loop = cp.loop
+            self._submit = cp.submit
+            return
+
+        self.checkpointer = cp
+        self._submit = self._to_running_loop
+
+        try:
+            self._loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeError(
+                "no event loop runs here; make the saver on the loop that the store "
+                "was opened on, or open the store with cpkit.sync.SyncCheckpointer"
+            ) from None
+
+    async def go(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await it on the store's loop, from this loop or another."""
+        if asyncio.get_running_loop() is self._loop:
+            return await work
+
+        result: T = await asyncio.wrap_future(self._submit(work))
+        return result
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run it on the store's loop and wait for it in this thread.
+
+        Raises ``RuntimeError`` on the store's loop itself, which would wait for ever.
+        """
+        if asyncio._get_running_loop() is self._loop:
+            work.close()
+            raise RuntimeError(
+                "a synchronous method would block the event loop that the store lives "
+                "on; use the async one (ainvoke, aget_state, aput), call it from "
+                "another thread, or open the store with cpkit.sync.SyncCheckpointer"
+            )
+
+        future = self._submit(work)
+
+        try:
+            result: T = future.result()
+        except BaseException:
+            # Only an interrupt of this thread finds it undone.
+            future.cancel()
+            raise
+
+        return result
+
+    def _to_running_loop(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        if not self._loop.is_running():
+            work.close()
+            raise RuntimeError(
+                "the event loop that the store was opened on does not run any more; "
+                "for a program without a loop of its own, open the store with "
+                "cpkit.sync.SyncCheckpointer"
+            )
+
+        return asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -1,0 +1,253 @@
+"""The records of one LangGraph thread, and what they come to.
+
+A record is one message of the store's thread, with an id of its own:
+
+``checkpoint``
+    A checkpoint without its values, and the values that are new with it.
+``writes``
+    What one task wrote. It may come before its checkpoint.
+``hidden``
+    Checkpoints that were pruned, or deleted with their run.
+
+Each also names the first record of the thread, as far as its writer knew it. One that
+names another was meant for a thread that was deleted meanwhile, and does not count;
+nor does a checkpoint that builds on a record that is not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+from langgraph.checkpoint.base import ChannelVersions, writes_sort_key
+
+from cpkit.errors import CorruptThread
+from cpkit.integrations.langgraph.names import thread_id_in
+from cpkit.integrations.langgraph.values import EMPTY, Known, Typed, Value, from_json
+
+__all__ = ["Namespace", "Record", "Stored", "Thread", "Write", "new_record"]
+
+Record: TypeAlias = dict[str, Any]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A checkpoint as it stands in the thread."""
+
+    checkpoint: Typed
+    metadata: Typed
+    parent: str | None
+    versions: ChannelVersions
+    values: dict[str, Value]
+    is_hidden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One value that a task wrote to a channel."""
+
+    task_id: str
+    task_path: str
+    index: int
+    channel: str
+    typed: Typed
+
+
+@dataclass(slots=True)
+class Namespace:
+    """The checkpoints of a graph, or of one subgraph, and what was written to them."""
+
+    checkpoints: dict[str, Stored] = field(default_factory=dict)
+    values: dict[tuple[str, object], Value] = field(default_factory=dict)
+    writes: dict[str, dict[tuple[str, int], Write]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+
+    def visible(self) -> Iterator[tuple[str, Stored]]:
+        """Yield checkpoints with their ids, the newest first."""
+        for checkpoint_id in sorted(self.checkpoints, reverse=True):
+            stored = self.checkpoints[checkpoint_id]
+
+            if not stored.is_hidden:
+                yield checkpoint_id, stored
+
+    def get(self, checkpoint_id: str | None) -> tuple[str, Stored] | None:
+        """Return that checkpoint, or the newest, where it is there to be seen."""
+        if not checkpoint_id:
+            ids = (id for id, one in self.checkpoints.items() if not one.is_hidden)
+            checkpoint_id = max(ids, default="")
+
+        stored = self.checkpoints.get(checkpoint_id)
+        return None if stored is None or stored.is_hidden else (checkpoint_id, stored)
+
+    def writes_of(self, checkpoint_id: str) -> list[Write]:
+        """Return what was written to a checkpoint, in the order to apply it in."""
+        found = self.writes.get(checkpoint_id, {}).values()
+        return sorted(
+            found,
+            key=lambda one: writes_sort_key(one.task_path, one.task_id, one.index),
+        )
+
+
+class Thread:
+    """What a saver knows of a thread: the records up to ``version``, read in order.
+
+    ``turn`` is held while more are read. ``answered`` is the highest version that the
+    store has given for the thread: a later one is higher, or the thread was deleted.
+    ``known`` has the list last read or written of a channel, by namespace.
+    """
+
+    def __init__(self, store_id: str, thread_id: str | None = None) -> None:
+        self.store_id = store_id
+        self.thread_id = thread_id_in(store_id) if thread_id is None else thread_id
+        self.version = 0
+        self.answered = 0
+        self.first_id: str | None = None
+        self.last_id: str | None = None
+        self.namespaces: dict[str, Namespace] = {}
+        self.known: dict[tuple[str, str], Known] = {}
+        self.turn = asyncio.Lock()
+        self._values: dict[tuple[str, str], Value] = {}
+
+    def namespace(self, name: str) -> Namespace:
+        return self.namespaces.get(name) or Namespace()
+
+    def check_known(self) -> None:
+        """Drop known lists that are not there: written before the first reading.
+
+        The thread may have been deleted in between, and nothing may build on them.
+        """
+        self.known = {
+            (ns, channel): known
+            for (ns, channel), known in self.known.items()
+            if (known.record_id, channel) in self._values
+        }
+
+    def take(self, record: Record) -> bool:
+        """Add the next record; return whether it counts.
+
+        Raises ``CorruptThread`` for a message that is no record.
+        """
+        try:
+            counts = self._take(record)
+        except (AttributeError, KeyError, TypeError, ValueError) as exc:
+            raise CorruptThread(
+                self.store_id,
+                f"message {self.version}",
+                f"no LangGraph record that this cpkit knows: {exc!r}",
+            ) from exc
+
+        if self.thread_id is None:
+            self.thread_id = record["thread_id"]
+
+        self.version += 1
+        self.answered = max(self.answered, self.version)
+        self.last_id = record["id"]
+        return counts
+
+    def _take(self, record: Record) -> bool:
+        record_id, of = record["id"], record["first"]
+        takes = {
+            "checkpoint": self._take_checkpoint,
+            "writes": self._take_writes,
+            "hidden": self._take_hidden,
+        }
+        take = takes[record["type"]]
+
+        if self.version == 0:
+            self.first_id = record_id
+        elif of is not None and of != self.first_id:
+            return False
+
+        return take(record)
+
+    def _take_checkpoint(self, record: Record) -> bool:
+        new: dict[str, Value] = {}
+
+        for channel, value in record["values"].items():
+            base = value.get("base")
+            source = None
+
+            if (
+                base is not None
+                and (source := self._values.get((base, channel))) is None
+            ):
+                logger.warning(
+                    "%s: checkpoint %s was built on one that has been deleted",
+                    self.store_id,
+                    record["checkpoint_id"],
+                )
+                return False
+
+            new[channel] = Value(
+                record["id"],
+                from_json(*value["data"]),
+                source,
+                value["keep"] if source else 0,
+            )
+
+        space = self.namespaces.setdefault(record["ns"], Namespace())
+        versions = record["versions"]
+
+        for channel, value in new.items():
+            self._values[record["id"], channel] = value
+            space.values[channel, record["values"][channel]["version"]] = value
+
+        values = {
+            channel: value
+            for channel, version in versions.items()
+            if (value := space.values.get((channel, version))) is not None
+            and value.typed != EMPTY
+        }
+        space.checkpoints[record["checkpoint_id"]] = Stored(
+            from_json(*record["checkpoint"]),
+            from_json(*record["metadata"]),
+            record["parent"],
+            versions,
+            values,
+        )
+        return True
+
+    def _take_writes(self, record: Record) -> bool:
+        space = self.namespaces.setdefault(record["ns"], Namespace())
+        there = space.writes[record["checkpoint_id"]]
+
+        for index, channel, *data in record["writes"]:
+            write = Write(
+                record["task_id"], record["task_path"], index, channel, from_json(*data)
+            )
+            place = (write.task_id, index)
+
+            # The first stays; but what has a place of its own (an error, an
+            # interrupt, a resumption) is replaced.
+            if index < 0 or place not in there:
+                there[place] = write
+
+        return True
+
+    def _take_hidden(self, record: Record) -> bool:
+        for name, checkpoint_id in record["checkpoints"]:
+            space = self.namespace(name)
+            stored = space.checkpoints.get(checkpoint_id)
+
+            if stored is not None:
+                space.checkpoints[checkpoint_id] = replace(stored, is_hidden=True)
+
+        return True
+
+
+def new_record(thread: Thread, kind: str, **content: Any) -> Record:
+    """Return a record to append to the thread, with an id that no other has."""
+    record = {"type": kind, "id": uuid4().hex, "first": thread.first_id, **content}
+
+    if thread_id_in(thread.store_id) is None:
+        record["thread_id"] = thread.thread_id
+
+    return record

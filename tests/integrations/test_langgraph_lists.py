@@ -1,0 +1,108 @@
+"""Lists that are stored by what was added, against lists that are stored whole."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage
+from langgraph.checkpoint.base import BaseCheckpointSaver, empty_checkpoint
+from langgraph.checkpoint.base.id import uuid6
+from langgraph.checkpoint.memory import InMemorySaver
+
+from cpkit import MemoryCheckpointer
+from cpkit.integrations.langgraph import CheckpointSaver
+from cpkit.integrations.langgraph.values import prints_of
+
+ITEMS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(0, 1),
+    st.sampled_from([0.0, 1.0, -0.0, "", "a", b"a", "a" * 50]),
+    st.lists(st.integers(0, 1), max_size=2),
+    st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 1)),
+    st.builds(
+        AIMessage,
+        st.sampled_from(["", "a", "a" * 50]),
+        id=st.sampled_from(["1", "2"]),
+        additional_kwargs=st.dictionaries(st.just("a"), st.integers(0, 1)),
+    ),
+)
+
+# Which saver, the checkpoint to start from, how much of its list to keep, what to add,
+# and what to put in place of an item, counted from the end.
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 1),
+        st.integers(0, 9),
+        st.integers(0, 12),
+        st.lists(ITEMS, max_size=6),
+        st.none() | st.tuples(st.integers(0, 9), ITEMS),
+    ),
+    max_size=12,
+)
+
+
+def exactly(value: Any) -> str:
+    """Tell 1 from 1.0 and True, and 0.0 from -0.0."""
+    return repr(value)
+
+
+@given(STEPS)
+@settings(deadline=None, max_examples=100)
+def test_every_list_comes_back(steps: list[Any]) -> None:
+    """From whichever checkpoint, by whichever saver it was written or is read."""
+    asyncio.run(play(steps))
+
+
+async def play(steps: list[Any]) -> None:
+    async with MemoryCheckpointer[Any]() as cp:
+        reference = InMemorySaver()
+        savers = [CheckpointSaver(cp), CheckpointSaver(cp)]
+        configs: list[Any] = [{"configurable": {"thread_id": "t", "checkpoint_ns": ""}}]
+
+        for which, start, keep, added, change in steps:
+            config = configs[start % len(configs)]
+            saver: BaseCheckpointSaver[str] = savers[which]
+            there = await saver.aget_tuple(config)
+            log = there.checkpoint["channel_values"]["log"][:keep] if there else []
+            log += added
+
+            if change is not None and change[0] < len(log):
+                log[-1 - change[0]] = change[1]
+
+            version = saver.get_next_version(str(len(configs)), None)
+            checkpoint = empty_checkpoint()
+            checkpoint["id"] = str(uuid6())
+            checkpoint["channel_values"] = {"log": log}
+            new = checkpoint["channel_versions"] = {"log": version}
+            await reference.aput(config, checkpoint, {}, new)
+            configs.append(await saver.aput(config, checkpoint, {}, new))
+
+        for config in configs:
+            expected = await reference.aget_tuple(config)
+
+            for reader in (*savers, CheckpointSaver(cp)):
+                found = await reader.aget_tuple(config)
+                assert exactly(_log(found)) == exactly(_log(expected))
+
+
+def _log(found: Any) -> Any:
+    return found and found.checkpoint["channel_values"]
+
+
+def test_prints_tell_all_that_is_stored() -> None:
+    """Two items with one print would be taken for each other."""
+    odd: list[Any] = ["1", b"1", True, 1, 1.0, None, [1], {"1": 1}, {1: 1}, ("m", 1)]
+    odd += [AIMessage("1", id="1"), AIMessage("1", id="2"), {"content": "1"}]
+    odd += [AIMessage("1", id="1", extra=1), AIMessage(["1"], id="1"), {1}, 1j]
+    prints = prints_of(odd[:-1])
+    assert prints is not None
+    assert len(set(prints)) == len(odd) - 1
+    # What cannot be packed is for the serializer to refuse.
+    assert prints_of(odd) is None
+    assert prints_of([1.5] * 3) is None
+    assert prints_of([]) is None
+    assert prints_of(("a",)) is None
