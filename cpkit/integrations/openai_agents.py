@@ -1,0 +1,240 @@
+"""A session of the OpenAI Agents SDK in any store.
+
+::
+
+    session = Session("user-7", cp)
+    await Runner.run(agent, "hello", session=session)
+
+The session is a thread that only grows, of one JSON object per change: ``item`` adds
+one, ``pop`` takes the newest away and names its position, ``clear`` takes away all.
+So the thread's calls, and with them its idempotency keys, outlive a cleared session.
+Each object says in ``by`` of which append it is, because two tasks that take an item
+away at once write the same otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from cpkit.errors import CorruptThread, VersionConflict
+from cpkit.integrations.openai_thread import session_thread
+from cpkit.jsontext import encode_json, parse_json
+from cpkit.patience import Backoff
+from cpkit.protocol import Checkpointer
+from cpkit.sessions.context import copied
+from cpkit.sessions.fenced import append_once, read_range
+
+try:
+    from agents import SessionSettings, TResponseInputItem
+    from agents.memory import SessionABC
+    from agents.memory.session_settings import (
+        coerce_session_settings,
+        resolve_session_limit,
+    )
+except ModuleNotFoundError as exc:
+    raise ModuleNotFoundError(
+        f"cpkit.integrations.openai_agents needs {exc.name}: "
+        "pip install 'cpkit[openai-agents]'",
+        name=exc.name,
+    ) from exc
+
+__all__ = ["Session", "session_thread"]
+
+T = TypeVar("T")
+
+Record = dict[str, Any]
+
+
+class Session(SessionABC):
+    """The history of one conversation, for the ``session=`` of the SDK's ``Runner``.
+
+    Behaves as the SDK's own ``SQLiteSession``, in whatever store ``cp`` is, which is
+    opened without ``message_type=``. Any number of tasks, handles and processes may
+    use one session: `add_items` adds all its items in one piece, and an item is popped
+    by one caller only. Nothing is deleted: what is popped or cleared stays in the
+    thread, and so do its calls.
+
+    The first use reads the thread, each later one what is new in it. A mutation runs
+    to its end where its caller is cancelled. Items are JSON values.
+
+    Raises ``BackendUnavailable`` where the store is silent; after a mutation with
+    ``maybe_applied`` only `get_items` tells whether it took place. Raises
+    ``CorruptThread`` where something else was written into the thread.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        cp: Checkpointer[Any],
+        *,
+        session_settings: SessionSettings | dict[str, Any] | None = None,
+    ) -> None:
+        self.session_id = session_id
+        self.session_settings: SessionSettings | None = (
+            SessionSettings()
+            if session_settings is None
+            else coerce_session_settings(session_settings)
+        )
+        self.thread_id = session_thread(session_id)
+        self._cp = cp
+        self._turn = asyncio.Lock()
+        self._forget()
+
+    def __repr__(self) -> str:
+        return f"<Session {self.session_id!r}>"
+
+    async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
+        """Return the items, oldest first; with a limit the newest so many.
+
+        Without one, that of ``session_settings`` counts. As in the SDK, a limit of 0
+        gives none and a negative one gives all.
+        """
+        wanted = resolve_session_limit(limit, self.session_settings)
+
+        async with self._turn:
+            await self._refresh()
+            start = (
+                0 if wanted is None or wanted < 0 else max(0, len(self._live) - wanted)
+            )
+            return [copied(item) for _, item in self._live[start:]]
+
+    async def add_items(self, items: list[TResponseInputItem]) -> None:
+        """Add items at the end, all or none.
+
+        Raises ``SerializationError`` for what JSON does not hold.
+        """
+        texts = [encode_json(item, (place,)) for place, item in enumerate(items)]
+        added = [{"item": parse_json(text)} for text in texts]
+
+        if not added:
+            # The store still checks its handle.
+            await self._cp.append(self.thread_id, [])
+            return
+
+        await _finished(self._write(lambda: added))
+
+    async def pop_item(self) -> TResponseInputItem | None:
+        """Take the newest item away and return it; ``None`` where there is none."""
+        return await _finished(self._pop())
+
+    async def clear_session(self) -> None:
+        """Take all items away; the thread, its calls and their keys stay."""
+        await _finished(self._clear())
+
+    async def _pop(self) -> TResponseInputItem | None:
+        popped: TResponseInputItem | None = None
+
+        def pop() -> list[Record]:
+            nonlocal popped
+            popped = None
+
+            if not self._live:
+                return []
+
+            position, popped = self._live[-1]
+            return [{"pop": position}]
+
+        await self._write(pop, refresh=True)
+        # No longer in this copy of the session, so it is the caller's.
+        return popped
+
+    async def _clear(self) -> None:
+        await self._write(lambda: [{"clear": True}] if self._live else [], refresh=True)
+
+    async def _write(
+        self, changes: Callable[[], list[Record]], *, refresh: bool = False
+    ) -> None:
+        """Append the changes at the version that they were made for.
+
+        With ``refresh`` they depend on what is there, and are made of the newest.
+        """
+        pauses = Backoff(first=0.005, longest=0.5).pauses()
+
+        async with self._turn:
+            while True:
+                if refresh:
+                    await self._refresh()
+
+                by = uuid4().hex[:16]
+                records = [{**change, "by": by} for change in changes()]
+
+                if not records:
+                    return
+
+                try:
+                    await append_once(
+                        self._cp,
+                        self.thread_id,
+                        records,
+                        expected_version=self._version,
+                    )
+                except VersionConflict:
+                    refresh = True
+                    await asyncio.sleep(next(pauses))
+                else:
+                    self._apply(records)
+                    return
+
+    async def _refresh(self) -> None:
+        """Read the last record that is known and what comes after it."""
+        start = max(0, self._version - 1)
+        records = await read_range(self._cp, self.thread_id, start)
+
+        if self._last is not None:
+            if records[:1] == [self._last]:
+                records = records[1:]
+            else:
+                # The thread was deleted, and another began under its id.
+                self._forget()
+                records = await read_range(self._cp, self.thread_id)
+
+        self._apply(records)
+
+    def _forget(self) -> None:
+        self._version = 0
+        self._last: Record | None = None
+        self._live: list[tuple[int, Any]] = []
+
+    def _apply(self, records: list[Record]) -> None:
+        for record in records:
+            self._change(record)
+            self._version += 1
+            self._last = record
+
+    def _change(self, record: Record) -> None:
+        match record:
+            case {"item": item}:
+                self._live.append((self._version, item))
+            case {"pop": position} if self._live and self._live[-1][0] == position:
+                self._live.pop()
+            case {"clear": True}:
+                self._live.clear()
+            case _:
+                raise CorruptThread(
+                    self.thread_id,
+                    f"message {self._version}",
+                    "no change of an Agents SDK session",
+                )
+
+
+async def _finished(work: Coroutine[Any, Any, T]) -> T:
+    """Wait for the work to end, whoever cancels the caller, and only then give in.
+
+    The SDK takes it that a mutation is over when its call is, cancelled or not.
+    """
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as exc:
+            cancelled = cancelled or exc
+
+    if cancelled is not None:
+        raise cancelled from (None if task.cancelled() else task.exception())
+
+    return task.result()

@@ -1,0 +1,413 @@
+"""The Agents SDK's session: like the SDK's own, whatever the store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from agents import SessionSettings, SQLiteSession
+from agents.memory import Session as SessionProtocol
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpkit import (
+    BackendUnavailable,
+    Closed,
+    CorruptThread,
+    InvalidId,
+    MemoryCheckpointer,
+    SerializationError,
+    ToolCall,
+    open_checkpointer,
+)
+from cpkit.integrations import openai_agents
+from cpkit.integrations.openai_agents import Session, session_thread
+from tests.sessions.spy import Fault, RangeSpy, Spy
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text()
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(), inner),
+    max_leaves=4,
+)
+items = st.lists(st.dictionaries(st.text(max_size=3), values, max_size=3), max_size=4)
+limits = st.none() | st.integers(-2, 6)
+operations = st.lists(
+    st.tuples(st.just("add"), items)
+    | st.tuples(st.just("get"), limits)
+    | st.tuples(st.sampled_from(["pop", "clear", "reopen"]), st.none())
+    | st.tuples(st.just("set limit"), limits),
+    max_size=25,
+)
+
+
+@pytest.fixture
+async def memory() -> AsyncIterator[MemoryCheckpointer[Any]]:
+    """A store in memory, for what does not depend on the store."""
+    async with open_checkpointer("memory://") as cp:
+        assert isinstance(cp, MemoryCheckpointer)
+        yield cp
+
+
+def numbered(*numbers: int) -> list[Any]:
+    return [{"role": "user", "content": str(number)} for number in numbers]
+
+
+@given(script=operations, first=limits)
+async def test_it_does_what_the_sdks_own_session_does(
+    script: list[tuple[str, Any]], first: int | None
+) -> None:
+    """Operation by operation, from two handles in turn, with limits of every kind."""
+    settings = SessionSettings(limit=first)
+    reference = SQLiteSession("s", session_settings=settings)
+
+    async with open_checkpointer("memory://") as cp:
+        session, other = (
+            Session("s", cp, session_settings={"limit": first}) for _ in range(2)
+        )
+
+        try:
+            for kind, given_value in [*script, ("get", -1)]:
+                if kind == "reopen":
+                    session, other = other, Session("s", cp, session_settings=settings)
+                elif kind == "set limit":
+                    settings = SessionSettings(limit=given_value)
+                    session.session_settings = other.session_settings = settings
+                    reference.session_settings = settings
+                else:
+                    seen, wanted = [
+                        await apply(one, kind, given_value)
+                        for one in (session, reference)
+                    ]
+                    assert repr(seen) == repr(wanted)
+
+                session, other = other, session
+        finally:
+            reference.close()
+
+
+async def apply(session: SessionProtocol, kind: str, value: Any) -> Any:
+    if kind == "add":
+        return await session.add_items(value)
+
+    if kind == "get":
+        return await session.get_items(limit=value)
+
+    return await (session.pop_item() if kind == "pop" else session.clear_session())
+
+
+async def test_it_is_a_session_of_the_sdk(memory: MemoryCheckpointer[Any]) -> None:
+    """The SDK's protocol, by its own check."""
+    session = Session("user-7", memory)
+    assert isinstance(session, SessionProtocol)
+    assert session.session_settings == SessionSettings()
+    assert repr(session) == "<Session 'user-7'>"
+
+
+async def test_what_is_returned_is_the_callers(
+    memory: MemoryCheckpointer[Any],
+) -> None:
+    """Changing it, or what was added, changes nothing."""
+    session = Session("s", memory)
+    added: Any = [{"content": [1]}]
+    await session.add_items(added)
+    added[0]["content"].append(2)
+    got: Any = await session.get_items()
+    got[0]["content"].append(3)
+    again: Any = await session.get_items()
+    assert again == [{"content": [1]}]
+    popped: Any = await session.pop_item()
+    assert popped == {"content": [1]}
+
+
+async def test_clearing_keeps_the_keys(memory: MemoryCheckpointer[Any]) -> None:
+    """Nothing is deleted: a paid call stays paid, and the thread grows."""
+    session = Session("s", memory)
+    await session.add_items(numbered(1, 2))
+    call = ToolCall("call-1", "pay", {}, "order-1")
+    await memory.record_issued(session.thread_id, call)
+    await memory.record_result(session.thread_id, "call-1", "paid")
+    await session.pop_item()
+    await session.clear_session()
+    assert await session.get_items() == []
+
+    found = await memory.find_completed("order-1")
+    assert found is not None
+    assert found.result == "paid"
+    data = await memory.load(session.thread_id)
+    assert data is not None
+    assert [message.get("item") for message in data.messages[:2]] == numbered(1, 2)
+
+
+async def test_what_changes_nothing_writes_nothing(
+    memory: MemoryCheckpointer[Any],
+) -> None:
+    """No thread appears for an empty session."""
+    session = Session("s", memory)
+    await session.add_items([])
+    await session.clear_session()
+    assert await session.pop_item() is None
+    assert await memory.load(session.thread_id) is None
+
+
+async def test_reading_costs_what_is_new() -> None:
+    """The first read has the thread, the next ones its last record and what follows."""
+    async with MemoryCheckpointer[Any]() as inner:
+        await Session("s", inner).add_items(numbered(*range(500)))
+        cp = RangeSpy(inner)
+        session = Session("s", cp)
+        assert len(await session.get_items()) == 500
+        await session.add_items(numbered(500))
+        await Session("s", inner).add_items(numbered(501))
+        assert await session.get_items(limit=2) == numbered(500, 501)
+        assert await session.pop_item() == numbered(501)[0]
+        assert cp.calls == [
+            ("read", 0, None),
+            ("append", 1, 500),
+            ("read", 500, None),
+            ("read", 501, None),
+            ("append", 1, 502),
+        ]
+
+
+async def test_six_methods_are_enough() -> None:
+    """A store without `read` is loaded."""
+    async with MemoryCheckpointer[Any]() as inner:
+        session, other = (Session("s", Spy(inner)) for _ in range(2))
+        await session.add_items(numbered(1, 2))
+        assert await other.pop_item() == numbered(2)[0]
+        assert await session.get_items() == numbered(1)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_each_item_is_popped_by_one_task(count: int) -> None:
+    """Whether tasks share a handle or not."""
+    async with MemoryCheckpointer[Any]() as cp:
+        await Session("s", cp).add_items(numbered(*range(30)))
+        handles = [Session("s", cp) for _ in range(count)]
+        popped: list[Any] = await asyncio.gather(
+            *(handles[n % count].pop_item() for n in range(40))
+        )
+        there = [int(item["content"]) for item in popped if item is not None]
+        assert sorted(there) == list(range(30))
+        assert await handles[0].get_items() == []
+
+
+FAULTS: list[list[Fault]] = [
+    ["lost after"],
+    ["lost before"],
+    ["lost before", "lost before"],
+    ["lost after", "lost before"],
+]
+
+
+@pytest.mark.parametrize("faults", FAULTS, ids=lambda faults: ", ".join(faults))
+async def test_an_answer_that_is_lost_is_asked_for_again(faults: list[Fault]) -> None:
+    """What was asked for happens once, whether the store did it or not."""
+    async with MemoryCheckpointer[Any]() as inner:
+        cp = RangeSpy(inner)
+        session = Session("s", cp)
+
+        for work in ("add", "pop", "clear"):
+            cp.faults.extend(faults)
+
+            if work == "add":
+                await session.add_items(numbered(1, 2, 3))
+            elif work == "pop":
+                assert await session.pop_item() == numbered(3)[0]
+            else:
+                await session.clear_session()
+
+            wanted = {"add": numbered(1, 2, 3), "pop": numbered(1, 2), "clear": []}
+            assert await session.get_items() == wanted[work]
+            assert await Session("s", inner).get_items() == wanted[work]
+
+
+async def test_two_pops_whose_answers_are_lost_get_two_items() -> None:
+    """What they write at one version differs, so each knows its own."""
+    async with MemoryCheckpointer[Any]() as inner:
+        await Session("s", inner).add_items(numbered(1, 2, 3))
+        slow, fast = RangeSpy(inner), RangeSpy(inner)
+        slow.gate.clear()
+        slow.faults.append("lost before")
+        pop = asyncio.create_task(Session("s", slow).pop_item())
+        await slow.waiting.wait()
+        assert await Session("s", fast).pop_item() == numbered(3)[0]
+        slow.gate.set()
+        assert await pop == numbered(2)[0]
+        assert await Session("s", inner).get_items() == numbered(1)
+
+
+async def test_a_pop_that_comes_second_to_the_last_item_gets_none() -> None:
+    """Not the item that it had in view when it asked."""
+    async with MemoryCheckpointer[Any]() as inner:
+        await Session("s", inner).add_items(numbered(1))
+        slow = RangeSpy(inner)
+        slow.gate.clear()
+        pop = asyncio.create_task(Session("s", slow).pop_item())
+        await slow.waiting.wait()
+        assert await Session("s", inner).pop_item() == numbered(1)[0]
+        slow.gate.set()
+        assert await pop is None
+
+
+async def test_a_silent_store_is_an_error_and_the_session_lives_on() -> None:
+    """``maybe_applied`` says that only `get_items` can tell."""
+    async with MemoryCheckpointer[Any]() as inner:
+        cp = RangeSpy(inner)
+        session = Session("s", cp)
+        cp.faults.extend(["lost after", "lost before", "lost before"])
+        cp.read_faults.extend(["refused", "refused"])
+
+        with pytest.raises(BackendUnavailable) as caught:
+            await session.add_items(numbered(1))
+
+        assert caught.value.maybe_applied
+        cp.faults.clear()
+        cp.read_faults.clear()
+        assert await session.get_items() == numbered(1)
+        await session.add_items(numbered(2))
+        assert await session.get_items() == numbered(1, 2)
+        cp.faults.append("refused")
+
+        with pytest.raises(BackendUnavailable) as caught:
+            await session.clear_session()
+
+        assert not caught.value.maybe_applied
+        assert await session.get_items() == numbered(1, 2)
+
+
+async def test_a_cancelled_mutation_is_over_when_its_call_is() -> None:
+    """As the SDK has it: done, whoever cancels, and only then the cancellation."""
+    async with MemoryCheckpointer[Any]() as inner:
+        cp = RangeSpy(inner)
+        session = Session("s", cp)
+        cp.gate.clear()
+        add = asyncio.create_task(session.add_items(numbered(1, 2)))
+        await cp.waiting.wait()
+
+        for _ in range(3):
+            add.cancel()
+            await asyncio.sleep(0)
+
+        assert not add.done()
+        cp.gate.set()
+
+        with pytest.raises(asyncio.CancelledError):
+            await add
+
+        assert await session.get_items() == numbered(1, 2)
+
+
+async def test_a_mutation_that_fails_while_it_is_cancelled_says_both() -> None:
+    """The cancellation is raised, and the failure is its cause."""
+    async with MemoryCheckpointer[Any]() as inner:
+        cp = RangeSpy(inner)
+        cp.gate.clear()
+        cp.faults.append("refused")
+        add = asyncio.create_task(Session("s", cp).add_items(numbered(1)))
+        await cp.waiting.wait()
+        add.cancel()
+        await asyncio.sleep(0)
+        cp.gate.set()
+
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await add
+
+        assert isinstance(caught.value.__cause__, BackendUnavailable)
+
+
+async def test_a_cancelled_read_leaves_the_session_as_it_was(
+    memory: MemoryCheckpointer[Any],
+) -> None:
+    """The next read has everything."""
+    session = Session("s", memory)
+    await session.add_items(numbered(1))
+    read = asyncio.create_task(session.get_items())
+    await asyncio.sleep(0)
+    read.cancel()
+    await asyncio.gather(read, return_exceptions=True)
+    assert await session.get_items() == numbered(1)
+
+
+async def test_a_deleted_thread_is_an_empty_session(
+    memory: MemoryCheckpointer[Any],
+) -> None:
+    """An open handle forgets what it knew, also where another session began."""
+    session, writer = Session("s", memory), Session("s", memory)
+    await session.add_items(numbered(1, 2))
+    await memory.delete_thread(session.thread_id)
+    assert await session.get_items() == []
+    await session.add_items(numbered(3))
+    await memory.delete_thread(session.thread_id)
+    await writer.add_items(numbered(4))
+    assert await session.get_items() == numbered(4)
+
+
+async def test_a_thread_that_is_no_session_is_an_error(
+    memory: MemoryCheckpointer[Any],
+) -> None:
+    """It names the thread and the message, each time that it is read."""
+    session = Session("s", memory)
+    await session.add_items(numbered(1))
+    await memory.append(session.thread_id, [{"role": "user"}])
+
+    for _ in range(2):
+        with pytest.raises(CorruptThread, match="openai-agents:s.*message 1"):
+            await session.get_items()
+
+
+@pytest.mark.parametrize("item", [{"a": float("nan")}, {1: 2}, {"a": {1, 2}}, b""])
+async def test_what_json_does_not_hold_is_refused(
+    memory: MemoryCheckpointer[Any], item: Any
+) -> None:
+    """With the item's place, and nothing is written."""
+    session = Session("s", memory)
+
+    with pytest.raises(SerializationError) as caught:
+        await session.add_items([*numbered(1), item])
+
+    assert caught.value.path[0] == 1
+    assert await session.get_items() == []
+
+
+def test_threads_of_sessions_meet_no_others() -> None:
+    """Each session id has its own thread, under a prefix."""
+    odd = ["a", "A", "cpkit:openai-agents:a", "../a", "%", "é", "e\u0301", "x" * 400]
+    assert len({session_thread(one) for one in odd}) == len(odd)
+    assert all(session_thread(one).endswith(one) for one in odd)
+
+
+@pytest.mark.parametrize("session_id", ["", "a\0", "x" * 500, 7])
+async def test_an_id_that_no_thread_has_is_refused_at_once(
+    memory: MemoryCheckpointer[Any], session_id: Any
+) -> None:
+    """By its name."""
+    with pytest.raises(InvalidId, match="session_id"):
+        Session(session_id, memory)
+
+
+async def test_after_close_everything_raises() -> None:
+    """An empty write too, as everywhere."""
+    async with MemoryCheckpointer[Any]() as cp:
+        session = Session("s", cp)
+
+    for work in (
+        session.get_items(),
+        session.add_items([]),
+        session.add_items(numbered(1)),
+        session.pop_item(),
+        session.clear_session(),
+    ):
+        with pytest.raises(Closed):
+            await work
+
+
+def test_public_names_are_there() -> None:
+    """__all__ names what exists."""
+    assert all(hasattr(openai_agents, name) for name in openai_agents.__all__)

@@ -1,0 +1,252 @@
+"""The SDK's own Runner on sessions in every store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from agents import RunConfig, Runner, SessionSettings, function_tool
+from agents.extensions.memory import EncryptedSession
+from agents.run_state import RunState
+
+from cpkit import open_checkpointer
+from cpkit.integrations.openai_agents import Session
+from tests.integrations.openai_worker import (
+    QUIET,
+    ScriptedModel,
+    agent,
+    calls,
+    says,
+    texts,
+)
+
+ROOT = Path(__file__).parents[2]
+
+TOOL_TURN = ["weather?", "weather()", "sunny in Oslo", "It is sunny."]
+
+
+@pytest.fixture
+def session_id() -> str:
+    """A session that no store has seen."""
+    return uuid4().hex
+
+
+def start(url: str, session_id: str, *work: str) -> subprocess.Popen[str]:
+    """Start a worker that waits for a line."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.integrations.openai_worker"]
+        + [url, session_id, *work],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run_all(workers: list[subprocess.Popen[str]]) -> list[list[str]]:
+    """Let the workers go together; return the lines that each printed."""
+    printed = []
+
+    try:
+        for worker in workers:
+            assert worker.stdout is not None
+            assert worker.stdout.readline() == "ready\n"
+
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+
+        for worker in workers:
+            out, _ = worker.communicate(timeout=30)
+            assert worker.returncode == 0
+            printed.append(out.splitlines())
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+
+    return printed
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["run", "streamed"])
+async def test_two_turns_with_a_tool_and_a_new_handle(
+    url: str, session_id: str, streamed: bool
+) -> None:
+    """The second turn's model is shown the first turn, from the store."""
+    model = ScriptedModel(
+        calls("weather", "1", city="Oslo"), says("It is sunny."), says("You asked.")
+    )
+
+    for turn in ("weather?", "what did I ask?"):
+        async with open_checkpointer(url) as cp:
+            session = Session(session_id, cp)
+
+            if streamed:
+                stream = Runner.run_streamed(
+                    agent(model), turn, session=session, run_config=QUIET
+                )
+                kinds = [event.type async for event in stream.stream_events()]
+                assert "raw_response_event" in kinds
+            else:
+                await Runner.run(agent(model), turn, session=session, run_config=QUIET)
+
+    assert [texts(shown) for shown in model.shown] == [
+        TOOL_TURN[:1],
+        TOOL_TURN[:3],
+        [*TOOL_TURN, "what did I ask?"],
+    ]
+
+    async with open_checkpointer(url) as cp:
+        stored = await Session(session_id, cp).get_items()
+
+    assert texts(stored) == [*TOOL_TURN, "what did I ask?", "You asked."]
+
+
+async def test_a_limit_is_honoured_by_the_runner(url: str, session_id: str) -> None:
+    """That of the session, and that of a run over it."""
+    settings = SessionSettings(limit=3)
+
+    async with open_checkpointer(url) as cp:
+        session = Session(session_id, cp, session_settings=settings)
+        await session.add_items([{"role": "user", "content": str(n)} for n in range(6)])
+        model = ScriptedModel(says("a"), says("b"))
+        await Runner.run(agent(model), "new", session=session, run_config=QUIET)
+        config = RunConfig(tracing_disabled=True, session_settings={"limit": 1})
+        await Runner.run(agent(model), "newer", session=session, run_config=config)
+
+    assert texts(model.shown[0]) == ["3", "4", "5", "new"]
+    assert texts(model.shown[1]) == ["a", "newer"]
+
+
+async def test_a_run_that_waits_for_approval_resumes_on_a_new_handle(
+    url: str, session_id: str
+) -> None:
+    """The state is the SDK's to keep; the history is all there, each item once."""
+    paid: list[int] = []
+
+    @function_tool(needs_approval=True)
+    def pay(amount: int) -> str:
+        """Pay an amount."""
+        paid.append(amount)
+        return f"paid {amount}"
+
+    model = ScriptedModel(calls("pay", "1", amount=7), says("Done."))
+    payer = agent(model, pay)
+
+    async with open_checkpointer(url) as cp:
+        session = Session(session_id, cp)
+        first = await Runner.run(payer, "pay 7", session=session, run_config=QUIET)
+        assert len(first.interruptions) == 1
+        saved = first.to_state().to_string()
+
+    assert paid == []
+
+    async with open_checkpointer(url) as cp:
+        state: Any = await RunState.from_string(payer, saved)
+        state.approve(state.get_interruptions()[0])
+        session = Session(session_id, cp)
+        result = await Runner.run(payer, state, session=session, run_config=QUIET)
+        assert result.final_output == "Done."
+        assert texts(await session.get_items()) == ["pay 7", "pay()", "paid 7", "Done."]
+
+    assert paid == [7]
+
+
+async def test_a_broken_run_leaves_what_it_said(url: str, session_id: str) -> None:
+    """A tool that breaks ends the run; the user's words and the call are there."""
+
+    @function_tool(failure_error_function=None)
+    def breaks() -> str:
+        """Break."""
+        raise RuntimeError("broken")
+
+    async with open_checkpointer(url) as cp:
+        session = Session(session_id, cp)
+        model = ScriptedModel(calls("breaks", "1"))
+
+        with pytest.raises(Exception, match="broken"):
+            await Runner.run(
+                agent(model, breaks), "go", session=session, run_config=QUIET
+            )
+
+    async with open_checkpointer(url) as cp:
+        again = Session(session_id, cp)
+        assert texts(await again.get_items())[:1] == ["go"]
+        model = ScriptedModel(says("Again."))
+        await Runner.run(agent(model), "still there?", session=again, run_config=QUIET)
+        assert texts(await again.get_items())[-2:] == ["still there?", "Again."]
+
+
+async def test_the_sdks_encryption_goes_around_it(url: str, session_id: str) -> None:
+    """What the store has says nothing, and what comes back is what was said."""
+    async with open_checkpointer(url) as cp:
+        session = Session(session_id, cp)
+        sealed = EncryptedSession(session_id, session, "secret", ttl=3600)
+        model = ScriptedModel(says("Hidden."), says("Still hidden."))
+        await Runner.run(agent(model), "hide", session=sealed, run_config=QUIET)
+        await Runner.run(agent(model), "and?", session=sealed, run_config=QUIET)
+        assert texts(model.shown[1]) == ["hide", "Hidden.", "and?"]
+        assert "Hidden" not in json.dumps(await session.get_items())
+        popped: Any = await sealed.pop_item()
+        assert texts([popped]) == ["Still hidden."]
+
+
+async def test_the_next_process_knows_the_conversation(
+    shared_url: str, session_id: str
+) -> None:
+    """A turn in each of two processes, one after the other."""
+    for text, shown in [
+        ("first", ["first"]),
+        ("second", ["first", "answer to first", "second"]),
+    ]:
+        worker = start(shared_url, session_id, "turn", text)
+        (printed,) = await asyncio.to_thread(run_all, [worker])
+        assert [json.loads(line) for line in printed] == [shown]
+
+
+async def test_each_item_is_popped_by_one_process(
+    shared_url: str, session_id: str
+) -> None:
+    """Two processes and two handles of this one take every item, and none twice."""
+    async with open_checkpointer(shared_url) as cp:
+        session, other = Session(session_id, cp), Session(session_id, cp)
+        await session.add_items(
+            [{"role": "user", "content": str(n)} for n in range(40)]
+        )
+        workers = [start(shared_url, session_id, "pop") for _ in range(2)]
+        racing = asyncio.to_thread(run_all, workers)
+        printed, here = await asyncio.gather(racing, some(session, other))
+        assert await session.get_items() == []
+
+    popped = [json.loads(line) for lines in printed for line in lines] + here
+    assert sorted(int(item["content"]) for item in popped) == list(range(40))
+
+
+async def some(*sessions: Session) -> list[Any]:
+    popped = await asyncio.gather(*(one.pop_item() for one in sessions * 3))
+    return [item for item in popped if item is not None]
+
+
+async def test_what_processes_add_stays_together(
+    shared_url: str, session_id: str
+) -> None:
+    """Items that were added in one call stand side by side, and none is lost."""
+    workers = [start(shared_url, session_id, "add", name) for name in "ab"]
+    await asyncio.to_thread(run_all, workers)
+
+    async with open_checkpointer(shared_url) as cp:
+        stored: list[Any] = await Session(session_id, cp).get_items()
+
+    pairs = list(zip(stored[::2], stored[1::2], strict=True))
+    assert all(first == {**second, "half": 0} for first, second in pairs)
+
+    for name in "ab":
+        numbers = [item["n"] for item, _ in pairs if item["of"] == name]
+        assert numbers == list(range(20))

@@ -1,0 +1,152 @@
+"""pydantic-ai's own agent, with its history in every store."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.messages import (
+    BinaryContent,
+    ImageUrl,
+    ModelMessage,
+    ModelMessagesTypeAdapter,
+    ModelRequest,
+    ModelResponse,
+    SystemPromptPart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.models.test import TestModel
+
+from cpkit import SerializationError, VersionConflict, open_checkpointer
+
+# What pytest would take for a test class.
+TestModel.__test__ = False
+
+IMAGE = BinaryContent(data=bytes(range(256)), media_type="image/png")
+
+MESSAGES: list[ModelMessage] = [
+    ModelRequest(
+        parts=[
+            SystemPromptPart("be kind"),
+            UserPromptPart(["look", IMAGE, ImageUrl(url="http://example.org/a.png")]),
+        ],
+        instructions="be brief",
+    ),
+    ModelResponse(
+        parts=[
+            ThinkingPart("hm", signature="sig"),
+            TextPart("let me see"),
+            ToolCallPart("look", {"deep": [1, 2.5, None, "é"]}, "call-1"),
+            ToolCallPart("look", '{"as": "text"}', "call-2"),
+        ],
+        model_name="model",
+    ),
+    ModelRequest(parts=[ToolReturnPart("look", {"seen": ["a", 1]}, "call-1")]),
+    ModelRequest(parts=[ToolReturnPart("look", IMAGE, "call-2")]),
+]
+
+
+@pytest.fixture
+def thread_id() -> str:
+    """A thread that no store has seen."""
+    return uuid4().hex
+
+
+async def turn(url: str, thread_id: str, agent: Agent[Any, str], text: str) -> str:
+    """Run one turn on a handle of its own, with the history from the store."""
+    async with open_checkpointer(url, message_type=ModelMessage) as cp:
+        data = await cp.load(thread_id)
+        history = data.messages if data else []
+        result = await agent.run(text, message_history=history)
+        await cp.append(thread_id, result.new_messages(), expected_version=len(history))
+        return result.output
+
+
+async def test_two_turns_with_a_tool(url: str, thread_id: str) -> None:
+    """The second turn's model is shown the first one's messages, equal in all."""
+    shown: list[list[ModelMessage]] = []
+
+    def answer(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
+        shown.append(list(messages))
+
+        if len(messages) == 1:
+            return ModelResponse(parts=[ToolCallPart("weather", {"city": "Oslo"})])
+
+        return ModelResponse(parts=[TextPart(f"shown {len(messages)}")])
+
+    agent = Agent(FunctionModel(answer))
+
+    @agent.tool_plain
+    def weather(city: str) -> str:
+        """Say what the weather is."""
+        return f"sunny in {city}"
+
+    assert await turn(url, thread_id, agent, "weather?") == "shown 3"
+    assert await turn(url, thread_id, agent, "and now?") == "shown 5"
+
+    async with open_checkpointer(url, message_type=ModelMessage) as cp:
+        data = await cp.load(thread_id)
+
+    assert data is not None
+    assert data.version == 6
+    assert data.messages[:3] == shown[1]
+    assert data.messages[:5] == shown[2]
+    assert isinstance(data.messages[2].parts[0], ToolReturnPart)
+    assert data.messages[2].parts[0].content == "sunny in Oslo"
+
+
+async def test_the_test_model_runs_its_tools(url: str, thread_id: str) -> None:
+    """pydantic-ai's own stand-in, twice."""
+    agent = Agent(TestModel())
+
+    @agent.tool_plain
+    def add(a: int, b: int) -> int:
+        """Add."""
+        return a + b
+
+    for _ in range(2):
+        assert await turn(url, thread_id, agent, "add") == '{"add":0}'
+
+
+async def test_messages_come_back_as_from_its_own_adapter(
+    url: str, thread_id: str
+) -> None:
+    """Every kind of part, binary content included."""
+    own = ModelMessagesTypeAdapter
+    expected = own.validate_json(own.dump_json(MESSAGES))
+
+    async with open_checkpointer(url, message_type=ModelMessage) as cp:
+        await cp.append(thread_id, MESSAGES)
+        data = await cp.load(thread_id)
+
+    assert data is not None
+    assert data.messages == expected
+
+
+async def test_a_turn_on_an_old_history_is_refused(thread_id: str) -> None:
+    """Where another has continued the thread meanwhile."""
+    async with open_checkpointer("memory://", message_type=ModelMessage) as cp:
+        agent = Agent(TestModel())
+        first, second = [await agent.run(text) for text in ("a", "b")]
+        await cp.append(thread_id, first.new_messages(), expected_version=0)
+
+        with pytest.raises(VersionConflict):
+            await cp.append(thread_id, second.new_messages(), expected_version=0)
+
+
+async def test_raw_bytes_are_refused(thread_id: str) -> None:
+    """They would come back as something else, if at all; `BinaryContent` does not."""
+    async with open_checkpointer("memory://", message_type=ModelMessage) as cp:
+        raw = ModelRequest(parts=[ToolReturnPart("look", {"raw": b"\xff"}, "call-1")])
+
+        with pytest.raises(SerializationError):
+            await cp.append(thread_id, [raw])
+
+        assert await cp.load(thread_id) is None
