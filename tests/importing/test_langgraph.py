@@ -1,0 +1,348 @@
+"""Threads of LangGraph, from its own savers into every store."""
+
+from __future__ import annotations
+
+import operator
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+from uuid import uuid4
+
+import pytest
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.postgres import PostgresSaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.message import add_messages
+from langgraph.types import Command, Send, StateSnapshot, interrupt
+from psycopg import Connection
+from psycopg.rows import dict_row
+
+from cpkit import Checkpointer, open_checkpointer
+from cpkit.importing import BadSource, import_from
+from cpkit.integrations.langgraph import CheckpointSaver, store_thread_id
+from tests.servers.postgres import shared_postgres
+from tests.stores import KINDS, fresh_url
+
+
+@dataclass
+class Plan:
+    """A class of the program's own, which the import must not look up."""
+
+    steps: list[str]
+    done: bool = False
+
+
+class State(TypedDict):
+    messages: Annotated[list[AnyMessage], add_messages]
+    parts: Annotated[list[int], operator.add]
+    plan: Plan
+    tags: set[str]
+    blob: bytes
+
+
+class Inner(TypedDict):
+    parts: Annotated[list[int], operator.add]
+
+
+def build(saver: BaseCheckpointSaver[Any]) -> Any:
+    """Compile a graph with a fan-out, a subgraph and a question to a person."""
+
+    def plan(state: State) -> Any:
+        said = AIMessage(f"planning {len(state['messages'])}")
+        return {
+            "messages": [said],
+            "plan": Plan(["a", "b"]),
+            "tags": {"x"},
+            "blob": b"\xff\0",
+        }
+
+    def fan(_state: State) -> list[Send]:
+        return [Send("part", n) for n in range(3)]
+
+    def part(n: int) -> Any:
+        return {"parts": [n]}
+
+    def ask(_state: State) -> Any:
+        return {"messages": [HumanMessage(interrupt("sure?"))]}
+
+    inner = StateGraph(Inner)
+    inner.add_node("add", lambda _state: {"parts": [100]})
+    inner.add_edge(START, "add")
+    outer: Any = StateGraph(State)
+    outer.add_node("plan", plan)
+    outer.add_node("part", part)
+    outer.add_node("inner", inner.compile(checkpointer=True))
+    outer.add_node("ask", ask)
+    outer.add_edge(START, "plan")
+    outer.add_conditional_edges("plan", fan, ["part"])
+    outer.add_edge("part", "inner")
+    outer.add_edge("inner", "ask")
+    outer.add_edge("ask", END)
+    return outer.compile(checkpointer=saver)
+
+
+def config(thread_id: str) -> Any:
+    return {"configurable": {"thread_id": thread_id}}
+
+
+def talk(graph: Any, thread_id: str) -> None:
+    """Run a thread up to its question, answer, and ask the next."""
+    asks = {"messages": [HumanMessage("hello", id="1")], "parts": [-1]}
+    graph.invoke(asks, config(thread_id))
+    graph.invoke(Command(resume="yes"), config(thread_id))
+    graph.invoke({"messages": [HumanMessage("again", id="2")]}, config(thread_id))
+
+
+def allowing() -> JsonPlusSerializer:
+    return JsonPlusSerializer(allowed_msgpack_modules=[Plan])
+
+
+@contextmanager
+def sqlite_saver(path: Path) -> Iterator[SqliteSaver]:
+    with closing(sqlite3.connect(path, check_same_thread=False)) as connection:
+        yield SqliteSaver(connection, serde=allowing())
+
+
+@contextmanager
+def postgres_saver(url: str) -> Iterator[PostgresSaver]:
+    with Connection.connect(
+        url, autocommit=True, prepare_threshold=0, row_factory=dict_row
+    ) as connection:
+        yield PostgresSaver(connection, serde=allowing())
+
+
+@pytest.fixture(params=KINDS)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of each store in turn."""
+    return fresh_url(request.param, tmp_path)
+
+
+@pytest.fixture
+def thread_id() -> str:
+    """A thread that no store has seen."""
+    return uuid4().hex
+
+
+@pytest.fixture
+def source(tmp_path: Path, thread_id: str) -> Path:
+    """A file of LangGraph's SQLite saver with a thread, and a closed connection."""
+    path = tmp_path / "checkpoints.sqlite"
+
+    with sqlite_saver(path) as saver:
+        talk(build(saver), thread_id)
+
+    return path
+
+
+@pytest.fixture
+def postgres() -> Iterator[str]:
+    """The URL of an empty schema."""
+    schema = f"langgraph_{uuid4().hex}"
+    server = shared_postgres()
+
+    with Connection.connect(server, autocommit=True) as connection:
+        connection.execute(f'CREATE SCHEMA "{schema}"'.encode())
+        yield f"{server}?options=-csearch_path%3D{schema}"
+        connection.execute(f'DROP SCHEMA "{schema}" CASCADE'.encode())
+
+
+def shown(snapshots: list[StateSnapshot]) -> list[Any]:
+    """Return everything of a history but what only one saver says."""
+    return [
+        (
+            snapshot.values,
+            snapshot.next,
+            snapshot.config["configurable"]["checkpoint_id"],
+            snapshot.metadata,
+            snapshot.created_at,
+            (snapshot.parent_config or config(""))["configurable"].get("checkpoint_id"),
+            snapshot.tasks,
+            snapshot.interrupts,
+        )
+        for snapshot in snapshots
+    ]
+
+
+async def history(cp: Checkpointer[Any], thread_id: str) -> list[Any]:
+    graph = build(CheckpointSaver(cp, serde=allowing()))
+    return shown([s async for s in graph.aget_state_history(config(thread_id))])
+
+
+async def test_a_thread_goes_on_as_it_would_have(
+    url: str, source: Path, thread_id: str
+) -> None:
+    """History, pending question and next steps are those of LangGraph's own saver."""
+    async with open_checkpointer(url) as cp:
+        report = await import_from(str(source), cp)
+        assert (report.kind, report.ok, report.left) == ("langgraph-sqlite", True, {})
+        assert [thread.status for thread in report.threads] == ["new"]
+
+        with sqlite_saver(source) as saver:
+            own = build(saver)
+            expected = shown([*own.get_state_history(config(thread_id))])
+            assert await history(cp, thread_id) == expected
+            assert expected[0][7][0].value == "sure?"
+            said = own.invoke(Command(resume="no"), config(thread_id))
+
+        graph = build(CheckpointSaver(cp, serde=allowing()))
+        answer = await graph.ainvoke(Command(resume="no"), config(thread_id))
+        assert contents(answer) == contents(said)
+        assert isinstance(answer["plan"], Plan)
+
+
+def contents(state: Any) -> Any:
+    """Return a state with its messages' texts; their ids are of chance."""
+    return {**state, "messages": [message.content for message in state["messages"]]}
+
+
+async def test_postgres_is_read_too(postgres: str, thread_id: str) -> None:
+    """All namespaces and blobs, from one snapshot, and nothing is changed in it."""
+    with postgres_saver(postgres) as saver:
+        saver.setup()
+        own = build(saver)
+        talk(own, thread_id)
+        expected = shown([*own.get_state_history(config(thread_id))])
+
+    async with open_checkpointer("memory://") as cp:
+        first = await import_from(postgres, cp)
+        again = await import_from(postgres, cp)
+        assert (first.kind, first.ok) == ("langgraph-postgres", True)
+        assert first.written == first.read > 5
+        assert (again.ok, again.written) == (True, 0)
+        assert await history(cp, thread_id) == expected
+        inner = CheckpointSaver(cp)
+        found = [t async for t in inner.alist(config(thread_id))]
+        assert {t.config["configurable"]["checkpoint_ns"] for t in found} == {
+            "",
+            "inner",
+        }
+
+
+async def test_again_it_writes_what_is_new(source: Path, thread_id: str) -> None:
+    """Nothing twice; a source that has gone on is followed."""
+    async with open_checkpointer("memory://") as cp:
+        dry = await import_from(str(source), cp, dry_run=True)
+        assert await cp.load(store_thread_id(thread_id)) is None
+        first = await import_from(str(source), cp)
+        assert dry.to_dict() == {**first.to_dict(), "dry_run": True}
+        data = await cp.load(store_thread_id(thread_id))
+        again = await import_from(str(source), cp)
+        assert [t.status for t in again.threads] == ["there"]
+        assert await cp.load(store_thread_id(thread_id)) == data
+
+        with sqlite_saver(source) as saver:
+            own = build(saver)
+            own.invoke(Command(resume="no"), config(thread_id))
+            expected = shown([*own.get_state_history(config(thread_id))])
+            # Read while a saver has the file open, with what it wrote in the log.
+            grown = await import_from(str(source), cp)
+
+        assert [t.status for t in grown.threads] == ["grown"]
+        assert 0 < grown.written < first.written
+        assert await history(cp, thread_id) == expected
+
+
+async def test_a_thread_that_went_on_in_both_is_left(
+    source: Path, thread_id: str
+) -> None:
+    """Which of two ends is the newest is not for an import to say."""
+    async with open_checkpointer("memory://") as cp:
+        await import_from(str(source), cp)
+        graph = build(CheckpointSaver(cp, serde=allowing()))
+        await graph.ainvoke(Command(resume="here"), config(thread_id))
+        ahead = await import_from(str(source), cp)
+        assert [t.status for t in ahead.threads] == ["there"]
+
+        with sqlite_saver(source) as saver:
+            build(saver).invoke(Command(resume="there"), config(thread_id))
+
+        before = await history(cp, thread_id)
+        both = await import_from(str(source), cp)
+        assert not both.ok
+        assert [*both.left] == ["the thread has gone on in the store as well"]
+        assert await history(cp, thread_id) == before
+
+
+async def test_branches_with_plain_numbers_as_versions_stay_apart(
+    tmp_path: Path,
+) -> None:
+    """Old savers counted versions, so two branches have the same ones."""
+    path = tmp_path / "old.sqlite"
+
+    class Counting(SqliteSaver):
+        def get_next_version(self, current: Any, channel: None) -> Any:
+            return (current or 0) + 1
+
+    with closing(sqlite3.connect(path, check_same_thread=False)) as connection:
+        own = build(Counting(connection, serde=allowing()))
+        talk(own, "t")
+        end, *rest = own.get_state_history(config("t"))
+        fork = own.update_state(rest[2].config, {"parts": [7]})
+        own.update_state(fork, {"messages": [HumanMessage("fork", id="f")]})
+        own.update_state(end.config, {"parts": [8]}, as_node="ask")
+        expected = shown([*own.get_state_history(config("t"))])
+
+    async with open_checkpointer("memory://") as cp:
+        report = await import_from(str(path), cp)
+        assert report.ok, report.left
+        assert await history(cp, "t") == expected
+
+
+async def test_the_source_is_not_touched(source: Path) -> None:
+    """Not its bytes, and no file appears beside it."""
+    before = source.read_bytes()
+    files = sorted(source.parent.iterdir())
+
+    async with open_checkpointer("memory://") as cp:
+        await import_from(str(source), cp)
+
+    assert source.read_bytes() == before
+    assert sorted(source.parent.iterdir()) == files
+
+
+async def test_pickles_and_damage_are_left(source: Path) -> None:
+    """By reason, and the other threads are brought over."""
+    with sqlite_saver(source) as saver:
+        for name in ("pickled", "cipher", "damaged"):
+            talk(build(saver), name)
+
+        for name, change in [
+            ("pickled", "type = 'pickle'"),
+            ("cipher", "type = 'msgpack+aes'"),
+            ("damaged", "checkpoint = x'c1'"),
+        ]:
+            saver.conn.execute(
+                f"UPDATE checkpoints SET {change} WHERE thread_id = ?", (name,)
+            )
+
+        saver.conn.commit()
+
+    async with open_checkpointer("memory://") as cp:
+        report = await import_from(str(source), cp)
+
+    assert report.counts("left") == 3
+    assert report.counts("new") == 1
+    assert sorted(reason[:20] for reason in report.left) == [
+        "a value is damaged: ",
+        "pickled values are n",
+        "values stored as 'ms",
+    ]
+
+
+async def test_a_database_without_checkpoints_is_a_bad_source(postgres: str) -> None:
+    """The sentence says what is missing, and shows no password."""
+    async with open_checkpointer("memory://") as cp:
+        with pytest.raises(BadSource, match="no tables of LangGraph"):
+            await import_from(postgres, cp)
+
+        with pytest.raises(BadSource) as caught:
+            await import_from("postgresql://me:secret@127.0.0.1:1/db", cp)
+
+    assert "127.0.0.1" in str(caught.value)
+    assert "secret" not in str(caught.value)

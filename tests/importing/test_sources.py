@@ -1,0 +1,347 @@
+"""Transcripts, sessions of a coding agent and of the Agents SDK, into any store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import SQLiteSession
+
+from cpkit import Checkpointer, MemoryCheckpointer, open_checkpointer
+from cpkit.importing import BadSource, Report, import_from
+from cpkit.integrations.openai_agents import Session
+from cpkit.sessions import SessionLog
+from tests.sessions.spy import RangeSpy
+from tests.stores import KINDS, fresh_url
+
+SAMPLES = Path("/work/shared/data")
+
+HELLO: dict[str, Any] = {"role": "user", "content": "hello"}
+HI: dict[str, Any] = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "1", "n": [1.0]}],
+}
+BYE: dict[str, Any] = {"role": "tool", "tool_call_id": "1", "content": "b\0ye"}
+
+
+@pytest.fixture(params=KINDS)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of each store in turn."""
+    return fresh_url(request.param, tmp_path)
+
+
+def written(path: Path, *lines: Any, end: str = "\n") -> Path:
+    """Write a JSONL file; a str is a line as it stands."""
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join(texts) + end, encoding="utf-8")
+    return path
+
+
+async def messages(cp: Checkpointer[Any], thread_id: str) -> list[Any]:
+    data = await cp.load(thread_id)
+    return [] if data is None else data.messages
+
+
+def statuses(report: Report) -> dict[str | None, str]:
+    return {thread.thread_id: thread.status for thread in report.threads}
+
+
+def lefts(report: Report) -> dict[str, int]:
+    return {reason: len(names) for reason, names in report.left.items()}
+
+
+async def test_each_line_is_a_conversation(url: str, tmp_path: Path) -> None:
+    """Under the id that it gives, or the file's name and the line's number."""
+    name = tmp_path.name
+    path = written(
+        tmp_path / f"{name}.jsonl",
+        {"thread_id": f"{name}-a", "messages": [HELLO, HI, BYE], "reward": 1},
+        {"messages": [HELLO]},
+        "",
+        [HELLO, HI],
+    )
+
+    async with open_checkpointer(url) as cp:
+        report = await import_from(str(path), cp)
+        assert (report.kind, report.ok) == ("transcripts", True)
+        assert (report.read, report.written) == (6, 6)
+        assert lefts(report) == {"field 'reward' is no message": 1}
+        assert await messages(cp, f"{name}-a") == [HELLO, HI, BYE]
+        assert await messages(cp, f"{name}:2") == [HELLO]
+        assert await messages(cp, f"{name}:4") == [HELLO, HI]
+        again = await import_from(str(path), cp)
+        assert {*statuses(again).values()} == {"there"}
+        assert again.written == 0
+
+
+async def test_each_line_is_a_message(tmp_path: Path) -> None:
+    """And the file the conversation; it may grow, its last line be unfinished."""
+    path = written(tmp_path / "talk.jsonl", HELLO, HI, '{"role": "us', end="")
+
+    async with open_checkpointer("memory://") as cp:
+        report = await import_from(str(path), cp)
+        assert statuses(report) == {"talk": "new"}
+        assert lefts(report) == {"a last line that was not finished": 1}
+        written(path, HELLO, HI, BYE)
+        report = await import_from(str(path), cp)
+        assert statuses(report) == {"talk": "grown"}
+        assert (report.written, report.left) == (1, {})
+        assert await messages(cp, "talk") == [HELLO, HI, BYE]
+
+
+async def test_what_cannot_be_imported_is_named(tmp_path: Path) -> None:
+    """Line by line, and the rest is imported."""
+    path = written(
+        tmp_path / "mixed.jsonl",
+        {"messages": [HELLO]},
+        "not json",
+        {"messages": [{"content": "no role"}]},
+        {"messages": []},
+        {"messages": [HELLO], "thread_id": "x" * 600},
+        {"other": 1},
+        '{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        '{"messages": [{"role": "us',
+        end="",
+    )
+
+    async with open_checkpointer("memory://") as cp:
+        report = await import_from(str(path), cp)
+
+    assert not report.ok
+    assert report.counts("new") == 1
+    assert lefts(report) == {
+        "no JSON": 2,
+        "a message without a role": 1,
+        "no messages": 1,
+        "thread id has 600 bytes of UTF-8; 512 is the limit": 1,
+        "neither messages nor a message with a role": 1,
+        "a last line that was not finished": 1,
+    }
+
+
+async def test_corrupt_lines_of_one_conversation_are_skipped_on_request(
+    tmp_path: Path,
+) -> None:
+    """Because what is left of it says something else."""
+    path = written(tmp_path / "talk.jsonl", HELLO, "broken", BYE)
+
+    async with open_checkpointer("memory://") as cp:
+        report = await import_from(str(path), cp)
+        assert not report.ok
+        assert await messages(cp, "talk") == []
+        report = await import_from(str(path), cp, skip_corrupt=True)
+        assert report.ok
+        assert lefts(report) == {"no JSON": 1}
+        assert await messages(cp, "talk") == [HELLO, BYE]
+
+
+async def test_a_thread_with_something_else_is_left(tmp_path: Path) -> None:
+    """Never mixed; one that has more is there already."""
+    path = written(
+        tmp_path / "t.jsonl",
+        {"id": "other", "messages": [HELLO, BYE]},
+        {"id": "longer", "messages": [HELLO]},
+    )
+
+    async with open_checkpointer("memory://") as cp:
+        await cp.append("other", [HELLO, HI])
+        await cp.append("longer", [HELLO, HI])
+        report = await import_from(str(path), cp)
+        assert statuses(report) == {"other": "left", "longer": "there"}
+        assert lefts(report) == {"the thread in the store has other messages": 1}
+        assert await messages(cp, "other") == [HELLO, HI]
+
+
+async def test_a_message_that_is_too_large_is_left(tmp_path: Path) -> None:
+    """With the store's reason, and the next conversation is imported."""
+    big = {"role": "user", "content": "x" * 2000}
+    path = written(
+        tmp_path / "t.jsonl", [HELLO, big], {"id": "small", "messages": [HELLO]}
+    )
+
+    async with open_checkpointer("memory://?max_payload=1000") as cp:
+        report = await import_from(str(path), cp)
+        assert statuses(report) == {"t:1": "left", "small": "new"}
+        assert "max_payload" in next(iter(report.left))
+
+
+async def test_an_interrupted_import_is_finished_by_the_next(tmp_path: Path) -> None:
+    """Also where the answer to an append was lost; nothing is there twice."""
+    lines = [{"id": str(n), "messages": [HELLO, HI]} for n in range(5)]
+    path = written(tmp_path / "t.jsonl", *lines)
+
+    async with MemoryCheckpointer[Any]() as inner:
+        cp = RangeSpy(inner)
+        cp.faults.extend(["", "lost after", "lost before"])
+        cp.gate.clear()
+        first = asyncio.create_task(import_from(str(path), cp))
+        await cp.waiting.wait()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        cp.gate.set()
+        report = await import_from(str(path), cp)
+        assert report.ok
+
+        for number in range(5):
+            assert await messages(inner, str(number)) == [HELLO, HI]
+
+
+async def test_two_imports_at_once_write_once(url: str, tmp_path: Path) -> None:
+    """The one that comes second finds what the first has written."""
+    name = tmp_path.name
+    lines = [{"id": f"{name}-{n}", "messages": [HELLO, HI, BYE]} for n in range(8)]
+    path = str(written(tmp_path / "t.jsonl", *lines))
+
+    async with open_checkpointer(url) as one, open_checkpointer(url) as two:
+        reports = await asyncio.gather(
+            import_from(path, one), import_from(path, two), import_from(path, one)
+        )
+        assert all(report.ok for report in reports)
+        assert sum(report.written for report in reports) == 24
+
+        for line in lines:
+            assert await messages(one, str(line["id"])) == line["messages"]
+
+
+def session_lines(session_id: str, *texts: str) -> list[Any]:
+    header = {"type": "session", "id": session_id, "timestamp": "2026-01-01T00:00:00Z"}
+    said = [
+        {"type": "message", "message": {"role": "user", "content": text}}
+        for text in texts
+    ]
+    return [header, *said]
+
+
+async def test_a_folder_of_sessions(url: str, tmp_path: Path) -> None:
+    """Each becomes what `SessionLog` reads, of any version; a broken one is left."""
+    folder, name = tmp_path / "sessions", tmp_path.name
+    written(folder / "a.jsonl", *session_lines(f"{name}-a", "one", "two"))
+    written(folder / "b.jsonl", *session_lines(f"{name}-b", "one"), "broken", "{}")
+    written(folder / "c.jsonl", {"no": "session"})
+    written(folder / "notes.txt", "not looked at")
+
+    async with open_checkpointer(url) as cp:
+        report = await import_from(str(folder), cp)
+        assert report.kind == "sessions"
+        assert (report.counts("new"), report.counts("left")) == (1, 2)
+        log = await SessionLog.open(cp, f"{name}-a")
+        assert [m["content"] for m in log.context().messages] == ["one", "two"]
+
+        written(folder / "a.jsonl", *session_lines(f"{name}-a", "one", "two", "three"))
+        report = await import_from(str(folder), cp, skip_corrupt=True)
+        assert statuses(report) == {
+            f"{name}-a": "grown",
+            f"{name}-b": "new",
+            None: "left",
+        }
+        assert lefts(report) == {"a line that is no entry": 2, "no type": 1}
+        assert [entry["type"] for entry in await log.refresh()] == ["message"]
+
+
+async def test_sessions_of_the_agents_sdk(url: str, tmp_path: Path) -> None:
+    """They become what cpkit's `Session` reads; it can grow here, or there."""
+    path, name = tmp_path / "sessions.db", tmp_path.name
+    ids = [f"{name}-a", f"{name}'; --", f"{name}-é"]
+    items: list[Any] = [HELLO, BYE, {"role": "user", "content": "é"}]
+
+    for session_id in ids:
+        own = SQLiteSession(session_id, path)
+        await own.add_items(items)
+        await own.pop_item()
+        await own.add_items([HI])  # type: ignore[list-item]  # any JSON will do
+        own.close()
+
+    async with open_checkpointer(url) as cp:
+        report = await import_from(str(path), cp)
+        assert (report.kind, report.ok) == ("openai-agents", True)
+        assert (report.read, report.counts("new")) == (9, 3)
+
+        for session_id in ids:
+            session = Session(session_id, cp)
+            assert [*await session.get_items()] == [HELLO, BYE, HI]
+
+        assert await session.pop_item() == HI
+        again = await import_from(str(path), cp)
+        assert {*statuses(again).values()} == {"there"}
+
+        own = SQLiteSession(ids[0], path)
+        await own.add_items([HELLO])  # type: ignore[list-item]  # likewise
+        own.close()
+        grown = await import_from(str(path), cp)
+        assert (grown.counts("grown"), grown.written) == (1, 1)
+        assert len(await Session(ids[0], cp).get_items()) == 4
+        assert await session.get_items() == [HELLO, BYE]
+
+
+async def test_tables_of_another_name_and_rows_that_are_no_json(
+    tmp_path: Path,
+) -> None:
+    """The tables are known by their columns; the SDK passes over such rows as well."""
+    path = tmp_path / "sessions.db"
+    own = SQLiteSession("s", path, "my_sessions", "my_messages")
+    await own.add_items([HELLO])  # type: ignore[list-item]  # any JSON will do
+    own.close()
+
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            "INSERT INTO my_messages (session_id, message_data) VALUES ('s', '{')"
+        )
+
+    connection.close()
+
+    async with open_checkpointer("memory://") as cp:
+        report = await import_from(str(path), cp)
+        assert lefts(report) == {"no JSON": 1}
+        assert [*await Session("s", cp).get_items()] == [HELLO]
+
+
+async def test_what_is_no_source(tmp_path: Path) -> None:
+    """One sentence that names it, and what to do."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    text = written(tmp_path / "text.jsonl", "hello")
+    exported = written(tmp_path / "export.jsonl", {"cpkit_export": 1}, {"thread": "t"})
+    (tmp_path / "other.db").touch()
+    connection = sqlite3.connect(tmp_path / "other.db")
+    connection.execute("CREATE TABLE t (a)")
+    connection.close()
+    torn = tmp_path / "torn.db"
+    torn.write_bytes(b"SQLite format 3\0" + b"x" * 200)
+
+    async with open_checkpointer("memory://") as cp:
+        for source, sentence in {
+            str(tmp_path / "nothing"): "no such file or folder",
+            str(empty): "no \\*.jsonl file",
+            str(text): "--kind says what it is",
+            str(tmp_path / "other.db"): "without checkpoints of LangGraph or sessions",
+            str(torn): "torn.db: ",
+            str(exported): "an export of cpkit; 'cpkit copy'",
+            "redis://localhost": "cpkit copy",
+        }.items():
+            with pytest.raises(BadSource, match=sentence):
+                await import_from(source, cp)
+
+        with pytest.raises(BadSource, match="no kind 'csv'; there are langgraph-sq"):
+            await import_from(str(text), cp, kind="csv")
+
+        report = await import_from(str(text), cp, kind="transcripts")
+        assert lefts(report) == {"no chat messages in this file": 1}
+
+
+@pytest.mark.skipif(not SAMPLES.exists(), reason="the samples are not shipped")
+async def test_real_transcripts_and_a_real_session() -> None:
+    """A hundred conversations of an airline's agent, and a day of a coding agent."""
+    async with open_checkpointer("memory://") as cp:
+        report = await import_from(str(SAMPLES / "airline_transcripts.jsonl"), cp)
+        assert (report.counts("new"), report.counts("left")) == (100, 0)
+        assert lefts(report) == {"field 'reward' is no message": 100}
+        report = await import_from(str(SAMPLES / "pi_session_v1.jsonl"), cp)
+        assert (report.read, report.written, report.ok) == (1019, 1019, True)
+        (session,) = statuses(report)
+        assert len((await SessionLog.open(cp, str(session))).entries) == 1018

@@ -1,0 +1,40 @@
+"""Stores for tests that do not depend on the store: one of each kind, fresh."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import uuid4
+
+from cpkit import open_checkpointer
+from tests.servers.postgres import shared_postgres
+from tests.servers.redis import shared_redis
+
+__all__ = ["KINDS", "SHARED", "fresh_url"]
+
+SHARED = ["sqlite", "file", "postgres", "redis"]
+"""The kinds that several processes can open."""
+
+KINDS = ["memory", *SHARED]
+
+
+def fresh_url(kind: str, folder: Path, name: str = "store") -> str:
+    """Return the URL of an empty store; stores in one folder need names of their own.
+
+    Its driver is imported here, because that is no work for a loop.
+    """
+    unique = f"{name}_{uuid4().hex[:12]}"
+
+    match kind:
+        case "memory":
+            url = f"memory://{unique}"
+        case "sqlite":
+            url = f"sqlite:///{folder}/{name}.db"
+        case "file":
+            url = f"file://{folder}/{name}"
+        case "postgres":
+            url = shared_postgres(schema=unique)
+        case _:
+            url = shared_redis(prefix=unique)
+
+    open_checkpointer(url)
+    return url
