@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from contextlib import AbstractAsyncContextManager
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Protocol, TypeVar, overload
 from urllib.parse import parse_qsl, unquote, urlencode
@@ -187,14 +188,7 @@ def url_path(url: str) -> str:
 
 
 def _find_driver(scheme: str) -> type[Driver]:
-    found: tuple[EntryPoint, ...] = tuple(entry_points(group=GROUP, name=scheme))
-
-    if not found:
-        raise InvalidURL(
-            f"no driver for {scheme!r}; installed are: {', '.join(driver_names())}"
-        )
-
-    entry = found[0]
+    entry = _find_entry_point(scheme)
 
     try:
         driver: type[Driver] = entry.load()
@@ -210,6 +204,18 @@ def _find_driver(scheme: str) -> type[Driver]:
         ) from exc
 
     return driver
+
+
+@cache  # what is not found is not kept; finding reads every installed package's list
+def _find_entry_point(scheme: str) -> EntryPoint:
+    found: tuple[EntryPoint, ...] = tuple(entry_points(group=GROUP, name=scheme))
+
+    if not found:
+        raise InvalidURL(
+            f"no driver for {scheme!r}; installed are: {', '.join(driver_names())}"
+        )
+
+    return found[0]
 
 
 def _split_query(
