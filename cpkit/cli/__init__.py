@@ -1,6 +1,7 @@
 """The command line: ``cpkit VERB``, one file a verb.
 
-Exit codes: 0 done, 1 the answer is no, 2 bad use, 3 store unavailable.
+Exit codes: 0 done, 1 the answer is no, 2 bad use, 3 store unavailable; 130 after
+Ctrl-C, 141 where the reader of a pipe has gone.
 """
 
 from __future__ import annotations
@@ -13,12 +14,30 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command that the process's arguments name, and exit."""
     try:
-        from cpkit.cli.app import app
+        import rich
+        import typer
     except ModuleNotFoundError as exc:
-        if exc.name not in ("typer", "rich"):
-            raise
-
-        sys.stderr.write("the command line needs: pip install 'cpkit[cli]'\n")
+        sys.stderr.write(
+            f"the command line needs {exc.name}: pip install 'cpkit[cli]'\n"
+        )
         sys.exit(2)
 
-    app()
+    del rich
+    from cpkit.cli.app import app
+    from cpkit.cli.output import ready
+    from cpkit.cli.running import Exit, click_error, say
+
+    ready()
+
+    try:
+        words = sys.argv[1:] or ["--help"]
+        code = app(words, prog_name="cpkit", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        code = Exit.INTERRUPTED
+    except click_error() as exc:
+        context = getattr(exc, "ctx", None)
+        path = context.command_path if context else "cpkit"
+        say(f"{exc.format_message()} (see {path} --help)")
+        code = Exit.BAD_USE
+
+    sys.exit(code)

@@ -2,25 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Annotated, Any
+
 import typer
 
+from cpkit.cli.bench import bench
+from cpkit.cli.calls import calls
 from cpkit.cli.certify import certify
+from cpkit.cli.copy import copy
+from cpkit.cli.decide import approve, deny
+from cpkit.cli.doctor import doctor
+from cpkit.cli.drivers import drivers
+from cpkit.cli.export import export
+from cpkit.cli.import_ import import_
+from cpkit.cli.output import write
+from cpkit.cli.pending import pending
+from cpkit.cli.prune import prune
+from cpkit.cli.show import show
+from cpkit.cli.threads import threads
 from cpkit.cli.tree import tree
 
 __all__ = ["app"]
 
+VERBS: dict[Callable[..., None], str] = {
+    drivers: "cpkit drivers",
+    doctor: "cpkit doctor postgresql://me@db.example.com/agents",
+    threads: "cpkit threads sqlite:///agent.db --prefix user-",
+    show: "cpkit show sqlite:///agent.db thread-1 --last 5",
+    tree: "cpkit tree sqlite:///agent.db session-1 --all",
+    calls: "cpkit calls sqlite:///agent.db thread-1 --full",
+    pending: "cpkit pending redis://localhost:6379/0",
+    approve: "cpkit approve redis://localhost:6379/0 thread-1 3f9a --by anna",
+    deny: "cpkit deny redis://localhost:6379/0 thread-1 3f9a --reason 'too much'",
+    copy: "cpkit copy sqlite:///agent.db postgresql://me@localhost/agents",
+    export: "cpkit export sqlite:///agent.db thread-1 --output thread-1.jsonl",
+    import_: "cpkit import checkpoints.sqlite sqlite:///agent.db --dry-run",
+    prune: "cpkit prune sqlite:///agent.db --older-than 30d --dry-run",
+    certify: "cpkit certify sqlite:///probe.db --level core",
+    bench: "cpkit bench sqlite:///bench.db postgresql://me@localhost/bench --quick",
+}
+"""Each verb, and its example."""
+
 app = typer.Typer(
     help="Look after the durable state of agents.",
-    no_args_is_help=True,
+    epilog="Without a URL, CPKIT_URL names the store, else it is sqlite:///cpkit.db. "
+    "Exit codes: 0 done, 1 the answer is no, 2 bad use, 3 store unavailable.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
+def _tell_version(value: bool) -> None:
+    if value:
+        write(f"cpkit {version('cpkit')}\n")
+        raise typer.Exit
+
+
 @app.callback()
-def _verbs() -> None:
-    """Keep the verb in the command, also while there is only one."""
+def _options(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_tell_version, is_eager=True, help="Print cpkit's."
+        ),
+    ] = False,
+) -> None:
+    """Look after the durable state of agents."""
 
 
-app.command()(certify)
-app.command()(tree)
+def _add(verb: Callable[..., Any], example: str) -> None:
+    app.command(verb.__name__.rstrip("_"), epilog=f"\b\nExample:\n  {example}")(verb)
+
+
+for _verb, _example in VERBS.items():
+    _add(_verb, _example)

@@ -6,7 +6,6 @@ import asyncio
 import os
 import sys
 import threading
-from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -16,6 +15,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from cpkit.cli.output import stderr, stdout, write
+from cpkit.cli.running import Exit, give_up
 from cpkit.errors import BackendUnavailable, CheckpointerError
 
 if TYPE_CHECKING:
@@ -55,13 +56,6 @@ Seed = Annotated[
 Rounds = Annotated[float, typer.Option(help="Scales the slow sweeps; 1 is normal.")]
 
 
-class Exit(IntEnum):
-    DONE = 0
-    NO = 1
-    BAD_USE = 2
-    UNAVAILABLE = 3
-
-
 def certify(
     target: Target,
     level: Levels = None,
@@ -72,31 +66,28 @@ def certify(
     seed: Seed = None,
     rounds: Rounds = 1.0,
 ) -> None:
-    """Hold a store to the contract, clause by clause, and print its certificate.
+    """Hold a store to the contract, clause by clause.
 
-    Use a store made for the purpose: what the clauses write stays in it. Exits with 0
-    when every clause holds that could be asked, 1 when one fails, 2 for bad use and 3
-    where the store cannot be opened.
+    Prints its certificate. Use a store made for the purpose: what the clauses write
+    stays in it. Exits with 0 when every clause holds that could be asked, 1 when
+    one fails, 2 for bad use and 3 where the store cannot be opened.
     """
     # A factory is looked for where the command is run, as `python -m` does.
     sys.path.insert(0, os.getcwd())
-    console = Console(stderr=True, emoji=False)
 
     try:
-        report = asyncio.run(
-            _watched(console, target, level or [], clause or [], seed, rounds)
-        )
+        report = asyncio.run(_watched(target, level or [], clause or [], seed, rounds))
+    except KeyboardInterrupt:
+        raise typer.Exit(Exit.INTERRUPTED) from None
     except ModuleNotFoundError as exc:
         if exc.name not in ("hypothesis", "pytest"):
             raise
 
-        _give_up(
-            console, Exit.BAD_USE, "certify needs: pip install 'cpkit[conformance]'"
-        )
+        give_up(Exit.BAD_USE, "certify needs: pip install 'cpkit[conformance]'")
     except BackendUnavailable as exc:
-        _give_up(console, Exit.UNAVAILABLE, str(exc))
+        give_up(Exit.UNAVAILABLE, str(exc))
     except (CheckpointerError, ValueError) as exc:
-        _give_up(console, Exit.BAD_USE, str(exc))
+        give_up(Exit.BAD_USE, str(exc))
 
     if junit is not None:
         junit.write_text(report.to_junit(), encoding="utf-8")
@@ -105,9 +96,9 @@ def certify(
         markdown.write_text(report.to_markdown(), encoding="utf-8")
 
     if json:
-        sys.stdout.write(report.to_json() + "\n")
+        write(report.to_json() + "\n")
     else:
-        _print(Console(emoji=False), report)
+        _print(stdout(markup=True), report)
 
     _leave(
         Exit.DONE if report.ok else Exit.NO, {one.clause.id for one in report.failures}
@@ -115,26 +106,28 @@ def certify(
 
 
 async def _watched(
-    console: Console,
     target: str,
     levels: list[str],
     clauses: list[str],
     seed: int | None,
     rounds: float,
 ) -> Report:
-    """Certify, and show on the console how far it is."""
+    """Certify, and show on standard error how far it is."""
     from conformance import certify as run
     from conformance import select
 
     total = len(select(levels, clauses))
+    console = stderr()
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("[red]{task.fields[failed]}"),
+        TextColumn("{task.fields[failed]}", style="red"),
     )
 
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         bar = progress.add_task("opening", total=total, failed="")
         failed = 0
 
@@ -206,11 +199,6 @@ def _labelled(console: Console, label: str, text: str) -> None:
 
     for line in rest:
         console.print(f"            {escape(line)}", highlight=False, soft_wrap=True)
-
-
-def _give_up(console: Console, code: Exit, message: str) -> NoReturn:
-    console.print(f"[red]{escape(message)}[/]", highlight=False)
-    raise typer.Exit(code)
 
 
 def _leave(code: Exit, failed: set[str]) -> NoReturn:

@@ -1,0 +1,94 @@
+"""``cpkit calls``: every call on record of a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from cpkit.cli.output import age, moment, one_line, print_json, print_table
+from cpkit.cli.running import No, run
+from cpkit.cli.stores import Json, opened, url_and
+from cpkit.copying.exports import call_as_json
+from cpkit.protocol import KeepsReceipts
+from cpkit.records import CallRecord
+
+__all__ = ["call_rows", "calls", "short_key"]
+
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        help="Where the store is, unless CPKIT_URL says it; and the thread's id.",
+        metavar="[URL] THREAD",
+        show_default=False,
+    ),
+]
+Full = Annotated[
+    bool, typer.Option("--full", help="Print keys, args and results whole.")
+]
+
+# Characters of args and results.
+_SHORT = 80
+_WHOLE = 1_000_000_000
+
+
+def calls(words: Words, full: Full = False, json: Json = False) -> None:
+    """List every call on record of a thread.
+
+    In the order of claims. Failed attempts are among them, and what a deletion left
+    of calls.
+    """
+    thread_id, found = run(_list(words))
+
+    if json:
+        print_json(
+            {"thread_id": thread_id, "calls": [call_as_json(one) for one in found]}
+        )
+        return
+
+    print_table(*call_rows(found, full=full))
+
+
+def call_rows(
+    found: Sequence[CallRecord], *, full: bool = False
+) -> tuple[list[str], list[tuple[object, ...]]]:
+    """Return columns and rows of a table of calls."""
+    columns = ["key", "tool", "status", "try", "ago", "args", "result"]
+    rows: list[tuple[object, ...]] = []
+
+    for one in found:
+        call = one.call
+        width = _WHOLE if full else _SHORT
+        rows.append(
+            (
+                call.idempotency_key if full else short_key(call.idempotency_key),
+                call.tool_name,
+                one.status + (", erased" if one.erased else ""),
+                one.attempt,
+                age(one.issued_at),
+                one_line(dict(call.args), width),
+                "" if one.resolved_at is None else one_line(one.result, width),
+                *((call.call_id, moment(one.issued_at)) if full else ()),
+            )
+        )
+
+    return columns + (["call", "issued (UTC)"] if full else []), rows
+
+
+def short_key(key: str) -> str:
+    """Return enough of a key to tell it from others, which commands take for it."""
+    is_hash = len(key) == 64 and not set(key) - set("0123456789abcdef")
+    return key[:12] if is_hash else key
+
+
+async def _list(words: list[str]) -> tuple[str, list[CallRecord]]:
+    url, thread_id = url_and(words, "THREAD")
+
+    async with opened(url, KeepsReceipts) as cp:
+        found = await cp.list_calls(thread_id)
+
+        if not found and await cp.load(thread_id) is None:
+            raise No(f"there is no thread {thread_id!r}; cpkit threads lists them")
+
+    return thread_id, found

@@ -1,0 +1,134 @@
+"""``cpkit copy``: bring all threads of a store into another."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cpkit.cli.output import plain, print_json, progress, write
+from cpkit.cli.running import BadUse, Exit, run, say
+from cpkit.cli.stores import Json, opened, shown
+from cpkit.copying import CopyReport, ExportFile, Source, copy_store
+from cpkit.protocol import KeepsReceipts, ListsThreads
+
+__all__ = ["copy"]
+
+From = Annotated[
+    str,
+    typer.Argument(
+        help="A store's URL, or an export (NAME.jsonl).",
+        metavar="SRC",
+        show_default=False,
+    ),
+]
+To = Annotated[
+    str,
+    typer.Argument(
+        help="A store's URL; it is created if it is not there.",
+        metavar="DST",
+        show_default=False,
+    ),
+]
+Deleted = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--deleted",
+        help="Also carry the keys of this deleted thread; may be repeated.",
+        metavar="THREAD",
+    ),
+]
+Overwrite = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite-extra", help="Take SRC's value where an extra key differs."
+    ),
+]
+
+# Lines of trouble on a screen; JSON has them all.
+_SHOWN = 20
+
+
+def copy(
+    src: From,
+    dst: To,
+    deleted: Deleted = None,
+    overwrite_extra: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Copy all threads of a store into another.
+
+    With their calls and keys. Nothing in DST is overwritten, and each thread is
+    compared with SRC to the last hash. After an interruption, run it again: it goes
+    on where it stopped. Exits with 1 where DST is not all that SRC is: conflicts,
+    failures, or threads that changed in SRC meanwhile, which another run carries.
+
+    Keys, attempt numbers, statuses, args and results of calls are kept; times are
+    those of the copy. No store lists threads that were deleted but kept their keys:
+    name those with --deleted.
+    """
+    report = run(_copy(src, dst, deleted or [], overwrite_extra))
+
+    if json:
+        print_json({**asdict(report), "complete": report.is_complete})
+    else:
+        _print(report)
+
+    raise typer.Exit(Exit.DONE if report.is_complete else Exit.NO)
+
+
+async def _copy(
+    src: str, dst: str, deleted: list[str], overwrite_extra: bool
+) -> CopyReport:
+    if src == dst:
+        raise BadUse("SRC and DST are the same store")
+
+    if Path(src).suffix == ".jsonl" and not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", src):
+        export = await asyncio.to_thread(ExportFile, src)
+        return await _into(export, dst, deleted, overwrite_extra)
+
+    async with opened(src, ListsThreads, KeepsReceipts) as source:
+        return await _into(source, dst, deleted, overwrite_extra)
+
+
+async def _into(
+    source: Source, dst: str, deleted: list[str], overwrite_extra: bool
+) -> CopyReport:
+    async with opened(dst, KeepsReceipts, create=True) as destination:
+        with progress(f"copying to {shown(dst)}") as advance:
+            return await copy_store(
+                source,
+                destination,
+                deleted=deleted,
+                overwrite_extra=overwrite_extra,
+                on_start=lambda total: advance(-total),
+                on_thread=lambda: advance(1),
+            )
+
+
+def _print(report: CopyReport) -> None:
+    write(
+        f"{report.threads} threads in SRC: {report.copied} copied, "
+        f"{report.already} there already; {report.checked} verified\n"
+        f"written: {report.messages} messages, {report.extra} extra keys, "
+        f"{report.calls} calls"
+        + (f", {report.erased_calls} erased ones" if report.erased_calls else "")
+        + "\n"
+    )
+    trouble: list[tuple[str, list[Any]]] = [
+        ("conflict", report.conflicts),
+        ("failed", report.failures),
+        ("moved meanwhile, run it again", report.moved),
+        ("note", report.notes),
+    ]
+
+    for what, found in trouble:
+        for one in found[:_SHOWN]:
+            say(f"{what}: {one}")
+
+        if len(found) > _SHOWN:
+            say(plain(f"{what}: {len(found) - _SHOWN} more; --json has them all"))

@@ -1,0 +1,248 @@
+"""``cpkit doctor``: whether a store works, what it promises, and what to change."""
+
+from __future__ import annotations
+
+import platform
+import time
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
+from typing import Annotated, Any
+from uuid import uuid4
+
+import typer
+
+from cpkit.cli.output import age, plain, print_json, progress, size, stdout
+from cpkit.cli.peek import Peek, peek
+from cpkit.cli.pending import Waiting, pending_in
+from cpkit.cli.running import Exit, run
+from cpkit.cli.stores import Json, Store, Url, has, opened, shown, store_url
+from cpkit.protocol import ErasesThreads, KeepsReceipts, ListsThreads, StatesDurability
+from cpkit.records import Survives, ToolCall
+
+__all__ = ["doctor"]
+
+ReadOnly = Annotated[
+    bool, typer.Option("--read-only", help="Do not write the probe thread.")
+]
+Create = Annotated[
+    bool, typer.Option("--create", help="Create the store if it is not there.")
+]
+
+# Threads that are looked into: enough to see what is wrong, and soon done.
+_BOUND = 2000
+_PAGE = 500
+_OLD = timedelta(days=1)
+
+_MENDS = {
+    "appendonly no": "turn the append-only file on: CONFIG SET appendonly yes, and in "
+    "redis.conf",
+    "could not be read": "let this user run CONFIG GET and INFO, so that the server's "
+    "settings can be told",
+    "it evicts": "keep keys from going: CONFIG SET maxmemory-policy noeviction",
+    "appendfsync everysec": "where a second of work is too much to lose in a power "
+    "cut: CONFIG SET appendfsync always",
+    "appendfsync no": "sync the append-only file: CONFIG SET appendfsync everysec, or "
+    "always",
+    "failover to a replica": "after a failover, see cpkit pending before agents go on",
+    "synchronous_commit=off": "ALTER DATABASE … SET synchronous_commit = on",
+    "fsync=off": "turn fsync on in postgresql.conf",
+    "full_page_writes=off": "turn full_page_writes on in postgresql.conf",
+    "synchronous=NORMAL": "take durability=normal out of the URL to survive power cuts",
+    "not synced": "take durability=normal out of the URL to survive power cuts",
+    "state ends with": "name a store that lasts: sqlite:///agent.db",
+}
+"""What to do, by what the driver's words about durability say."""
+
+
+def doctor(
+    url: Url = None,
+    read_only: ReadOnly = False,
+    create: Create = False,
+    json: Json = False,
+) -> None:
+    """Say whether a store works, what it promises, and what to change.
+
+    Writes a thread of its own (cpkit:doctor:…), reads it back and deletes it, with
+    its keys; --read-only leaves that out. Exits with 1 where something does not work.
+    """
+    place = store_url(url)
+    report = run(_examine(place, read_only, create))
+
+    if json:
+        print_json(report)
+    else:
+        _print(report)
+
+    raise typer.Exit(Exit.DONE if report["probe"]["ok"] else Exit.NO)
+
+
+async def _examine(url: str, read_only: bool, create: bool) -> dict[str, Any]:
+    async with opened(url, create=create, volatile=True) as cp:
+        found = await peek(url)
+        durability = cp.durability if has(cp, StatesDurability) else None
+        can_list = has(cp, ListsThreads, KeepsReceipts)
+        counted, oldest = await _survey(cp) if can_list else (None, None)
+        probe = (
+            {"ok": True, "words": "left out: --read-only"}
+            if read_only
+            else await _probe(cp)
+        )
+        report = {
+            "url": shown(url),
+            "cpkit": version("cpkit"),
+            "python": platform.python_version(),
+            "driver": f"{type(cp).__module__}.{type(cp).__qualname__}",
+            "schema_version": None if found is None else found.version,
+            "bytes": None if found is None else found.size,
+            "survives": None if durability is None else str(durability.survives),
+            "durability": None if durability is None else durability.words,
+            "threads": counted,
+            "threads_bound": _BOUND,
+            "oldest_pending": None if oldest is None else _as_json(oldest),
+            "probe": probe,
+        }
+
+    report["change"] = _changes(report, found, oldest)
+    return report
+
+
+async def _survey(cp: Store) -> tuple[int, Waiting | None]:
+    """Count threads, and find the oldest pending call, among the first so many."""
+    count = 0
+    after: str | None = None
+    oldest: Waiting | None = None
+
+    with progress("threads") as advance:
+        while count < _BOUND and (
+            page := await cp.list_threads(after=after, limit=_PAGE)
+        ):
+            for info in page:
+                for one in await pending_in(cp, info.thread_id):
+                    if oldest is None or one.record.issued_at < oldest.record.issued_at:
+                        oldest = one
+
+            count += len(page)
+            after = page[-1].thread_id
+            advance(len(page))
+
+    return count, oldest
+
+
+async def _probe(cp: Store) -> dict[str, Any]:
+    """Write a thread, read it back, and delete it; say how long an append took."""
+    thread_id = f"cpkit:doctor:{uuid4().hex}"
+    call = ToolCall("probe", "cpkit:doctor", {"probe": True}, thread_id)
+    problems = []
+    can_delete = has(cp, ErasesThreads)
+
+    try:
+        began = time.perf_counter()
+        await cp.append(thread_id, [{"probe": 1}], expected_version=0)
+        took = time.perf_counter() - began
+        await cp.save_extra(thread_id, {"probe": None})
+
+        if await cp.record_issued(thread_id, call) is not None:
+            problems.append("a fresh key is held already")
+
+        await cp.record_result(thread_id, call.call_id, {"probe": "done"})
+        data = await cp.load(thread_id)
+        paid = await cp.find_completed(thread_id)
+
+        if (
+            data is None
+            or data.messages != [{"probe": 1}]
+            or data.extra != {"probe": None}
+        ):
+            problems.append("what was written does not come back")
+
+        if paid is None or paid.result != {"probe": "done"}:
+            problems.append("a completed call is not found by its key")
+    finally:
+        if can_delete:
+            await cp.delete_thread(thread_id, forget_keys=True)
+
+    left = " and deleted"
+
+    if not can_delete:
+        left = f"; it stays as {thread_id}, this store cannot delete"
+    elif await cp.load(thread_id) is not None:
+        problems.append(f"thread {thread_id} is there after it was deleted")
+
+    words = "; ".join(problems) or (
+        f"a thread was written, read{left}; an append took {took * 1000:.1f} ms"
+    )
+    return {"ok": not problems, "words": words}
+
+
+def _changes(
+    report: dict[str, Any], found: Peek | None, oldest: Waiting | None
+) -> list[str]:
+    words = report["durability"] or ""
+    changes = [mend for sign, mend in _MENDS.items() if sign in words]
+
+    if report["survives"] == Survives.NONE and not changes:
+        changes.append("an acknowledged write survives nothing here: change the store")
+
+    path = None if found is None else found.path
+
+    if path is not None and path.stat().st_mode & 0o077:
+        changes.append(f"others can read {path}: chmod -R go-rwx '{path}'")
+
+    if oldest is not None and datetime.now(UTC) - oldest.record.issued_at > _OLD:
+        what = "call" if oldest.request is None else "approval"
+        changes.append(
+            f"a {what} has waited for {age(oldest.record.issued_at)}: cpkit pending"
+        )
+
+    if not report["probe"]["ok"]:
+        changes.append(
+            "find out which promise is broken: cpkit certify, on a fresh store"
+        )
+
+    return changes
+
+
+def _as_json(oldest: Waiting) -> dict[str, Any]:
+    record = oldest.record
+    return {
+        "kind": "call" if oldest.request is None else "approval",
+        "thread_id": record.thread_id,
+        "key": oldest.key,
+        "tool": record.call.tool_name
+        if oldest.request is None
+        else oldest.request.tool,
+        "issued_at": record.issued_at.isoformat(),
+    }
+
+
+def _print(report: dict[str, Any]) -> None:
+    threads = report["threads"]
+    first = threads is not None and threads >= _BOUND
+    oldest = report["oldest_pending"]
+    lines = {
+        "store": report["url"],
+        "cpkit": f"{report['cpkit']} on Python {report['python']}",
+        "driver": report["driver"],
+        "schema": report["schema_version"] and f"version {report['schema_version']}",
+        "size": report["bytes"] is not None and size(report["bytes"]),
+        "durability": report["survives"]
+        and f"{report['survives']}: {report['durability']}",
+        "threads": threads is not None and f"{threads}{' or more' if first else ''}",
+        "pending": "none" + (f" in the first {_BOUND} threads" if first else "")
+        if oldest is None
+        else f"oldest {oldest['kind']} since "
+        f"{age(datetime.fromisoformat(oldest['issued_at']))}: "
+        f"{oldest['tool']} in thread {oldest['thread_id']}",
+        "probe": report["probe"]["words"],
+    }
+    console = stdout()
+
+    for name, value in lines.items():
+        if value:
+            console.print(f"{name:<11} {plain(str(value))}")
+
+    if not report["change"]:
+        console.print("change      nothing", style="green")
+
+    for change in report["change"]:
+        console.print(f"change      {plain(change)}", style="yellow")

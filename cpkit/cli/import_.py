@@ -1,0 +1,124 @@
+"""``cpkit import``: bring conversations into a store from where people have them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from cpkit.cli.output import plain, print_json, print_table, progress, write
+from cpkit.cli.peek import peek
+from cpkit.cli.running import BadUse, Exit, run
+from cpkit.cli.stores import Json, opened, shown
+from cpkit.importing import KINDS, BadSource, Report, checked, import_from
+
+__all__ = ["import_"]
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        help="A file, a folder, or the URL of LangGraph's Postgres.",
+        metavar="SOURCE",
+        show_default=False,
+    ),
+]
+To = Annotated[
+    str,
+    typer.Argument(
+        help="A store's URL; it is created if it is not there.",
+        metavar="URL",
+        show_default=False,
+    ),
+]
+Kind = Annotated[
+    str | None,
+    typer.Option(
+        help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}.", show_default="looked for"
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Read and compare, and write nothing.")
+]
+SkipCorrupt = Annotated[
+    bool,
+    typer.Option(
+        "--skip-corrupt", help="Leave corrupt lines, not the files that have them."
+    ),
+]
+
+# Names on a screen for each reason; JSON has every conversation.
+_NAMED = 3
+
+
+def import_(
+    source: Source,
+    url: To,
+    kind: Kind = None,
+    dry_run: DryRun = False,
+    skip_corrupt: SkipCorrupt = False,
+    json: Json = False,
+) -> None:
+    """Bring conversations into a store from where you have them.
+
+    Reads LangGraph's SQLite and Postgres checkpoints, SQLite sessions of the OpenAI
+    Agents SDK, files and folders of coding-agent sessions, and OpenAI-format JSONL
+    transcripts. The source is only read. Run it again at any time: what is there is
+    compared and not written twice. Exits with 1 where a conversation was left.
+    """
+    report = run(_import(source, url, kind, dry_run, skip_corrupt))
+
+    if json:
+        print_json(report.to_dict())
+    else:
+        _print(report)
+
+    raise typer.Exit(Exit.DONE if report.ok else Exit.NO)
+
+
+async def _import(
+    source: str, url: str, kind: str | None, dry_run: bool, skip_corrupt: bool
+) -> Report:
+    try:
+        # First, so that a slip in a path leaves no empty store behind.
+        kind = await asyncio.to_thread(checked, source, kind)
+    except BadSource as exc:
+        raise BadUse(str(exc)) from exc
+
+    there = await peek(url) if dry_run else None
+    # A dry run creates no store either: one that is not there has nothing.
+    is_missing = there is not None and not there.exists
+
+    async with opened(
+        "memory://" if is_missing else url, create=True, volatile=is_missing
+    ) as cp:
+        with progress(f"importing into {shown(url)}") as advance:
+            try:
+                return await import_from(
+                    source,
+                    cp,
+                    kind=kind,
+                    dry_run=dry_run,
+                    skip_corrupt=skip_corrupt,
+                    on_thread=lambda _: advance(1),
+                )
+            except BadSource as exc:
+                raise BadUse(str(exc)) from exc
+
+
+def _print(report: Report) -> None:
+    written = "would be written" if report.dry_run else "written"
+    print_table(
+        [report.kind, "conversations", "messages"],
+        [
+            ["read", len(report.threads), report.read],
+            [written, report.counts("new", "grown"), report.written],
+            ["there before", report.counts("there"), ""],
+            ["left", report.counts("left"), ""],
+        ],
+        right="conversations messages",
+    )
+
+    for reason, names in report.left.items():
+        some = "; ".join(names[:_NAMED]) + ("; …" if len(names) > _NAMED else "")
+        write(plain(f"left: {len(names)} × {reason} ({some})") + "\n")

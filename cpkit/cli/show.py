@@ -1,0 +1,148 @@
+"""``cpkit show``: what one thread holds."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from cpkit.cli.calls import call_rows
+from cpkit.cli.output import one_line, plain, print_json, print_table, stdout
+from cpkit.cli.running import No, run
+from cpkit.cli.stores import Json, opened, url_and
+from cpkit.copying.exports import call_as_json
+from cpkit.records import CheckpointData
+
+__all__ = ["show"]
+
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        help="Where the store is, unless CPKIT_URL says it; and the thread's id.",
+        metavar="[URL] THREAD",
+        show_default=False,
+    ),
+]
+Last = Annotated[int, typer.Option(help="How many messages, from the end.", min=0)]
+Full = Annotated[bool, typer.Option("--full", help="Print messages whole, as JSON.")]
+
+# Characters of a message in a table; a terminal folds them.
+_SHORT = 400
+
+
+def show(words: Words, last: Last = 20, full: Full = False, json: Json = False) -> None:
+    """Show what a thread holds.
+
+    Its last messages, its extra, and the calls that have no outcome yet.
+    """
+    thread_id, data = run(_load(words))
+    first = max(0, data.version - last)
+    messages = data.messages[first:]
+
+    if json:
+        print_json(
+            {
+                "thread_id": thread_id,
+                "version": data.version,
+                "first": first,
+                "messages": messages,
+                "extra": data.extra,
+                "pending": [call_as_json(one) for one in data.pending],
+            }
+        )
+        return
+
+    console = stdout()
+    count = f"{data.version} message{'' if data.version == 1 else 's'}"
+    shown = f", from {first} on" if first else ""
+    console.print(Text(f"{plain(thread_id)}: {count}{shown}", "bold"))
+
+    if full:
+        for position, message in enumerate(messages, first):
+            console.print(Text(f"\n{position}", "dim"))
+            console.print(Text(_pretty(message)), soft_wrap=True)
+    elif messages:
+        print_table(
+            ["", "role", "message"],
+            [
+                (position, *_in_short(message))
+                for position, message in enumerate(messages, first)
+            ],
+        )
+
+    if data.extra:
+        console.print()
+        print_table(
+            ["extra", "value"],
+            [
+                (key, one_line(jsonlib.dumps(value, ensure_ascii=False), _SHORT))
+                for key, value in data.extra.items()
+            ],
+        )
+
+    if data.pending:
+        console.print()
+        print_table(*call_rows(data.pending))
+
+
+async def _load(words: list[str]) -> tuple[str, CheckpointData[Any]]:
+    url, thread_id = url_and(words, "THREAD")
+
+    async with opened(url) as cp:
+        data = await cp.load(thread_id)
+
+    if data is None:
+        raise No(f"there is no thread {thread_id!r}; cpkit threads lists them")
+
+    return thread_id, data
+
+
+def _in_short(message: Any) -> tuple[str, str]:
+    """Return who says a message, or of what type it is, and its words."""
+    if not isinstance(message, dict):
+        return "", one_line(message, _SHORT)
+
+    for name in ("role", "kind", "type"):
+        if isinstance(message.get(name), str):
+            rest = {key: value for key, value in message.items() if key != name}
+            return one_line(message[name], 30), one_line(_words(rest), _SHORT)
+
+    return "", one_line(message, _SHORT)
+
+
+def _words(rest: dict[str, Any]) -> str:
+    """Return a message's text, and what else it has as JSON."""
+    text = _text(rest.get("content"))
+
+    if text is None:
+        return one_line(rest, _SHORT) if rest else ""
+
+    more = {key: value for key, value in rest.items() if key != "content"}
+    return f"{text} {one_line(more, _SHORT)}" if more else text
+
+
+def _text(content: Any) -> str | None:
+    """Return the words of a message's content, with the type of parts that are none."""
+    if isinstance(content, str):
+        return content
+
+    if not isinstance(content, list):
+        return None
+
+    parts = []
+
+    for part in content:
+        if not isinstance(part, dict):
+            return None
+
+        text = part.get("text")
+        parts.append(text if isinstance(text, str) else f"[{part.get('type', '…')}]")
+
+    return " ".join(parts)
+
+
+def _pretty(message: Any) -> str:
+    text = jsonlib.dumps(message, ensure_ascii=False, indent=2)
+    return "\n".join(plain(line) for line in text.split("\n"))

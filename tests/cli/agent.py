@@ -1,0 +1,41 @@
+"""An agent that waits for a decision: ``python -m tests.cli.agent URL THREAD AMOUNT``.
+
+Says ``asked KEY`` when the request is on record, and how it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from cpkit import JsonValue, open_checkpointer
+from cpkit.effects import Backoff, Effect, EffectDenied, EffectLedger
+
+
+async def main(url: str, thread_id: str, amount: int) -> None:
+    async with open_checkpointer(url) as cp:
+        ledger = EffectLedger(
+            cp,
+            requires_approval=lambda _: True,
+            on_approval_required=lambda effect: say(f"asked {effect.key}"),
+            backoff=Backoff(0.01, 0.1),
+        )
+
+        try:
+            said = await ledger.run(thread_id, "wire", {"amount": amount}, wire)
+            say(f"ran {said}")
+        except EffectDenied as exc:
+            say(f"denied: {exc.reason}")
+
+
+def wire(effect: Effect) -> JsonValue:
+    return effect.args["amount"]
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

@@ -1,0 +1,109 @@
+"""The command, run here or in a process of its own, and stores filled for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from typer.testing import CliRunner
+
+from cpkit import ToolCall, open_checkpointer
+from cpkit.cli.app import app
+from cpkit.cli.stores import Store
+
+__all__ = ["Ended", "call", "cpkit", "environment", "in_store", "invoke", "table"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return this process's environment, without what would colour or place things."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("CPKIT_URL", "COLUMNS", "FORCE_COLOR", "NO_COLOR")
+    }
+    return {**kept, **(changes or {})}
+
+
+def cpkit(
+    *words: str,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    stdin: str = "",
+) -> Ended:
+    """Run the real command in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "cpkit.cli", *words],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        env=environment(env),
+        cwd=cwd,
+        timeout=50,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def invoke(*words: str, env: Mapping[str, str | None] | None = None) -> Ended:
+    """Run the command in this process, which is quicker."""
+    unset = {"CPKIT_URL": None, "COLUMNS": None}
+    ended = CliRunner().invoke(app, list(words), env={**unset, **(env or {})})
+
+    if ended.exception is not None and not isinstance(ended.exception, SystemExit):
+        raise ended.exception
+
+    return Ended(ended.exit_code, ended.stdout, ended.stderr)
+
+
+def in_store(url: str, work: Callable[[Store], Awaitable[T]]) -> T:
+    """Do something with a store, on a loop of its own."""
+
+    async def opened() -> T:
+        async with open_checkpointer(url, message_type=Any) as cp:
+            return await work(cp)  # type: ignore[arg-type]  # the stores have all
+
+    return asyncio.run(opened())
+
+
+async def call(
+    cp: Store, thread_id: str, call_id: str, key: str, success: bool | None = None
+) -> None:
+    """Put a call on record, and its outcome unless ``None``."""
+    issued = ToolCall(call_id, "charge", {"by": call_id}, key)
+    assert await cp.record_issued(thread_id, issued) is None
+
+    if success is not None:
+        await cp.record_result(thread_id, call_id, {"of": call_id}, success=success)
+
+
+def table(out: str) -> list[list[str]]:
+    """Return the rows of a table that was printed, split at two spaces and more."""
+    lines = [line.rstrip() for line in out.splitlines()]
+    start = next(i for i, line in enumerate(lines) if line.startswith("───"))
+    return [
+        [cell.strip() for cell in line.split("  ") if cell.strip()]
+        for line in lines[start + 1 :]
+    ]

@@ -1,0 +1,77 @@
+"""A copy whose process is killed: ``python -m tests.cli.dying SRC DST WRITES``.
+
+It dies right after that many writes to the destination.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from cpkit import open_checkpointer
+from cpkit.copying import copy_store
+
+WRITES = {"append", "save_extra", "record_issued", "record_result", "delete_thread"}
+
+
+class Dying:
+    """A store that ends at the write of a number, after it was applied or before.
+
+    ``end`` ends the process, or gives the exception that stands for its end: nothing
+    is done by this handle from then on.
+    """
+
+    def __init__(
+        self,
+        cp: Any,
+        writes: int,
+        end: Callable[[], BaseException],
+        *,
+        is_applied: bool = True,
+    ) -> None:
+        self._left = writes
+        self._end = end
+        self._is_applied = is_applied
+
+        for name in (*WRITES, "load", "list_calls", "find_call", "find_completed"):
+            method = getattr(cp, name)
+            setattr(self, name, self._counted(method) if name in WRITES else method)
+
+    def _counted(self, method: Any) -> Any:
+        async def write(*args: Any, **options: Any) -> Any:
+            self._left -= 1
+
+            if self._left < 0 or (self._left == 0 and not self._is_applied):
+                raise self._end()
+
+            answer = await method(*args, **options)
+
+            if self._left <= 0:
+                raise self._end()
+
+            return answer
+
+        return write
+
+
+def killed() -> BaseException:
+    """End this process at once."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("a process outlived SIGKILL")
+
+
+async def main(src: str, dst: str, writes: int) -> None:
+    async with (
+        open_checkpointer(src, message_type=Any) as source,
+        open_checkpointer(dst, message_type=Any) as destination,
+    ):
+        dying: Any = Dying(destination, writes, killed)
+        await copy_store(source, dying)  # type: ignore[arg-type]  # it keeps receipts
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

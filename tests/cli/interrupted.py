@@ -1,0 +1,24 @@
+"""``cpkit show`` without an answer: ``python -m tests.cli.interrupted URL``.
+
+Says ``loading`` when it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+from cpkit.cli import main
+from cpkit_sqlite import SQLiteCheckpointer
+
+
+async def load(_self: Any, _thread_id: str) -> None:
+    sys.stdout.write("loading\n")
+    sys.stdout.flush()
+    await asyncio.Event().wait()
+
+
+setattr(SQLiteCheckpointer, "load", load)  # noqa: B010  # mypy knows it as a method
+sys.argv = ["cpkit", "show", sys.argv[1], "t"]
+main()

@@ -1,0 +1,69 @@
+"""A store with all that a copy must carry, and what two stores are compared by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpkit.cli.stores import Store
+from tests.cli.command import call
+
+__all__ = ["everything", "stock"]
+
+KEYS = ["across", "open", "failed", "paid", "later", "erased", "erased-open"]
+
+
+async def stock(cp: Store) -> None:
+    """Fill a store: values, attempts across threads, and a thread deleted and new."""
+    await cp.append("plain", [{"n": n, "x": 1.0, "big": 10**30} for n in range(1200)])
+    await cp.save_extra("plain", {"a": None, "é\u2028": [1, 1.0, True]})
+    await cp.append("values", ["text", 3, None, [1, {"k": "\x00"}]])
+    await cp.save_extra("only-extra", {"state": {"plan": []}})
+
+    # Attempts at one key in three threads, of which a list shows the later ones first.
+    await call(cp, "z-first", "one", "across", success=False)
+    await call(cp, "a-second", "two", "across", success=False)
+    await call(cp, "m-third", "three", "across", success=True)
+
+    await call(cp, "plain", "waits", "open")
+    await call(cp, "plain", "fails", "failed", success=False)
+    await call(cp, "plain", "pays", "paid", success=True)
+
+    # Attempt 1 is forgotten, and attempt 2 stays the second.
+    await call(cp, "forgotten", "lost", "later", success=False)
+    await call(cp, "plain", "again", "later", success=True)
+    await cp.delete_thread("forgotten", forget_keys=True)
+
+    await call(cp, "reborn", "gone", "erased", success=True)
+    await call(cp, "reborn", "gone-open", "erased-open")
+    await cp.delete_thread("reborn")
+    await cp.append("reborn", [{"new": True}])
+
+
+async def everything(cp: Store) -> dict[str, Any]:
+    """Return what a store has, without its times and what erased calls are called."""
+    found: dict[str, Any] = {}
+
+    for info in await cp.list_threads(limit=10_000):
+        data = await cp.load(info.thread_id)
+        assert data is not None
+        found[info.thread_id] = (
+            data.messages,
+            repr(data.messages[:1]),  # where 1 and 1.0 are told apart
+            data.extra,
+            {
+                one.call.call_id: (one.call, one.status, one.attempt, one.result)
+                for one in await cp.list_calls(info.thread_id)
+                if not one.erased
+            },
+        )
+
+    for key in KEYS:
+        holder = await cp.find_call(key)
+        found[f"key {key}"] = holder and (
+            holder.status,
+            holder.attempt,
+            holder.erased,
+            holder.result,
+        )
+
+    return found

@@ -1,0 +1,183 @@
+"""What cannot be done is said in one line, with the mend, and a code."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import cpkit, environment, in_store, invoke
+from tests.cli.conftest import store_url
+from tests.cli.stocked import stock
+
+READING = [
+    ["doctor", "{url}"],
+    ["threads", "{url}"],
+    ["show", "{url}", "t"],
+    ["tree", "{url}", "t"],
+    ["calls", "{url}", "t"],
+    ["pending", "{url}"],
+    ["approve", "{url}", "t", "k"],
+    ["deny", "{url}", "t", "k"],
+    ["copy", "{url}", "file:///tmp/cpkit-never-made"],
+    ["export", "{url}"],
+    ["prune", "{url}", "--older-than", "1d", "--yes"],
+]
+
+
+@pytest.mark.parametrize("words", READING, ids=lambda words: words[0])
+@pytest.mark.parametrize("kind", ["sqlite", "file", "postgres", "redis"])
+def test_no_store_is_made_by_a_slip(
+    tmp_path: Path, kind: str, words: list[str]
+) -> None:
+    """Where there is none it says so, creates nothing, and exits with 3."""
+    url = store_url(kind, tmp_path)
+
+    for _ in range(2):
+        ended = invoke(*(word.format(url=url) for word in words))
+        assert (ended.code, ended.out) == (3, "")
+        assert "there is no store (nothing was created)" in ended.err
+        assert ended.err.count("\n") == 1
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_store_stays_as_it_is(tmp_path: Path) -> None:
+    """A database, a file and a folder of somebody else."""
+    with sqlite3.connect(tmp_path / "app.db") as db:
+        db.execute("CREATE TABLE mine (a)")
+
+    db.close()
+    (tmp_path / "empty.db").touch()
+    (tmp_path / "text.db").write_text("This is no database, and long enough for it.")
+    (tmp_path / "folder").mkdir()
+
+    for name, code in (("app.db", 3), ("empty.db", 3), ("text.db", 2)):
+        before = (tmp_path / name).read_bytes()
+        ended = invoke("threads", f"sqlite:///{tmp_path}/{name}")
+        assert ended.code == code
+        assert name in ended.err
+        assert (tmp_path / name).read_bytes() == before
+
+    assert invoke("threads", f"file://{tmp_path}/folder").code == 3
+    assert list((tmp_path / "folder").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["threads", "nope://x"], 2, "no driver for 'nope'"),
+        (["threads", "agent.db"], 2, "has no scheme"),
+        (["threads", "sqlite://agent.db"], 2, "three slashes"),
+        (["threads", "sqlite:///x.db?colour=red"], 2, "no option 'colour'"),
+        (["threads", "memory://"], 2, "lives in its own process"),
+        (["threads", "{url}", "--limit", "0"], 2, "--limit"),
+        (["threads", "{url}", "--after", ""], 2, "after must not be empty"),
+        (["show"], 2, "Missing argument"),
+        (["show", "a", "b", "c"], 2, "expected [URL] THREAD, got 3 words"),
+        (["approve", "{url}"], 2, "expected [URL] THREAD KEY"),
+        (["shwo"], 2, "No such command 'shwo'"),
+        (["threads", "--colour"], 2, "No such option"),
+        (["prune", "{url}", "--older-than", "30"], 2, "no time"),
+        (["prune", "{url}", "--older-than", "-1d"], 2, "no time"),
+        (["prune", "{url}", "--older-than", "99999999w"], 2, "before all times"),
+        (["prune", "{url}", "--older-than", "0s"], 2, "--yes"),
+        (["copy", "{url}", "{url}"], 2, "the same store"),
+        (["copy", "nothing.jsonl", "{url}"], 2, "nothing.jsonl"),
+        (["export", "{url}", "--output", "/nowhere/x"], 2, "/nowhere/x"),
+        (["export", "{url}", "nobody"], 1, "no thread 'nobody'"),
+        (["threads", "redis://u:s3cret@127.0.0.1:1/0?connect_timeout=0.2"], 3, "127.0"),
+        (
+            ["threads", "postgresql://u:s3cret@127.0.0.1:1/d?connect_timeout=1"],
+            3,
+            "127",
+        ),
+        (["threads", "redis://u:s3c@ret@h#x/0"], 2, "%23"),
+    ],
+)
+def test_bad_use(sqlite_url: str, words: list[str], code: int, said: str) -> None:
+    """One line on standard error, nothing on standard output, and no password."""
+    in_store(sqlite_url, stock)
+    ended = cpkit(*(word.format(url=sqlite_url) for word in words))
+    assert (ended.code, ended.out) == (code, ""), ended.err
+    assert said in ended.err
+    assert ended.err.count("\n") == 1
+    assert "s3c" not in ended.err
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "file"])
+def test_a_newer_store(tmp_path: Path, kind: str) -> None:
+    """It says which versions, and to upgrade."""
+    url = store_url(kind, tmp_path)
+    in_store(url, stock)
+
+    if kind == "sqlite":
+        with sqlite3.connect(tmp_path / "store.db") as db:
+            db.execute("UPDATE cpkit_schema SET version = 99")
+
+        db.close()
+    else:
+        (tmp_path / "store" / "cpkit.json").write_text('{"cpkit":"file","version":99}')
+
+    for words in (["threads", url], ["doctor", url], ["copy", url, "file:///tmp/no"]):
+        ended = invoke(*words)
+        assert ended.code == 2
+        assert "99" in ended.err
+        assert "upgrade cpkit" in ended.err
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "file"])
+def test_no_permission(tmp_path: Path, kind: str) -> None:
+    """What may not be read is named, with code 3; a file not to be written, with 2."""
+    url = store_url(kind, tmp_path)
+    in_store(url, stock)
+    place = tmp_path / ("store.db" if kind == "sqlite" else "store")
+    place.chmod(0)
+    tmp_path.chmod(0o500)
+
+    try:
+        for words, code, said in (
+            (["threads", url], 3, str(place)),
+            (["export", url, "-o", str(tmp_path / "x.jsonl")], 2, "x.jsonl"),
+        ):
+            done = subprocess.run(
+                [sys.executable, "-m", "tests.cli.nobody", *words],
+                capture_output=True,
+                text=True,
+                env=environment(),
+                timeout=50,
+                check=False,
+            )
+            assert (done.returncode, done.stdout) == (code, ""), done.stderr
+            assert said in done.stderr
+            assert done.stderr.count("\n") == 1
+    finally:
+        tmp_path.chmod(0o700)
+        place.chmod(0o700)
+
+
+def test_ctrl_c_is_quiet(sqlite_url: str) -> None:
+    """In the midst of its work; only the code says it."""
+    in_store(sqlite_url, stock)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.cli.interrupted", sqlite_url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=50)
+    finally:
+        process.kill()
+        process.wait()
+
+    assert (process.returncode, err) == (130, "")

@@ -1,0 +1,378 @@
+"""``cpkit copy``: all of a store, into any other, whatever happens on the way."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpkit import ToolCall, open_checkpointer
+from cpkit.cli.stores import Store
+from cpkit.copying import copy_store
+from cpkit.copying.calls import GRAVES
+from tests.cli.command import call, cpkit, environment, in_store, invoke
+from tests.cli.conftest import KINDS, store_url
+from tests.cli.dying import Dying
+from tests.cli.stocked import everything, stock
+from tests.effects.shop import OnlySix
+
+
+@asynccontextmanager
+async def memory() -> AsyncIterator[Any]:
+    """A store in memory, for what does not depend on the store."""
+    async with open_checkpointer("memory://", message_type=Any) as cp:
+        yield cp
+
+
+@pytest.mark.parametrize(
+    ("source", "destination"),
+    [*zip(KINDS, [*KINDS[1:], KINDS[0]], strict=True)],
+)
+def test_a_copy_has_everything(tmp_path: Path, source: str, destination: str) -> None:
+    """Messages, extra, calls with keys, attempts, statuses and results; then nothing
+    is left to do."""
+    src = store_url(source, tmp_path, "from")
+    dst = store_url(destination, tmp_path, "to")
+    in_store(src, stock)
+
+    first = cpkit("copy", src, dst, "--json")
+    assert (first.code, first.err) == (0, "")
+    assert first.json["complete"]
+    assert in_store(dst, everything) == in_store(src, everything)
+    assert first.json["checked"] == first.json["threads"] == first.json["copied"] == 7
+    assert first.json["messages"] == 1200 + 4 + 1
+    assert (first.json["calls"], first.json["erased_calls"]) == (7, 3)
+
+    again = invoke("copy", src, dst)
+    assert again.code == 0
+    assert "0 copied, 7 there already; 7 verified" in again.out
+    assert "0 messages, 0 extra keys, 0 calls" in again.out
+    assert in_store(dst, everything) == in_store(src, everything)
+
+
+def test_a_copy_of_a_copy_keeps_erased_keys(tmp_path: Path) -> None:
+    """What was carried of deleted threads is found again, though no list shows it."""
+    urls = [store_url("sqlite", tmp_path, name) for name in ("a", "b", "c")]
+    in_store(urls[0], stock)
+
+    for src, dst in ((urls[0], urls[1]), (urls[1], urls[2])):
+        assert invoke("copy", src, dst).code == 0
+
+    assert in_store(urls[2], everything) == in_store(urls[0], everything)
+
+
+def test_deleted_threads_are_named(tmp_path: Path) -> None:
+    """The keys of a thread that only its id is left of are carried by --deleted."""
+    src, dst = store_url("sqlite", tmp_path, "a"), store_url("file", tmp_path, "b")
+
+    async def paid_and_pruned(cp: Store) -> None:
+        await call(cp, "gone", "c", "k", success=True)
+        await cp.delete_thread("gone")
+
+    async def holder(cp: Store) -> Any:
+        found = await cp.find_call("k")
+        return found and (found.status, found.erased)
+
+    in_store(src, paid_and_pruned)
+    assert invoke("copy", src, dst).code == 0
+    assert in_store(dst, holder) is None
+    assert invoke("copy", src, dst, "--deleted", "gone").code == 0
+    assert in_store(dst, holder) == ("completed", True)
+
+
+def test_a_copy_brings_what_came_since(tmp_path: Path) -> None:
+    """Messages, extra keys and calls that are new, and outcomes of those that were
+    issued."""
+    src, dst = store_url("sqlite", tmp_path, "a"), store_url("file", tmp_path, "b")
+    in_store(src, stock)
+    assert invoke("copy", src, dst).code == 0
+
+    async def go_on(cp: Store) -> None:
+        await cp.append("plain", [{"more": 1}])
+        await cp.save_extra("plain", {"more": 1})
+        await cp.record_result("plain", "waits", "done at last")
+        await call(cp, "plain", "once-more", "failed", success=True)
+
+    in_store(src, go_on)
+    again = invoke("copy", src, dst, "--json").json
+    assert again["complete"]
+    assert (again["copied"], again["messages"], again["extra"]) == (1, 1, 1)
+    assert again["calls"] == 1
+    assert in_store(dst, everything) == in_store(src, everything)
+
+
+async def _other_messages(cp: Store) -> None:
+    await cp.append("plain", [{"n": "another"}])
+
+
+async def _more_messages(cp: Store) -> None:
+    await cp.append("plain", [{"n": n, "x": 1.0, "big": 10**30} for n in range(1300)])
+
+
+async def _other_extra(cp: Store) -> None:
+    await cp.save_extra("plain", {"a": 1})
+
+
+async def _own_extra(cp: Store) -> None:
+    await cp.save_extra("plain", {"own": 1})
+
+
+async def _own_call(cp: Store) -> None:
+    await call(cp, "plain", "own", "own", success=True)
+
+
+async def _other_outcome(cp: Store) -> None:
+    await cp.record_issued("plain", ToolCall("pays", "charge", {"by": "pays"}, "paid"))
+    await cp.record_result("plain", "pays", "another")
+
+
+async def _other_call(cp: Store) -> None:
+    await cp.record_issued("plain", ToolCall("pays", "charge", {"by": "you"}, "paid"))
+
+
+async def _held_elsewhere(cp: Store) -> None:
+    await call(cp, "other", "x", "paid", success=True)
+
+
+async def _deleted(cp: Store) -> None:
+    await call(cp, "plain", "pays", "paid", success=True)
+    await cp.delete_thread("plain")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_other_messages, "message 0 is another one"),
+        (_more_messages, "100 messages more"),
+        (_other_extra, "extra key 'a' has another value"),
+        (_own_extra, "the extra key 'own', which the source has not"),
+        (_own_call, "call 'own' is in the destination alone"),
+        (_other_outcome, "call 'pays' has another result"),
+        (_other_call, "call 'pays' is another one"),
+        (_held_elsewhere, "held in the destination by call 'x' of thread 'other'"),
+        (_deleted, "it was deleted in the destination"),
+    ],
+)
+def test_nothing_is_overwritten(tmp_path: Path, change: Any, words: str) -> None:
+    """A thread that has something else in the destination stays as it is; the others
+    are copied."""
+    src, dst = store_url("sqlite", tmp_path, "a"), store_url("sqlite", tmp_path, "b")
+    in_store(src, stock)
+    in_store(dst, change)
+
+    async def plain(cp: Store) -> Any:
+        return await cp.load("plain"), await cp.list_calls("plain")
+
+    before = in_store(dst, plain)
+    ended = invoke("copy", src, dst)
+    assert ended.code == 1
+    assert ended.err.startswith("conflict: thread 'plain': ")
+    assert words in ended.err
+    assert in_store(dst, plain) == before
+    copied, whole = in_store(dst, everything), in_store(src, everything)
+    assert copied["values"] == whole["values"]
+    assert copied["key across"] == whole["key across"]
+
+
+def test_extra_can_be_overwritten_on_request(tmp_path: Path) -> None:
+    """--overwrite-extra takes the source's values, so that a live store can be copied
+    twice."""
+    src, dst = store_url("sqlite", tmp_path, "a"), store_url("sqlite", tmp_path, "b")
+    in_store(src, stock)
+    assert invoke("copy", src, dst).code == 0
+
+    async def change(cp: Store) -> None:
+        await cp.save_extra("plain", {"a": "newer"})
+
+    in_store(src, change)
+    assert invoke("copy", src, dst).code == 1
+    assert invoke("copy", src, dst, "--overwrite-extra").code == 0
+    assert in_store(dst, everything) == in_store(src, everything)
+
+
+def test_a_message_that_is_too_large_fails_alone(tmp_path: Path) -> None:
+    """The thread is named with the mend; the others are there."""
+    src, dst = store_url("sqlite", tmp_path, "a"), store_url("sqlite", tmp_path, "b")
+    in_store(src, stock)
+
+    async def grow(cp: Store) -> None:
+        await cp.append("large", ["x" * 2000])
+
+    in_store(src, grow)
+    ended = invoke("copy", src, f"{dst}?max_payload=1000")
+    assert ended.code == 1
+    assert "failed: thread 'large'" in ended.err
+    assert "max_payload" in ended.err
+    assert invoke("copy", src, dst).code == 0
+
+
+async def test_what_moves_meanwhile_is_told() -> None:
+    """A thread that is written to while the copy runs, and one that is new."""
+    async with memory() as src, memory() as dst:
+        await src.append("quiet", [{"n": 1}])
+        await src.append("busy", [{"n": 1}])
+        written = False
+
+        class Moving:
+            list_threads = staticmethod(src.list_threads)
+            list_calls = staticmethod(src.list_calls)
+
+            async def load(self, thread_id: str) -> Any:
+                nonlocal written
+                data = await src.load(thread_id)
+
+                if not written:
+                    written = True
+                    await src.append("busy", [{"n": 2}])
+                    await src.append("new", [{"n": 1}])
+
+                return data
+
+        report = await copy_store(Moving(), dst)
+        assert report.moved == ["busy", "new"]
+        assert not report.is_complete
+        report = await copy_store(Moving(), dst)
+        assert report.is_complete
+        busy = await dst.load("busy")
+        assert busy.messages == [{"n": 1}, {"n": 2}]
+
+
+async def test_a_destination_that_cannot_delete_keeps_the_keys() -> None:
+    """Held as they were, and what could not be told is said."""
+    async with memory() as src, memory() as dst:
+        await stock(src)
+        plain: Any = OnlySix(dst)
+        plain.list_calls, plain.find_call = dst.list_calls, dst.find_call
+        report = await copy_store(src, plain)
+        assert report.is_complete
+        assert "the destination cannot delete threads" in report.notes[0]
+        holder = await dst.find_completed("erased")
+        assert holder is not None
+        assert holder.thread_id == GRAVES
+
+
+class Dead(Exception):
+    """What a process that died would not have lived to see."""
+
+
+@pytest.mark.parametrize("is_applied", [False, True])
+async def test_a_copy_may_die_at_any_write(is_applied: bool) -> None:
+    """Before or after each write that it makes: the next copy completes it."""
+    async with memory() as src:
+        await stock(src)
+        whole = await everything(src)
+        deaths = 0
+
+        while True:
+            async with memory() as dst:
+                dying: Any = Dying(dst, deaths + 1, Dead, is_applied=is_applied)
+
+                try:
+                    await copy_store(src, dying)
+                    break
+                except Dead:
+                    deaths += 1
+
+                report = await copy_store(src, dst)
+                assert report.is_complete, (deaths, report)
+                assert await everything(dst) == whole
+
+        assert deaths > 20
+
+
+KILLED = [("sqlite", "file"), ("postgres", "redis"), ("file", "sqlite")]
+
+
+@pytest.mark.parametrize(("source", "destination"), KILLED)
+def test_a_copy_that_is_killed_is_completed(
+    tmp_path: Path, source: str, destination: str
+) -> None:
+    """After kill -9 at any write, the command brings the rest, and nothing twice."""
+    src = store_url(source, tmp_path, "from")
+    in_store(src, stock)
+    whole = in_store(src, everything)
+    dst = store_url(destination, tmp_path, "to")
+    deaths = 0
+
+    # One process after the other goes on where the last one died, some writes further.
+    for limit in (1, 2, 3, 5, 4, 3):
+        worker = subprocess.run(
+            [sys.executable, "-m", "tests.cli.dying", src, dst, str(limit)],
+            capture_output=True,
+            env=environment(),
+            timeout=50,
+            check=False,
+        )
+        deaths += worker.returncode == -signal.SIGKILL
+        assert worker.returncode in (0, -signal.SIGKILL), worker.stderr
+
+    assert deaths >= 4
+    ended = cpkit("copy", src, dst, "--json")
+    assert ended.json["complete"], ended.out
+    assert in_store(dst, everything) == whole
+
+
+def test_a_copy_that_died_between_claim_and_outcome(tmp_path: Path) -> None:
+    """What it had claimed holds a key that has later attempts: no conflict."""
+    src, dst = store_url("sqlite", tmp_path, "a"), store_url("sqlite", tmp_path, "b")
+    in_store(src, stock)
+
+    async def half(cp: Store) -> None:
+        await call(cp, "z-first", "one", "across")
+
+    in_store(dst, half)
+    assert invoke("copy", src, dst).code == 0
+    assert in_store(dst, everything) == in_store(src, everything)
+
+
+def test_the_command_itself_is_killed(tmp_path: Path) -> None:
+    """While it is at work on many threads; the next run says what was there."""
+    src, dst = store_url("sqlite", tmp_path, "a"), store_url("sqlite", tmp_path, "b")
+
+    async def many(cp: Store) -> None:
+        for n in range(400):
+            await cp.append(f"t{n:03}", [{"n": n}] * 5)
+            await call(cp, f"t{n:03}", "c", f"k{n}", success=True)
+
+    async def size(cp: Store) -> int:
+        return len(await cp.list_threads(limit=1000))
+
+    in_store(f"{src}?durability=normal", many)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cpkit.cli", "copy", src, dst], env=environment()
+    )
+
+    try:
+        while not (tmp_path / "b.db").exists() or in_store(dst, size) < 10:
+            assert process.poll() is None, "it was over before it was killed"
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.wait()
+
+    assert process.returncode == -signal.SIGKILL
+    ended = invoke("copy", src, dst, "--json").json
+    assert ended["complete"]
+    assert ended["already"] > 0
+    assert ended["copied"] + ended["already"] == ended["checked"] == 400
+    assert in_store(dst, size) == 400
+
+
+def test_two_copies_at_once(tmp_path: Path) -> None:
+    """Of one source into one destination: both end, and everything is there once."""
+    src, dst = store_url("sqlite", tmp_path, "a"), store_url("file", tmp_path, "b")
+    in_store(src, stock)
+    command = [sys.executable, "-m", "cpkit.cli", "copy", src, dst]
+    both = [
+        subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL)
+        for _ in range(2)
+    ]
+    assert [process.wait(50) for process in both] == [0, 0]
+    assert in_store(dst, everything) == in_store(src, everything)

@@ -1,0 +1,138 @@
+"""``pending``, ``approve`` and ``deny``, with an agent in another process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from cpkit.cli.stores import Store
+from cpkit.effects import EffectLedger, EffectTimeout
+from tests.cli.command import call, cpkit, environment, in_store, invoke, table
+
+
+@contextmanager
+def agent(url: str, thread: str, amount: int) -> Iterator[subprocess.Popen[str]]:
+    """An agent at work, which is ended whatever happens."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.cli.agent", url, thread, str(amount)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+async def asked_twice(cp: Store) -> None:
+    """Ask for two effects in one thread, and for a third with other arguments."""
+    ledger = EffectLedger(cp, requires_approval=lambda _: True)
+
+    for amount, fields in ((1, None), (2, None), (3, ["to"]), (4, ["to"])):
+        with pytest.raises(EffectTimeout):
+            await ledger.run(
+                "t",
+                "wire",
+                {"amount": amount, "to": "bob"},
+                lambda _: None,
+                key_fields=fields,
+                approval_timeout=0,
+            )
+
+
+def test_an_agent_goes_on_when_it_is_approved(url: str) -> None:
+    """It is listed, approved by the beginning of its key, and runs; a denial comes too
+    late then."""
+    with agent(url, "t", 7) as process:
+        key = line(process).removeprefix("asked ")
+        listed = cpkit("pending", url)
+        assert table(listed.out)[0][:4] == ["t", key[:12], "approval", "wire"]
+        assert '"amount": 7' in listed.out
+
+        ended = cpkit("approve", url, "t", key[:8], "--by", "anna")
+        assert (ended.code, ended.err) == (0, "")
+        assert ended.out == f"approved (by anna): wire {key}\n"
+        assert line(process) == "ran 7"
+
+    again = invoke("approve", url, "t", key, "--by", "bob", "--json")
+    assert (again.code, again.json["by"]) == (0, "anna")
+    late = invoke("deny", url, "t", key)
+    assert late.code == 1
+    assert late.err == "it was approved before by anna, and that stands\n"
+    assert invoke("pending", url).err == "nothing waits\n"
+
+
+def test_an_agent_is_told_that_it_is_denied(url: str) -> None:
+    """With the reason, and it never runs."""
+    with agent(url, "t", 7) as process:
+        key = line(process).removeprefix("asked ")
+        ended = cpkit("deny", url, "t", key, "--reason", "too much", "--json")
+        assert ended.code == 0
+        assert ended.json["decision"] == "denied"
+        assert ended.json["reason"] == "too much"
+        assert line(process) == "denied: too much"
+
+    late = invoke("approve", url, "t", key, "--json")
+    assert (late.code, late.json["ok"]) == (1, False)
+    assert late.json["error"] == "it was denied before, and that stands"
+
+
+def test_pending_shows_calls_too(url: str) -> None:
+    """Of all threads, oldest first; or of one."""
+
+    async def leave(cp: Store) -> None:
+        await call(cp, "b", "c1", "first")
+        await call(cp, "a", "c2", "second")
+        await call(cp, "a", "c3", "done", success=True)
+
+    in_store(url, leave)
+    found = invoke("pending", url, "--json").json["pending"]
+    assert [(one["kind"], one["thread_id"], one["key"]) for one in found] == [
+        ("call", "b", "first"),
+        ("call", "a", "second"),
+    ]
+    assert len(invoke("pending", url, "a", "--json").json["pending"]) == 1
+    unknown = invoke("pending", url, "nobody")
+    assert (unknown.code, unknown.out) == (1, "")
+    assert "there is no thread 'nobody'" in unknown.err
+
+
+def test_what_cannot_be_decided(sqlite_url: str) -> None:
+    """Nothing asked: no. A beginning of several keys, or of one that was asked for with
+    several arguments: say which."""
+    in_store(sqlite_url, asked_twice)
+    none = invoke("approve", sqlite_url, "t", "nothing")
+    assert (none.code, none.out) == (1, "")
+    assert none.err == "nothing was asked in thread 't' under 'nothing'\n"
+    assert invoke("deny", sqlite_url, "nobody", "x", "--json").json["ok"] is False
+
+    several = invoke("approve", sqlite_url, "t", "")
+    assert several.code == 2
+    assert "give more of the key" in several.err
+
+    waiting = invoke("pending", sqlite_url, "--json").json["pending"]
+    key = next(one["key"] for one in waiting if one["args"]["amount"] == 3)
+    unclear = invoke("approve", sqlite_url, "t", key)
+    assert unclear.code == 2
+    assert "say with --args which" in unclear.err
+    assert invoke("approve", sqlite_url, "t", key, "--args", "[]").code == 2
+    assert invoke("approve", sqlite_url, "t", key, "--args", "{").code == 2
+
+    chosen = '{"amount": 4, "to": "bob"}'
+    assert invoke("approve", sqlite_url, "t", key, "--args", chosen).code == 0
+    left = invoke("pending", sqlite_url, "--json").json["pending"]
+    assert sorted(one["args"]["amount"] for one in left) == [1, 2, 3]
+    other = '{"amount": 5, "to": "bob"}'
+    assert invoke("approve", sqlite_url, "t", key, "--args", other).code == 1

@@ -1,0 +1,71 @@
+"""``cpkit doctor``: whether a store works, what it promises, and what to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cpkit.cli.stores import Store
+from tests.cli.command import call, cpkit, in_store, invoke
+from tests.cli.conftest import store_url
+from tests.servers.redis import RedisServer
+
+
+async def ids(cp: Store) -> list[str]:
+    return [one.thread_id for one in await cp.list_threads()]
+
+
+def test_a_store_is_examined(url: str) -> None:
+    """Version, durability, threads, what waits longest; the probe leaves nothing."""
+
+    async def fill(cp: Store) -> None:
+        await cp.append("a", [{"n": 1}])
+        await call(cp, "b", "c", "k")
+
+    in_store(url, fill)
+    ended = cpkit("doctor", url, "--json")
+    assert (ended.code, ended.err) == (0, "")
+    found = ended.json
+    assert (found["schema_version"], found["threads"]) == (1, 2)
+    assert found["survives"] in ("process", "machine")
+    assert found["oldest_pending"]["thread_id"] == "b"
+    assert found["probe"]["ok"]
+    assert "written, read and deleted" in found["probe"]["words"]
+    assert in_store(url, ids) == ["a", "b"]
+
+    spared = invoke("doctor", url, "--read-only")
+    assert spared.code == 0
+    assert "left out" in spared.out
+    assert "durability" in spared.out
+
+
+def test_a_store_is_created_on_request(tmp_path: Path) -> None:
+    """And in memory it is examined as it comes."""
+    url = store_url("sqlite", tmp_path)
+    assert invoke("doctor", url).code == 3
+    assert invoke("doctor", url, "--create").code == 0
+    assert "change      nothing" in invoke("doctor", url).out
+    assert "sqlite:///agent.db" in invoke("doctor", "memory://").out
+
+
+def test_what_to_change_is_said(tmp_path: Path) -> None:
+    """Relaxed durability, and a file that others can read."""
+    url = store_url("sqlite", tmp_path)
+    assert invoke("doctor", url, "--create").code == 0
+    (tmp_path / "store.db").chmod(0o644)
+    changes = invoke("doctor", f"{url}?durability=normal", "--json").json["change"]
+    assert any("take durability=normal out" in one for one in changes)
+    assert any("chmod" in one for one in changes)
+
+
+@pytest.mark.parametrize(
+    ("appendonly", "fsync", "said"),
+    [(False, "everysec", "appendonly yes"), (True, "everysec", "appendfsync always")],
+)
+def test_redis_without_a_lasting_log(appendonly: bool, fsync: str, said: str) -> None:
+    """The command that turns it on is told."""
+    with RedisServer(appendonly=appendonly, appendfsync=fsync) as server:
+        ended = invoke("doctor", server.url, "--create")
+        assert ended.code == 0
+        assert said in ended.out

@@ -1,0 +1,99 @@
+"""``cpkit export``: lines of JSON, and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cpkit.cli.stores import Store
+from tests.cli.command import call, cpkit, in_store, invoke
+from tests.cli.conftest import store_url
+from tests.cli.stocked import everything, stock
+
+
+def test_an_export_can_be_copied_back(url: str, tmp_path: Path) -> None:
+    """With keys, attempts and what deletions left; the file is its owner's alone."""
+    in_store(url, stock)
+    file = tmp_path / "all.jsonl"
+    assert cpkit("export", url, "--output", str(file)).code == 0
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert [one.name for one in tmp_path.glob(".all*")] == []
+
+    back = store_url("file", tmp_path, "back")
+    ended = invoke("copy", str(file), back, "--json")
+    assert ended.json["complete"]
+    assert in_store(back, everything) == in_store(url, everything)
+    assert invoke("export", url, "-o", str(file)).code == 2
+
+
+def test_standard_output_has_the_lines_alone(sqlite_url: str) -> None:
+    """Of the threads that are named, in their order."""
+    in_store(sqlite_url, stock)
+    ended = cpkit("export", sqlite_url, "values", "only-extra")
+    assert (ended.code, ended.err) == (0, "")
+    lines = [json.loads(line) for line in ended.out.splitlines()]
+    assert [one["thread"] for one in lines if "thread" in one] == [
+        "values",
+        "only-extra",
+    ]
+    assert [one["message"] for one in lines if "message" in one] == [
+        "text",
+        3,
+        None,
+        [1, {"k": "\x00"}],
+    ]
+    assert lines[-1] == {"threads": 2}
+
+
+def test_a_message_as_deep_as_stores_go(sqlite_url: str, tmp_path: Path) -> None:
+    """Nothing is deeper in the file than it can be read."""
+    deep: list[object] = []
+
+    for _ in range(199):
+        deep = [deep]
+
+    async def append(cp: Store) -> None:
+        await cp.append("t", [deep])
+        await cp.save_extra("t", {"deep": deep})  # type: ignore[dict-item]  # JSON
+
+    in_store(sqlite_url, append)
+    file = tmp_path / "deep.jsonl"
+    assert invoke("export", sqlite_url, "-o", str(file)).code == 0
+    assert invoke("copy", str(file), store_url("file", tmp_path, "b")).code == 0
+
+
+@pytest.mark.parametrize(
+    ("cut", "said"),
+    [
+        (lambda lines: lines[:-1], "the file ends here"),
+        (lambda lines: lines[:-3], "the file ends here"),
+        (lambda lines: [*lines[:2], *lines[3:]], "the thread is not whole"),
+        (lambda lines: [b"{}\n", *lines[1:]], "another file"),
+        (lambda lines: [lines[0], b'{"x": 1}\n', *lines[1:]], "no line of an export"),
+        (lambda lines: [lines[0][:-3] + b"9}\n", *lines[1:]], "no JSON"),
+        (lambda lines: [b'{"cpkit_export":2}\n', *lines[1:]], "upgrade cpkit"),
+    ],
+)
+def test_a_damaged_export_is_refused(
+    sqlite_url: str,
+    tmp_path: Path,
+    cut: object,
+    said: str,
+) -> None:
+    """Before anything is written, with the line."""
+
+    async def fill(cp: Store) -> None:
+        await cp.append("t", [{"n": 1}, {"n": 2}])
+        await call(cp, "t", "c", "k")
+
+    in_store(sqlite_url, fill)
+    file = tmp_path / "x.jsonl"
+    assert invoke("export", sqlite_url, "-o", str(file)).code == 0
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(cut(lines)))  # type: ignore[operator]  # a function
+    ended = invoke("copy", str(file), store_url("file", tmp_path, "back"))
+    assert ended.code == 2
+    assert said in ended.err
+    assert not (tmp_path / "back").exists()
