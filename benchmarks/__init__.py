@@ -1,0 +1,1 @@
+"""cpkit beside its floors and its peers, in one run: ``python -m benchmarks``."""

@@ -1,0 +1,303 @@
+"""One run of everything: ``python -m benchmarks``, which ``make bench`` calls."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from benchmarks.apart import append_cost, crowd_rate, import_times, load_memory
+from benchmarks.figures import Figures
+from benchmarks.goals import DRIVERS
+from benchmarks.place import POSTGRES_SETTINGS, Place, private_place
+from benchmarks.roster import FLOOR, OURS, ROSTER
+from cpkit.benchmark import (
+    FAMILIES,
+    NORMAL,
+    QUICK,
+    Contender,
+    Scale,
+    interleaved,
+    trials,
+)
+
+APART = ("costs", "memory", "processes", "import")
+HERE = Path(__file__).parent / "report"
+PACKAGES = """
+    cpkit aiosqlite asyncpg redis hiredis pydantic langgraph-checkpoint-sqlite
+    langgraph-checkpoint-postgres openai-agents cubepi agent-ledger
+""".split()
+
+# Of the quick run, for memory; the goal is for 100,000.
+QUICK_LOAD = 20_000
+
+
+def main() -> None:
+    """Measure what the arguments name, and write the report."""
+    options = _parsed(sys.argv[1:])
+
+    if options.again:
+        run = json.loads((options.report / "results.json").read_text(encoding="utf-8"))
+    else:
+        run = _measured(options)
+
+    report.write(run, options.report)
+    verdicts = Figures(run).verdicts()
+
+    for verdict in verdicts:
+        if not verdict.met:
+            _tell(
+                f"not met: {verdict.driver}, {verdict.title}: {verdict.ratio:.2f}× "
+                f"({verdict.wanted})"
+            )
+
+    met = sum(verdict.met for verdict in verdicts)
+    _tell(f"{met} of {len(verdicts)} goals met; see {options.report}/report.md")
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    add = parser.add_argument
+    known = (*FAMILIES, *APART)
+    add("--only", type=_names(DRIVERS), default=DRIVERS, help=",".join(DRIVERS))
+    add("--workloads", type=_names(known), default=known, help=",".join(known))
+    add("--rounds", type=int, help="counted rounds of each workload (7; quick: 2)")
+    add("--quick", action="store_true", help="about two minutes, for a look")
+    add("--no-peers", action="store_true", help="floors and cpkit alone")
+    add("--largest", type=int, help="messages of the largest thread (100000)")
+    add("--folder", help="where SQLite's and the files' stores are made, and removed")
+    add("--report", type=Path, default=HERE, help="the folder that is written to")
+    add("--again", action="store_true", help="write the report from its results.json")
+    options = parser.parse_args(arguments)
+
+    if options.rounds is None:
+        options.rounds = 2 if options.quick else 7
+
+    if options.rounds < 1:
+        parser.error("--rounds is at least 1")
+
+    return options
+
+
+def _names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    def names(text: str) -> tuple[str, ...]:
+        asked = tuple(text.split(","))
+
+        for name in asked:
+            if name not in known:
+                raise argparse.ArgumentTypeError(
+                    f"{name!r} is none of: {', '.join(known)}"
+                )
+
+        return asked
+
+    return names
+
+
+def _measured(options: argparse.Namespace) -> dict[str, Any]:
+    scale = replace(QUICK, tasks=(64,)) if options.quick else NORMAL
+
+    if options.largest is not None:
+        sizes = tuple(size for size in scale.sizes if size <= options.largest)
+        scale = replace(scale, sizes=sizes)
+
+    started = time.monotonic()
+    run: dict[str, Any] = {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "options": " ".join(sys.argv[1:]) or "none",
+        "versions": _versions(),
+        "durability": {},
+        "skipped": {},
+        "results": [],
+        "costs": [],
+        "memory": [],
+        "crowd": [],
+        "imports": {},
+    }
+
+    with private_place(options.only, options.folder) as place:
+        run["machine"] = _machine(place)
+
+        for driver in options.only:
+            contenders = _made(driver, place, run, peers=not options.no_peers)
+            asyncio.run(_together(driver, contenders, scale, options, run))
+            _apart(contenders, place, scale, options, run)
+
+    if "import" in options.workloads:
+        run["imports"] = import_times(3 if options.quick else 15)
+
+    run["machine"]["the run took"] = f"{time.monotonic() - started:.0f} s"
+    return run
+
+
+def _made(
+    driver: str, place: Place, run: dict[str, Any], *, peers: bool
+) -> list[Contender]:
+    """Make the driver's contenders; one whose package is missing is noted as such."""
+    made = []
+
+    for entry in ROSTER:
+        if entry.driver != driver:
+            continue
+
+        try:
+            contender = entry.make(place)
+        except ImportError as exc:
+            reason = f"{exc}; pip install 'cpkit[bench]'"
+            run["skipped"][f"{driver}, {entry.name}"] = reason
+            continue
+
+        if peers or contender.kind != "peer":
+            made.append(contender)
+
+    return made
+
+
+async def _together(
+    driver: str,
+    contenders: list[Contender],
+    scale: Scale,
+    options: argparse.Namespace,
+    run: dict[str, Any],
+) -> None:
+    """Run the workloads in rounds that all contenders share, in this process."""
+    async with AsyncExitStack() as stack:
+        for contender in contenders:
+            await stack.enter_async_context(contender)
+
+        words = {contender.name: contender.durability for contender in contenders}
+        run["durability"][driver] = words
+
+        for family in FAMILIES:
+            if family not in options.workloads:
+                continue
+
+            started = time.monotonic()
+            found = await interleaved(trials(family, contenders, scale), options.rounds)
+            _tell(f"{driver}: {family}, {time.monotonic() - started:.0f} s")
+
+            for result in found:
+                if result.error is not None:
+                    _tell(f"  {result.name}, {result.workload}: {result.error}")
+
+                run["results"].append(
+                    asdict(result)
+                    | {
+                        "family": family,
+                        "median": result.median if result.rounds else None,
+                        "spread": result.spread,
+                    }
+                )
+
+
+def _apart(
+    contenders: list[Contender],
+    place: Place,
+    scale: Scale,
+    options: argparse.Namespace,
+    run: dict[str, Any],
+) -> None:
+    """Measure what needs processes of its own; the stores are there by now."""
+    largest = QUICK_LOAD if options.quick else 100_000
+
+    if options.largest is not None:
+        largest = min(largest, options.largest)
+
+    able = [one for one in contenders if {"append", "load"} <= one.abilities]
+
+    if options.quick:
+        able = [one for one in able if one.name in (FLOOR, OURS)]
+
+    def costs(contender: Contender) -> None:
+        cost = append_cost(contender, place, 100 if options.quick else 400)
+        run["costs"].append(_named(contender) | asdict(cost))
+
+    def memory(contender: Contender) -> None:
+        growth = load_memory(contender, place, largest)
+        run["memory"].append(_named(contender) | {"size": largest, "bytes": growth})
+
+    def processes(contender: Contender) -> None:
+        rate = crowd_rate(contender, place, 1.0 if options.quick else 4.0)
+        run["crowd"].append(_named(contender) | {"rate": rate})
+
+    for name, measure in (
+        ("costs", costs),
+        ("memory", memory),
+        ("processes", processes),
+    ):
+        if name not in options.workloads:
+            continue
+
+        started = time.monotonic()
+
+        for contender in able:
+            try:
+                measure(contender)
+            except Exception as exc:
+                label = f"{contender.driver}, {contender.name}, {name}"
+                run["skipped"][label] = str(exc)
+                _tell(f"  {label}: {exc}")
+
+        _tell(f"{able[0].driver}: {name}, {time.monotonic() - started:.0f} s")
+
+
+def _named(contender: Contender) -> dict[str, Any]:
+    return {"driver": contender.driver, "name": contender.name}
+
+
+def _versions() -> dict[str, str]:
+    found = {"Python": platform.python_version()}
+
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "missing"
+
+    return found
+
+
+def _machine(place: Place) -> dict[str, str]:
+    """Return what the figures depend on."""
+    settings = ", ".join(f"{k}={v}" for k, v in POSTGRES_SETTINGS.items())
+    return {
+        "when": datetime.now(UTC).isoformat(timespec="minutes"),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processors": str(os.cpu_count()),
+        "load before": " ".join(f"{one:.1f}" for one in os.getloadavg()),
+        "file system": _file_system(place.folder),
+        "Postgres": f"{settings}; fsync and synchronous_commit on",
+    }
+
+
+def _file_system(folder: str) -> str:
+    """Return the type of the file system that a folder is on; tmpfs syncs for free."""
+    mounts = Path("/proc/mounts")
+
+    if not mounts.exists():
+        return "unknown"
+
+    rows = [line.split()[1:3] for line in mounts.read_text().splitlines()]
+    real = os.path.realpath(folder)
+    within = [(len(at), kind) for at, kind in rows if f"{real}/".startswith(at)]
+    return max(within)[1]
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()

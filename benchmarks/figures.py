@@ -1,0 +1,110 @@
+"""The figures of a run by driver, workload and name, and what they say of the goals."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.goals import GOALS, PEER_GOAL, PEER_WORKLOAD, Goal
+from benchmarks.roster import FLOOR, FULL_STATE, OURS
+
+__all__ = ["Figures", "Verdict"]
+
+# Where a smaller figure is no virtue, or there is nothing to compare.
+_INCOMPARABLE = {"open-close"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A goal for a driver, the ratio in this run, and whether that reaches it."""
+
+    driver: str
+    title: str
+    wanted: str
+    ratio: float
+    met: bool
+
+
+class Figures:
+    """``of[driver, workload]`` has by name what one operation takes or costs.
+
+    Made of what ``results.json`` holds, so that a report can be written again from it.
+    """
+
+    def __init__(self, run: dict[str, Any]) -> None:
+        self.run = run
+        self.of: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+
+        for result in run["results"]:
+            if result["error"] is None:
+                place = self.of[result["driver"], result["workload"]]
+                place[result["name"]] = result["median"]
+
+        for cost in run["costs"]:
+            for counted in ("fsyncs", "bytes"):
+                if cost[counted] is not None:
+                    self.of[cost["driver"], counted][cost["name"]] = cost[counted]
+
+        for one in run["memory"]:
+            self.of[one["driver"], "memory"][one["name"]] = one["bytes"]
+
+        for one in run["crowd"]:
+            rate = one["rate"]
+            self.of[one["driver"], "four-processes"][one["name"]] = 1 / rate
+
+        if run["imports"]:
+            self.of["import", "import"] = {
+                FLOOR: run["imports"]["pydantic"],
+                OURS: run["imports"]["cpkit"],
+            }
+
+    def ratio(self, driver: str, goal: Goal) -> float | None:
+        """Return the ratio that the goal is about, where it was measured."""
+        found = self.of.get((driver, goal.workload), {})
+        base = found.get(FLOOR)
+
+        if goal.kind == "growth":
+            base = self.of.get((driver, goal.base), {}).get(OURS)
+
+        if OURS not in found or base is None:
+            return None
+
+        return goal.ratio(found[OURS], base)
+
+    def verdicts(self) -> list[Verdict]:
+        """Return a verdict for each goal that was measured."""
+        found = []
+
+        for goal in GOALS:
+            for driver, limit in goal.limits.items():
+                ratio = self.ratio(driver, goal)
+
+                if ratio is not None:
+                    sign = "≥" if goal.kind == "rate" else "≤"
+                    wanted = f"{sign} {limit:g}×"
+                    met = goal.met(driver, ratio)
+                    found.append(Verdict(driver, goal.title, wanted, ratio, met))
+
+        return found + list(self._full_state())
+
+    def slower_than(self) -> list[tuple[str, str, str, float]]:
+        """Return driver, workload, peer and ratio wherever a peer is not slower."""
+        floors = {FLOOR, "floor, clustered key"}
+        return [
+            (driver, workload, name, ours[OURS] / figure)
+            for (driver, workload), ours in self.of.items()
+            if OURS in ours and workload not in _INCOMPARABLE and driver != "import"
+            for name, figure in ours.items()
+            if name != OURS and name not in floors and figure <= ours[OURS]
+        ]
+
+    def _full_state(self) -> Iterator[Verdict]:
+        for (driver, workload), found in self.of.items():
+            for name in FULL_STATE:
+                if workload == PEER_WORKLOAD and OURS in found and name in found:
+                    ratio = found[name] / found[OURS]
+                    title = f"{workload}, {name} by cpkit"
+                    wanted, met = f"≥ {PEER_GOAL:g}×", ratio >= PEER_GOAL
+                    yield Verdict(driver, title, wanted, ratio, met)

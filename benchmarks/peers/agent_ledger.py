@@ -1,0 +1,64 @@
+"""agent-ledger on Postgres: the call cycle alone, by its begin and commit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent_ledger import EffectLedger, EffectLedgerOptions, ToolCall
+from agent_ledger.stores.postgres import SCHEMA_SQL, PostgresStore
+from agent_ledger.types import CommitSucceeded
+from agent_ledger.utils import compute_idem_key
+from psycopg_pool import AsyncConnectionPool
+
+from cpkit import JsonValue
+from cpkit.benchmark.contender import CALL_ARGS, CALL_RESULT, Contender
+
+__all__ = ["AgentLedger"]
+
+
+class AgentLedger(Contender):
+    """A replay is a `begin` that finds the finished effect and returns its result."""
+
+    abilities = frozenset({"calls", "open"})
+    durability = "machine: synchronous_commit=on, as the server has it"
+
+    def __init__(self, where: str, name: str, *, tables: bool = True) -> None:
+        super().__init__("postgres", name)
+        self.where = where
+        self._tables = tables
+        self._pool: AsyncConnectionPool[Any]
+        self._ledger: EffectLedger[Any]
+
+    def another(self) -> AgentLedger:
+        return AgentLedger(self.where, self.name, tables=False)
+
+    async def open(self) -> None:
+        self._pool = AsyncConnectionPool(self.where, min_size=1, max_size=8, open=False)
+        await self._pool.open(wait=True)  # or it would connect behind our back
+
+        if self._tables:
+            async with self._pool.connection() as connection:
+                await connection.execute(SCHEMA_SQL)
+
+        store = PostgresStore(self._pool)
+        self._ledger = EffectLedger(EffectLedgerOptions(store=store))
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    async def fill(self, thread: str, messages: Any) -> None:
+        """Keep none: it has calls alone."""
+
+    async def cycle(self, thread: str, name: str) -> JsonValue:
+        call = _call(thread, name)
+        begun = await self._ledger.begin(call)
+        await self._ledger.commit(begun.effect.id, CommitSucceeded(result=CALL_RESULT))
+        found = await self._ledger.find_by_idem_key(compute_idem_key(call))
+        return None if found is None else found.result
+
+    async def replay(self, thread: str, name: str) -> JsonValue:
+        return (await self._ledger.begin(_call(thread, name))).cached_result
+
+
+def _call(thread: str, name: str) -> ToolCall:
+    return ToolCall(workflow_id=thread, tool="charge", args={**CALL_ARGS, "name": name})

@@ -1,0 +1,123 @@
+"""CubePi's checkpointers on SQLite and Postgres, with messages of its own types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import asyncpg
+from cubepi.checkpointer.postgres import (
+    PostgresCheckpointer,
+    alembic_helpers,
+    cubepi_metadata,
+)
+from cubepi.checkpointer.sqlite import SQLiteCheckpointer
+from cubepi.providers.base import (
+    AssistantMessage,
+    TextContent,
+    ToolCall,
+    ToolResultMessage,
+)
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateTable
+
+from cpkit import JsonValue
+from cpkit.benchmark.contender import Contender
+
+__all__ = ["CubePi"]
+
+
+class CubePi(Contender):
+    """``where`` is a SQLite file or the URL of a Postgres database."""
+
+    abilities = frozenset({"append", "load", "extra", "open"})
+
+    def __init__(
+        self, driver: str, where: str, name: str, *, tables: bool = True
+    ) -> None:
+        super().__init__(driver, name)
+        self.where = where
+        self._tables = tables and driver == "postgres"
+        self._inner: Any
+        self.durability = {
+            "sqlite": "machine: a rollback journal, synchronous=FULL",
+            "postgres": "machine: synchronous_commit=on, as the server has it",
+        }[driver]
+
+    def another(self) -> CubePi:
+        return CubePi(self.driver, self.where, self.name, tables=False)
+
+    async def open(self) -> None:
+        if self._tables:
+            await _create_tables(self.where)
+
+        make = SQLiteCheckpointer if self.driver == "sqlite" else PostgresCheckpointer
+        self._inner = make(self.where)
+        await self._inner.__aenter__()
+
+    async def close(self) -> None:
+        await self._inner.__aexit__(None, None, None)
+
+    def native(self, messages: Sequence[Any]) -> list[Any]:
+        return list(map(_native, messages))
+
+    async def append(self, thread: str, message: Any) -> None:
+        await self._inner.append(thread, [message])
+
+    async def fill(self, thread: str, messages: Sequence[Any]) -> None:
+        for start in range(0, len(messages), 2000):
+            await self._inner.append(thread, list(messages[start : start + 2000]))
+
+    async def load(self, thread: str) -> list[Any]:
+        return list((await self._inner.load(thread)).messages)
+
+    async def merge(self, thread: str, values: Mapping[str, JsonValue]) -> None:
+        await self._inner.save_extra(thread, dict(values))
+
+    async def extra(self, thread: str) -> Mapping[str, JsonValue]:
+        found: Mapping[str, JsonValue] = (await self._inner.load(thread)).extra
+        return found
+
+
+def _native(message: Any) -> Any:
+    content: list[Any] = [TextContent(text=message["content"])]
+
+    if message["role"] == "tool":
+        return ToolResultMessage(
+            tool_call_id=message["tool_call_id"],
+            tool_name=message["name"],
+            content=content,
+        )
+
+    calls = [
+        ToolCall(
+            id=call["id"],
+            name=call["function"]["name"],
+            arguments=json.loads(call["function"]["arguments"]),
+        )
+        for call in message["tool_calls"]
+    ]
+    return AssistantMessage(content=[*content, *calls])
+
+
+async def _create_tables(url: str) -> None:
+    """Do what CubePi leaves to the application's migrations."""
+    connection = await asyncpg.connect(url)
+
+    try:
+        if await connection.fetchval("SELECT to_regclass('cubepi_messages')"):
+            return
+
+        async with connection.transaction():
+            for table in cubepi_metadata.sorted_tables:
+                ddl = CreateTable(table).compile(
+                    dialect=postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's
+                )
+                await connection.execute(str(ddl))
+
+            await connection.execute(alembic_helpers.create_message_partitions_op())
+            await connection.execute(alembic_helpers.create_runs_partitions_op())
+            await connection.execute(alembic_helpers.write_schema_version_op())
+    finally:
+        await connection.close()

@@ -1,0 +1,246 @@
+"""The report: tables and plots, written from what ``results.json`` holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.chart import chart
+from benchmarks.figures import Figures
+from benchmarks.goals import DRIVERS
+from benchmarks.roster import FLOOR
+
+__all__ = ["write"]
+
+_CURVES = {"append": "One append", "load": "Load of the whole thread"}
+
+_TITLES = {
+    "append": "One append, by messages in the thread",
+    "tasks": "Appends a second by many tasks at once",
+    "load": "Load of the whole thread, by messages in it",
+    "tail": "The last twenty messages, by messages in the thread",
+    "calls": "Claim, result and find; and the replay of a finished call",
+    "extra": "One key of extra, beside a hundred others",
+    "open": "Open and close",
+}
+
+
+def write(run: dict[str, Any], folder: Path) -> None:
+    """Write results.json, report.md and the plots into the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = Figures(run)
+    text = json.dumps(run, indent=1, ensure_ascii=False)
+    (folder / "results.json").write_text(text + "\n", encoding="utf-8")
+
+    plots = dict(_plots(figures))
+
+    for name, svg in plots.items():
+        (folder / name).write_text(svg, encoding="utf-8")
+
+    lines = [*_head(run), *_goals(figures)]
+
+    for driver in DRIVERS:
+        if any(result["driver"] == driver for result in run["results"]):
+            lines += _driver(figures, driver, plots)
+
+    lines += _imports(run)
+    (folder / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _head(run: dict[str, Any]) -> Iterator[str]:
+    yield "# cpkit beside its floors and its peers"
+    yield ""
+    yield (
+        "Written by `python -m benchmarks`; how to read it stands in "
+        "[docs/performance.md](../../docs/performance.md)."
+    )
+    yield ""
+
+    for name, value in run["machine"].items():
+        yield f"- {name}: {value}"
+
+    yield f"- options: {run['options']}"
+    yield f"- versions: {', '.join(f'{k} {v}' for k, v in run['versions'].items())}"
+
+    for name, reason in run["skipped"].items():
+        yield f"- not measured: {name}: {reason}"
+
+    for result in run["results"]:
+        if result["error"] is not None:
+            yield (
+                f"- failed: {result['driver']}, {result['name']}, "
+                f"{result['workload']}: {result['error']}"
+            )
+
+
+def _goals(figures: Figures) -> Iterator[str]:
+    verdicts = figures.verdicts()
+    met = sum(verdict.met for verdict in verdicts)
+    yield from ["", "## Goals", "", f"{met} of {len(verdicts)} met.", ""]
+    yield from _table(
+        ["driver", "ratio of", "goal", "here", ""],
+        [
+            [v.driver, v.title, v.wanted, f"{v.ratio:.2f}×", "met" if v.met else "not"]
+            for v in verdicts
+        ],
+    )
+    slower = figures.slower_than()
+    yield ""
+
+    if slower:
+        yield "A peer is as fast or faster in:"
+        yield ""
+        yield from (
+            f"- {driver}, {workload}: {name}, cpkit takes {ratio:.2f}× as long"
+            for driver, workload, name, ratio in slower
+        )
+    else:
+        yield "cpkit is faster than every peer in every cell, but for open and close."
+
+
+def _driver(figures: Figures, driver: str, plots: dict[str, str]) -> Iterator[str]:
+    yield from ["", f"## {driver}", "", "What an acknowledgement survives:", ""]
+
+    for name, words in figures.run["durability"][driver].items():
+        yield f"- {name}: {words}"
+
+    results = [r for r in figures.run["results"] if r["driver"] == driver]
+
+    for family, title in _TITLES.items():
+        found = [r for r in results if r["family"] == family and r["error"] is None]
+
+        if found:
+            yield from ["", f"### {title}", ""]
+            yield from _family(found, _rate if family == "tasks" else _time)
+
+        if f"{family}-{driver}.svg" in plots:
+            yield from ["", f"![{title}]({family}-{driver}.svg)"]
+
+    yield from _costs(figures, driver)
+
+
+def _family(
+    results: list[dict[str, Any]],
+    cell: Callable[[dict[str, Any], dict[str, Any] | None], str],
+) -> Iterator[str]:
+    """Return a table with a row for each contender and a column for each workload."""
+    workloads = list(dict.fromkeys(result["workload"] for result in results))
+    names = list(dict.fromkeys(result["name"] for result in results))
+    found = {(result["name"], result["workload"]): result for result in results}
+    rows = [
+        [
+            name,
+            *(
+                cell(found[name, workload], found.get((FLOOR, workload)))
+                if (name, workload) in found
+                else "–"
+                for workload in workloads
+            ),
+        ]
+        for name in names
+    ]
+    return _table(["", *workloads], rows)
+
+
+def _time(result: dict[str, Any], floor: dict[str, Any] | None) -> str:
+    """Return microseconds, spread, ratio; and the mean where it tells another tale."""
+    text = f"{_micros(result['median'])} ±{_micros(result['spread'])}"
+
+    if floor is not None:
+        text += f" ({result['median'] / floor['median']:.2f}×)"
+
+    if result["mean"] > 2 * result["median"]:
+        text += f", mean {_micros(result['mean'])}"
+
+    return text
+
+
+def _rate(result: dict[str, Any], floor: dict[str, Any] | None) -> str:
+    """Return operations a second, and their multiple of the floor's."""
+    text = f"{1 / result['median']:,.0f}/s"
+
+    if floor is not None:
+        text += f" ({floor['median'] / result['median']:.2f}×)"
+
+    return text
+
+
+def _costs(figures: Figures, driver: str) -> Iterator[str]:
+    run = figures.run
+    costs = [cost for cost in run["costs"] if cost["driver"] == driver]
+
+    if costs:
+        yield from ["", "### What one append costs, at 1,000 messages", ""]
+        yield from _table(
+            ["", "fsyncs", "bytes written", "counted by"],
+            [
+                [
+                    cost["name"],
+                    "–" if cost["fsyncs"] is None else f"{cost['fsyncs']:.2f}",
+                    "–" if cost["bytes"] is None else f"{cost['bytes']:,.0f}",
+                    "; ".join([cost["counted"], *cost["why"]]),
+                ]
+                for cost in costs
+            ],
+        )
+
+    memory = [one for one in run["memory"] if one["driver"] == driver]
+
+    if memory:
+        size = memory[0]["size"]
+        yield from ["", f"### Peak memory of a load of {size:,} messages", ""]
+        yield "Peak resident memory (VmHWM) above what was resident before, MiB."
+        yield ""
+        yield from _table(
+            ["", "MiB"],
+            [[one["name"], f"{one['bytes'] / 2**20:,.0f}"] for one in memory],
+        )
+
+    crowd = [one for one in run["crowd"] if one["driver"] == driver]
+
+    if crowd:
+        yield from ["", "### Four processes of 16 tasks each, on one store", ""]
+        yield from _table(
+            ["", "appends a second"],
+            [[one["name"], f"{one['rate']:,.0f}"] for one in crowd],
+        )
+
+
+def _imports(run: dict[str, Any]) -> Iterator[str]:
+    if run["imports"]:
+        yield from ["", "## Imports, in a fresh process", ""]
+        yield from _table(
+            ["", "ms"],
+            [[name, f"{took * 1e3:.1f}"] for name, took in run["imports"].items()],
+        )
+
+
+def _plots(figures: Figures) -> Iterator[tuple[str, str]]:
+    for family, title in _CURVES.items():
+        for driver in DRIVERS:
+            lines: dict[str, dict[float, float]] = {}
+
+            for (where, workload), found in figures.of.items():
+                kind, _, size = workload.partition("@")
+
+                if (where, kind) == (driver, family):
+                    for name, seconds in found.items():
+                        lines.setdefault(name, {})[int(size)] = seconds * 1e6
+
+            if any(len(line) > 1 for line in lines.values()):
+                svg = chart(f"{title}: {driver}", "messages in the thread", lines)
+                yield f"{family}-{driver}.svg", svg
+
+
+def _table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|---|{'---:|' * (len(head) - 1)}"
+
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def _micros(seconds: float) -> str:
+    return f"{seconds * 1e6:,.0f}"

@@ -1,0 +1,1 @@
+"""The benchmarks themselves, and the guard that CI runs."""

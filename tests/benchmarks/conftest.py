@@ -1,0 +1,42 @@
+"""A place for floors and stores beside each other, on real servers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from benchmarks.place import Place
+from benchmarks.roster import FLOOR, OURS, entry
+from cpkit import open_checkpointer
+from cpkit.benchmark import Contender
+from tests.servers.postgres import shared_postgres
+from tests.servers.redis import shared_redis
+
+
+@pytest.fixture
+def place(tmp_path: Path, driver: str) -> Place:
+    """The test's folder, and the server that the driver needs."""
+    # A driver's import reads files, which is no event loop's work.
+    open_checkpointer(f"sqlite:///{tmp_path}/unused.db")
+
+    if driver == "postgres":
+        return Place(str(tmp_path), postgres=shared_postgres())
+
+    if driver == "redis":
+        return Place(str(tmp_path), redis=shared_redis())
+
+    return Place(str(tmp_path))
+
+
+@pytest.fixture
+async def pair(place: Place, driver: str) -> AsyncIterator[tuple[Contender, Contender]]:
+    """The driver's floor and cpkit, both open."""
+    async with AsyncExitStack() as stack:
+        floor, ours = [
+            await stack.enter_async_context(entry(driver, name).make(place))
+            for name in (FLOOR, OURS)
+        ]
+        yield floor, ours

@@ -1,0 +1,69 @@
+"""No store has become clearly slower; and a store that has is found."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from benchmarks.goals import GOALS
+from benchmarks.guard import missed
+from cpkit.benchmark import Contender, Stored
+
+Pair = tuple[Contender, Contender]
+
+
+@pytest.mark.parametrize("driver", ["sqlite", "postgres", "redis", "file"])
+async def test_no_ratio_to_the_floor_is_twice_its_goal(pair: Pair) -> None:
+    """Seen in every one of three tries, so that noise fails none."""
+    floor, ours = pair
+    assert await missed(floor, ours) == {}
+
+
+class Slowed(Stored):
+    """A store with a mistake in how it appends; another handle fills its threads."""
+
+    def __init__(self, sound: Stored) -> None:
+        super().__init__(sound.driver, sound.url)
+        self._sound = sound
+        self._turn = asyncio.Lock()
+
+    async def fill(self, thread: str, messages: Sequence[Any]) -> None:
+        await self._sound.fill(thread, messages)
+
+
+class LoadsFirst(Slowed):
+    """It loads the thread to know where to append."""
+
+    async def append(self, thread: str, message: Any) -> None:
+        await self.load(thread)
+        await super().append(thread, message)
+
+
+class OneAtATime(Slowed):
+    """What queues while a commit is under way does not share the next one."""
+
+    async def append(self, thread: str, message: Any) -> None:
+        async with self._turn:
+            await super().append(thread, message)
+
+
+MISTAKES = [
+    ("file", LoadsFirst, "append@10000", ["append@10000", "append@10000 / append@0"]),
+    ("sqlite", OneAtATime, "tasks-64-one", ["tasks-64-one"]),
+]
+
+
+@pytest.mark.parametrize(("driver", "mistake", "workload", "found"), MISTAKES)
+async def test_a_mistake_that_slows_a_store_down_is_found(
+    pair: Pair, mistake: type[Slowed], workload: str, found: list[str]
+) -> None:
+    """The guard fails in every try, by the goals that the mistake offends."""
+    floor, ours = pair
+    assert isinstance(ours, Stored)
+    goals = [goal for goal in GOALS if goal.workload == workload]
+
+    async with mistake(ours) as slow:
+        assert sorted(await missed(floor, slow, goals)) == found

@@ -1,0 +1,150 @@
+"""What a run's figures say of the goals, and how the report shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks import report
+from benchmarks.chart import chart
+from benchmarks.figures import Figures
+from benchmarks.goals import GOALS, HELD, Goal
+
+
+def figure(name: str, workload: str, micros: float, family: str = "append") -> Any:
+    """Return a result as results.json has it."""
+    return {
+        "driver": "sqlite",
+        "name": name,
+        "workload": workload,
+        "family": family,
+        "median": micros / 1e6,
+        "spread": micros / 1e7,
+        "mean": micros / 1e6,
+        "error": None,
+    }
+
+
+@pytest.fixture
+def run() -> dict[str, Any]:
+    """A run of one driver, its figures made up."""
+    peer = "LangGraph AsyncSqliteSaver"
+    return {
+        "machine": {"processors": "2"},
+        "options": "none",
+        "versions": {"Python": "3.11"},
+        "skipped": {"sqlite, CubePi": "No module named 'cubepi'"},
+        "durability": {"sqlite": {"cpkit": "machine: synced"}},
+        "results": [
+            figure("floor", "append@0", 100),
+            figure("floor", "append@10000", 100),
+            figure("cpkit", "append@0", 110),
+            figure("cpkit", "append@10000", 150),
+            figure(peer, "append@0", 90),
+            figure(peer, "append@10000", 30_000),
+            figure("floor", "tasks-64-one", 100, "tasks"),
+            figure("cpkit", "tasks-64-one", 10, "tasks"),
+            figure("cpkit", "extra", 10, "extra") | {"error": "lost a key"},
+        ],
+        "costs": [
+            {
+                "driver": "sqlite",
+                "name": name,
+                "fsyncs": 1.0,
+                "bytes": 9000.0,
+                "counted": "strace",
+                "why": [],
+            }
+            for name in ("floor", "cpkit")
+        ],
+        "memory": [],
+        "crowd": [],
+        "imports": {"pydantic": 0.1, "cpkit": 0.2},
+    }
+
+
+def test_each_goal_that_was_measured_has_a_verdict(run: dict[str, Any]) -> None:
+    """Time, rate, growth, cost and the distance to LangGraph; an error is no figure."""
+    found = {
+        verdict.title: (round(verdict.ratio, 3), verdict.met)
+        for verdict in Figures(run).verdicts()
+    }
+    assert found == {
+        "append@0": (1.1, True),
+        "append@10000": (1.5, False),
+        "append@10000 / append@0": (round(150 / 110, 3), False),
+        "tasks-64-one": (10.0, True),
+        "fsyncs": (1.0, True),
+        "bytes": (1.0, True),
+        "import": (2.0, False),
+        "append@10000, LangGraph AsyncSqliteSaver by cpkit": (200.0, True),
+    }
+
+
+def test_a_peer_that_is_faster_somewhere_is_named(run: dict[str, Any]) -> None:
+    """With how much longer cpkit takes."""
+    (found,) = Figures(run).slower_than()
+    driver, workload, name, ratio = found
+    assert (driver, workload) == ("sqlite", "append@0")
+    assert name == "LangGraph AsyncSqliteSaver"
+    assert ratio == pytest.approx(110 / 90)
+
+
+def test_the_report_shows_ratios_failures_and_what_is_missing(
+    run: dict[str, Any], tmp_path: Path
+) -> None:
+    """And its plots are drawings of their own."""
+    report.write(run, tmp_path)
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+
+    assert "| sqlite | append@10000 | ≤ 1.2× | 1.50× | not |" in text
+    assert "| cpkit | 110 ±11 (1.10×) | 150 ±15 (1.50×) |" in text
+    assert "| cpkit | 100,000/s (10.00×) |" in text
+    assert "- failed: sqlite, cpkit, extra: lost a key" in text
+    assert "- not measured: sqlite, CubePi: No module named 'cubepi'" in text
+    assert "![One append, by messages in the thread](append-sqlite.svg)" in text
+    ElementTree.parse(tmp_path / "append-sqlite.svg")
+    report.write(Figures(run).run, tmp_path)
+    assert (tmp_path / "report.md").read_text(encoding="utf-8") == text
+
+
+def test_a_chart_has_a_line_for_each_name() -> None:
+    """Within its frame, names escaped."""
+    drawn = ElementTree.fromstring(
+        chart("a < b", "x", {"cpkit": {0: 10, 1000: 12}, "<other>": {0: 5, 1000: 5e6}})
+    )
+    space = "{http://www.w3.org/2000/svg}"
+    lines = drawn.findall(f"{space}polyline")
+    points = [
+        tuple(map(float, p.split(","))) for p in lines[1].attrib["points"].split()
+    ]
+
+    assert len(lines) == 2
+    assert "<other>" in [text.text for text in drawn.findall(f"{space}text")]
+    assert points[0][0] < points[1][0]
+    assert points[0][1] > points[1][1]
+    assert all(0 <= x <= 860 and 0 <= y <= 420 for x, y in points)
+
+
+@pytest.mark.parametrize("goal", GOALS, ids=lambda goal: goal.title)
+def test_a_goal_is_met_up_to_its_limit(goal: Goal) -> None:
+    """On the limit and on its better side, and with slack a little beyond."""
+    for driver, limit in goal.limits.items():
+        better, worse = (0.9, 1.1) if goal.kind != "rate" else (1.1, 0.9)
+
+        assert goal.met(driver, limit)
+        assert goal.met(driver, limit * better)
+        assert not goal.met(driver, limit * worse)
+        assert goal.met(driver, limit * worse, slack=2)
+        assert goal.ratio(2.0, 1.0) == (0.5 if goal.kind == "rate" else 2.0)
+
+
+def test_what_the_guard_holds_back_is_short_of_a_goal() -> None:
+    """An exception is easier than the goal, and of a goal that exists."""
+    goals = {goal.title: goal for goal in GOALS}
+
+    for (driver, title), held in HELD.items():
+        assert not goals[title].met(driver, held)

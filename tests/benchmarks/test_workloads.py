@@ -1,0 +1,135 @@
+"""The workloads run on every store, and say so where one does not keep its word."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.roster import ROSTER, entry
+from cpkit import open_checkpointer
+from cpkit.benchmark import (
+    ABILITIES,
+    FAMILIES,
+    Contender,
+    Scale,
+    Stored,
+    interleaved,
+    trials,
+)
+from cpkit.benchmark.messages import SIZE, message, messages
+from cpkit.benchmark.workloads import Append, Trial
+
+Pair = tuple[Contender, Contender]
+
+LITTLE = Scale(operations=4, seconds=0.5, appends=16, sizes=(0, 100), tasks=(1, 4))
+STORES = ["sqlite", "postgres", "redis", "file"]
+FAMILY_NAMES = list(FAMILIES)
+
+
+def test_messages_are_the_same_every_time_and_about_a_kilobyte() -> None:
+    """Assistants and tools in turn, each an answer to the one before."""
+    for number in range(1000):
+        made = message(number)
+        assert made == message(number)
+        assert 0.9 * SIZE <= len(json.dumps(made, ensure_ascii=False)) <= 1.1 * SIZE
+        assert made["role"] == ("tool" if number % 2 else "assistant")
+
+    assert len({json.dumps(made) for made in messages(0, 1000)}) == 1000
+
+
+@pytest.mark.parametrize("driver", STORES)
+async def test_every_workload_runs_on_floor_and_store(pair: Pair) -> None:
+    """Each round gives a figure, and what was written is there."""
+    for family in FAMILY_NAMES:
+        found = await interleaved(trials(family, pair, LITTLE), rounds=2)
+
+        assert {result.name for result in found} == {"floor", "cpkit"}
+        assert [result.error for result in found] == [None] * len(found)
+        assert all(len(result.rounds) == 2 for result in found)
+        assert all(result.median > 0 for result in found)
+
+
+async def test_a_contender_is_asked_for_no_more_than_it_can() -> None:
+    """Abilities decide which families it is in."""
+    contender = Contender("none", "none")
+    contender.abilities = frozenset({"calls"})
+    asked = [family for family in FAMILY_NAMES if trials(family, [contender])]
+    assert asked == ["calls"]
+    assert set(ABILITIES) == set(FAMILY_NAMES)
+
+
+class Forgetful(Stored):
+    """A store that acknowledges and drops every third append."""
+
+    appended = 0
+
+    async def append(self, thread: str, message: Any) -> None:
+        self.appended += 1
+
+        if self.appended % 3:
+            await super().append(thread, message)
+
+
+async def test_an_append_that_is_not_there_is_told() -> None:
+    """The contender's figure is not trusted; the others go on."""
+    async with (
+        Stored("memory", "memory://") as sound,
+        Forgetful("memory", "memory://", name="forgetful") as forgetful,
+    ):
+        found = await interleaved(
+            trials("append", [sound, forgetful], LITTLE), rounds=1
+        )
+
+    for result in found:
+        assert (result.error is None) == (result.name == "cpkit"), result
+
+
+async def test_trials_take_turns_in_another_order_each_round() -> None:
+    """Nobody is always the first, or after the same neighbour's mess."""
+    order: list[tuple[str, str]] = []
+
+    def tell(trial: Trial, step: str) -> None:
+        order.append((step, trial.contender.name))
+
+    stores = [Stored("memory", "memory://", name=name) for name in "abc"]
+
+    for store in stores:
+        await store.open()
+
+    await interleaved([Append(store, 0, LITTLE) for store in stores], 3, tell)
+
+    for store in stores:
+        await store.close()
+
+    rounds = [
+        "".join(name for step, name in order if step == f"round {number} of 3")
+        for number in (1, 2, 3)
+    ]
+    assert rounds == ["abc", "bca", "cab"]
+
+
+@pytest.mark.parametrize("driver", ["sqlite"])
+async def test_what_was_written_for_the_measurement_is_erased(pair: Pair) -> None:
+    """A user's store has as many threads and calls afterwards as before."""
+    _, ours = pair
+    assert isinstance(ours, Stored)
+
+    for family in FAMILY_NAMES:
+        await interleaved(trials(family, [ours], LITTLE), rounds=1)
+
+    async with open_checkpointer(ours.url) as cp:
+        store: Any = cp
+        before = await store.list_threads(limit=10_000)
+        assert before
+        assert await ours.erase() == 0
+        assert await store.list_threads() == []
+        assert await cp.find_completed(f"{before[0].thread_id}:finished") is None
+
+
+def test_every_contender_has_one_entry() -> None:
+    """A child process finds by driver and name what its parent measures."""
+    names = [(one.driver, one.name) for one in ROSTER]
+    assert len(set(names)) == len(names)
+    assert all(entry(*name) is one for name, one in zip(names, ROSTER, strict=True))
