@@ -4,7 +4,7 @@ BIN := .venv/bin
 PACKAGES := cpkit cpkit_sqlite cpkit_postgres cpkit_redis cpkit_file conformance
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format clean
+.PHONY: help demo test lint format docs bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -20,6 +20,12 @@ lint: .venv/dev ## Check formatting, style and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/mypy examples/agent.py examples/demo examples/payments.py examples/custom_backend/cpkit_lmdb
+
+docs: .venv/dev ## Build the documentation into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
+
+bench: .venv/dev ## Measure cpkit against its floors and its peers
+	$(BIN)/python -m benchmarks $(ARGS)
 
 format: .venv/dev ## Format the code and mend what can be mended
 	$(BIN)/ruff format .

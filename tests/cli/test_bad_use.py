@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import cpkit, environment, in_store, invoke
-from tests.cli.conftest import store_url
 from tests.cli.stocked import stock
+from tests.stores import fresh_url
 
 READING = [
     ["doctor", "{url}"],
@@ -35,7 +35,7 @@ def test_no_store_is_made_by_a_slip(
     tmp_path: Path, kind: str, words: list[str]
 ) -> None:
     """Where there is none it says so, creates nothing, and exits with 3."""
-    url = store_url(kind, tmp_path)
+    url = fresh_url(kind, tmp_path)
 
     for _ in range(2):
         ended = invoke(*(word.format(url=url) for word in words))
@@ -112,7 +112,7 @@ def test_bad_use(sqlite_url: str, words: list[str], code: int, said: str) -> Non
 @pytest.mark.parametrize("kind", ["sqlite", "file"])
 def test_a_newer_store(tmp_path: Path, kind: str) -> None:
     """It says which versions, and to upgrade."""
-    url = store_url(kind, tmp_path)
+    url = fresh_url(kind, tmp_path)
     in_store(url, stock)
 
     if kind == "sqlite":
@@ -133,7 +133,7 @@ def test_a_newer_store(tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["sqlite", "file"])
 def test_no_permission(tmp_path: Path, kind: str) -> None:
     """What may not be read is named, with code 3; a file not to be written, with 2."""
-    url = store_url(kind, tmp_path)
+    url = fresh_url(kind, tmp_path)
     in_store(url, stock)
     place = tmp_path / ("store.db" if kind == "sqlite" else "store")
     place.chmod(0)

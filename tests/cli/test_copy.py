@@ -18,10 +18,10 @@ from cpkit.cli.stores import Store
 from cpkit.copying import copy_store
 from cpkit.copying.calls import GRAVES
 from tests.cli.command import call, cpkit, environment, in_store, invoke
-from tests.cli.conftest import KINDS, store_url
 from tests.cli.dying import Dying
 from tests.cli.stocked import everything, stock
 from tests.effects.shop import OnlySix
+from tests.stores import SHARED, fresh_url
 
 
 @asynccontextmanager
@@ -33,13 +33,13 @@ async def memory() -> AsyncIterator[Any]:
 
 @pytest.mark.parametrize(
     ("source", "destination"),
-    [*zip(KINDS, [*KINDS[1:], KINDS[0]], strict=True)],
+    [*zip(SHARED, [*SHARED[1:], SHARED[0]], strict=True)],
 )
 def test_a_copy_has_everything(tmp_path: Path, source: str, destination: str) -> None:
     """Messages, extra, calls with keys, attempts, statuses and results; then nothing
     is left to do."""
-    src = store_url(source, tmp_path, "from")
-    dst = store_url(destination, tmp_path, "to")
+    src = fresh_url(source, tmp_path, "from")
+    dst = fresh_url(destination, tmp_path, "to")
     in_store(src, stock)
 
     first = cpkit("copy", src, dst, "--json")
@@ -59,7 +59,7 @@ def test_a_copy_has_everything(tmp_path: Path, source: str, destination: str) ->
 
 def test_a_copy_of_a_copy_keeps_erased_keys(tmp_path: Path) -> None:
     """What was carried of deleted threads is found again, though no list shows it."""
-    urls = [store_url("sqlite", tmp_path, name) for name in ("a", "b", "c")]
+    urls = [fresh_url("sqlite", tmp_path, name) for name in ("a", "b", "c")]
     in_store(urls[0], stock)
 
     for src, dst in ((urls[0], urls[1]), (urls[1], urls[2])):
@@ -70,7 +70,7 @@ def test_a_copy_of_a_copy_keeps_erased_keys(tmp_path: Path) -> None:
 
 def test_deleted_threads_are_named(tmp_path: Path) -> None:
     """The keys of a thread that only its id is left of are carried by --deleted."""
-    src, dst = store_url("sqlite", tmp_path, "a"), store_url("file", tmp_path, "b")
+    src, dst = fresh_url("sqlite", tmp_path, "a"), fresh_url("file", tmp_path, "b")
 
     async def paid_and_pruned(cp: Store) -> None:
         await call(cp, "gone", "c", "k", success=True)
@@ -90,7 +90,7 @@ def test_deleted_threads_are_named(tmp_path: Path) -> None:
 def test_a_copy_brings_what_came_since(tmp_path: Path) -> None:
     """Messages, extra keys and calls that are new, and outcomes of those that were
     issued."""
-    src, dst = store_url("sqlite", tmp_path, "a"), store_url("file", tmp_path, "b")
+    src, dst = fresh_url("sqlite", tmp_path, "a"), fresh_url("file", tmp_path, "b")
     in_store(src, stock)
     assert invoke("copy", src, dst).code == 0
 
@@ -163,7 +163,7 @@ async def _deleted(cp: Store) -> None:
 def test_nothing_is_overwritten(tmp_path: Path, change: Any, words: str) -> None:
     """A thread that has something else in the destination stays as it is; the others
     are copied."""
-    src, dst = store_url("sqlite", tmp_path, "a"), store_url("sqlite", tmp_path, "b")
+    src, dst = fresh_url("sqlite", tmp_path, "a"), fresh_url("sqlite", tmp_path, "b")
     in_store(src, stock)
     in_store(dst, change)
 
@@ -184,7 +184,7 @@ def test_nothing_is_overwritten(tmp_path: Path, change: Any, words: str) -> None
 def test_extra_can_be_overwritten_on_request(tmp_path: Path) -> None:
     """--overwrite-extra takes the source's values, so that a live store can be copied
     twice."""
-    src, dst = store_url("sqlite", tmp_path, "a"), store_url("sqlite", tmp_path, "b")
+    src, dst = fresh_url("sqlite", tmp_path, "a"), fresh_url("sqlite", tmp_path, "b")
     in_store(src, stock)
     assert invoke("copy", src, dst).code == 0
 
@@ -199,7 +199,7 @@ def test_extra_can_be_overwritten_on_request(tmp_path: Path) -> None:
 
 def test_a_message_that_is_too_large_fails_alone(tmp_path: Path) -> None:
     """The thread is named with the mend; the others are there."""
-    src, dst = store_url("sqlite", tmp_path, "a"), store_url("sqlite", tmp_path, "b")
+    src, dst = fresh_url("sqlite", tmp_path, "a"), fresh_url("sqlite", tmp_path, "b")
     in_store(src, stock)
 
     async def grow(cp: Store) -> None:
@@ -295,10 +295,10 @@ def test_a_copy_that_is_killed_is_completed(
     tmp_path: Path, source: str, destination: str
 ) -> None:
     """After kill -9 at any write, the command brings the rest, and nothing twice."""
-    src = store_url(source, tmp_path, "from")
+    src = fresh_url(source, tmp_path, "from")
     in_store(src, stock)
     whole = in_store(src, everything)
-    dst = store_url(destination, tmp_path, "to")
+    dst = fresh_url(destination, tmp_path, "to")
     deaths = 0
 
     # One process after the other goes on where the last one died, some writes further.
@@ -321,7 +321,7 @@ def test_a_copy_that_is_killed_is_completed(
 
 def test_a_copy_that_died_between_claim_and_outcome(tmp_path: Path) -> None:
     """What it had claimed holds a key that has later attempts: no conflict."""
-    src, dst = store_url("sqlite", tmp_path, "a"), store_url("sqlite", tmp_path, "b")
+    src, dst = fresh_url("sqlite", tmp_path, "a"), fresh_url("sqlite", tmp_path, "b")
     in_store(src, stock)
 
     async def half(cp: Store) -> None:
@@ -334,7 +334,7 @@ def test_a_copy_that_died_between_claim_and_outcome(tmp_path: Path) -> None:
 
 def test_the_command_itself_is_killed(tmp_path: Path) -> None:
     """While it is at work on many threads; the next run says what was there."""
-    src, dst = store_url("sqlite", tmp_path, "a"), store_url("sqlite", tmp_path, "b")
+    src, dst = fresh_url("sqlite", tmp_path, "a"), fresh_url("sqlite", tmp_path, "b")
 
     async def many(cp: Store) -> None:
         for n in range(400):
@@ -367,7 +367,7 @@ def test_the_command_itself_is_killed(tmp_path: Path) -> None:
 
 def test_two_copies_at_once(tmp_path: Path) -> None:
     """Of one source into one destination: both end, and everything is there once."""
-    src, dst = store_url("sqlite", tmp_path, "a"), store_url("file", tmp_path, "b")
+    src, dst = fresh_url("sqlite", tmp_path, "a"), fresh_url("file", tmp_path, "b")
     in_store(src, stock)
     command = [sys.executable, "-m", "cpkit.cli", "copy", src, dst]
     both = [

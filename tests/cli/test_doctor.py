@@ -8,8 +8,8 @@ import pytest
 
 from cpkit.cli.stores import Store
 from tests.cli.command import call, cpkit, in_store, invoke
-from tests.cli.conftest import store_url
 from tests.servers.redis import RedisServer
+from tests.stores import fresh_url
 
 
 async def ids(cp: Store) -> list[str]:
@@ -42,7 +42,7 @@ def test_a_store_is_examined(url: str) -> None:
 
 def test_a_store_is_created_on_request(tmp_path: Path) -> None:
     """And in memory it is examined as it comes."""
-    url = store_url("sqlite", tmp_path)
+    url = fresh_url("sqlite", tmp_path)
     assert invoke("doctor", url).code == 3
     assert invoke("doctor", url, "--create").code == 0
     assert "change      nothing" in invoke("doctor", url).out
@@ -51,7 +51,7 @@ def test_a_store_is_created_on_request(tmp_path: Path) -> None:
 
 def test_what_to_change_is_said(tmp_path: Path) -> None:
     """Relaxed durability, and a file that others can read."""
-    url = store_url("sqlite", tmp_path)
+    url = fresh_url("sqlite", tmp_path)
     assert invoke("doctor", url, "--create").code == 0
     (tmp_path / "store.db").chmod(0o644)
     changes = invoke("doctor", f"{url}?durability=normal", "--json").json["change"]

@@ -9,8 +9,8 @@ import pytest
 
 from cpkit.cli.stores import Store
 from tests.cli.command import call, cpkit, in_store, invoke
-from tests.cli.conftest import store_url
 from tests.cli.stocked import everything, stock
+from tests.stores import fresh_url
 
 
 def test_an_export_can_be_copied_back(url: str, tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_an_export_can_be_copied_back(url: str, tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
     assert [one.name for one in tmp_path.glob(".all*")] == []
 
-    back = store_url("file", tmp_path, "back")
+    back = fresh_url("file", tmp_path, "back")
     ended = invoke("copy", str(file), back, "--json")
     assert ended.json["complete"]
     assert in_store(back, everything) == in_store(url, everything)
@@ -61,7 +61,7 @@ def test_a_message_as_deep_as_stores_go(sqlite_url: str, tmp_path: Path) -> None
     in_store(sqlite_url, append)
     file = tmp_path / "deep.jsonl"
     assert invoke("export", sqlite_url, "-o", str(file)).code == 0
-    assert invoke("copy", str(file), store_url("file", tmp_path, "b")).code == 0
+    assert invoke("copy", str(file), fresh_url("file", tmp_path, "b")).code == 0
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_damaged_export_is_refused(
     assert invoke("export", sqlite_url, "-o", str(file)).code == 0
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(cut(lines)))  # type: ignore[operator]  # a function
-    ended = invoke("copy", str(file), store_url("file", tmp_path, "back"))
+    ended = invoke("copy", str(file), fresh_url("file", tmp_path, "back"))
     assert ended.code == 2
     assert said in ended.err
     assert not (tmp_path / "back").exists()

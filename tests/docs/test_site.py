@@ -1,0 +1,80 @@
+"""The site builds, and the code on its pages runs as it stands there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+# Pages whose code is held to more than to run, and the tests that do it.
+ELSEWHERE = {
+    "effects.md": "tests/effects/test_docs.py",
+    "import.md": "tests/importing/test_cli.py",
+    "integrations/cubepi.md": "tests/integrations/test_cubepi.py",
+    "integrations/langgraph.md": "tests/integrations/test_langgraph_docs.py",
+    "integrations/openai-agents.md": "tests/integrations/test_pages.py",
+    "integrations/pydantic-ai.md": "tests/integrations/test_pages.py",
+    "sessions.md": "tests/sessions/test_docs.py",
+    "write-a-backend.md": "tests/docs/test_write_a_backend.py",
+}
+
+
+def blocks_of(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL)
+
+
+PAGES = {str(page.relative_to(DOCS)): page for page in sorted(DOCS.rglob("*.md"))}
+BLOCKS = [
+    pytest.param(block, id=f"{name}-{number}")
+    for name, page in PAGES.items()
+    if name not in ELSEWHERE
+    for number, block in enumerate(blocks_of(page))
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_each_block_is_a_program_that_runs(block: str, tmp_path: Path) -> None:
+    """In an empty folder, without a warning; its own assertions hold."""
+    script = tmp_path / "block.py"
+    script.write_text(block, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("page", "test"), ELSEWHERE.items())
+def test_what_is_run_elsewhere_is_there(page: str, test: str) -> None:
+    """The test that is named reads the page."""
+    assert Path(page).stem in (ROOT / test).read_text(encoding="utf-8")
+    assert page in PAGES
+
+
+def test_the_site_builds(tmp_path: Path) -> None:
+    """Strictly: a dead link, or a name that the reference does not find, fails."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"),
+            "-d",
+            tmp_path,
+        ],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=55,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    contract = (tmp_path / "reference" / "contract" / "index.html").read_text("utf-8")
+    assert "expected_version" in contract
