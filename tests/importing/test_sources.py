@@ -18,7 +18,7 @@ from cpkit.sessions import SessionLog
 from tests.sessions.spy import RangeSpy
 from tests.stores import KINDS, fresh_url
 
-SAMPLES = Path("/work/shared/data")
+SAMPLES = Path(__file__).parents[3] / "shared" / "data"
 
 HELLO: dict[str, Any] = {"role": "user", "content": "hello"}
 HI: dict[str, Any] = {
