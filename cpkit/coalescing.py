@@ -27,8 +27,8 @@ class Coalescer(Generic[OpT]):
     that group's end let go on.
 
     A caller that is cancelled before its group starts is taken out of the queue; one
-    that is cancelled later merely stops waiting, and a lone one cancels its commit,
-    which must be done wholly or not at all all the same.
+    that is cancelled later merely stops waiting. A lone one cancels its commit, which
+    ends wholly done or not done, or shields itself.
     """
 
     # Bounds the latency of the last in a group, and the size of one statement.

@@ -334,7 +334,9 @@ class PostgresCheckpointer(Generic[MessageT]):
 
     async def _commit(self, appends: list[Append]) -> Sequence[object]:
         if len(appends) == 1:
-            return [await self._append_alone(appends[0])]
+            # Not cancelled with its caller: a cancel request to the server may, behind
+            # a pooler, come to somebody else's statement.
+            return [await self._lifetime.finish(self._append_alone(appends[0]))]
 
         group = AppendGroup(appends)
 
