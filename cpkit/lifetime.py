@@ -52,12 +52,9 @@ class Lifetime:
             raise WrongEventLoop(self.name)
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start work that the handle waits for before it closes."""
+        """Start work in the loop's next turn; the handle waits for it at its end."""
         assert self._loop is not None
-        task: asyncio.Task[T] = asyncio.Task(work, loop=self._loop, **_AT_ONCE)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return self._awaited(self._loop.create_task(work))
 
     def waits_for(self, ended: Callable[[], Awaitable[None]]) -> None:
         """Await this too, before the handle closes."""
@@ -77,7 +74,8 @@ class Lifetime:
             work.close()
             answer.cancel()
 
-        self.spawn(_answered(work, answer)).add_done_callback(at_end)
+        telling = asyncio.Task(_answered(work, answer), loop=self._loop, **_AT_ONCE)
+        self._awaited(telling).add_done_callback(at_end)
         result: T = await answer
         return result
 
@@ -98,6 +96,11 @@ class Lifetime:
             self._closing = self._loop.create_task(self._release(release))
 
         await asyncio.shield(self._closing)
+
+    def _awaited(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _release(self, release: Callable[[], Awaitable[None]]) -> None:
         for ended in self._waits_for:
