@@ -24,10 +24,11 @@ def invoke(*arguments: str) -> Result:
 
 
 def test_stores_are_measured_side_by_side_and_left_as_they_were(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A column for each, and nothing stays in them."""
-    urls = [f"sqlite:///{tmp_path}/a.db", f"file:{tmp_path}/b"]
+    monkeypatch.chdir(tmp_path)
+    urls = ["sqlite:///a.db", "file:b"]
     done = invoke(*urls, *SHORT)
 
     assert done.exit_code == 0, done.output

@@ -43,7 +43,7 @@ def test_every_clause_has_a_broken_backend() -> None:
     assert CLAUSES.keys() == {broken.clause for broken in BROKEN}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_the_reference_passes(seed: int) -> None:
     """The correct reference fails no clause, whatever chance brings."""
     harness = URLHarness(f"memory://reference-{seed}")

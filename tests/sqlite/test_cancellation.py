@@ -138,7 +138,7 @@ async def test_closing_finishes_what_is_under_way(path: str) -> None:
 
     gate.set()
     assert await write == 1
-    assert await read == []
+    assert len(await read) in (0, 1)  # its thread may be the first or the second
     await asyncio.gather(*held, *closing[1:])
 
     async with Store(path) as cp:
