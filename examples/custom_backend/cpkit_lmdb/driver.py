@@ -114,12 +114,9 @@ class LMDBCheckpointer(Generic[MessageT]):
 
     def _open(self) -> None:
         try:
-            self._environment = environments.acquire(
-                self._folder, self._options.map_size
+            self._environment, self._tables, _ = environments.acquire(
+                self._folder, self._options.map_size, _TABLES
             )
-            self._tables = {
-                name: self._environment.open_db(name.encode()) for name in _TABLES
-            }
         except (lmdb.Error, OSError) as exc:
             raise BackendUnavailable(self._lifetime.name, str(exc)) from exc
 
