@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from cpkit.lifetime import Lifetime
 
-__all__ = ["Coalescer"]
+__all__ = ["Coalescer", "tell"]
 
 OpT = TypeVar("OpT")
 
@@ -121,15 +121,7 @@ class Coalescer(Generic[OpT]):
         group, self._group = self._group, []
 
         for (_, answer), outcome in zip(group, outcomes, strict=True):
-            if answer.done():
-                continue
-
-            if isinstance(outcome, asyncio.CancelledError):
-                answer.cancel()
-            elif isinstance(outcome, BaseException):
-                answer.set_exception(outcome)
-            else:
-                answer.set_result(outcome)
+            tell(answer, outcome)
 
     def _take_group(self) -> bool:
         """Take the next group out of the queue; tell whether there is one."""
@@ -146,3 +138,16 @@ class Coalescer(Generic[OpT]):
             self._in_company = len(self._group) > 1
 
         return bool(self._group)
+
+
+def tell(answer: asyncio.Future[Any], outcome: object) -> None:
+    """Give a caller its operation's outcome or its exception, if it still waits."""
+    if answer.done():
+        return
+
+    if isinstance(outcome, asyncio.CancelledError):
+        answer.cancel()
+    elif isinstance(outcome, BaseException):
+        answer.set_exception(outcome)
+    else:
+        answer.set_result(outcome)

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from cpkit.coalescing import tell
 from cpkit.lifetime import Lifetime
 from cpkit.writes import Append, Merge, Resolve
 
@@ -158,15 +159,7 @@ class WriteQueue:
             self._ready[thread_id] = None
 
         for (_, answer), outcome in zip(group, outcomes, strict=True):
-            if answer.done():
-                continue
-
-            if isinstance(outcome, asyncio.CancelledError):
-                answer.cancel()
-            elif isinstance(outcome, BaseException):
-                answer.set_exception(outcome)
-            else:
-                answer.set_result(outcome)
+            tell(answer, outcome)
 
 
 def _this_task() -> asyncio.Task[Any]:

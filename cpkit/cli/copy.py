@@ -12,7 +12,7 @@ import typer
 
 from cpkit.cli.output import plain, print_json, progress, write
 from cpkit.cli.running import BadUse, Exit, run, say
-from cpkit.cli.stores import Json, opened, shown
+from cpkit.cli.stores import Json, destination, opened, shown
 from cpkit.copying import CopyReport, ExportFile, Source, copy_store
 from cpkit.protocol import KeepsReceipts, ListsThreads
 
@@ -26,14 +26,7 @@ From = Annotated[
         show_default=False,
     ),
 ]
-To = Annotated[
-    str,
-    typer.Argument(
-        help="A store's URL; it is created if it is not there.",
-        metavar="DST",
-        show_default=False,
-    ),
-]
+To = Annotated[str, destination("DST")]
 Deleted = Annotated[
     list[str] | None,
     typer.Option(

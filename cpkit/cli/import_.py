@@ -10,7 +10,7 @@ import typer
 from cpkit.cli.output import plain, print_json, print_table, progress, write
 from cpkit.cli.peek import peek
 from cpkit.cli.running import BadUse, Exit, run
-from cpkit.cli.stores import Json, opened, shown
+from cpkit.cli.stores import Json, destination, opened, shown
 from cpkit.importing import KINDS, BadSource, Report, checked, import_from
 
 __all__ = ["import_"]
@@ -23,14 +23,7 @@ Source = Annotated[
         show_default=False,
     ),
 ]
-To = Annotated[
-    str,
-    typer.Argument(
-        help="A store's URL; it is created if it is not there.",
-        metavar="URL",
-        show_default=False,
-    ),
-]
+To = Annotated[str, destination("URL")]
 Kind = Annotated[
     str | None,
     typer.Option(

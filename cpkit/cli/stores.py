@@ -27,6 +27,7 @@ __all__ = [
     "Json",
     "Store",
     "Url",
+    "destination",
     "has",
     "opened",
     "shown",
@@ -41,6 +42,16 @@ Url = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+
+
+def destination(metavar: str) -> Any:
+    """Return the argument of a verb that writes into a store, new or not."""
+    return typer.Argument(
+        help="A store's URL; it is created if it is not there.",
+        metavar=metavar,
+        show_default=False,
+    )
+
 
 _ABILITIES: dict[type, str] = {
     ListsThreads: "list its threads",

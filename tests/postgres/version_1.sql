@@ -78,7 +78,7 @@ BEGIN
     SELECT t.number INTO known
     FROM {schema}.threads AS t WHERE t.thread_id = of_thread;
 
-    -- In a step of its own, and by ORDER BY: half of what max() in a subquery costs.
+    -- By ORDER BY, in a step of its own: measured to cost less than max() in a subquery.
     SELECT m.position + 1 INTO version
     FROM {schema}.messages AS m WHERE m.thread_number = known
     ORDER BY m.position DESC LIMIT 1;
