@@ -6,12 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import asyncpg
-from cubepi.checkpointer.postgres import (
-    PostgresCheckpointer,
-    alembic_helpers,
-    cubepi_metadata,
-)
+from cubepi.checkpointer.postgres import PostgresCheckpointer
 from cubepi.checkpointer.sqlite import SQLiteCheckpointer
 from cubepi.providers.base import (
     AssistantMessage,
@@ -19,11 +14,10 @@ from cubepi.providers.base import (
     ToolCall,
     ToolResultMessage,
 )
-from sqlalchemy.dialects import postgresql
-from sqlalchemy.schema import CreateTable
 
 from cpkit import JsonValue
 from cpkit.benchmark.contender import Contender
+from tests.servers.cubepi import create_tables
 
 __all__ = ["CubePi"]
 
@@ -50,7 +44,7 @@ class CubePi(Contender):
 
     async def open(self) -> None:
         if self._tables:
-            await _create_tables(self.where)
+            await create_tables(self.where)
 
         make = SQLiteCheckpointer if self.driver == "sqlite" else PostgresCheckpointer
         self._inner = make(self.where)
@@ -99,25 +93,3 @@ def _native(message: Any) -> Any:
         for call in message["tool_calls"]
     ]
     return AssistantMessage(content=[*content, *calls])
-
-
-async def _create_tables(url: str) -> None:
-    """Do what CubePi leaves to the application's migrations."""
-    connection = await asyncpg.connect(url)
-
-    try:
-        if await connection.fetchval("SELECT to_regclass('cubepi_messages')"):
-            return
-
-        async with connection.transaction():
-            for table in cubepi_metadata.sorted_tables:
-                ddl = CreateTable(table).compile(
-                    dialect=postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's
-                )
-                await connection.execute(str(ddl))
-
-            await connection.execute(alembic_helpers.create_message_partitions_op())
-            await connection.execute(alembic_helpers.create_runs_partitions_op())
-            await connection.execute(alembic_helpers.write_schema_version_op())
-    finally:
-        await connection.close()

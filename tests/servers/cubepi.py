@@ -1,0 +1,32 @@
+"""CubePi's tables, which it leaves to the application to make."""
+
+from __future__ import annotations
+
+import asyncpg
+from cubepi.checkpointer.postgres import alembic_helpers, cubepi_metadata
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateTable
+
+__all__ = ["create_tables"]
+
+
+async def create_tables(url: str) -> None:
+    """Do what CubePi leaves to the application's migrations."""
+    connection = await asyncpg.connect(url)
+
+    try:
+        if await connection.fetchval("SELECT to_regclass('cubepi_messages')"):
+            return
+
+        async with connection.transaction():
+            for table in cubepi_metadata.sorted_tables:
+                ddl = CreateTable(table).compile(
+                    dialect=postgresql.dialect()  # type: ignore[no-untyped-call]
+                )
+                await connection.execute(str(ddl))
+
+            await connection.execute(alembic_helpers.create_message_partitions_op())
+            await connection.execute(alembic_helpers.create_runs_partitions_op())
+            await connection.execute(alembic_helpers.write_schema_version_op())
+    finally:
+        await connection.close()
