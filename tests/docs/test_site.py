@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
+from tests.docs.pages import DOCS, blocks_of, printed_by
+
+ROOT = DOCS.parent
 
 # Pages whose code is held to more than to run, and the tests that do it.
 ELSEWHERE = {
@@ -26,32 +26,19 @@ ELSEWHERE = {
 }
 
 
-def blocks_of(page: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), flags=re.DOTALL)
-
-
-PAGES = {str(page.relative_to(DOCS)): page for page in sorted(DOCS.rglob("*.md"))}
+PAGES = [str(page.relative_to(DOCS)) for page in sorted(DOCS.rglob("*.md"))]
 BLOCKS = [
     pytest.param(block, id=f"{name}-{number}")
-    for name, page in PAGES.items()
+    for name in PAGES
     if name not in ELSEWHERE
-    for number, block in enumerate(blocks_of(page))
+    for number, block in enumerate(blocks_of(name))
 ]
 
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_each_block_is_a_program_that_runs(block: str, tmp_path: Path) -> None:
     """In an empty folder, without a warning; its own assertions hold."""
-    script = tmp_path / "block.py"
-    script.write_text(block, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=50,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed_by(block, tmp_path)
 
 
 @pytest.mark.parametrize(("page", "test"), ELSEWHERE.items())

@@ -3,49 +3,26 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from cpkit import effects, lease
 from cpkit.effects import errors
+from tests.docs.pages import DOCS, blocks_of, printed_by
 
-PAGE = (Path(__file__).parents[2] / "docs" / "effects.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-
-# A block is a program, or defines a coroutine function that takes a store.
-RUNNER = """
-import asyncio
-from cpkit import open_checkpointer
-
-async def run():
-    async with open_checkpointer("memory://") as cp:
-        await {name}(cp)
-
-asyncio.run(run())
-"""
+PAGE = (DOCS / "effects.md").read_text(encoding="utf-8")
+BLOCKS = blocks_of("effects.md")
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_each_block_runs(tmp_path: Path, number: int) -> None:
     """Its own assertions hold."""
-    code = BLOCKS[number]
-
-    if "asyncio.run(" not in code:
-        code += RUNNER.format(name=re.findall(r"async def (\w+)\(cp\)", code)[0])
-
-    script = tmp_path / "block.py"
-    script.write_text(code, encoding="utf-8")
-    command = [sys.executable, "-W", "error", str(script)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed = printed_by(BLOCKS[number], tmp_path)
 
     if number == 0:
-        assert done.stdout == "charging 1000\n" + "{'charge': 'ch_1'}\n" * 2
-        again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert again.stdout == "{'charge': 'ch_1'}\n" * 2
+        assert printed == "charging 1000\n" + "{'charge': 'ch_1'}\n" * 2
+        assert printed_by(BLOCKS[0], tmp_path) == "{'charge': 'ch_1'}\n" * 2
 
 
 @pytest.mark.parametrize("module", [effects, lease, errors])

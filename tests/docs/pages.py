@@ -1,0 +1,53 @@
+"""The code on the documentation's pages, and running it as it stands there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["DOCS", "blocks_of", "printed_by"]
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+# A block is a program, or defines a coroutine function that takes a store.
+_RUNNER = """
+import asyncio
+from cpkit import open_checkpointer
+
+async def run():
+    async with open_checkpointer("memory://") as cp:
+        await {name}(cp)
+
+asyncio.run(run())
+"""
+
+
+def blocks_of(page: str) -> list[str]:
+    """Return the Python blocks of a page, named as from the folder of all."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+
+def printed_by(block: str, folder: Path) -> str:
+    """Run a block in a process of its own, without a warning; return what it printed.
+
+    What it leaves in the folder, its next run finds.
+    """
+    name = re.search(r"async def (\w+)\(cp\)", block)
+
+    if "asyncio.run(" not in block and name is not None:
+        block += _RUNNER.format(name=name[1])
+
+    script = folder / "block.py"
+    script.write_text(block, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
