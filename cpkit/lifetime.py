@@ -32,6 +32,8 @@ class Lifetime:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open = False
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._callers = 0
+        self._callers_left: asyncio.Future[None] | None = None
         self._waits_for: list[Callable[[], Awaitable[None]]] = []
         self._closing: asyncio.Task[None] | None = None
 
@@ -59,6 +61,23 @@ class Lifetime:
     def waits_for(self, ended: Callable[[], Awaitable[None]]) -> None:
         """Await this too, before the handle closes."""
         self._waits_for.append(ended)
+
+    async def during(self, work: Awaitable[T]) -> T:
+        """Await work that is cancelled with its caller; the handle ends after it.
+
+        For work that a cancellation leaves wholly done or wholly not done. It takes no
+        task, and so two turns of the loop less than `finish`.
+        """
+        self._callers += 1
+
+        try:
+            return await work
+        finally:
+            self._callers -= 1
+            left = self._callers_left
+
+            if left is not None and not self._callers and not left.done():
+                left.set_result(None)
 
     async def finish(self, work: Coroutine[Any, Any, T]) -> T:
         """Await work that runs to its end even where the caller is cancelled.
@@ -106,8 +125,12 @@ class Lifetime:
         for ended in self._waits_for:
             await ended()
 
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        while self._tasks or self._callers:
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            else:
+                self._callers_left = asyncio.get_running_loop().create_future()
+                await self._callers_left
 
         await release()
 

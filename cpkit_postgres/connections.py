@@ -46,8 +46,11 @@ class Connections:
         self._url = where if isinstance(where, str) else None
         self._pool = None if isinstance(where, str) else where
         self._options = options
-        # A connection, or leave to get one from the pool; the last one used first.
-        self._free: asyncio.LifoQueue[Connection | None] = asyncio.LifoQueue()
+        self._places = asyncio.Semaphore(
+            options.pool_size if self._pool is None else self._pool.get_max_size()
+        )
+        self._idle: list[Connection] = []  # the last one used is used first
+        self._mending: set[asyncio.Task[None]] = set()
         self._limit = TimeLimit(options.command_timeout)
 
     async def open(self) -> None:
@@ -69,12 +72,12 @@ class Connections:
             target_session_attrs=_session_attrs(self._url),  # type: ignore[arg-type]  # the stubs ask for a private enum of these strings
         )
 
-        for _ in range(self._options.pool_size):
-            self._free.put_nowait(None)
-
     async def close(self) -> None:
         """Close the pool, unless it is the caller's; no statement is under way."""
         self._limit.stop()
+
+        if self._mending:
+            await asyncio.wait(self._mending)
 
         if self._url is None or self._pool is None:
             return
@@ -116,37 +119,30 @@ class Connections:
 
         Raises ``BackendUnavailable`` where the server stays away or refuses.
         """
-        if self._url is None:
-            return await self._acquire(patience)
+        await self._places.acquire()
 
-        kept = await self._free.get()
-
-        if kept is not None:
-            return kept
+        if self._idle:
+            return self._idle.pop()
 
         try:
             return await self._acquire(patience)
         except BaseException:
-            self._free.put_nowait(None)
+            self._places.release()
             raise
 
-    async def give(self, connection: Connection, *, whole: bool) -> None:
-        """Take a connection back; one that is not whole goes to the pool to mend."""
+    def give(self, connection: Connection, *, whole: bool) -> None:
+        """Take a connection back; one that is not whole goes to the pool to mend.
+
+        The caller, who may have been cancelled, does not wait for that.
+        """
         if whole and self._url is not None:
-            self._free.put_nowait(connection)
+            self._idle.append(connection)
+            self._places.release()
             return
 
-        assert self._pool is not None
-
-        try:
-            # The pool cuts what it cannot mend in time.
-            with suppress(*CLIENT_ERRORS):
-                await self._pool.release(
-                    connection, timeout=self._options.connect_timeout
-                )
-        finally:
-            if self._url is not None:
-                self._free.put_nowait(None)
+        mending = asyncio.get_running_loop().create_task(self._mend(connection))
+        self._mending.add(mending)
+        mending.add_done_callback(self._mended)
 
     async def _once(
         self, patience: Patience, sql: str, args: tuple[object, ...]
@@ -161,7 +157,7 @@ class Connections:
             whole = fate(exc) is not Fate.LOST
             raise
         finally:
-            await self.give(connection, whole=whole)
+            self.give(connection, whole=whole)
 
         return rows
 
@@ -178,6 +174,17 @@ class Connections:
                 if fate(exc) is not Fate.LOST or not await patience.pause():
                     raise translated(exc, self.name) from exc
 
+    async def _mend(self, connection: Connection) -> None:
+        """Give a connection back to the pool, which cuts it if it cannot be mended."""
+        assert self._pool is not None
+
+        with suppress(*CLIENT_ERRORS):
+            await self._pool.release(connection, timeout=self._options.connect_timeout)
+
+    def _mended(self, mending: asyncio.Task[None]) -> None:
+        self._mending.discard(mending)
+        self._places.release()
+
     async def _reconnect(self) -> None:
         """Let the next statement connect anew, perhaps to another server."""
         if self._url is not None and self._pool is not None:
@@ -186,13 +193,8 @@ class Connections:
 
     async def _let_go(self) -> None:
         """Give all connections that are free back to the pool."""
-        free = [self._free.get_nowait() for _ in range(self._free.qsize())]
-
-        for connection in free:
-            if connection is None:
-                self._free.put_nowait(None)
-            else:
-                await self.give(connection, whole=False)
+        while self._idle:
+            await self._mend(self._idle.pop())
 
 
 async def _leave_alone(connection: object) -> None:

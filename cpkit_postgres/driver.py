@@ -120,6 +120,13 @@ class PostgresCheckpointer(Generic[MessageT]):
         self._settings: Settings | None = None
         self._lifetime = Lifetime(name)
         self._connections = Connections(where, name, known)
+        # A caller that is cancelled cancels its statement, by a request to the server.
+        # Behind a transaction pooler that may come to somebody else's statement.
+        self._through = (
+            self._lifetime.finish
+            if known.pooler == "transaction"
+            else self._lifetime.during
+        )
         # One group at a time: a second one under way was measured not to help.
         self._appends: Coalescer[Append] = Coalescer(
             self._lifetime, self._commit, _size
@@ -334,9 +341,7 @@ class PostgresCheckpointer(Generic[MessageT]):
 
     async def _commit(self, appends: list[Append]) -> Sequence[object]:
         if len(appends) == 1:
-            # Not cancelled with its caller: a cancel request to the server may, behind
-            # a pooler, come to somebody else's statement.
-            return [await self._lifetime.finish(self._append_alone(appends[0]))]
+            return [await self._through(self._append_alone(appends[0]))]
 
         group = AppendGroup(appends)
 
@@ -410,12 +415,10 @@ class PostgresCheckpointer(Generic[MessageT]):
         return version
 
     async def _write(self, sql: str, *args: object) -> list[Record]:
-        return await self._lifetime.finish(
-            self._connections.ask(sql, *args, writes=True)
-        )
+        return await self._through(self._connections.ask(sql, *args, writes=True))
 
     async def _read(self, sql: str, *args: object) -> list[Record]:
-        return await self._lifetime.finish(self._connections.ask(sql, *args))
+        return await self._through(self._connections.ask(sql, *args))
 
     async def _messages(
         self, rows: list[Record], thread_id: str, first: int, end: int

@@ -122,7 +122,7 @@ async def create(connections: Connections, schema: str) -> None:
     except CLIENT_ERRORS as exc:
         raise translated(exc, store) from exc
     finally:
-        await connections.give(connection, whole=whole)
+        connections.give(connection, whole=whole)
 
 
 async def _create(connection: Connection, schema: str, store: str) -> None:

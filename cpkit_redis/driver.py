@@ -384,7 +384,7 @@ class RedisCheckpointer(Generic[MessageT]):
     async def _find(self, script: Script, where: bytes, *arguments: bytes) -> Any:
         """Return the answer of an operation that may be repeated."""
         calls = [(script, [arguments])]
-        [[answer]] = await self._lifetime.finish(
+        [[answer]] = await self._lifetime.during(
             call_scripts(self._wire, self._base, calls, again=True)
         )
         answer = self._accepted(answer, where)
@@ -396,7 +396,7 @@ class RedisCheckpointer(Generic[MessageT]):
 
     async def _read(self, thread_id: str, *commands: Sequence[bytes]) -> list[Any]:
         """Return the answers to commands that all see one state of the thread."""
-        queued = await self._lifetime.finish(
+        queued = await self._lifetime.during(
             self._wire.ask((b"MULTI",), *commands, (b"EXEC",), again=True)
         )
         answers = queued.pop()
@@ -404,7 +404,7 @@ class RedisCheckpointer(Generic[MessageT]):
 
         if any(isinstance(answer, OutOfMemoryError) for answer in refused):
             # A full server queues nothing for a transaction, not even reads.
-            [answers] = await self._lifetime.finish(
+            [answers] = await self._lifetime.during(
                 call_scripts(self._wire, self._base, [(READ, commands)], again=True)
             )
         elif isinstance(answers, ResponseError):

@@ -58,13 +58,15 @@ async def test_a_storm_of_cancellations(store: MakeStore) -> None:
         assert all((f"b{key[1:]}" in data.extra) for key in data.extra if key[0] == "a")
 
         # What was begun is at its end: every connection is free, and none was lost.
-        while under_way := cp._lifetime._tasks:
+        connections = cp._connections
+
+        while under_way := connections._mending:
             await asyncio.wait(under_way)
 
-        free = cp._connections._free
-        assert free.qsize() == 3
-        kept = sum(one is not None for one in free._queue)  # type: ignore[attr-defined]  # to look only
-        assert kept == 3
+        pool = connections._pool
+        assert connections._places._value == 3
+        assert pool is not None
+        assert pool.get_size() - pool.get_idle_size() == len(connections._idle)
 
 
 @pytest.mark.parametrize("turns", range(8))
