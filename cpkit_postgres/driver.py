@@ -36,7 +36,7 @@ Caveats
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -79,8 +79,10 @@ MessageT = TypeVar("MessageT")
 _MANY_MESSAGES = 512
 _MANY_CHARACTERS = 512 * 1024
 
-# How many threads' versions are remembered, as guesses for their next append.
+# How many ends of threads are remembered, as guesses for their next append. The lower
+# bits of an end are the version; see append_1 in schema.sql.
 _GUESSES = 10_000
+_VERSION = 2**32 - 1
 
 _INT4_MAX = 2**31 - 1
 _ABOVE_ALL_IDS = "\U0010ffff" * 129
@@ -356,40 +358,52 @@ class PostgresCheckpointer(Generic[MessageT]):
         return group.outcomes
 
     async def _append_alone(self, append: Append) -> int:
-        expected = append.expected_version
-        answer = await self._append_to_one(
-            append.thread_id, expected, [body.decode() for body in append.bodies]
-        )
+        thread_id, expected = append.thread_id, append.expected_version
+        bodies = [body.decode() for body in append.bodies]
+        answer = await self._append_to_one(thread_id, expected, bodies)
 
         if answer < 0:
             assert expected is not None
-            raise VersionConflict(append.thread_id, expected, -1 - answer)
+            raise VersionConflict(thread_id, expected, -1 - answer)
 
         return answer
+
+    async def _append(self, entries: list[Entry]) -> list[int]:
+        """Run one statement; return a version, or -1 - version, for each entry."""
+        if len(entries) > 1:
+            return await self._append_to_many(entries)
+
+        one = entries[0]
+        return [await self._append_to_one(one.thread_id, one.expected, one.bodies)]
 
     async def _append_to_one(
         self, thread_id: str, expected: int | None, bodies: list[str]
     ) -> int:
         rows = await self._connections.ask(
-            self._sql.append, thread_id, _clamped(expected), bodies, writes=True
+            self._sql.append,
+            thread_id,
+            _clamped(expected),
+            bodies[0],
+            bodies[1:] or None,
+            self._guesses.get(thread_id, 0),
+            writes=True,
         )
-        answer: int = rows[0][0]
-        return answer
+        end: int = rows[0][0]
 
-    async def _append(self, entries: list[Entry]) -> list[int]:
-        """Run one statement; return a version, or -1 - version, for each entry."""
-        if len(entries) == 1:
-            one = entries[0]
-            answer = await self._append_to_one(one.thread_id, one.expected, one.bodies)
-            return [answer]
+        if end < 0:
+            return end
 
+        self._remember([(thread_id, end)])
+        return end & _VERSION
+
+    async def _append_to_many(self, entries: list[Entry]) -> list[int]:
         threads = [entry.thread_id for entry in entries]
         sizes = [len(entry.bodies) for entry in entries]
         rows = await self._connections.ask(
             self._sql.append_many,
             threads,
             [_clamped(entry.expected) for entry in entries],
-            [self._guesses.get(thread, 0) for thread in threads],
+            [self._guesses.get(thread, 0) & _VERSION for thread in threads],
             sizes,
             [place for place, size in enumerate(sizes, 1) for _ in range(size)],
             [nth for size in sizes for nth in range(size)],
@@ -397,12 +411,15 @@ class PostgresCheckpointer(Generic[MessageT]):
             writes=True,
         )
         answers: list[int] = rows[0][0]
+        ends = zip(threads, answers, strict=True)
+        self._remember((thread, end) for thread, end in ends if end >= 0)
+        return answers
 
+    def _remember(self, ends: Iterable[tuple[str, int]]) -> None:
         if len(self._guesses) > _GUESSES:
             self._guesses.clear()
 
-        self._guesses.update(zip(threads, answers, strict=True))
-        return answers
+        self._guesses.update(ends)
 
     async def _checked_version(self, write: Append) -> int:
         """Return the version, for an append of no messages."""

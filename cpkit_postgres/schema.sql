@@ -63,27 +63,40 @@ CREATE UNIQUE INDEX calls_holder ON {schema}.calls (idempotency_key)
 CREATE INDEX calls_pending ON {schema}.calls (thread_id, sequence)
     WHERE status = 'issued' AND NOT erased;
 
--- Append to one thread. Returns its new version, or -1 minus the version that it is at
--- where that is not the expected one.
-CREATE FUNCTION {schema}.append_1(of_thread text, expected integer, bodies text[])
-RETURNS integer LANGUAGE plpgsql AS $body$
+-- Append a message, and maybe more (an array costs more than the rest of the arguments)
+-- to one thread. Returns where it ends now, as its number << 32 | its version (a
+-- number that has no room there as 0), or -1 minus the version that it is at where that
+-- is not the expected one. A guess is such an end, of any time before: with it the
+-- thread need not be looked up. Of a deleted thread no message is there, and its number
+-- is not given again, so an old guess is never taken for a true one.
+CREATE FUNCTION {schema}.append_1(
+    of_thread text, expected integer, body text, more text[], guess bigint
+) RETURNS bigint LANGUAGE plpgsql AS $body$
 DECLARE
     lock bigint := hashtextextended(of_thread, {lock_seed});
     locked boolean;
-    known bigint;
+    known bigint := guess >> 32;
     version integer;
 BEGIN
     locked := pg_advisory_xact_lock(lock) IS NULL;
 
-    SELECT t.number INTO known
-    FROM {schema}.threads AS t WHERE t.thread_id = of_thread;
-
     -- By ORDER BY, in a step of its own: measured to cost less than max() in a subquery.
-    SELECT m.position + 1 INTO version
-    FROM {schema}.messages AS m WHERE m.thread_number = known
-    ORDER BY m.position DESC LIMIT 1;
+    IF known > 0 THEN
+        SELECT m.position + 1 INTO version FROM {schema}.messages AS m
+        WHERE m.thread_number = known AND m.position >= (guess & 4294967295) - 1
+        ORDER BY m.position DESC LIMIT 1;
+    END IF;
 
-    version := coalesce(version, 0);
+    IF version IS NULL THEN
+        SELECT t.number INTO known
+        FROM {schema}.threads AS t WHERE t.thread_id = of_thread;
+
+        SELECT m.position + 1 INTO version
+        FROM {schema}.messages AS m WHERE m.thread_number = known
+        ORDER BY m.position DESC LIMIT 1;
+
+        version := coalesce(version, 0);
+    END IF;
 
     IF version <> expected THEN
         RETURN -1 - version;
@@ -94,24 +107,26 @@ BEGIN
         RETURNING number INTO known;
     END IF;
 
-    IF cardinality(bodies) = 1 THEN
+    INSERT INTO {schema}.messages VALUES (known, clock_timestamp(), version, body);
+    version := version + 1;
+
+    IF more IS NOT NULL THEN
         INSERT INTO {schema}.messages
-        VALUES (known, clock_timestamp(), version, bodies[1]);
-    ELSE
-        INSERT INTO {schema}.messages
-        SELECT known, clock_timestamp(), version + nth - 1, body
-        FROM unnest(bodies) WITH ORDINALITY AS _ (body, nth);
+        SELECT known, clock_timestamp(), version + nth - 1, another
+        FROM unnest(more) WITH ORDINALITY AS _ (another, nth);
+        version := version + cardinality(more);
     END IF;
 
-    RETURN version + cardinality(bodies);
+    RETURN (CASE WHEN known < 2147483648 THEN known << 32 ELSE 0 END) + version;
 END
 $body$;
 
 -- Append to many threads, each named once, in one transaction. The arrays before
 -- `entries` have an element for each thread, the others one for each message: the
 -- thread's place in the first arrays, the message's place in what the thread gets, and
--- the message. Returns for each thread what append_1 does. A guess is what the version
--- may be: with a good one the index is read from there, else a whole page of it.
+-- the message. Returns for each thread its version, or -1 minus the version that it is at
+-- where that is not the expected one. A guess is what the version may be: with a good
+-- one the index is read from there, else a whole page of it.
 CREATE FUNCTION {schema}.append_many_1(
     of_threads text[], all_expected integer[], guesses integer[], counts integer[],
     entries integer[], nths integer[], bodies text[]

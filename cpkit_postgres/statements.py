@@ -94,7 +94,7 @@ class Statements(NamedTuple):
     calls: str = _CALLS
     last_attempt: str = _LAST_ATTEMPT
     settings: str = _SETTINGS
-    append: str = "SELECT {schema}.append_1($1, $2, $3)"
+    append: str = "SELECT {schema}.append_1($1, $2, $3, $4, $5)"
     append_many: str = "SELECT {schema}.append_many_1($1, $2, $3, $4, $5, $6, $7)"
     save_extra: str = "SELECT {schema}.save_extra_1($1, $2, $3)"
     claim: str = f"SELECT {_CALL} FROM {{schema}}.claim_1($1, $2, $3, $4, $5) AS c"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import asyncpg
+import pytest
 
 from cpkit import CallRecord, ToolCall, UnknownCall, VersionConflict
 from cpkit_postgres import PostgresCheckpointer
@@ -45,6 +46,32 @@ async def test_one_connection_is_enough(store: MakeStore) -> None:
             *(cp.append(f"{i}", [{}]) for i in range(50)), cp.load("1"), cp.read("2")
         )
         assert len(await cp.list_threads()) == 50
+
+
+async def test_an_end_that_others_have_moved(store: MakeStore) -> None:
+    """What a handle remembers of a thread is a guess: longer, gone, or born again."""
+    async with store() as cp, store() as other:
+        assert await cp.append("t", [{"n": 0}, {"n": 1}]) == 2
+        assert await other.append("t", [{"n": 2}]) == 3
+        assert await cp.append("t", [{"n": 3}]) == 4
+        assert await other.append("t", [{"n": 4}, {"n": 5}]) == 6
+
+        with pytest.raises(VersionConflict) as caught:
+            await cp.append("t", [{}], expected_version=4)
+
+        assert caught.value.actual == 6
+        await other.delete_thread("t")
+        assert await cp.append("t", [{"n": 6}]) == 1
+        await other.delete_thread("t")
+        await other.append("t", [{"n": 7}])
+        assert await cp.append("t", [{"n": 8}], expected_version=1) == 2
+
+        # Remembered by a group, and used alone.
+        await asyncio.gather(*(cp.append(thread, [{}]) for thread in "tuvw"))
+        assert await cp.append("t", [{"n": 9}]) == 4
+        data = await cp.load("t")
+        assert data is not None
+        assert data.messages == [{"n": 7}, {"n": 8}, {}, {"n": 9}]
 
 
 async def test_no_deadlock(server: PostgresServer, schema: str) -> None:

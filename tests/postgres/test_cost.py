@@ -121,7 +121,7 @@ async def test_the_price_of_an_append_does_not_grow(
             await raw.execute(f"VACUUM {schema}.messages, {schema}.threads")
             text = await raw.fetchval(
                 "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "
-                f"SELECT {schema}.append_1('t', NULL, ARRAY['{{}}'])"
+                f"SELECT {schema}.append_1('t', NULL, '{{}}', NULL, 0)"
             )
             plan = json.loads(text)[0]["Plan"]
             pages.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])

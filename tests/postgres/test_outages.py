@@ -63,7 +63,7 @@ async def lock_thread(
     """
     await connection.execute("BEGIN")
     await connection.fetchval(
-        f"SELECT {schema}.append_1($1, NULL, ARRAY['{{}}'])", thread_id
+        f"SELECT {schema}.append_1($1, NULL, '{{}}', NULL, 0)", thread_id
     )
 
 

@@ -106,7 +106,9 @@ async def test_schemas_are_stores_of_their_own(raw: asyncpg.Connection) -> None:
             await one.append("t", [{}])
             assert await two.load("t") is None
             await raw.execute("BEGIN")
-            await raw.execute("SELECT \"one of two\".append_1('t', NULL, ARRAY['{}'])")
+            await raw.execute(
+                "SELECT \"one of two\".append_1('t', NULL, '{}', NULL, 0)"
+            )
             assert await two.append("t", [{}]) == 1
     finally:
         await raw.execute("ROLLBACK")
