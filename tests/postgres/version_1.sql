@@ -198,7 +198,7 @@ END
 $body$;
 
 -- Claim a key for a call. Returns nothing where the call is on record now, else the
--- call that was there before. That one is looked for first and without the lock, so a
+-- call that was there before. The key is looked up first and without the lock, so a
 -- replay writes nothing and waits for nobody. The unique indexes decide between two
 -- claims: the one that comes second waits there, and looks again.
 CREATE FUNCTION {schema}.claim_1(
@@ -210,6 +210,30 @@ DECLARE
     last {schema}.calls;
 BEGIN
     LOOP
+        SELECT * INTO last FROM {schema}.calls AS c
+        WHERE c.idempotency_key = key ORDER BY c.attempt DESC LIMIT 1;
+
+        IF last.status IS NULL OR last.status = 'failed' THEN
+            locked := pg_advisory_xact_lock(lock) IS NULL;
+
+            INSERT INTO {schema}.calls (
+                thread_id, call_id, tool_name, args, idempotency_key, status, attempt,
+                issued_at)
+            VALUES (
+                of_thread, of_call, tool, with_args, key, 'issued',
+                coalesce(last.attempt, 0) + 1, clock_timestamp())
+            ON CONFLICT DO NOTHING;
+
+            IF FOUND THEN
+                INSERT INTO {schema}.threads AS t (thread_id) VALUES (of_thread)
+                ON CONFLICT (thread_id) DO UPDATE
+                    SET updated_at = greatest(t.updated_at, clock_timestamp());
+                RETURN;
+            END IF;
+        END IF;
+
+        -- Asked after the key: a call that is not on record now was not then, so either
+        -- answer is true of one moment.
         RETURN QUERY SELECT * FROM {schema}.calls AS c
         WHERE c.thread_id = of_thread AND c.call_id = of_call;
 
@@ -217,28 +241,8 @@ BEGIN
             RETURN;
         END IF;
 
-        SELECT * INTO last FROM {schema}.calls AS c
-        WHERE c.idempotency_key = key ORDER BY c.attempt DESC LIMIT 1;
-
         IF last.status <> 'failed' THEN
             RETURN NEXT last;
-            RETURN;
-        END IF;
-
-        locked := pg_advisory_xact_lock(lock) IS NULL;
-
-        INSERT INTO {schema}.calls (
-            thread_id, call_id, tool_name, args, idempotency_key, status, attempt,
-            issued_at)
-        VALUES (
-            of_thread, of_call, tool, with_args, key, 'issued',
-            coalesce(last.attempt, 0) + 1, clock_timestamp())
-        ON CONFLICT DO NOTHING;
-
-        IF FOUND THEN
-            INSERT INTO {schema}.threads AS t (thread_id) VALUES (of_thread)
-            ON CONFLICT (thread_id) DO UPDATE
-                SET updated_at = greatest(t.updated_at, clock_timestamp());
             RETURN;
         END IF;
     END LOOP;
@@ -254,28 +258,28 @@ DECLARE
     locked boolean;
     stored {schema}.calls;
 BEGIN
-    SELECT * INTO stored FROM {schema}.calls AS c
-    WHERE c.thread_id = of_thread AND c.call_id = of_call;
+    locked := pg_advisory_xact_lock(lock) IS NULL;
 
-    IF stored.status = 'issued' THEN
-        locked := pg_advisory_xact_lock(lock) IS NULL;
+    UPDATE {schema}.calls AS c
+    SET status = outcome,
+        result = CASE WHEN c.erased THEN NULL ELSE with_result END,
+        resolved_at = clock_timestamp()
+    WHERE c.thread_id = of_thread AND c.call_id = of_call AND c.status = 'issued'
+    RETURNING c.* INTO stored;
 
-        UPDATE {schema}.calls AS c
-        SET status = outcome,
-            result = CASE WHEN c.erased THEN NULL ELSE with_result END,
-            resolved_at = clock_timestamp()
-        WHERE c.thread_id = of_thread AND c.call_id = of_call AND c.status = 'issued'
-        RETURNING c.erased INTO stored.erased;
-
-        IF FOUND AND NOT stored.erased THEN
-            UPDATE {schema}.threads AS t
-            SET updated_at = greatest(t.updated_at, clock_timestamp())
-            WHERE t.thread_id = of_thread;
-        END IF;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT * FROM {schema}.calls AS c
+        WHERE c.thread_id = of_thread AND c.call_id = of_call;
+        RETURN;
     END IF;
 
-    RETURN QUERY SELECT * FROM {schema}.calls AS c
-    WHERE c.thread_id = of_thread AND c.call_id = of_call;
+    IF NOT stored.erased THEN
+        UPDATE {schema}.threads AS t
+        SET updated_at = greatest(t.updated_at, clock_timestamp())
+        WHERE t.thread_id = of_thread;
+    END IF;
+
+    RETURN NEXT stored;
 END
 $body$;
 
