@@ -54,7 +54,13 @@ class Coalescer(Generic[OpT]):
     async def run(self, op: OpT) -> Any:
         """Return the operation's outcome, or raise it where it is an exception."""
         if self._running or self._in_company:
-            return await self._queued(op)
+            answer = asyncio.get_running_loop().create_future()
+            self._queue.append((op, answer))
+
+            if not self._running:
+                self._go_on()
+
+            return await answer
 
         self._running = True
 
@@ -72,15 +78,6 @@ class Coalescer(Generic[OpT]):
     def idle(self) -> bool:
         """Whether nothing is queued or under way."""
         return not self._running
-
-    async def _queued(self, op: OpT) -> Any:
-        answer = asyncio.get_running_loop().create_future()
-        self._queue.append((op, answer))
-
-        if not self._running:
-            self._go_on()
-
-        return await answer
 
     def _go_on(self) -> None:
         """Commit what is queued, in a task, or come to rest."""

@@ -80,7 +80,9 @@ class Codec(Generic[MessageT]):
         """Check and encode the arguments of ``append``."""
         thread_id = check_id("thread_id", thread_id)
 
-        if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+        if not isinstance(messages, (list, tuple)) and (
+            not isinstance(messages, Sequence) or isinstance(messages, (str, bytes))
+        ):
             raise TypeError(
                 f"messages must be a list or tuple, not {type(messages).__name__}"
             )

@@ -6,7 +6,6 @@ them, and gives the codec back what it fetched.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from cpkit.records import CallStatus, ToolCall
@@ -14,8 +13,7 @@ from cpkit.records import CallStatus, ToolCall
 __all__ = ["Append", "Claim", "Erase", "Merge", "Resolve", "StoredCall", "Write"]
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(NamedTuple):
     """Messages for the end of a thread; ``bodies`` are JSON texts in UTF-8."""
 
     thread_id: str
@@ -23,16 +21,14 @@ class Append:
     expected_version: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Merge:
+class Merge(NamedTuple):
     """Keys for a thread's extra; keys and values are JSON texts in UTF-8."""
 
     thread_id: str
     items: list[tuple[bytes, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """A call to be issued; ``args`` is JSON text in UTF-8, ``call`` what was asked."""
 
     thread_id: str
@@ -40,8 +36,7 @@ class Claim:
     args: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Resolve:
+class Resolve(NamedTuple):
     """A call's outcome; ``result`` is JSON text in UTF-8."""
 
     thread_id: str
@@ -50,8 +45,7 @@ class Resolve:
     result: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Erase:
+class Erase(NamedTuple):
     """A thread to be deleted."""
 
     thread_id: str
