@@ -131,7 +131,7 @@ class PostgresCheckpointer(Generic[MessageT]):
         )
         # One group at a time: a second one under way was measured not to help.
         self._appends: Coalescer[Append] = Coalescer(
-            self._lifetime, self._commit, _size
+            self._lifetime, self._commit, _size, by_halves=True
         )
         self._guesses: dict[str, int] = {}
 

@@ -150,7 +150,7 @@ class RedisCheckpointer(Generic[MessageT]):
             timeout=known.timeout,
         )
         self._writes: Coalescer[Write] = Coalescer(
-            self._lifetime, self._commit, size_of
+            self._lifetime, self._commit, size_of, by_halves=True
         )
         self._durability = Durability(Survives.NONE, "not known before it is open")
 

@@ -187,7 +187,13 @@ class SQLiteCheckpointer(Generic[MessageT]):
     async def load(self, thread_id: str) -> CheckpointData[MessageT] | None:
         self._lifetime.check()
         thread_id = check_id("thread_id", thread_id)
-        return await self._read(thread_id, transactions.load, self._codec, thread_id)
+        return await self._read(
+            thread_id,
+            transactions.in_snapshot,
+            transactions.load,
+            self._codec,
+            thread_id,
+        )
 
     async def append(
         self,
@@ -255,7 +261,13 @@ class SQLiteCheckpointer(Generic[MessageT]):
         thread_id = check_id("thread_id", thread_id)
         span(start, stop, 0)  # a wrong argument raises even where there is no thread
         return await self._read(
-            thread_id, transactions.read_range, self._codec, thread_id, start, stop
+            thread_id,
+            transactions.in_snapshot,
+            transactions.read_range,
+            self._codec,
+            thread_id,
+            start,
+            stop,
         )
 
     async def list_calls(self, thread_id: str) -> list[CallRecord]:
@@ -295,7 +307,7 @@ class SQLiteCheckpointer(Generic[MessageT]):
         self, thread_id: str | None, query: Callable[..., T], *args: Any
     ) -> T:
         try:
-            return await _hop(self._reader, transactions.in_snapshot, query, *args)
+            return await _hop(self._reader, query, *args)
         except sqlite3.Error as exc:
             raise translated(exc, self._lifetime.name, thread_id) from exc
 

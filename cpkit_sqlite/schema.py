@@ -74,6 +74,9 @@ def _prepare(
     db.execute(f"PRAGMA synchronous = {durability.upper()}")
     # macOS needs it for a sync to pass the drive's cache; elsewhere it does nothing.
     db.execute(f"PRAGMA fullfsync = {durability == 'full'}")
+    # A quarter of the checkpoints: measured, a tenth to a fifth of what many concurrent
+    # appends cost. The log beside the file grows to 16 MB instead of 4.
+    db.execute("PRAGMA wal_autocheckpoint = 4000")
     (encoding,) = _patiently(deadline, lambda: db.execute("PRAGMA encoding").fetchone())
 
     if encoding != "UTF-8":

@@ -16,12 +16,14 @@ from cpkit.lifetime import Lifetime
 class Store:
     """A store whose commits wait until they are let go, one by one."""
 
-    def __init__(self, *, open: bool = False) -> None:
+    def __init__(self, *, open: bool = False, by_halves: bool = False) -> None:
         self.lifetime = Lifetime("s://x")
         self.lifetime.begin()
         self.groups: list[list[Any]] = []
         self.gate = asyncio.Semaphore(1_000_000 if open else 0)
-        self.writes: Coalescer[Any] = Coalescer(self.lifetime, self.commit, len)
+        self.writes: Coalescer[Any] = Coalescer(
+            self.lifetime, self.commit, len, by_halves=by_halves
+        )
 
     async def commit(self, ops: list[Any]) -> Sequence[object]:
         self.groups.append(ops)
@@ -78,6 +80,28 @@ async def test_what_queues_during_a_commit_shares_the_next_in_order() -> None:
     store.gate.release()
     assert await asyncio.gather(*callers) == ["done a", "done b", "done c", "done d"]
     await settle()
+    assert store.writes.idle
+
+
+@pytest.mark.parametrize(
+    ("callers", "sizes"), [(64, [32] * 8), (63, [31, 32] * 4), (40, [40] * 4)]
+)
+async def test_a_crowd_takes_turns_by_halves(callers: int, sizes: list[int]) -> None:
+    """One half's callers come back while the other half is committed."""
+    store = Store(by_halves=True)
+    done = []
+
+    async def write(number: int) -> None:
+        done.extend([await store.run(f"{number} {time}") for time in range(4)])
+
+    tasks = [asyncio.create_task(write(number)) for number in range(callers)]
+
+    while not all(task.done() for task in tasks):
+        store.gate.release()
+        await settle()
+
+    assert [len(group) for group in store.groups] == sizes
+    assert len(set(done)) == 4 * callers
     assert store.writes.idle
 
 
