@@ -21,6 +21,7 @@ from benchmarks import report
 from benchmarks.apart import append_cost, crowd_rate, import_times, load_memory
 from benchmarks.figures import Figures
 from benchmarks.goals import DRIVERS
+from benchmarks.layers import decoding, layers
 from benchmarks.place import POSTGRES_SETTINGS, Place, private_place
 from benchmarks.roster import FLOOR, OURS, ROSTER
 from cpkit.benchmark import (
@@ -28,12 +29,14 @@ from cpkit.benchmark import (
     NORMAL,
     QUICK,
     Contender,
+    Result,
     Scale,
+    Stored,
     interleaved,
     trials,
 )
 
-APART = ("costs", "memory", "processes", "import")
+APART = ("layers", "costs", "memory", "processes", "import")
 HERE = Path(__file__).parent / "report"
 PACKAGES = """
     cpkit aiosqlite asyncpg redis hiredis pydantic langgraph-checkpoint-sqlite
@@ -121,6 +124,8 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
         "durability": {},
         "skipped": {},
         "results": [],
+        "layers": [],
+        "decoding": {},
         "costs": [],
         "memory": [],
         "crowd": [],
@@ -134,6 +139,9 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
             contenders = _made(driver, place, run, peers=not options.no_peers)
             asyncio.run(_together(driver, contenders, scale, options, run))
             _apart(contenders, place, scale, options, run)
+
+    if "layers" in options.workloads:
+        run["decoding"] = decoding(options.rounds)
 
     if "import" in options.workloads:
         run["imports"] = import_times(3 if options.quick else 15)
@@ -186,20 +194,28 @@ async def _together(
 
             started = time.monotonic()
             found = await interleaved(trials(family, contenders, scale), options.rounds)
+            run["results"] += [_plain(result) | {"family": family} for result in found]
             _tell(f"{driver}: {family}, {time.monotonic() - started:.0f} s")
 
-            for result in found:
-                if result.error is not None:
-                    _tell(f"  {result.name}, {result.workload}: {result.error}")
+        if "layers" in options.workloads:
+            started = time.monotonic()
+            named = {contender.name: contender for contender in contenders}
+            ours = named[OURS]
+            assert isinstance(ours, Stored)
+            found = await interleaved(
+                await layers(named[FLOOR], ours.url, scale, stack), options.rounds
+            )
+            run["layers"] += [_plain(result) for result in found]
+            _tell(f"{driver}: layers, {time.monotonic() - started:.0f} s")
 
-                run["results"].append(
-                    asdict(result)
-                    | {
-                        "family": family,
-                        "median": result.median if result.rounds else None,
-                        "spread": result.spread,
-                    }
-                )
+
+def _plain(result: Result) -> dict[str, Any]:
+    """Return a result as JSON has it; one that failed is told of."""
+    if result.error is not None:
+        _tell(f"  {result.name}, {result.workload}: {result.error}")
+
+    median = result.median if result.rounds else None
+    return asdict(result) | {"median": median, "spread": result.spread}
 
 
 def _apart(

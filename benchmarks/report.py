@@ -42,10 +42,12 @@ def write(run: dict[str, Any], folder: Path) -> None:
     lines = [*_head(run), *_goals(figures)]
 
     for driver in DRIVERS:
-        if any(result["driver"] == driver for result in run["results"]):
+        measured = (*run["results"], *run["layers"], *run["costs"])
+
+        if any(one["driver"] == driver for one in measured):
             lines += _driver(figures, driver, plots)
 
-    lines += _imports(run)
+    lines += [*_decoding(run), *_imports(run)]
     (folder / "report.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -67,7 +69,7 @@ def _head(run: dict[str, Any]) -> Iterator[str]:
     for name, reason in run["skipped"].items():
         yield f"- not measured: {name}: {reason}"
 
-    for result in run["results"]:
+    for result in (*run["results"], *run["layers"]):
         if result["error"] is not None:
             yield (
                 f"- failed: {result['driver']}, {result['name']}, "
@@ -118,6 +120,7 @@ def _driver(figures: Figures, driver: str, plots: dict[str, str]) -> Iterator[st
         if f"{family}-{driver}.svg" in plots:
             yield from ["", f"![{title}]({family}-{driver}.svg)"]
 
+    yield from _layers(figures, driver)
     yield from _costs(figures, driver)
 
 
@@ -165,6 +168,40 @@ def _rate(result: dict[str, Any], floor: dict[str, Any] | None) -> str:
         text += f" ({floor['median'] / result['median']:.2f}×)"
 
     return text
+
+
+def _layers(figures: Figures, driver: str) -> Iterator[str]:
+    steps = [one for one in figures.run["layers"] if one["driver"] == driver]
+
+    for workload in dict.fromkeys(step["workload"] for step in steps):
+        found = [
+            one for one in steps if (one["workload"], one["error"]) == (workload, None)
+        ]
+        before = [None, *found]
+        yield from ["", f"### Where the time of {workload} goes", ""]
+        yield from _table(
+            ["up to this layer", "µs", "of the floor", "more than the one before"],
+            [
+                [
+                    step["name"],
+                    f"{_micros(step['median'])} ±{_micros(step['spread'])}",
+                    f"{step['median'] / found[0]['median']:.2f}×",
+                    ""
+                    if lower is None
+                    else f"{(step['median'] - lower['median']) * 1e6:+,.0f}",
+                ]
+                for lower, step in zip(before, found, strict=False)
+            ],
+        )
+
+
+def _decoding(run: dict[str, Any]) -> Iterator[str]:
+    if run["decoding"]:
+        yield from ["", "## Decoding 10,000 messages, nothing fetched", ""]
+        yield from _table(
+            ["", "µs per message"],
+            [[name, f"{took * 1e6:.2f}"] for name, took in run["decoding"].items()],
+        )
 
 
 def _costs(figures: Figures, driver: str) -> Iterator[str]:

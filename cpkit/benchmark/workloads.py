@@ -37,7 +37,7 @@ class Scale:
 
     operations: int = 60
     seconds: float = 1.0
-    appends: int = 1024
+    appends: int = 4096
     sizes: tuple[int, ...] = (0, 100, 1_000, 10_000, 100_000)
     tasks: tuple[int, ...] = (1, 8, 64, 256)
 

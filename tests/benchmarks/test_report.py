@@ -60,6 +60,12 @@ def run() -> dict[str, Any]:
             }
             for name in ("floor", "cpkit")
         ],
+        "layers": [
+            figure("floor", "one append", 100) | {"family": "layers"},
+            figure("append()", "one append", 125) | {"family": "layers"},
+            figure("broken", "one append", 1) | {"error": "no such layer"},
+        ],
+        "decoding": {"one array of text": 2.5e-6},
         "memory": [],
         "crowd": [],
         "imports": {"pydantic": 0.1, "cpkit": 0.2},
@@ -103,7 +109,10 @@ def test_the_report_shows_ratios_failures_and_what_is_missing(
     assert "| sqlite | append@10000 | ≤ 1.2× | 1.50× | not |" in text
     assert "| cpkit | 110 ±11 (1.10×) | 150 ±15 (1.50×) |" in text
     assert "| cpkit | 100,000/s (10.00×) |" in text
+    assert "| append() | 125 ±12 | 1.25× | +25 |" in text
+    assert "| one array of text | 2.50 |" in text
     assert "- failed: sqlite, cpkit, extra: lost a key" in text
+    assert "- failed: sqlite, broken, one append: no such layer" in text
     assert "- not measured: sqlite, CubePi: No module named 'cubepi'" in text
     assert "![One append, by messages in the thread](append-sqlite.svg)" in text
     ElementTree.parse(tmp_path / "append-sqlite.svg")
