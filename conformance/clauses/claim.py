@@ -287,7 +287,7 @@ async def same_args_by_canonical_json(case: Case) -> None:
 async def pending_in_order(case: Case) -> None:
     """Pending calls stand in the order of claims, without those that are resolved."""
     thread = case.id()
-    calls = [case.call() for _ in range(12)]
+    calls = [case.call() for _ in range(30)]
 
     for call in calls:
         await case.cp.record_issued(thread, call)
