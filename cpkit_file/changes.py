@@ -8,6 +8,7 @@ refusal. Claims and deletions lock more than their thread's log and come alone.
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 from contextlib import suppress
 
 from cpkit.errors import CheckpointerError, UnknownCall, VersionConflict
@@ -16,44 +17,59 @@ from cpkit_file import lines
 from cpkit_file.claims import release
 from cpkit_file.faults import copy_of, unavailable
 from cpkit_file.folder import Folder
-from cpkit_file.queue import ThreadWrite
+from cpkit_file.queue import Outcomes, ThreadWrite
 from cpkit_file.writing import Draft, replace, replacing, torn_path
 
-__all__ = ["apply", "carry_out", "erase"]
+__all__ = ["carry_out", "erase"]
+
+# Logs that are written before the first of them is synced: the others' syncs then find
+# much of their work done, and the threads wait less for each other's turn in Python.
+# With more, their locks and descriptors would be held for long.
+_AT_ONCE = 16
 
 
-def carry_out(
-    folder: Folder, groups: list[list[ThreadWrite]], wait: bool
-) -> list[list[object] | None]:
+def carry_out(folder: Folder, groups: list[list[ThreadWrite]], wait: bool) -> Outcomes:
     """Write groups, each to its log; ``None`` for one that somebody else has locked.
 
-    A group has an outcome, or its error, for each write. Unless ``wait``.
+    A group has an outcome, or its error, for each write. Unless ``wait``, which is for
+    one group alone: nobody waits for a log while holding others.
     """
-    return [_carry_out_one(folder, group, wait) for group in groups]
+    outcomes: Outcomes = []
 
+    for start in range(0, len(groups), _AT_ONCE):
+        some = groups[start : start + _AT_ONCE]
+        carried = [_carried_out(folder, group, wait) for group in some]
 
-def _carry_out_one(
-    folder: Folder, writes: list[ThreadWrite], wait: bool
-) -> list[object] | None:
-    try:
-        return apply(folder, writes, wait=wait)
-    except BlockingIOError:
-        return None
-    except OSError as exc:
-        return [unavailable(folder.name, exc) for _ in writes]
-    except CheckpointerError as exc:
-        return [copy_of(exc) for _ in writes]
-
-
-def apply(
-    folder: Folder, writes: list[ThreadWrite], *, wait: bool = True
-) -> list[object]:
-    """Write a group to one log; return an outcome, or its error, for each."""
-    with Draft(folder, writes[0].thread_id, wait=wait) as draft:
-        outcomes = [_apply_one(draft, write) for write in writes]
-        draft.commit()
+        try:
+            written = [next(group) for group in carried]
+            outcomes += map(next, carried, written)
+        finally:
+            for group in carried:
+                group.close()
 
     return outcomes
+
+
+def _carried_out(
+    folder: Folder, writes: list[ThreadWrite], wait: bool
+) -> Generator[list[object] | None, None, None]:
+    """Yield a group's outcomes when it is written, and again when it is synced."""
+    outcomes: list[object] | None
+
+    try:
+        with Draft(folder, writes[0].thread_id, wait=wait) as draft:
+            outcomes = [_apply_one(draft, write) for write in writes]
+            draft.write()
+            yield outcomes
+            draft.sync()
+    except BlockingIOError:
+        outcomes = None
+    except OSError as exc:
+        outcomes = [unavailable(folder.name, exc) for _ in writes]
+    except CheckpointerError as exc:
+        outcomes = [copy_of(exc) for _ in writes]
+
+    yield outcomes
 
 
 def _apply_one(draft: Draft, write: ThreadWrite) -> object:

@@ -26,12 +26,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from cpkit.errors import CorruptThread
 from cpkit.writes import Claim, StoredCall
 from cpkit_file import lines
-from cpkit_file.descriptors import exclusive_directory
 from cpkit_file.folder import Folder
 from cpkit_file.lines import At
 from cpkit_file.log import reading
@@ -66,7 +65,8 @@ def claim(folder: Folder, write: Claim) -> StoredCall | None:
 
                 draft.add(_issued(write, attempt, draft.advance()))
 
-            draft.commit()
+            draft.write()
+            draft.sync()
 
     return known
 
@@ -107,17 +107,19 @@ class _Key:
         """Keep other claims out; yields the shard's descriptor."""
         self._folder.make(self._shard)
 
-        with exclusive_directory(self._shard) as fd:
+        with self._folder.openings.exclusive_directory(self._shard) as fd:
             yield fd
 
     def link(self, attempt: int, log: str) -> None:
         """Make a link, in the place of a void one where there is one."""
         path = self.links + str(attempt)
+        target = f"../../threads/{log}"
 
-        with suppress(FileNotFoundError):
+        try:
+            os.symlink(target, path)
+        except FileExistsError:
             os.unlink(path)
-
-        os.symlink(f"../../threads/{log}", path)
+            os.symlink(target, path)
 
     def last_attempt(self) -> StoredCall | None:
         for attempt in range(self.top(), 0, -1):

@@ -22,7 +22,9 @@ Caveats
     on Windows, not on a network. Locks are waited for without a limit, so a process
     that is stopped in the middle of a write holds up the others that come to the same
     thread or key. A line that a crash cut short is moved to ``<name>.jsonl.torn`` by
-    the next writer, with a warning in the log ``cpkit_file``.
+    the next writer, with a warning in the log ``cpkit_file``. A handle keeps up to 128
+    files open; one that another process deletes takes its room on the disk until this
+    handle comes to it again, needs the descriptor or closes.
 """
 
 from __future__ import annotations
@@ -30,8 +32,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import aiofiles.os
@@ -54,14 +54,15 @@ from cpkit.writes import Erase
 from cpkit_file import changes, claims, reads
 from cpkit_file.faults import unavailable
 from cpkit_file.folder import Folder
-from cpkit_file.queue import WriteQueue
+from cpkit_file.queue import Outcomes, ThreadWrite, WriteQueue
+from cpkit_file.workers import Workers
 
 __all__ = ["FileCheckpointer"]
 
 MessageT = TypeVar("MessageT")
 T = TypeVar("T")
 
-# Threads start when they are needed; half of them are for trips that write.
+# Threads start when they are needed; some of them are for trips that write.
 _WORKERS = 16
 
 
@@ -96,10 +97,8 @@ class FileCheckpointer(Generic[MessageT]):
         self._folder = Folder(
             path, self._lifetime.name, lasting=self._options.durability == "full"
         )
-        self._workers = ThreadPoolExecutor(_WORKERS, "cpkit-file")
-        self._writes = WriteQueue(
-            self._lifetime, partial(self._trip, changes.carry_out)
-        )
+        self._workers = Workers(_WORKERS, "cpkit-file")
+        self._writes = WriteQueue(self._lifetime, self._carry)
 
     @classmethod
     def from_url(
@@ -132,7 +131,11 @@ class FileCheckpointer(Generic[MessageT]):
 
     async def _release(self) -> None:
         # Elsewhere, because it waits for the operations whose callers are gone.
-        await asyncio.to_thread(self._workers.shutdown)
+        await asyncio.to_thread(self._stop)
+
+    def _stop(self) -> None:
+        self._workers.shutdown()
+        self._folder.openings.close()
 
     @property
     def durability(self) -> Durability:
@@ -246,6 +249,14 @@ class FileCheckpointer(Generic[MessageT]):
         await self._trip(changes.erase, Erase(thread_id, forget_keys))
 
     # The trips to the worker threads
+
+    def _carry(
+        self,
+        done: Callable[[Outcomes | BaseException], None],
+        groups: list[list[ThreadWrite]],
+        wait: bool,
+    ) -> None:
+        self._workers.start(done, changes.carry_out, self._folder, groups, wait)
 
     async def _trip(self, operation: Callable[..., T], *args: Any) -> T:
         """Run an operation in a worker thread.

@@ -8,20 +8,17 @@ from contextlib import suppress
 from functools import lru_cache
 
 from cpkit.errors import BackendUnavailable, SchemaMismatch
-from cpkit_file.descriptors import (
-    exclusive_directory,
-    fcntl,
-    opened,
-    sync_content,
-    write_all,
-)
+from cpkit_file.descriptors import fcntl, opened, sync_content, write_all
 from cpkit_file.index import LogIndex
 from cpkit_file.names import SHARDS, log_name
+from cpkit_file.openings import Openings
 
 __all__ = ["FORMAT_VERSION", "Folder"]
 
 FORMAT_VERSION = 1
 
+# Few beside the 1,024 that a process has by default.
+_FILES_KEPT_OPEN = 128
 # Logs whose calls a handle remembers, at some hundred bytes a call.
 _LOGS_REMEMBERED = 512
 _NAMES_REMEMBERED = 8192
@@ -41,6 +38,7 @@ class Folder:
         self.lasting = lasting
         self.threads = os.path.join(path, "threads")
         self.claims = os.path.join(path, "claims")
+        self.openings = Openings(_FILES_KEPT_OPEN)
         self.index = lru_cache(_LOGS_REMEMBERED)(LogIndex)
         self.log_name = lru_cache(_NAMES_REMEMBERED)(self._log_name)
         # By the log's name, which is a function of the id: never out of date.
@@ -120,7 +118,7 @@ class Folder:
         self.make(self.path)
 
         # Under a lock, because an older cpkit must not overwrite a newer one's mark.
-        with exclusive_directory(self.path):
+        with self.openings.exclusive_directory(self.path):
             if os.path.exists(mark):
                 return
 

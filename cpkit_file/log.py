@@ -1,4 +1,4 @@
-"""One thread's log, opened and locked for one operation.
+"""One thread's log, locked for one operation.
 
 Writers hold the file's lock from before they look until what they wrote is on disk.
 Readers take it for as long as it takes to see where the log ends: what lies before
@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cpkit.errors import CorruptThread
-from cpkit_file.descriptors import Locked, lock_shared, unlock
 from cpkit_file.folder import Folder
 from cpkit_file.index import LogIndex
 from cpkit_file.lines import TAIL_BYTES, At, at_end_of
+from cpkit_file.openings import Opening
 
 __all__ = ["Log", "reading"]
 
@@ -44,28 +44,25 @@ class Log:
     end: int = 0
     at: At | None = None
 
-    def __init__(self, folder: Folder, name: str, file: Locked) -> None:
+    def __init__(self, folder: Folder, name: str, file: Opening) -> None:
         self.folder = folder
         self.name = name
-        self.fd, size = file
-        head = os.pread(self.fd, _HEADER_BYTES, 0)
-        cut = head.find(b"\n") + 1
+        self.file = file
+        self.fd = file.fd
 
-        if cut:
-            try:
-                self.index = folder.index(name, head[:cut])
-            except ValueError as exc:
-                raise self.corrupt(0, str(exc)) from exc
+        # One that was cut since is looked at anew.
+        if file.index is None or file.size < file.index.tail[0]:
+            file.index = self._find_index()
 
-            self.end, self.at = self._find_end(size)
-        elif size > _HEADER_BYTES:
-            raise self.corrupt(0, "the line is none of ours")
+        if file.index is not None:
+            self.index = file.index
+            self.end, self.at = self._find_end(file.size)
 
-        self.torn = size - self.end
+        self.torn = file.size - self.end
 
     @property
     def path(self) -> str:
-        return self.folder.log_path(self.name)
+        return self.file.path
 
     @property
     def thread_id(self) -> str:
@@ -152,6 +149,24 @@ class Log:
         thread_id = self.folder.ids.get(self.name, "?")
         return CorruptThread(thread_id, f"{self.path}, line {number}", reason)
 
+    def _find_index(self) -> LogIndex | None:
+        if not self.file.size:
+            return None
+
+        head = os.pread(self.fd, _HEADER_BYTES, 0)
+        cut = head.find(b"\n") + 1
+
+        if cut:
+            try:
+                return self.folder.index(self.name, head[:cut])
+            except ValueError as exc:
+                raise self.corrupt(0, str(exc)) from exc
+
+        if self.file.size > _HEADER_BYTES:
+            raise self.corrupt(0, "the line is none of ours")
+
+        return None
+
     def _find_end(self, size: int) -> tuple[int, At | None]:
         """Return the offset after the last newline, and what its line says."""
         known = self.index.tail
@@ -197,10 +212,11 @@ class Log:
 def reading(folder: Folder, name: str, *, settled: bool = True) -> Iterator[Log | None]:
     """Open a log as it stands at this moment; ``None`` where there is none.
 
-    Unless ``settled``, a power loss may still take back what is seen.
+    Unless ``settled``, a power loss may still take back what is seen, and the log does
+    not stay open: that is for listing many.
     """
     try:
-        file = lock_shared(folder.log_path(name))
+        file = folder.openings.shared(folder.log_path(name))
     except FileNotFoundError:
         file = None
 
@@ -210,11 +226,17 @@ def reading(folder: Folder, name: str, *, settled: bool = True) -> Iterator[Log 
 
     try:
         log = Log(folder, name, file)
-        unlock(file.fd)
+        file.unlock()
 
         if settled:
             log.settle()
 
         yield log if log.end else None
-    finally:
+    except BaseException:
+        file.close()
+        raise
+
+    if settled:
+        folder.openings.keep(file)
+    else:
         os.close(file.fd)

@@ -22,7 +22,7 @@ from typing import Self
 from cpkit.errors import BackendUnavailable
 from cpkit.writes import StoredCall
 from cpkit_file import lines
-from cpkit_file.descriptors import let_go, lock_exclusive, opened, write_all
+from cpkit_file.descriptors import opened, write_all
 from cpkit_file.faults import unavailable
 from cpkit_file.folder import Folder
 from cpkit_file.lines import At
@@ -53,6 +53,7 @@ class Draft:
         self.resolved: dict[str, StoredCall] = {}
         self._wait = wait
         self._lines: list[bytes] = []
+        self._end = 0
 
     def __enter__(self) -> Self:
         name = self.folder.log_name(self.thread_id)
@@ -65,8 +66,8 @@ class Draft:
 
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        _release(self.log)
+    def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
+        _release(self.log, keep=kind is None)
 
     @property
     def version(self) -> int:
@@ -90,11 +91,11 @@ class Draft:
     def add(self, line: bytes) -> None:
         self._lines.append(line)
 
-    def commit(self) -> None:
-        """Put the lines on disk.
+    def write(self) -> None:
+        """Write the lines, for `sync` to put them on disk.
 
-        Raises ``BackendUnavailable`` where that fails, with the log as it was before;
-        ``maybe_applied`` where even that is not certain.
+        Both raise ``BackendUnavailable`` where that fails, with the log as it was
+        before; ``maybe_applied`` where even that is not certain.
         """
         log = self.log
 
@@ -111,18 +112,28 @@ class Draft:
             self._lines.insert(0, header)
 
         data = b"".join(self._lines)
-        written = False
+        self._end = log.end + len(data)
 
         try:
             write_all(log.fd, data)
-            written = True  # a sync that fails may have put it on disk all the same
-            self.folder.sync(log.fd)
         except OSError as exc:
-            raise _taken_back(log, exc, maybe_applied=written) from exc
+            raise _taken_back(log, exc, maybe_applied=False) from exc
 
-        end = log.end + len(data)
-        log.index.synced = end
-        log.index.tail = end, self.at
+    def sync(self) -> None:
+        """Put what was written on disk."""
+        if not self._lines:
+            return
+
+        log = self.log
+
+        try:
+            self.folder.sync(log.fd)
+        except OSError as exc:  # it may have put it there all the same
+            raise _taken_back(log, exc, maybe_applied=True) from exc
+
+        log.index.synced = self._end
+        log.index.tail = self._end, self.at
+        log.file.index = log.index
 
 
 @contextmanager
@@ -137,7 +148,7 @@ def replacing(folder: Folder, thread_id: str) -> Iterator[Log | None]:
         yield log
     finally:
         if log is not None:
-            _release(log)
+            _release(log, keep=False)
 
 
 def replace(log: Log, thread_id: str, kept: list[StoredCall]) -> None:
@@ -156,15 +167,15 @@ def replace(log: Log, thread_id: str, kept: list[StoredCall]) -> None:
     with suppress(FileNotFoundError):
         os.unlink(draft)
 
-    fd, _ = lock_exclusive(draft, create=True)
+    file = folder.openings.exclusive(draft, create=True)
 
     try:
-        write_all(fd, data)
-        folder.sync(fd)
+        write_all(file.fd, data)
+        folder.sync(file.fd)
         os.rename(draft, log.path)
         _finish_replacing(log, keep=bool(kept))
     finally:
-        let_go(fd)
+        file.close()
 
     folder.index(log.name, header).synced = len(data)
 
@@ -185,7 +196,7 @@ def torn_path(log: Log) -> str:
 
 
 def _locked(folder: Folder, name: str, *, create: bool, wait: bool = True) -> Log:
-    file = lock_exclusive(folder.log_path(name), create=create, wait=wait)
+    file = folder.openings.exclusive(folder.log_path(name), create=create, wait=wait)
 
     try:
         log = Log(folder, name, file)
@@ -193,18 +204,29 @@ def _locked(folder: Folder, name: str, *, create: bool, wait: bool = True) -> Lo
         if log.torn:
             _set_aside(log)
     except BaseException:
-        let_go(file.fd)
+        file.close()
         raise
 
     return log
 
 
-def _release(log: Log) -> None:
+def _release(log: Log, *, keep: bool) -> None:
+    file = log.file
+
     try:
-        if not log.end and not os.fstat(log.fd).st_size:
-            os.unlink(log.path)
-    finally:
-        let_go(log.fd)
+        if file.index is None and not os.fstat(file.fd).st_size:
+            os.unlink(file.path)
+            keep = False
+
+        file.unlock()
+    except BaseException:
+        file.close()
+        raise
+
+    if keep:
+        log.folder.openings.keep(file)
+    else:
+        os.close(file.fd)
 
 
 def _taken_back(log: Log, cause: OSError, *, maybe_applied: bool) -> BackendUnavailable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,19 @@ import pytest
 
 from cpkit_file.names import log_name
 from tests.file.worker import Worker
+
+
+def open_files(folder: Path) -> list[str]:
+    """Return what this process has open below a folder."""
+    found = []
+
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+        except FileNotFoundError:
+            continue  # the listing's own
+
+    return [name for name in found if name.startswith(f"{folder}/")]
 
 
 @pytest.fixture

@@ -150,6 +150,30 @@ async def test_a_write_cancelled_under_way_is_done(
     assert await cp.read("t", 1) == [{"n": 1}, {"n": 2}]
 
 
+async def test_a_lone_write_cancelled_under_way_is_done_before_the_next(
+    cp: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of a thread's writes is that of their calls, whoever still waits."""
+    await cp.append("t", [{"n": 0}])
+    gate = Gate(monkeypatch)
+    alone = asyncio.create_task(cp.append("t", [{"n": 1}]))
+    await gate.reached()
+    alone.cancel()
+    await asyncio.wait([alone])
+    assert alone.cancelled()
+    later = asyncio.create_task(cp.append("t", [{"n": 2}]))
+    closing = asyncio.create_task(cp.aclose())
+    await turns(5)
+    assert not later.done()
+    assert not closing.done()
+    gate.opened.set()
+    assert await later == 3
+    await closing
+
+    async with Store(cp._folder.path) as again:
+        assert await again.read("t") == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
 async def test_closing_finishes_what_is_under_way_and_what_waits_for_it(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import fcntl
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -31,14 +31,24 @@ def claim(folder: Folder, thread_id: str, call: ToolCall) -> object:
 
 
 def meanwhile(
-    monkeypatch: pytest.MonkeyPatch, place: Any, name: str, other: Callable[[], object]
+    monkeypatch: pytest.MonkeyPatch,
+    place: Any,
+    name: str,
+    other: Callable[[], object],
+    *,
+    before: bool = False,
 ) -> list[object]:
-    """Let something happen once, right after the next call of a function."""
+    """Let something happen once, right after (or before) a function's next call."""
     original = getattr(place, name)
     happened: list[object] = []
 
     def interrupted(*args: Any) -> Any:
         monkeypatch.undo()
+
+        if before:
+            happened.append(other())
+            return original(*args)
+
         result = original(*args)
         happened.append(other())
         return result
@@ -114,23 +124,29 @@ async def test_a_thread_forgotten_while_its_key_is_looked_up(
         assert links(home) == []
 
 
+@pytest.mark.parametrize("kept_open", [True, False])
+@pytest.mark.parametrize("forget", [True, False])
 async def test_the_log_is_replaced_while_a_writer_waits_for_it(
-    home: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch, kept_open: bool, forget: bool
 ) -> None:
     """What was waited for is not there any more; the write goes to what is."""
     async with Store(home) as cp, Store(home) as rival:
-        for forget in (False, True):
-            await cp.append("t", [{"old": 1}])
-            await cp.record_issued("t", ToolCall(f"c{forget}", "t", {}, f"k{forget}"))
-            meanwhile(
-                monkeypatch,
-                os,
-                "open",
-                partial(changes.erase, rival._folder, Erase("t", forget)),
-            )
-            assert await cp.append("t", [{"new": 1}]) == 1
-            assert await cp.read("t") == await rival.read("t") == [{"new": 1}]
-            await cp.delete_thread("t", forget_keys=True)
+        await rival.append("t", [{"old": 1}])
+        await rival.record_issued("t", CALL)
+
+        if kept_open:
+            await cp.append("t", [{"old": 2}])
+
+        happened = meanwhile(
+            monkeypatch,
+            fcntl,
+            "flock",
+            partial(changes.erase, rival._folder, Erase("t", forget)),
+            before=True,
+        )
+        assert await cp.append("t", [{"new": 1}]) == 1
+        assert len(happened) == 1
+        assert await cp.read("t") == await rival.read("t") == [{"new": 1}]
 
 
 async def test_a_log_begun_again_is_another_log(home: Path) -> None:

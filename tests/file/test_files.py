@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 import subprocess
@@ -23,6 +24,7 @@ from cpkit import (
     open_checkpointer,
 )
 from cpkit_file import FileCheckpointer, folder
+from tests.file.conftest import open_files
 from tests.file.worker import NOBODY, Worker
 
 Store = FileCheckpointer[Any]
@@ -283,6 +285,40 @@ async def test_a_write_that_fails_is_taken_back(
     assert not list((home / "threads").glob("*.torn"))
 
 
+async def test_a_sync_that_fails_is_the_failure_of_its_log_alone(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logs that are written in one trip have each their own end."""
+    threads = [f"t{i}" for i in range(40)]
+    sync = os.fdatasync
+    failed: list[int] = []
+
+    def fail_first(fd: int) -> None:
+        if not failed:
+            failed.append(fd)
+            raise OSError(5, "Input/output error")
+
+        sync(fd)
+
+    async with Store(home) as cp:
+        for thread_id in threads:
+            await cp.append(thread_id, [{}])
+
+        monkeypatch.setattr(os, "fdatasync", fail_first)
+        outcomes = await asyncio.gather(
+            *(cp.append(thread_id, [{}]) for thread_id in threads),
+            return_exceptions=True,
+        )
+        (refused,) = [i for i, outcome in enumerate(outcomes) if outcome != 2]
+        assert isinstance(outcomes[refused], BackendUnavailable)
+
+        for i, thread_id in enumerate(threads):
+            assert len(await cp.read(thread_id)) == 1 + (i != refused)
+
+        again = await asyncio.gather(*(cp.append(t, [{}]) for t in threads))
+        assert again == [3 - (i == refused) for i in range(40)]
+
+
 async def test_a_claim_whose_link_cannot_be_made_lasting_is_not_made(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,6 +380,8 @@ async def test_without_descriptors_nothing_is_done_and_nothing_is_held(
 
     async with Store(home) as cp:
         await cp.append("t", [{}])
+
+    async with Store(home) as cp:
         monkeypatch.setattr(os, "open", fail)
 
         for use in (cp.append("t", [{}]), cp.load("t"), cp.list_calls("t")):
@@ -413,33 +451,23 @@ def test_a_place_that_may_not_be_written_is_refused_at_open(
 # Leftovers
 
 
-def open_files() -> set[str]:
-    found = set()
-
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            found.add(os.readlink(f"/proc/self/fd/{number}"))
-        except FileNotFoundError:
-            continue  # the listing's own
-
-    return found
-
-
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 async def test_nothing_stays_open(home: Path) -> None:
-    """No file between operations, no thread after closing, errors included."""
+    """No file and no thread after closing, errors included; before, none deleted."""
 
     async def work() -> None:
         async with Store(home) as cp:
             await cp.append("t", [{}])
             await cp.record_issued("t", ToolCall("c", "tool", {}, "key"))
             await cp.find_call("key")
+            await cp.append("u", [{}])
             await cp.delete_thread("t")
 
             with pytest.raises(BackendUnavailable):
                 await Store(home / "cpkit.json").__aenter__()
 
-            assert not [name for name in open_files() if str(home) in name]
+            assert not [name for name in open_files(home) if "deleted" in name]
+            assert open_files(home)
             assert any("cpkit-file" in t.name for t in threading.enumerate())
             raise ZeroDivisionError
 
@@ -448,7 +476,7 @@ async def test_nothing_stays_open(home: Path) -> None:
             await work()
 
     assert not any("cpkit-file" in t.name for t in threading.enumerate())
-    assert not [name for name in open_files() if str(home) in name]
+    assert not open_files(home)
 
 
 async def test_a_refused_write_leaves_no_file(home: Path) -> None:

@@ -82,6 +82,13 @@ async def append_one(path: str) -> int:
         return await cp.append("shared", [{"by": os.getpid()}])
 
 
+async def begin_anew(path: str) -> int:
+    """Delete the thread ``t``, append one message to it, and return the version."""
+    async with Store(path) as cp:
+        await cp.delete_thread("t", forget_keys=True)
+        return await cp.append("t", [{"by": os.getpid()}])
+
+
 async def mixed(path: str, name: str, count: int) -> dict[str, Any]:
     """Append, merge and claim in turn; return versions and the keys that were won."""
     versions, won = [], []
@@ -213,6 +220,7 @@ COMMANDS: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
     for command in (
         append_big_for_ever,
         append_one,
+        begin_anew,
         contend,
         fill_up_to,
         mixed,
