@@ -5,9 +5,9 @@
 -- the end of the transaction. So a thread's messages are committed in the order of
 -- their positions, and nobody appends to a thread that is being deleted. The lock is
 -- taken in a step of its own: the next statement, under READ COMMITTED, sees all that
--- the holder before has committed. (In an assignment, because PL/pgSQL evaluates that
--- itself; a query, as by PERFORM, costs more than the lock.) A row lock would do the
--- same, at the price of a WAL record.
+-- the holder before has committed, so a thread that is not there is not born meanwhile.
+-- (In an assignment, because PL/pgSQL evaluates that itself; a query, as by PERFORM,
+-- costs more than the lock.) A row lock would do the same, at the price of a WAL record.
 --
 -- Functions end in a number: a later version of the schema adds functions and leaves
 -- these to handles of older code.
@@ -185,10 +185,14 @@ DECLARE
 BEGIN
     locked := pg_advisory_xact_lock(lock) IS NULL;
 
-    INSERT INTO {schema}.threads AS t (thread_id) VALUES (of_thread)
-    ON CONFLICT (thread_id) DO UPDATE
-        SET updated_at = greatest(t.updated_at, clock_timestamp())
-    RETURNING number INTO known;
+    UPDATE {schema}.threads AS t
+    SET updated_at = greatest(t.updated_at, clock_timestamp())
+    WHERE t.thread_id = of_thread RETURNING t.number INTO known;
+
+    IF NOT FOUND THEN
+        INSERT INTO {schema}.threads (thread_id) VALUES (of_thread)
+        RETURNING number INTO known;
+    END IF;
 
     INSERT INTO {schema}.extra
     SELECT known, sha256(convert_to(new.key, 'UTF8')), new.key, new.value
@@ -225,9 +229,14 @@ BEGIN
             ON CONFLICT DO NOTHING;
 
             IF FOUND THEN
-                INSERT INTO {schema}.threads AS t (thread_id) VALUES (of_thread)
-                ON CONFLICT (thread_id) DO UPDATE
-                    SET updated_at = greatest(t.updated_at, clock_timestamp());
+                UPDATE {schema}.threads AS t
+                SET updated_at = greatest(t.updated_at, clock_timestamp())
+                WHERE t.thread_id = of_thread;
+
+                IF NOT FOUND THEN
+                    INSERT INTO {schema}.threads (thread_id) VALUES (of_thread);
+                END IF;
+
                 RETURN;
             END IF;
         END IF;
