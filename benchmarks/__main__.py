@@ -76,7 +76,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     known = (*FAMILIES, *APART)
     add("--only", type=_names(DRIVERS), default=DRIVERS, help=",".join(DRIVERS))
     add("--workloads", type=_names(known), default=known, help=",".join(known))
-    add("--rounds", type=int, help="counted rounds of each workload (7; quick: 2)")
+    add("--rounds", type=int, help="counted rounds of each workload (5; quick: 2)")
     add("--quick", action="store_true", help="about two minutes, for a look")
     add("--no-peers", action="store_true", help="floors and cpkit alone")
     add("--largest", type=int, help="messages of the largest thread (100000)")
@@ -86,7 +86,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
 
     if options.rounds is None:
-        options.rounds = 2 if options.quick else 7
+        options.rounds = 2 if options.quick else 5
 
     if options.rounds < 1:
         parser.error("--rounds is at least 1")
