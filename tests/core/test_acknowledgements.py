@@ -1,0 +1,124 @@
+"""Seen by strace: an append is acknowledged after a sync that came after its write."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+# Phases of tasks and threads: one after another, then what may share a sync.
+PHASES = ((1, 1), (32, 32), (32, 1))
+APPENDS = 3
+
+SCRIPT = f"""
+import asyncio, os, sys
+from cpkit import open_checkpointer
+
+async def main():
+    marks = os.open(os.devnull, os.O_WRONLY)
+
+    async with open_checkpointer(sys.argv[1]) as cp:
+        for phase, (tasks, threads) in enumerate({PHASES}):
+            async def work(task):
+                for n in range({APPENDS}):
+                    token = f"<{{phase}} {{task}} {{n}}>"
+                    thread = f"thread {{phase}} {{task % threads}}"
+                    await cp.append(thread, [{{"token": token}}])
+                    os.write(marks, f"acknowledged {{token}}".encode())
+
+            await asyncio.gather(*map(work, range(tasks)))
+
+asyncio.run(main())
+"""
+
+# A call may end in a line of its own, when other threads made calls meanwhile.
+CALL = re.compile(r"(\d+) +(write|pwrite64|fsync|fdatasync)\((\d+)(.*)")
+RESUMED = re.compile(r"(\d+) +<\.\.\. (write|pwrite64|fsync|fdatasync) resumed>")
+TOKEN = re.compile(r"<\d+ \d+ \d+>")
+
+
+@dataclass
+class Step:
+    """A system call: on which descriptor, and in which lines it began and ended."""
+
+    name: str
+    fd: str
+    text: str
+    began: int
+    ended: int
+
+
+def traced(url: str, where: Path) -> list[Step]:
+    """Run the script, and return what it wrote and synced, in order."""
+    done = subprocess.run(
+        [
+            *("strace", "-f", "-s", "8192", "-o", str(where), "-e"),
+            "trace=write,pwrite64,fsync,fdatasync",
+            *(sys.executable, "-c", SCRIPT, url),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    lines = where.read_text(errors="replace").splitlines() if where.exists() else []
+
+    if not any("acknowledged" in line for line in lines):
+        assert "ptrace" in done.stderr, done.stderr
+        pytest.skip("this system does not allow tracing")
+
+    assert done.returncode == 0, done.stderr
+    steps: list[Step] = []
+    unfinished: dict[str, Step] = {}
+
+    for number, line in enumerate(lines):
+        if call := CALL.match(line):
+            steps.append(Step(call[2], call[3], call[4], number, number))
+
+            if line.endswith("<unfinished ...>"):
+                unfinished[call[1]] = steps[-1]
+        elif resumed := RESUMED.match(line):
+            unfinished.pop(resumed[1]).ended = number
+
+    return steps
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+@pytest.mark.parametrize("driver", ["sqlite", "file"])
+def test_every_acknowledgement_comes_after_its_sync(
+    driver: str, tmp_path: Path
+) -> None:
+    """By one task, by 32 to as many threads, and by 32 to one."""
+    url = f"sqlite:///{tmp_path}/a.db" if driver == "sqlite" else f"file:{tmp_path}/a"
+    steps = traced(url, tmp_path / "trace")
+    written: dict[str, Step] = {}
+    acknowledged: dict[str, Step] = {}
+
+    for step in steps:
+        for token in TOKEN.findall(step.text):
+            place = acknowledged if "acknowledged" in step.text else written
+            place.setdefault(token, step)
+
+    syncs = [step for step in steps if "sync" in step.name]
+    assert len(acknowledged) == APPENDS * sum(tasks for tasks, _ in PHASES)
+
+    for token, answer in acknowledged.items():
+        write = written[token]
+        assert any(
+            sync.fd == write.fd
+            and sync.began > write.ended
+            and sync.ended < answer.began
+            for sync in syncs
+        ), f"{token} was acknowledged before it was synced"
+
+    # A lone append is one sync, and a crowd's are fewer than its appends.
+    first, last = acknowledged["<0 0 1>"], acknowledged["<0 0 2>"]
+    assert sum(first.ended < sync.began < last.began for sync in syncs) == 1
+    crowd = [step for token, step in acknowledged.items() if token.startswith("<2")]
+    begun, ended = min(step.began for step in crowd), max(step.ended for step in crowd)
+    assert sum(begun < sync.began < ended for sync in syncs) < len(crowd) / 4
