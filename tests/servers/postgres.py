@@ -233,8 +233,12 @@ class PostgresServer:
             )
 
         while self._process.poll() is None and time.monotonic() < deadline:
-            # The first line is the server's pid, the eighth its state.
-            lines = status.read_text().split("\n") if status.exists() else []
+            # The first line is the server's pid, the eighth its state. A killed server
+            # has left a file of its own, which is removed on the way.
+            try:
+                lines = status.read_text().split("\n")
+            except FileNotFoundError:
+                lines = []
 
             if lines[:1] == [str(self._process.pid)] and lines[7:8] == ["ready   "]:
                 self._guard = self._watch(self._process.pid)
