@@ -7,6 +7,7 @@ disturbance passes and fails no try; a mistake stays and fails them all.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -58,6 +59,7 @@ async def missed(
             for trial in _trials(contender)
             if trial.workload in wanted
         ]
+        gc.freeze()  # what the tests before have left is no part of any load
         results = await interleaved(trials, ROUNDS)
         found = {(result.name, result.workload): result for result in results}
 
