@@ -108,7 +108,7 @@ class CallCopier:
     async def put(self, calls: Iterable[CallRecord], there: Calls) -> bool:
         """Carry a thread's calls; have those wait that come before their turn.
 
-        Returns whether anything was not there yet. Raises ``Conflict``.
+        Returns whether anything was not in ``there`` yet. Raises ``Conflict``.
         """
         has_news = False
 
@@ -118,6 +118,8 @@ class CallCopier:
 
             if place[1] in known or not self._missing(record):
                 has_news |= await self._put(record)
+                # Another copy may have carried it since, or its outcome.
+                has_news |= place[0] != GRAVES and not _has(there, record)
             else:
                 self.waiting.add(_turn(record))
                 has_news = True
@@ -251,6 +253,11 @@ def _held(call: ToolCall, holder: CallRecord) -> Conflict:
         f"the key of call {call.call_id!r} is held in the destination by call "
         f"{holder.call.call_id!r} of thread {holder.thread_id!r}"
     )
+
+
+def _has(there: Calls, record: CallRecord) -> bool:
+    found = there.get(record.call.call_id)
+    return found is not None and found.status == record.status
 
 
 def _own_place(record: CallRecord) -> tuple[str, str]:
