@@ -306,6 +306,7 @@ class SQLiteCheckpointer(Generic[MessageT]):
     async def _read(
         self, thread_id: str | None, query: Callable[..., T], *args: Any
     ) -> T:
+        """Run a query; one of several statements takes `transactions.in_snapshot`."""
         try:
             return await _hop(self._reader, query, *args)
         except sqlite3.Error as exc:

@@ -244,6 +244,30 @@ async def test_what_moves_meanwhile_is_told() -> None:
         assert busy.messages == [{"n": 1}, {"n": 2}]
 
 
+async def test_another_copy_that_is_a_step_ahead_is_no_conflict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It records an outcome after this one has looked, and before this one claims."""
+    async with memory() as src, memory() as dst:
+        paid = ToolCall("c", "pay", {}, "key")
+
+        for cp in (src, dst):
+            await cp.append("t", [{"n": 1}])
+            await cp.record_issued("t", paid)
+
+        await src.record_result("t", "c", "done")
+        claim = dst.record_issued
+
+        async def claim_too_late(thread_id: str, asked: ToolCall) -> Any:
+            await dst.record_result(thread_id, asked.call_id, "done")
+            return await claim(thread_id, asked)
+
+        monkeypatch.setattr(dst, "record_issued", claim_too_late)
+        report = await copy_store(src, dst)
+        assert report.failures == []
+        assert report.is_complete
+
+
 async def test_a_destination_that_cannot_delete_keeps_the_keys() -> None:
     """Held as they were, and what could not be told is said."""
     async with memory() as src, memory() as dst:

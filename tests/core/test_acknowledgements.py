@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.tracing import needs_strace, traced
 
 # Phases of tasks and threads: one after another, then what may share a sync.
 PHASES = ((1, 1), (32, 32), (32, 1))
@@ -53,26 +53,13 @@ class Step:
     ended: int
 
 
-def traced(url: str, where: Path) -> list[Step]:
+def steps_of(url: str) -> list[Step]:
     """Run the script, and return what it wrote and synced, in order."""
-    done = subprocess.run(
-        [
-            *("strace", "-f", "-s", "8192", "-o", str(where), "-e"),
-            "trace=write,pwrite64,fsync,fdatasync",
-            *(sys.executable, "-c", SCRIPT, url),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
+    lines = traced(
+        "write,pwrite64,fsync,fdatasync",
+        *(sys.executable, "-c", SCRIPT, url),
+        longest=8192,
     )
-    lines = where.read_text(errors="replace").splitlines() if where.exists() else []
-
-    if not any("acknowledged" in line for line in lines):
-        assert "ptrace" in done.stderr, done.stderr
-        pytest.skip("this system does not allow tracing")
-
-    assert done.returncode == 0, done.stderr
     steps: list[Step] = []
     unfinished: dict[str, Step] = {}
 
@@ -88,14 +75,14 @@ def traced(url: str, where: Path) -> list[Step]:
     return steps
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+@needs_strace
 @pytest.mark.parametrize("driver", ["sqlite", "file"])
 def test_every_acknowledgement_comes_after_its_sync(
     driver: str, tmp_path: Path
 ) -> None:
     """By one task, by 32 to as many threads, and by 32 to one."""
     url = f"sqlite:///{tmp_path}/a.db" if driver == "sqlite" else f"file:{tmp_path}/a"
-    steps = traced(url, tmp_path / "trace")
+    steps = steps_of(url)
     written: dict[str, Step] = {}
     acknowledged: dict[str, Step] = {}
 

@@ -195,6 +195,39 @@ async def test_finish_goes_on_without_its_caller() -> None:
     assert ended == [True]
 
 
+async def test_during_is_cancelled_with_its_caller_and_ended_before_the_handle() -> (
+    None
+):
+    """Its clean-up runs before the store is let go, however many there are."""
+    lifetime, resource, steps = Lifetime("s://x"), Resource(), []
+    lifetime.begin()
+    resource.may_go.set()
+
+    async def work(turns: int) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+            assert resource.released == 0
+            steps.append(turns)
+
+    callers = [asyncio.create_task(lifetime.during(work(n))) for n in (3, 1, 5)]
+    await settle()
+    closing = asyncio.create_task(lifetime.end(resource.release))
+    await settle()
+    assert not closing.done()
+
+    for caller in callers:
+        caller.cancel()
+
+    await closing
+    assert steps == [1, 3, 5]
+    assert all(caller.cancelled() for caller in callers)
+    assert await Lifetime("s://y").during(asyncio.sleep(0, "done")) == "done"
+
+
 async def test_an_error_that_nobody_waits_for_is_quiet() -> None:
     """Work that fails after its caller left is not reported as forgotten."""
     lifetime, go, reported = Lifetime("s://x"), asyncio.Event(), []

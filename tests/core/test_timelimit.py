@@ -50,6 +50,34 @@ async def test_each_is_ended_when_its_own_time_is_up() -> None:
     limit.stop()
 
 
+async def test_one_who_is_cancelled_as_well_hears_of_that() -> None:
+    """A time-out hides no cancellation, and leaves none behind."""
+    limit = TimeLimit(0.01)
+
+    async def cancelled_twice() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+
+    caller = asyncio.create_task(limit.within(cancelled_twice()))
+
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+
+    with pytest.raises(TimeoutError):
+        await limit.within(asyncio.Event().wait())
+
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    limit.stop()
+
+
 async def test_a_timer_is_set_for_many_and_not_for_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 from cpkit import ToolCall
 from cpkit_file import FileCheckpointer
 from cpkit_file.writing import Draft
+from tests.tracing import needs_strace, traced
 
 Store = FileCheckpointer[Any]
 Operation = Callable[[Store], Coroutine[Any, Any, Any]]
@@ -355,7 +354,7 @@ async def test_finding_a_call_reads_only_what_is_new(
 # The proof from outside
 
 
-@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+@needs_strace
 async def test_the_kernel_syncs_before_the_answer(home: Path) -> None:
     """As a tracer sees it: each line is written, synced, and then acknowledged."""
     script = f"""
@@ -373,23 +372,13 @@ async def main():
 
 asyncio.run(main())
 """
-    traced = await asyncio.to_thread(
-        subprocess.run,
-        [
-            *("strace", "-f", "-e", "trace=write,fdatasync,fsync,symlink"),
-            *(sys.executable, "-c", script),
-        ],
-        capture_output=True,
-        text=True,
+    lines = await asyncio.to_thread(
+        traced, "write,fdatasync,fsync,symlink", sys.executable, "-c", script
     )
-
-    if "acknowledged" not in traced.stdout:
-        pytest.skip("this system does not allow tracing")
-
     steps = re.findall(
         r'write\(1, "(acknowledged \w+ \w+)|(symlink)\(|(fsync|fdatasync)\(|'
         r'write\(\d+, "\{\\"(thread|add|call)',
-        traced.stderr,
+        "\n".join(lines),
     )
     said = ["".join(step) for step in steps]
     first = said.index("thread")
