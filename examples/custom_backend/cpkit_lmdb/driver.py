@@ -207,11 +207,9 @@ class LMDBCheckpointer(Generic[MessageT]):
     def _in_transaction(
         self, operation: Callable[..., T], args: tuple[Any, ...], write: bool
     ) -> T:
-        assert self._environment is not None
-
         try:
             # An exception aborts the transaction; leaving the block commits it.
-            with self._environment.begin(write=write) as transaction:
+            with self._begun(write) as transaction:
                 return operation(transaction, *args)
         except lmdb.Error as exc:
             # A commit that did not return can still have reached the file.
@@ -220,6 +218,23 @@ class LMDBCheckpointer(Generic[MessageT]):
                 str(exc),
                 maybe_applied=write and not isinstance(exc, lmdb.MapFullError),
             ) from exc
+
+    def _begun(self, write: bool) -> lmdb.Transaction:
+        """Begin a transaction that sees the last commit.
+
+        A writer that is killed when it has committed, and has not told the readers yet,
+        leaves them the state before, until the next writer looks after it.
+        """
+        assert self._environment is not None
+        committed = self._environment.info()["last_txnid"]
+        transaction = self._environment.begin(write=write)
+
+        if transaction.id() >= committed:
+            return transaction
+
+        transaction.abort()
+        self._environment.begin(write=True).abort()
+        return self._environment.begin()
 
     def _load(
         self, tx: lmdb.Transaction, thread_id: str
