@@ -24,7 +24,7 @@ from benchmarks.goals import DRIVERS
 from benchmarks.layers import decoding, layers
 from benchmarks.place import POSTGRES_SETTINGS, Place, private_place
 from benchmarks.roster import FLOOR, OURS, ROSTER
-from cpkit.benchmark import (
+from cpkit.tools.benchmark import (
     FAMILIES,
     NORMAL,
     QUICK,

@@ -20,7 +20,7 @@ import asyncpg
 from redis import Redis
 
 from benchmarks.place import Place
-from cpkit.benchmark import Contender
+from cpkit.tools.benchmark import Contender
 
 __all__ = ["Cost", "append_cost", "crowd_rate", "import_times", "load_memory"]
 

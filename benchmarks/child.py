@@ -15,8 +15,8 @@ from typing import Any
 
 from benchmarks.place import Place
 from benchmarks.roster import entry
-from cpkit.benchmark import Contender
-from cpkit.benchmark.messages import messages
+from cpkit.tools.benchmark import Contender
+from cpkit.tools.benchmark.messages import messages
 
 __all__ = ["run"]
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchmarks.goals import GOALS, HELD, Goal
-from cpkit.benchmark import Contender, Result, Scale, interleaved
-from cpkit.benchmark.workloads import Append, Calls, Extra, Load, Tasks, Trial
+from cpkit.tools.benchmark import Contender, Result, Scale, interleaved
+from cpkit.tools.benchmark.workloads import Append, Calls, Extra, Load, Tasks, Trial
 
 __all__ = ["SLACK", "WATCHED", "missed"]
 

@@ -17,11 +17,11 @@ import asyncpg
 from pydantic_core import from_json, to_json
 from redis.asyncio import Redis
 
-from cpkit.benchmark import Contender, Scale, Stored, Trial
-from cpkit.benchmark.messages import messages
-from cpkit.codec import Codec
+from cpkit.driver.codec import Codec
+from cpkit.driver.writes import Append
 from cpkit.registry import open_checkpointer
-from cpkit.writes import Append
+from cpkit.tools.benchmark import Contender, Scale, Stored, Trial
+from cpkit.tools.benchmark.messages import messages
 from cpkit_file import changes, claims
 from cpkit_redis.layout import register_of
 from cpkit_redis.operations import _WRITES, FIND, arguments

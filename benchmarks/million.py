@@ -24,8 +24,8 @@ import asyncpg
 
 from benchmarks.place import private_place
 from cpkit import ListsThreads, ToolCall, open_checkpointer
-from cpkit.benchmark.messages import message
 from cpkit.registry import redacted
+from cpkit.tools.benchmark.messages import message
 
 __all__ = ["simulate"]
 

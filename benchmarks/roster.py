@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.floors import FileFloor, PostgresFloor, RedisFloor, SQLiteFloor
 from benchmarks.place import Place
-from cpkit.benchmark import Contender, Stored
+from cpkit.tools.benchmark import Contender, Stored
 
 __all__ = ["FLOOR", "FULL_STATE", "OURS", "ROSTER", "Entry", "entry"]
 

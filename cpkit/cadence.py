@@ -37,10 +37,11 @@ from weakref import WeakValueDictionary
 
 from pydantic_core import to_jsonable_python
 
-from cpkit.codec import MAX_PAYLOAD, Codec
+from cpkit.driver.codec import MAX_PAYLOAD, Codec
+from cpkit.driver.ids import check_id, span
+from cpkit.driver.lifetime import Lifetime
+from cpkit.driver.writes import Append
 from cpkit.errors import BackendUnavailable, CheckpointerError, VersionConflict
-from cpkit.ids import check_id, span
-from cpkit.lifetime import Lifetime
 from cpkit.protocol import (
     Checkpointer,
     ErasesThreads,
@@ -60,7 +61,6 @@ from cpkit.records import (
 )
 from cpkit.sessions.fenced import append_once
 from cpkit.sessions.toolcalls import calls_in
-from cpkit.writes import Append
 
 __all__ = ["BufferedCheckpointer", "Cadence", "is_turn_end", "with_cadence"]
 

@@ -40,8 +40,8 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
+from cpkit.driver.ids import MAX_ID_BYTES, check_id
 from cpkit.errors import BackendUnavailable, CheckpointerError, UnknownCall
-from cpkit.ids import MAX_ID_BYTES, check_id
 from cpkit.patience import Backoff, Silence, asked_again
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, CheckpointData, JsonValue, ToolCall

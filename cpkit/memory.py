@@ -21,10 +21,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Self, TypeVar
 from urllib.parse import unquote
 
-from cpkit.codec import Codec, check_same_call, from_micros
+from cpkit.driver.codec import Codec, check_same_call, from_micros
+from cpkit.driver.ids import check_id, check_page, span
+from cpkit.driver.lifetime import Lifetime
+from cpkit.driver.writes import StoredCall
 from cpkit.errors import InvalidURL, UnknownCall, VersionConflict
-from cpkit.ids import check_id, check_page, span
-from cpkit.lifetime import Lifetime
 from cpkit.records import (
     CallRecord,
     CheckpointData,
@@ -35,7 +36,6 @@ from cpkit.records import (
     ToolCall,
 )
 from cpkit.registry import DriverOptions
-from cpkit.writes import StoredCall
 
 __all__ = ["MemoryCheckpointer"]
 

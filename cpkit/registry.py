@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, unquote, urlencode
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
-from cpkit.codec import MAX_PAYLOAD, Codec
+from cpkit.driver.codec import MAX_PAYLOAD, Codec
 from cpkit.errors import InvalidURL
 from cpkit.protocol import Checkpointer
 from cpkit.records import JsonValue

@@ -11,8 +11,8 @@ import os
 from collections.abc import Generator
 from contextlib import suppress
 
+from cpkit.driver.writes import Append, Erase, Resolve, StoredCall
 from cpkit.errors import CheckpointerError, UnknownCall, VersionConflict
-from cpkit.writes import Append, Erase, Resolve, StoredCall
 from cpkit_file import lines
 from cpkit_file.claims import release
 from cpkit_file.faults import copy_of, unavailable

@@ -28,8 +28,8 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from cpkit.driver.writes import Claim, StoredCall
 from cpkit.errors import CorruptThread
-from cpkit.writes import Claim, StoredCall
 from cpkit_file import lines
 from cpkit_file.folder import Folder
 from cpkit_file.lines import At

@@ -36,10 +36,11 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import aiofiles.os
 
-from cpkit.codec import Codec, check_same_call
+from cpkit.driver.codec import Codec, check_same_call
+from cpkit.driver.ids import check_id, check_page, span
+from cpkit.driver.lifetime import Lifetime
+from cpkit.driver.writes import Erase
 from cpkit.errors import InvalidURL
-from cpkit.ids import check_id, check_page, span
-from cpkit.lifetime import Lifetime
 from cpkit.records import (
     CallRecord,
     CheckpointData,
@@ -50,7 +51,6 @@ from cpkit.records import (
     ToolCall,
 )
 from cpkit.registry import DriverOptions, url_path
-from cpkit.writes import Erase
 from cpkit_file import changes, claims, reads
 from cpkit_file.faults import unavailable
 from cpkit_file.folder import Folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cpkit.writes import StoredCall
+from cpkit.driver.writes import StoredCall
 from cpkit_file.lines import ADD, CALL, KINDS, At, call_line, thread_of
 from cpkit_file.names import log_name
 

@@ -26,8 +26,8 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from cpkit.jsontext import encode_json, parse_json
-from cpkit.writes import Append, Merge, StoredCall
+from cpkit.driver.jsontext import encode_json, parse_json
+from cpkit.driver.writes import Append, Merge, StoredCall
 
 __all__ = [
     "ADD",

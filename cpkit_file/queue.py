@@ -9,9 +9,9 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from cpkit.coalescing import tell
-from cpkit.lifetime import Lifetime
-from cpkit.writes import Append, Merge, Resolve
+from cpkit.driver.coalescing import tell
+from cpkit.driver.lifetime import Lifetime
+from cpkit.driver.writes import Append, Merge, Resolve
 
 __all__ = ["ThreadWrite", "WriteQueue"]
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TypeVar
 
-from cpkit.codec import Codec, from_micros
+from cpkit.driver.codec import Codec, from_micros
+from cpkit.driver.ids import span
+from cpkit.driver.writes import StoredCall
 from cpkit.errors import CorruptThread
-from cpkit.ids import span
 from cpkit.records import CheckpointData, ThreadInfo
-from cpkit.writes import StoredCall
 from cpkit_file import lines
 from cpkit_file.folder import Folder
 from cpkit_file.index import Calls

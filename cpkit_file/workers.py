@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from cpkit.coalescing import tell
+from cpkit.driver.coalescing import tell
 
 __all__ = ["Workers"]
 

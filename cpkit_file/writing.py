@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Self
 
+from cpkit.driver.writes import StoredCall
 from cpkit.errors import BackendUnavailable
-from cpkit.writes import StoredCall
 from cpkit_file import lines
 from cpkit_file.descriptors import opened, write_all
 from cpkit_file.faults import unavailable

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from copy import copy
 
+from cpkit.driver.writes import Append
 from cpkit.errors import BackendUnavailable, CheckpointerError, VersionConflict
-from cpkit.writes import Append
 
 __all__ = ["AppendGroup", "Entry"]
 

@@ -15,8 +15,8 @@ from urllib.parse import parse_qsl
 
 import asyncpg
 
+from cpkit.driver.timelimit import TimeLimit
 from cpkit.errors import InvalidURL
-from cpkit.timelimit import TimeLimit
 from cpkit_postgres.faults import (
     CLIENT_ERRORS,
     READ_ONLY,

@@ -42,8 +42,11 @@ from operator import itemgetter
 from typing import Any, ClassVar, Generic, Self, TypeVar
 from urllib.parse import quote
 
-from cpkit.coalescing import Coalescer
-from cpkit.codec import Codec, check_same_call
+from cpkit.driver.coalescing import Coalescer
+from cpkit.driver.codec import Codec, check_same_call
+from cpkit.driver.ids import check_id, check_page, prefix_end, span
+from cpkit.driver.lifetime import Lifetime
+from cpkit.driver.writes import Append, StoredCall
 from cpkit.errors import (
     BackendUnavailable,
     CheckpointerError,
@@ -52,8 +55,6 @@ from cpkit.errors import (
     UnknownCall,
     VersionConflict,
 )
-from cpkit.ids import check_id, check_page, prefix_end, span
-from cpkit.lifetime import Lifetime
 from cpkit.records import (
     CallRecord,
     CheckpointData,
@@ -63,7 +64,6 @@ from cpkit.records import (
     ToolCall,
 )
 from cpkit.registry import DriverOptions, redacted
-from cpkit.writes import Append, StoredCall
 from cpkit_postgres.appends import AppendGroup, Entry
 from cpkit_postgres.connections import Connections, Pool, Record
 from cpkit_postgres.options import CLIENT_PARAMETERS, PostgresOptions, check_url

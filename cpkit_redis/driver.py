@@ -58,11 +58,12 @@ from pydantic import Field, PositiveInt
 from redis.asyncio import Redis
 from redis.exceptions import OutOfMemoryError, ResponseError
 
-from cpkit.coalescing import Coalescer
-from cpkit.codec import Codec, check_same_call
+from cpkit.driver.coalescing import Coalescer
+from cpkit.driver.codec import Codec, check_same_call
+from cpkit.driver.ids import check_id, check_page, span
+from cpkit.driver.lifetime import Lifetime
+from cpkit.driver.writes import Append, Erase, StoredCall, Write
 from cpkit.errors import BackendUnavailable, CorruptThread
-from cpkit.ids import check_id, check_page, span
-from cpkit.lifetime import Lifetime
 from cpkit.records import (
     CallRecord,
     CheckpointData,
@@ -73,7 +74,6 @@ from cpkit.records import (
     ToolCall,
 )
 from cpkit.registry import DriverOptions
-from cpkit.writes import Append, Erase, StoredCall, Write
 from cpkit_redis.address import URL_OPTIONS, name_of, pool_of_client, pool_of_url
 from cpkit_redis.durability import QUESTIONS, durability_of, settings_of
 from cpkit_redis.faults import NO_CLUSTER, UNWRITABLE, code_of, text_of, translated

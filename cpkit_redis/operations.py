@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import Any
 
-from cpkit.codec import from_micros
+from cpkit.driver.codec import from_micros
+from cpkit.driver.ids import prefix_end
+from cpkit.driver.writes import Append, Claim, Erase, Merge, Resolve, StoredCall, Write
 from cpkit.errors import CorruptThread, UnknownCall, VersionConflict
-from cpkit.ids import prefix_end
 from cpkit.records import CallStatus, ThreadInfo
-from cpkit.writes import Append, Claim, Erase, Merge, Resolve, StoredCall, Write
 from cpkit_redis.layout import register_of, slot_of
 from cpkit_redis.scripting import Script
 

@@ -27,8 +27,8 @@ from redis.exceptions import (
     TryAgainError,
 )
 
+from cpkit.driver.timelimit import TimeLimit
 from cpkit.errors import BackendUnavailable
-from cpkit.timelimit import TimeLimit
 
 __all__ = ["Wire"]
 

@@ -41,11 +41,12 @@ from typing import (
 import aiosqlite
 from pydantic import Field
 
-from cpkit.coalescing import Coalescer
-from cpkit.codec import Codec, check_same_call
+from cpkit.driver.coalescing import Coalescer
+from cpkit.driver.codec import Codec, check_same_call
+from cpkit.driver.ids import check_id, check_page, span
+from cpkit.driver.lifetime import Lifetime
+from cpkit.driver.writes import Append, Erase, Merge, StoredCall, Write
 from cpkit.errors import InvalidURL
-from cpkit.ids import check_id, check_page, span
-from cpkit.lifetime import Lifetime
 from cpkit.records import (
     CallRecord,
     CheckpointData,
@@ -56,7 +57,6 @@ from cpkit.records import (
     ToolCall,
 )
 from cpkit.registry import DriverOptions, url_path
-from cpkit.writes import Append, Erase, Merge, StoredCall, Write
 from cpkit_sqlite import transactions
 from cpkit_sqlite.faults import translated
 from cpkit_sqlite.schema import create_file, prepare

@@ -17,16 +17,16 @@ from typing import Any, TypeVar, cast
 
 from pydantic_core import to_json
 
-from cpkit.codec import Codec, from_micros
+from cpkit.driver.codec import Codec, from_micros
+from cpkit.driver.ids import prefix_end, span
+from cpkit.driver.writes import Append, Claim, Erase, Merge, Resolve, StoredCall, Write
 from cpkit.errors import (
     CheckpointerError,
     CorruptThread,
     UnknownCall,
     VersionConflict,
 )
-from cpkit.ids import prefix_end, span
 from cpkit.records import CheckpointData, ThreadInfo
-from cpkit.writes import Append, Claim, Erase, Merge, Resolve, StoredCall, Write
 
 T = TypeVar("T")
 

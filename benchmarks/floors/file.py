@@ -13,7 +13,7 @@ from urllib.parse import quote
 from pydantic_core import from_json, to_json
 
 from cpkit import JsonValue
-from cpkit.benchmark.contender import CALL_ARGS, CALL_RESULT, Contender
+from cpkit.tools.benchmark.contender import CALL_ARGS, CALL_RESULT, Contender
 
 __all__ = ["FileFloor"]
 

@@ -9,7 +9,7 @@ from pydantic_core import from_json, to_json
 from redis.asyncio import Redis
 
 from cpkit import JsonValue
-from cpkit.benchmark.contender import CALL_ARGS, CALL_RESULT, Contender
+from cpkit.tools.benchmark.contender import CALL_ARGS, CALL_RESULT, Contender
 
 __all__ = ["RedisFloor"]
 

@@ -11,7 +11,7 @@ from agent_ledger.utils import compute_idem_key
 from psycopg_pool import AsyncConnectionPool
 
 from cpkit import JsonValue
-from cpkit.benchmark.contender import CALL_ARGS, CALL_RESULT, Contender
+from cpkit.tools.benchmark.contender import CALL_ARGS, CALL_RESULT, Contender
 
 __all__ = ["AgentLedger"]
 

@@ -10,7 +10,7 @@ from agents import SQLiteSession
 from agents.extensions.memory import AsyncSQLiteSession, RedisSession
 from redis.asyncio import Redis
 
-from cpkit.benchmark.contender import Contender
+from cpkit.tools.benchmark.contender import Contender
 
 __all__ = ["BLOCKING", "AgentsSession"]
 

@@ -8,7 +8,7 @@ from typing import Any
 from agents.extensions.memory import SQLAlchemySession
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from cpkit.benchmark import Contender
+from cpkit.tools.benchmark import Contender
 
 __all__ = ["AgentsPostgres"]
 

@@ -16,7 +16,7 @@ from cubepi.providers.base import (
 )
 
 from cpkit import JsonValue
-from cpkit.benchmark.contender import Contender
+from cpkit.tools.benchmark.contender import Contender
 from tests.servers.cubepi import create_tables
 
 __all__ = ["CubePi"]

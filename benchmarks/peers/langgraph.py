@@ -18,7 +18,7 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
-from cpkit.benchmark.contender import Contender
+from cpkit.tools.benchmark.contender import Contender
 
 __all__ = ["LangGraph"]
 

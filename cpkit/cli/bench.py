@@ -10,7 +10,11 @@ from uuid import uuid4
 
 import typer
 
-from cpkit.benchmark import (
+from cpkit.cli.output import print_json, print_table, progress, write
+from cpkit.cli.running import BadUse, Exit, run, say
+from cpkit.cli.stores import Json, shown
+from cpkit.registry import open_checkpointer
+from cpkit.tools.benchmark import (
     FAMILIES,
     NORMAL,
     QUICK,
@@ -21,10 +25,6 @@ from cpkit.benchmark import (
     interleaved,
     trials,
 )
-from cpkit.cli.output import print_json, print_table, progress, write
-from cpkit.cli.running import BadUse, Exit, run, say
-from cpkit.cli.stores import Json, shown
-from cpkit.registry import open_checkpointer
 
 __all__ = ["bench"]
 

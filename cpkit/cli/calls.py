@@ -10,9 +10,9 @@ import typer
 from cpkit.cli.output import age, moment, one_line, print_json, print_table
 from cpkit.cli.running import No, run
 from cpkit.cli.stores import Json, opened, url_and
-from cpkit.copying.exports import call_as_json
 from cpkit.protocol import KeepsReceipts
 from cpkit.records import CallRecord
+from cpkit.tools.copying.exports import call_as_json
 
 __all__ = ["call_rows", "calls", "short_key"]
 

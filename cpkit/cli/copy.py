@@ -13,8 +13,8 @@ import typer
 from cpkit.cli.output import plain, print_json, progress, write
 from cpkit.cli.running import BadUse, Exit, run, say
 from cpkit.cli.stores import Json, destination, opened, shown
-from cpkit.copying import CopyReport, ExportFile, Source, copy_store
 from cpkit.protocol import KeepsReceipts, ListsThreads
+from cpkit.tools.copying import CopyReport, ExportFile, Source, copy_store
 
 __all__ = ["copy"]
 

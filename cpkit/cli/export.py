@@ -14,10 +14,10 @@ import typer
 from cpkit.cli.output import progress, write_json_line
 from cpkit.cli.running import Exit, No, give_up, run, say
 from cpkit.cli.stores import Store, opened, store_url
-from cpkit.copying import export_lines
 from cpkit.protocol import KeepsReceipts, ListsThreads
 from cpkit.records import ThreadInfo
 from cpkit.registry import driver_names
+from cpkit.tools.copying import export_lines
 
 __all__ = ["export"]
 

@@ -11,7 +11,7 @@ from cpkit.cli.output import plain, print_json, print_table, progress, write
 from cpkit.cli.peek import peek
 from cpkit.cli.running import BadUse, Exit, run
 from cpkit.cli.stores import Json, destination, opened, shown
-from cpkit.importing import KINDS, BadSource, Report, checked, import_from
+from cpkit.tools.importing import KINDS, BadSource, Report, checked, import_from
 
 __all__ = ["import_"]
 

@@ -12,8 +12,8 @@ from cpkit.cli.calls import call_rows
 from cpkit.cli.output import one_line, plain, print_json, print_table, stdout
 from cpkit.cli.running import No, run
 from cpkit.cli.stores import Json, opened, url_and
-from cpkit.copying.exports import call_as_json
 from cpkit.records import CheckpointData
+from cpkit.tools.copying.exports import call_as_json
 
 __all__ = ["show"]
 

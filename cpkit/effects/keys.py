@@ -14,8 +14,8 @@ from os import urandom
 from typing import Literal
 
 from cpkit.canonical import canonical_json
+from cpkit.driver.jsontext import encode_json, parse_json
 from cpkit.errors import PayloadTooLarge, SerializationError
-from cpkit.jsontext import encode_json, parse_json
 from cpkit.records import JsonValue
 
 __all__ = [

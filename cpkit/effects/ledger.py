@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from cpkit.driver.ids import check_id
 from cpkit.effects import envelope
 from cpkit.effects.approvals import ApprovalRequest, Approvals
 from cpkit.effects.calls import Calls
@@ -24,7 +25,6 @@ from cpkit.effects.resume import ResumeReport, resume
 from cpkit.effects.run import EffectRun, SupersededHook
 from cpkit.effects.tracing import Trail
 from cpkit.errors import InvalidId, PayloadTooLarge, SerializationError
-from cpkit.ids import check_id
 from cpkit.lease import Lease, thread_lease
 from cpkit.patience import Backoff
 from cpkit.protocol import Checkpointer

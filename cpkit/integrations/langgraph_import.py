@@ -13,12 +13,12 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.checkpoint.serde.types import TASKS
 
 from cpkit.errors import InvalidId
-from cpkit.importing.source import Brought, Differs, bring
 from cpkit.integrations.langgraph import CheckpointSaver, store_thread_id
 from cpkit.integrations.langgraph.cache import Threads
 from cpkit.integrations.langgraph.thread import Thread
 from cpkit.memory import MemoryCheckpointer
 from cpkit.protocol import Checkpointer
+from cpkit.tools.importing.source import Brought, Differs, bring
 
 __all__ = ["CheckpointThread", "Row", "Unreadable", "decoded"]
 

@@ -19,9 +19,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 from uuid import uuid4
 
+from cpkit.driver.jsontext import encode_json, parse_json
 from cpkit.errors import CorruptThread, VersionConflict
 from cpkit.integrations.openai_thread import session_thread
-from cpkit.jsontext import encode_json, parse_json
 from cpkit.patience import Backoff
 from cpkit.protocol import Checkpointer
 from cpkit.sessions.context import copied

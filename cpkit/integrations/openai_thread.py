@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpkit.ids import check_id
+from cpkit.driver.ids import check_id
 
 __all__ = ["session_thread"]
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cpkit.canonical import canonical_json
+from cpkit.driver.jsontext import encode_json, parse_json
 from cpkit.errors import CorruptThread, SerializationError
-from cpkit.jsontext import encode_json, parse_json
 from cpkit.sessions.entries import Entry, flaw
 from cpkit.sessions.migrate import version_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cpkit.driver.jsontext import encode_json, parse_json
 from cpkit.errors import CorruptThread
-from cpkit.jsontext import encode_json, parse_json
 from cpkit.sessions.entries import Entry, flaw, fresh_id, now
 from cpkit.sessions.errors import UnknownEntry
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from pydantic import BaseModel, Discriminator, Tag
 
-from cpkit.codec import Codec
+from cpkit.driver.codec import Codec
+from cpkit.driver.jsontext import encode_json, parse_json
 from cpkit.errors import SerializationError
-from cpkit.jsontext import encode_json, parse_json
 from cpkit.sessions.context import copied
 from cpkit.sessions.entries import Entry, Message
 

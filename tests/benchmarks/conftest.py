@@ -11,7 +11,7 @@ import pytest
 from benchmarks.place import Place
 from benchmarks.roster import FLOOR, OURS, entry
 from cpkit import open_checkpointer
-from cpkit.benchmark import Contender
+from cpkit.tools.benchmark import Contender
 from tests.servers.postgres import shared_postgres
 from tests.servers.redis import shared_redis
 

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.goals import GOALS
 from benchmarks.guard import missed
-from cpkit.benchmark import Contender, Stored
+from cpkit.tools.benchmark import Contender, Stored
 
 Pair = tuple[Contender, Contender]
 

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from benchmarks.layers import decoding, layers
-from cpkit.benchmark import Contender, Scale, Stored, interleaved
+from cpkit.tools.benchmark import Contender, Scale, Stored, interleaved
 
 
 @pytest.mark.parametrize("driver", ["sqlite", "postgres", "redis", "file"])

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.roster import ROSTER, entry
 from cpkit import open_checkpointer
-from cpkit.benchmark import (
+from cpkit.tools.benchmark import (
     ABILITIES,
     FAMILIES,
     Contender,
@@ -18,8 +18,8 @@ from cpkit.benchmark import (
     interleaved,
     trials,
 )
-from cpkit.benchmark.messages import SIZE, message, messages
-from cpkit.benchmark.workloads import Append, Trial
+from cpkit.tools.benchmark.messages import SIZE, message, messages
+from cpkit.tools.benchmark.workloads import Append, Trial
 
 Pair = tuple[Contender, Contender]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cpkit import open_checkpointer
-from cpkit.copying import copy_store
+from cpkit.tools.copying import copy_store
 
 WRITES = {"append", "save_extra", "record_issued", "record_result", "delete_thread"}
 

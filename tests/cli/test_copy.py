@@ -15,8 +15,8 @@ import pytest
 
 from cpkit import ToolCall, open_checkpointer
 from cpkit.cli.stores import Store
-from cpkit.copying import copy_store
-from cpkit.copying.calls import GRAVES
+from cpkit.tools.copying import copy_store
+from cpkit.tools.copying.calls import GRAVES
 from tests.cli.command import call, cpkit, environment, in_store, invoke
 from tests.cli.dying import Dying
 from tests.cli.stocked import everything, stock

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from conformance import Status, URLHarness, all_clauses, run_clause
-from conformance.broken import BROKEN, Break
-from conformance.broken.crashes import Disk, DiskHarness
-from conformance.broken.servers import Served, ServedHarness
+from tests.broken import BROKEN, Break
+from tests.broken.crashes import Disk, DiskHarness
+from tests.broken.servers import Served, ServedHarness
 
 CLAUSES = {clause.id: clause for clause in all_clauses()}
 

@@ -14,7 +14,7 @@ import pytest
 from conformance import Clause, Outcome, certify
 from cpkit import BackendUnavailable, InvalidURL
 
-BROKEN = "conformance.broken.erasing:AlwaysForgets"
+BROKEN = "tests.broken.erasing:AlwaysForgets"
 
 
 async def test_certify_in_code() -> None:

@@ -8,7 +8,7 @@ from conformance import FactoryHarness, Status, run_clause, select
 def test_a_difference_is_shown_as_a_script() -> None:
     """The operations that lead to it, and no others, as calls on a checkpointer."""
     (model,) = select(ids=["model"])
-    harness = FactoryHarness("conformance.broken.extras:ReplacesExtra")
+    harness = FactoryHarness("tests.broken.extras:ReplacesExtra")
     outcome = run_clause(model, harness, seed=1)
     assert outcome.status is Status.FAILED
     answer, script = outcome.seen.split("\nat the end of this script\n")

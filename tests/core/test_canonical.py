@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpkit.canonical import canonical_json
-from cpkit.jsontext import parse_json
+from cpkit.driver.jsontext import parse_json
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
 # The RFC's domain: a double is exact for integers up to here.

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cpkit import Closed
-from cpkit.coalescing import Coalescer
-from cpkit.lifetime import Lifetime
+from cpkit.driver.coalescing import Coalescer
+from cpkit.driver.lifetime import Lifetime
 
 
 class Store:

@@ -18,8 +18,8 @@ from cpkit import (
     SerializationError,
     ToolCall,
 )
-from cpkit.codec import Codec
-from cpkit.writes import StoredCall
+from cpkit.driver.codec import Codec
+from cpkit.driver.writes import StoredCall
 
 codec: Codec[Any] = Codec()
 

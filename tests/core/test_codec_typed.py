@@ -19,7 +19,7 @@ from pydantic import (
 from typing_extensions import TypedDict  # pydantic asks for it below Python 3.12
 
 from cpkit import CorruptThread, SerializationError
-from cpkit.codec import Codec
+from cpkit.driver.codec import Codec
 
 
 class User(BaseModel):

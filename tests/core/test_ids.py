@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpkit import InvalidId
-from cpkit.ids import check_id, check_page, prefix_end, span
+from cpkit.driver.ids import check_id, check_page, prefix_end, span
 
 # The code points at which an order goes wrong: the ends of the ranges of UTF-8's
 # lengths, of the surrogates, and of Unicode.

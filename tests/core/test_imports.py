@@ -26,8 +26,8 @@ DESIGNED = """
 """.split()
 
 MODULES = """
-    canonical codec errors ids jsontext lifetime memory messages protocol records
-    registry writes
+    canonical driver.codec driver.ids driver.jsontext driver.lifetime driver.writes
+    errors memory messages protocol records registry
 """.split()
 
 PYDANTIC = {"pydantic", "pydantic_core"}

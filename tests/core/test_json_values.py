@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cpkit import SerializationError
-from cpkit.jsontext import MAX_DEPTH, encode_json, parse_json
+from cpkit.driver.jsontext import MAX_DEPTH, encode_json, parse_json
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
 numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)

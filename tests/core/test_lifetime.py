@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cpkit import Closed, MemoryCheckpointer, ToolCall, WrongEventLoop
-from cpkit.lifetime import Lifetime
+from cpkit.driver.lifetime import Lifetime
 from cpkit_sqlite import SQLiteCheckpointer
 
 HANDLES: list[Callable[[], Any]] = [

@@ -9,7 +9,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from cpkit import SerializationError
-from cpkit.codec import Codec
+from cpkit.driver.codec import Codec
 from cpkit.messages import (
     AssistantMessage,
     ImageBlock,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cpkit.timelimit import TimeLimit
+from cpkit.driver.timelimit import TimeLimit
 
 
 async def test_what_is_in_time_is_left_alone() -> None:

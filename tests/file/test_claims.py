@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from cpkit import CallMismatch, CallRecord, ToolCall, UnknownCall
-from cpkit.codec import Codec
-from cpkit.writes import Erase
+from cpkit.driver.codec import Codec
+from cpkit.driver.writes import Erase
 from cpkit_file import FileCheckpointer, changes, claims
 from cpkit_file.folder import Folder
 from cpkit_file.names import claim_stem

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cpkit import ToolCall
-from cpkit.codec import from_micros
+from cpkit.driver.codec import from_micros
 from cpkit_file import FileCheckpointer
 
 Store = FileCheckpointer[Any]

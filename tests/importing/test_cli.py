@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from cpkit import importing, open_checkpointer
+from cpkit import open_checkpointer
+from cpkit.tools import importing
 from cpkit.cli.app import app
 from tests.importing.test_sources import BYE, HELLO, HI, written
 

@@ -24,8 +24,8 @@ from psycopg import Connection
 from psycopg.rows import dict_row
 
 from cpkit import Checkpointer, open_checkpointer
-from cpkit.importing import BadSource, import_from
 from cpkit.integrations.langgraph import CheckpointSaver, store_thread_id
+from cpkit.tools.importing import BadSource, import_from
 from tests.servers.postgres import shared_postgres
 from tests.stores import KINDS, fresh_url
 

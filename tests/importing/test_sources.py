@@ -12,9 +12,9 @@ import pytest
 from agents import SQLiteSession
 
 from cpkit import Checkpointer, MemoryCheckpointer, open_checkpointer
-from cpkit.importing import BadSource, Report, import_from
 from cpkit.integrations.openai_agents import Session
 from cpkit.sessions import SessionLog
+from cpkit.tools.importing import BadSource, Report, import_from
 from tests.sessions.spy import RangeSpy
 from tests.stores import KINDS, fresh_url
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from cpkit.ids import MAX_ID_BYTES
+from cpkit.driver.ids import MAX_ID_BYTES
 
 __all__ = ["HASHED", "PLAIN", "store_thread_id", "thread_id_in"]
 

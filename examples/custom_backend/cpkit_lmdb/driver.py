@@ -37,11 +37,11 @@ from cpkit import (
     UnknownCall,
     VersionConflict,
 )
-from cpkit.codec import Codec, check_same_call
-from cpkit.ids import check_id, span
-from cpkit.lifetime import Lifetime
+from cpkit.driver.codec import Codec, check_same_call
+from cpkit.driver.ids import check_id, span
+from cpkit.driver.lifetime import Lifetime
+from cpkit.driver.writes import Append, Claim, Merge, Resolve, StoredCall
 from cpkit.registry import DriverOptions, url_path
-from cpkit.writes import Append, Claim, Merge, Resolve, StoredCall
 from cpkit_lmdb import environments
 
 __all__ = ["LMDBCheckpointer"]

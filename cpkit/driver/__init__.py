@@ -1,0 +1,1 @@
+"""The driver kit: what backend authors build a store with."""

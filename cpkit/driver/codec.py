@@ -1,0 +1,360 @@
+"""From values to stored bytes and back, the same for every backend.
+
+A driver stores bytes of JSON and never looks into them: `Codec` checks and encodes
+whole writes, which is what a driver puts into its store, and decodes what it fetched.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import CoreConfig, PydanticSerializationError, SchemaSerializer
+
+from cpkit.canonical import canonical_json
+from cpkit.driver.ids import check_id
+from cpkit.driver.jsontext import encode_json, parse_json, plain_key
+from cpkit.driver.writes import Append, Claim, Merge, Resolve, StoredCall
+from cpkit.errors import (
+    CallMismatch,
+    CorruptThread,
+    PayloadTooLarge,
+    SerializationError,
+)
+from cpkit.records import CallRecord, CallStatus, JsonValue, ToolCall
+
+__all__ = ["MAX_PAYLOAD", "Codec", "check_same_call", "from_micros"]
+
+MessageT = TypeVar("MessageT")
+
+MAX_PAYLOAD = 16 * 1024 * 1024
+"""Bytes of JSON that one message, extra value, args or result may have by default."""
+
+# Rows parsed at a time. Small enough that the joined text stays a small part of the
+# peak memory of a load, large enough that the parser's start-up is not felt.
+_ROWS_AT_ONCE = 512
+
+_STATUSES = ("issued", "completed", "failed")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Codec(Generic[MessageT]):
+    """Checks and encodes what goes into a store, and decodes what comes out.
+
+    ``message_type`` is ``dict`` (JSON objects, kept as they are) or any type that
+    pydantic validates. A typed message that could not be loaded again is refused, and
+    with ``strict_roundtrip`` so is one that would come back different. Decoding is
+    safe in any thread.
+    """
+
+    def __init__(
+        self,
+        message_type: Any = dict,
+        *,
+        max_payload: int = MAX_PAYLOAD,
+        strict_roundtrip: bool = False,
+    ) -> None:
+        self.max_payload = max_payload
+        self.strict_roundtrip = strict_roundtrip
+        self._one: TypeAdapter[Any] | None = None
+        self._many: TypeAdapter[Any] | None = None
+
+        if message_type is not dict:
+            self._one = TypeAdapter(message_type)
+            self._one.rebuild()  # where the type puts off building its schema
+            self._many = TypeAdapter(list[message_type])
+            # An adapter's own serializer makes null of an infinity in a field of Any.
+            self._serializer = SchemaSerializer(
+                self._one.core_schema, CoreConfig(ser_json_inf_nan="constants")
+            )
+
+    def append(
+        self, thread_id: str, messages: Sequence[MessageT], expected_version: int | None
+    ) -> Append:
+        """Check and encode the arguments of ``append``."""
+        thread_id = check_id("thread_id", thread_id)
+
+        if not isinstance(messages, (list, tuple)) and (
+            not isinstance(messages, Sequence) or isinstance(messages, (str, bytes))
+        ):
+            raise TypeError(
+                f"messages must be a list or tuple, not {type(messages).__name__}"
+            )
+
+        if expected_version is not None:
+            if type(expected_version) is not int:
+                raise TypeError("expected_version must be an int or None")
+
+            if expected_version < 0:
+                raise ValueError("expected_version must not be negative")
+
+        encode = self._encode_dict if self._one is None else self._encode_typed
+        bodies = [encode(message, (i,)) for i, message in enumerate(messages)]
+        return Append(thread_id, bodies, expected_version)
+
+    def merge(self, thread_id: str, extra: Mapping[str, JsonValue]) -> Merge:
+        """Check and encode the arguments of ``save_extra``."""
+        thread_id = check_id("thread_id", thread_id)
+
+        if not isinstance(extra, Mapping):
+            raise TypeError(f"extra must be a mapping, not {type(extra).__name__}")
+
+        items = []
+
+        for key, value in extra.items():
+            name = plain_key(key, ())
+            items.append((self._encode(name, (name,)), self._encode(value, (name,))))
+
+        return Merge(thread_id, items)
+
+    def claim(self, thread_id: str, call: ToolCall) -> Claim:
+        """Check and encode the arguments of ``record_issued``."""
+        thread_id = check_id("thread_id", thread_id)
+
+        if not isinstance(call, ToolCall):
+            raise TypeError(f"call must be a ToolCall, not {type(call).__name__}")
+
+        call_id = check_id("call_id", call.call_id)
+        tool_name = check_id("tool_name", call.tool_name)
+        key = check_id("idempotency_key", call.idempotency_key)
+
+        if not isinstance(call.args, Mapping):
+            raise SerializationError(
+                ("args",), f"args is a JSON object, not {type(call.args).__name__}"
+            )
+
+        args = self._encode(dict(call.args), ("args",))
+        # A copy: what the caller does to its own args changes nothing.
+        return Claim(
+            thread_id, ToolCall(call_id, tool_name, parse_json(args), key), args
+        )
+
+    def resolve(
+        self, thread_id: str, call_id: str, result: JsonValue, success: bool
+    ) -> Resolve:
+        """Check and encode the arguments of ``record_result``."""
+        thread_id = check_id("thread_id", thread_id)
+        call_id = check_id("call_id", call_id)
+
+        if not isinstance(success, bool):
+            raise TypeError("success must be a bool")
+
+        status: CallStatus = "completed" if success else "failed"
+        return Resolve(thread_id, call_id, status, self._encode(result, ("result",)))
+
+    def messages(
+        self, rows: Iterable[bytes | str], thread_id: str, first: int = 0
+    ) -> list[MessageT]:
+        """Decode stored messages, the first of which stands at position ``first``.
+
+        ``rows`` are all ``bytes`` or all ``str``. Raises ``CorruptThread`` for bytes
+        that are no JSON (or no JSON object, for ``dict`` messages) and
+        ``SerializationError`` for JSON that is no message of the type.
+        """
+        source = iter(rows)
+        decoded: list[MessageT] = []
+
+        with _collector_paused():
+            while chunk := list(islice(source, _ROWS_AT_ONCE)):
+                decoded += self._chunk(chunk, thread_id, first + len(decoded))
+
+        return decoded
+
+    def extra(
+        self, items: Iterable[tuple[bytes | str, bytes | str]], thread_id: str
+    ) -> dict[str, JsonValue]:
+        """Decode stored extra, keys and values."""
+        extra = {}
+
+        for key, value in items:
+            where = f"extra key {_text(key)}"
+            name = _stored(key, thread_id, where)
+
+            if not isinstance(name, str):
+                raise CorruptThread(thread_id, where, "not a string")
+
+            extra[name] = _stored(value, thread_id, where)
+
+        return extra
+
+    def record(self, stored: StoredCall) -> CallRecord:
+        """Decode a stored call."""
+        where = f"call {stored.call_id!r}"
+        args = _stored(stored.args, stored.thread_id, where)
+
+        if not isinstance(args, dict):
+            raise CorruptThread(stored.thread_id, where, "args are no JSON object")
+
+        if stored.status not in _STATUSES:
+            raise CorruptThread(
+                stored.thread_id, where, f"{stored.status!r} is no status"
+            )
+
+        result = stored.result
+        resolved_at = stored.resolved_at
+
+        try:
+            return CallRecord(
+                stored.thread_id,
+                ToolCall(
+                    stored.call_id, stored.tool_name, args, stored.idempotency_key
+                ),
+                stored.status,
+                stored.attempt,
+                from_micros(stored.issued_at),
+                None if result is None else _stored(result, stored.thread_id, where),
+                None if resolved_at is None else from_micros(resolved_at),
+                bool(stored.erased),
+            )
+        except (TypeError, OverflowError) as exc:
+            raise CorruptThread(stored.thread_id, where, str(exc)) from exc
+
+    def _encode_dict(self, message: object, path: tuple[int]) -> bytes:
+        if not isinstance(message, dict):
+            raise SerializationError(
+                path,
+                f"a message is a JSON object, not {type(message).__name__} "
+                "(open the store with message_type= for typed messages)",
+            )
+
+        return self._encode(message, path)
+
+    def _encode_typed(self, message: object, path: tuple[int]) -> bytes:
+        assert self._one is not None
+
+        try:
+            dumped = self._serializer.to_python(
+                message, mode="json", by_alias=True, round_trip=True, warnings="error"
+            )
+        except (PydanticSerializationError, ValueError, TypeError) as exc:
+            raise SerializationError(path, f"is none of message_type: {exc}") from exc
+
+        body = self._encode(dumped, path)
+
+        # By the route that a load takes: pydantic's JSON and Python routes differ.
+        try:
+            again = self._one.validate_json(body)
+        except ValidationError as exc:
+            raise SerializationError(path, f"could not be loaded again: {exc}") from exc
+
+        if self.strict_roundtrip and again != message:
+            raise SerializationError(
+                path, f"would come back different: {again!r} for {message!r}"
+            )
+
+        return body
+
+    def _encode(self, value: object, path: tuple[str | int, ...]) -> bytes:
+        body = encode_json(value, path)
+
+        if len(body) > self.max_payload:
+            raise PayloadTooLarge(path, len(body), self.max_payload)
+
+        return body
+
+    def _chunk(
+        self, rows: list[bytes | str], thread_id: str, first: int
+    ) -> list[MessageT]:
+        parse = parse_json if self._many is None else self._many.validate_json
+
+        try:
+            found: list[MessageT] = parse(_array(rows))
+        except (ValueError, TypeError):
+            found = []
+
+        # The count, because a damaged row that holds two values, or none, can leave
+        # the joined array well-formed.
+        if len(found) == len(rows) and (
+            self._one is not None or all(type(one) is dict for one in found)
+        ):
+            return found
+
+        # Something is wrong with a row, or one is nested to the parser's last level.
+        return [self._row(row, thread_id, first + i) for i, row in enumerate(rows)]
+
+    def _row(self, row: bytes | str, thread_id: str, position: int) -> MessageT:
+        where = f"message {position}"
+        message: Any = _stored(row, thread_id, where)
+
+        if self._one is not None:
+            try:
+                message = self._one.validate_json(row)
+            except ValidationError as exc:
+                raise SerializationError(
+                    (position,), f"does not fit message_type: {exc}", thread_id
+                ) from exc
+        elif type(message) is not dict:
+            raise CorruptThread(thread_id, where, "not a JSON object")
+
+        return message  # type: ignore[no-any-return]  # validated just above
+
+
+def check_same_call(found: CallRecord, call: ToolCall) -> None:
+    """Raise ``CallMismatch`` unless the record is of this very call.
+
+    An erased record has lost its args and is compared by key and tool alone.
+    """
+    there = found.call
+    differs = []
+
+    if there.idempotency_key != call.idempotency_key:
+        differs.append("idempotency key")
+
+    if there.tool_name != call.tool_name:
+        differs.append("tool")
+
+    if not found.erased and canonical_json(there.args) != canonical_json(call.args):
+        differs.append("args")
+
+    if differs:
+        raise CallMismatch(found.thread_id, call.call_id, differs)
+
+
+def from_micros(micros: int) -> datetime:
+    """Return the UTC time of microseconds since the epoch, exactly."""
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+def _stored(text: bytes | str, thread_id: str, where: str) -> JsonValue:
+    try:
+        value: JsonValue = parse_json(text)
+    except (ValueError, TypeError) as exc:
+        raise CorruptThread(thread_id, where, f"no JSON: {exc}") from exc
+
+    return value
+
+
+def _text(stored: bytes | str) -> str:
+    return stored if isinstance(stored, str) else stored.decode(errors="replace")
+
+
+def _array(rows: list[Any]) -> bytes | str:
+    """Join JSON texts, all bytes or all str, into the text of one array."""
+    if isinstance(rows[0], bytes):
+        return b"[" + b",".join(rows) + b"]"
+
+    return "[" + ",".join(rows) + "]"
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep the cyclic collector from walking objects that are certainly alive.
+
+    It takes more than half of the time of a big load otherwise.
+    """
+    if not gc.isenabled():
+        yield
+        return
+
+    gc.disable()
+
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,1 @@
+"""Tools for people: copy and export threads, import other formats, measure stores."""

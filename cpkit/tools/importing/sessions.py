@@ -1,0 +1,42 @@
+"""Coding-agent session files: the JSONL of `cpkit.sessions`, of any version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from cpkit.driver.ids import check_id
+from cpkit.errors import CheckpointerError
+from cpkit.sessions.jsonl import read_jsonl
+from cpkit.sessions.migrate import migrate
+from cpkit.tools.importing.source import Found, Left, Thread
+from cpkit.tools.importing.transcripts import TORN
+
+__all__ = ["read_sessions"]
+
+
+def read_sessions(files: list[Path], *, skip_corrupt: bool) -> Iterator[Found]:
+    """Yield a session a file, as `SessionLog` stores it under its own id.
+
+    With ``skip_corrupt`` a file comes without the lines that are no entries; otherwise
+    it is left.
+    """
+    for path in files:
+        try:
+            file = read_jsonl(path, "skip" if skip_corrupt else "raise")
+            lines = migrate(file.lines)
+            session_id = check_id("session id", lines[0]["id"])
+        except (CheckpointerError, OSError) as exc:
+            yield Left(path.name, _reason(exc), is_thread=True)
+            continue
+
+        for line in file.skipped:
+            what = TORN if line.reason.startswith("torn") else "a line that is no entry"
+            yield Left(f"{path.name}, line {line.number}", what)
+
+        yield Thread(path.name, session_id, lines)
+
+
+def _reason(exc: Exception) -> str:
+    # Without the place, which differs: reasons are counted.
+    return str(getattr(exc, "reason", None) or exc)

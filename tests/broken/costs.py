@@ -1,0 +1,81 @@
+"""Operations that cost more the longer the thread is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from cpkit import CallRecord, JsonValue, ThreadInfo, ToolCall
+from tests.broken.store import Broken, breaks
+
+
+@breaks("bounded.append-memory")
+class LoadsToAppend(Broken):
+    async def append(self, thread_id: str, *args: Any, **options: Any) -> int:
+        await self.load(thread_id)
+        return await super().append(thread_id, *args, **options)
+
+
+@breaks("bounded.append-calls")
+class CountsToAppend(Broken):
+    async def append(self, thread_id: str, *args: Any, **options: Any) -> int:
+        version = await super().append(thread_id, *args, **options)
+        return (
+            sum(len([body]) for body in self._store.threads[thread_id].bodies)
+            or version
+        )
+
+
+def _one(_: bytes) -> int:
+    return 1
+
+
+@breaks("bounded.append-bytes")
+class WritesEverything(Broken):
+    """Saves the whole thread at each append."""
+
+    async def append(self, thread_id: str, *args: Any, **options: Any) -> int:
+        version = await super().append(thread_id, *args, **options)
+        whole = b"".join(self._store.threads[thread_id].bodies)
+        await asyncio.to_thread(_write, whole)
+        return version
+
+
+def _write(whole: bytes) -> None:
+    with open(os.devnull, "wb") as file:
+        file.write(whole)
+
+
+@breaks("bounded.merge-memory")
+class LoadsToMerge(Broken):
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        await self.load(thread_id)
+        await super().save_extra(thread_id, extra)
+
+
+@breaks("bounded.claim-memory")
+class LoadsToClaim(Broken):
+    async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+        await self.load(thread_id)
+        return await super().record_issued(thread_id, call)
+
+
+@breaks("bounded.read-memory")
+class LoadsToRead(Broken):
+    async def read(
+        self, thread_id: str, start: int = 0, stop: int | None = None
+    ) -> list[Any]:
+        return (await super().read(thread_id))[start:stop]
+
+
+@breaks("bounded.list-memory")
+class LoadsToList(Broken):
+    async def list_threads(self, **options: Any) -> list[ThreadInfo]:
+        listed = await super().list_threads(**options)
+
+        for info in listed:
+            await self.load(info.thread_id)
+
+        return listed

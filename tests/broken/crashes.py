@@ -1,0 +1,219 @@
+"""Stores on disk that say "done" before it is, or leave a lock when they die."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Self
+
+from conformance.harness import Harness, find
+from cpkit import (
+    BackendUnavailable,
+    CallRecord,
+    CheckpointData,
+    JsonValue,
+    MemoryCheckpointer,
+    ToolCall,
+)
+from tests.broken.store import breaks
+
+
+@dataclass
+class DiskHarness(Harness):
+    """A `Disk`, or what is broken of it, in a folder."""
+
+    kind: str
+    folder: str
+
+    def open(self, **options: Any) -> Disk:
+        opened: Disk = find(self.kind)(self.folder, **options)
+        return opened
+
+
+class Disk(MemoryCheckpointer[Any]):
+    """The reference on disk: a log of writes that every handle replays for itself.
+
+    Correct, and no more than the broken ones below need: a line a write, under a lock
+    of the file that the kernel lets go of when its holder dies.
+    """
+
+    def __init__(self, folder: str, **options: Any) -> None:
+        super().__init__(None, **options)
+        self._folder = Path(folder)
+        self._log = self._folder / "log"
+        self._read = 0
+
+    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
+        async with self._turn():
+            return await super().load(thread_id)
+
+    async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
+        async with self._turn() as log:
+            version = await super().append(thread_id, messages, **options)
+            self._write(log, ["append", thread_id, list(messages)])
+            return version
+
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        async with self._turn() as log:
+            await super().save_extra(thread_id, extra)
+            self._write(log, ["save_extra", thread_id, dict(extra)])
+
+    async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+        async with self._turn() as log:
+            record = await super().record_issued(thread_id, call)
+
+            if record is None:
+                issued = self._store.calls[thread_id, call.call_id].issued_at
+                self._write(log, ["record_issued", thread_id, asdict(call), issued])
+
+            return record
+
+    async def record_result(
+        self,
+        thread_id: str,
+        call_id: str,
+        result: JsonValue,
+        *,
+        success: bool = True,
+    ) -> CallRecord:
+        async with self._turn() as log:
+            record = await super().record_result(
+                thread_id, call_id, result, success=success
+            )
+            self._write(log, ["record_result", thread_id, call_id, result, success])
+            return record
+
+    async def find_call(self, idempotency_key: str) -> CallRecord | None:
+        async with self._turn():
+            return await super().find_call(idempotency_key)
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[BinaryIO]:
+        """Hold the log, with all that others wrote replayed."""
+        with self._log.open("ab+") as log:  # never suspends in here
+            fcntl.flock(log, fcntl.LOCK_EX)
+            log.seek(self._read)
+
+            for line in log:
+                if not line.endswith(b"\n"):
+                    log.truncate(self._read)  # torn: never acknowledged
+                    break
+
+                await self._replay(*json.loads(line))
+                self._read += len(line)
+
+            yield log
+
+    async def _replay(self, kind: str, thread_id: str, *args: Any) -> None:
+        if kind == "append":
+            await super().append(thread_id, *args)
+        elif kind == "save_extra":
+            await super().save_extra(thread_id, *args)
+        elif kind == "record_issued":
+            call, issued = ToolCall(**args[0]), args[1]
+            await super().record_issued(thread_id, call)
+            stored = self._store.calls[thread_id, call.call_id]
+            self._store.calls[thread_id, call.call_id] = stored._replace(
+                issued_at=issued
+            )
+        else:
+            call_id, result, success = args
+            await super().record_result(thread_id, call_id, result, success=success)
+
+    def _write(self, log: BinaryIO, values: list[Any]) -> None:
+        line = json.dumps(values).encode() + b"\n"
+        log.write(line)
+        log.flush()
+        self._read += len(line)
+
+
+@breaks(
+    "kill.writes-survive",
+    "kill.claims-survive",
+    "kill.exit-loses-nothing",
+    "linearizable.threads-in-processes",
+    "linearizable.keys-in-processes",
+    harness=DiskHarness,
+)
+class AcknowledgesEarly(Disk):
+    """Writes thirty lines at a time, and says that each is written."""
+
+    _buffer: bytes = b""
+
+    def _write(self, log: BinaryIO, values: list[Any]) -> None:
+        self._buffer += json.dumps(values).encode() + b"\n"
+
+        if self._buffer.count(b"\n") == 30:
+            log.write(self._buffer)
+            log.flush()
+            self._read += len(self._buffer)
+            self._buffer = b""
+
+
+@breaks("kill.next-write-works", harness=DiskHarness, hangs=True)
+class LeavesItsLock(Disk):
+    """Locks with a file that stays when its maker dies."""
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[BinaryIO]:
+        lock = self._folder / "lock"
+
+        while True:
+            with suppress(FileExistsError):
+                os.mkdir(lock)
+                break
+
+            await asyncio.sleep(0.0005)
+
+        async with super()._turn() as log:
+            await asyncio.sleep(0.001)
+            yield log
+
+        os.rmdir(lock)
+
+
+@breaks("kill.earlier-stays", harness=DiskHarness)
+class StartsAfresh(Disk):
+    """Creates the store when it is opened, also where there is one."""
+
+    async def __aenter__(self) -> Self:
+        self._log.write_bytes(b"")
+        return await super().__aenter__()
+
+
+@breaks("kill.while-opening", harness=DiskHarness, hangs=True)
+class WaitsForADeadCreator(Disk):
+    """Creates the store under a mark that stays when its maker dies."""
+
+    async def __aenter__(self) -> Self:
+        while True:
+            with suppress(FileExistsError):
+                os.mkdir(self._folder / "creating")
+                break
+
+            await asyncio.sleep(0.005)
+
+        await asyncio.sleep(0.1)
+        os.rmdir(self._folder / "creating")
+        return await super().__aenter__()
+
+
+@breaks("concurrent.opens-at-once", harness=DiskHarness)
+class IsCreatedByOne(Disk):
+    """Does not open while somebody else is creating the store."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            os.mkdir(self._folder / "creating")
+        except FileExistsError:
+            raise BackendUnavailable("broken", "is being created") from None
+
+        await asyncio.sleep(0.1)
+        os.rmdir(self._folder / "creating")
+        return await super().__aenter__()

@@ -1,0 +1,158 @@
+"""Deletions that take too little, or somebody else's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpkit import (
+    CallMismatch,
+    CallRecord,
+    JsonValue,
+    ThreadInfo,
+    ToolCall,
+    UnknownCall,
+)
+from tests.broken.store import Broken, breaks
+
+
+@breaks("erase.thread-is-gone")
+class HidesMessages(Broken):
+    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+        if thread_id in self._store.threads:
+            self._store.threads[thread_id].bodies.clear()
+
+
+@breaks("erase.starts-again-at-0")
+class KeepsExtra(Broken):
+    _kept: dict[str, JsonValue] = {}  # never changed in place
+
+    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+        loaded = await self.load(thread_id)
+        await super().delete_thread(thread_id, forget_keys=forget_keys)
+        self.__dict__.setdefault("_extra", {})[thread_id] = loaded and loaded.extra
+
+    async def append(self, thread_id: str, *args: Any, **options: Any) -> int:
+        version = await super().append(thread_id, *args, **options)
+        await self.save_extra(
+            thread_id, self.__dict__.get("_extra", {}).get(thread_id) or {}
+        )
+        return version
+
+
+@breaks("erase.missing-is-no-error")
+class MissesWhatIsGone(Broken):
+    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+        self._store.threads[thread_id]
+        await super().delete_thread(thread_id, forget_keys=forget_keys)
+
+
+@breaks("erase.leaves-the-neighbours")
+class DeletesByPrefix(Broken):
+    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+        for thread in list(self._store.threads):
+            if thread.startswith(thread_id):
+                await super().delete_thread(thread, forget_keys=forget_keys)
+
+
+@breaks("erase.completed-stays-paid", "erase.receipts-stay")
+class AlwaysForgets(Broken):
+    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+        await super().delete_thread(thread_id, forget_keys=True)
+
+
+@breaks("erase.issued-stays-issued")
+class FailsWhatIsPending(Broken):
+    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+        for record in await self.list_calls(thread_id):
+            await self.record_result(thread_id, record.call.call_id, 0, success=False)
+
+        await super().delete_thread(thread_id, forget_keys=forget_keys)
+
+
+@breaks("erase.failed-stays-free")
+class ForgetsFailures(Broken):
+    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+        calls = await self.list_calls(thread_id)
+        failed = all(one.status == "failed" for one in calls)
+        await super().delete_thread(thread_id, forget_keys=forget_keys or failed)
+
+
+@breaks("erase.own-call-again")
+class ComparesErasedArgs(Broken):
+    async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+        record = await super().record_issued(thread_id, call)
+
+        if record and record.erased and record.call.args != call.args:
+            raise CallMismatch(thread_id, call.call_id, ["args"])
+
+        return record
+
+
+@breaks("erase.late-result")
+class KnowsNoErasedCalls(Broken):
+    async def record_result(
+        self, thread_id: str, call_id: str, result: JsonValue, **options: Any
+    ) -> CallRecord:
+        stored = self._store.calls.get((thread_id, call_id))
+
+        if stored and stored.erased:
+            raise UnknownCall(thread_id, call_id)
+
+        return await super().record_result(thread_id, call_id, result, **options)
+
+
+@breaks("erase.late-failure-frees")
+class HoldsErasedKeys(Broken):
+    async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+        last = self._store.last_attempt(call.idempotency_key)
+
+        if last and last.erased:
+            return self._codec.record(last)
+
+        return await super().record_issued(thread_id, call)
+
+
+@breaks("erase.forget-frees-keys", "erase.forget-leaves-no-receipt")
+class NeverForgets(Broken):
+    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+        await super().delete_thread(thread_id)
+
+
+@breaks("erase.forget-after-delete")
+class ForgetsOnlyOnce(Broken):
+    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+        if thread_id in self._store.threads:
+            await super().delete_thread(thread_id, forget_keys=forget_keys)
+
+
+@breaks("erase.forget-is-of-one-thread")
+class ForgetsWholeKeys(Broken):
+    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+        keys = {one.call.idempotency_key for one in await self.list_calls(thread_id)}
+        await super().delete_thread(thread_id, forget_keys=forget_keys)
+
+        for key in keys if forget_keys else ():
+            self._store.attempts.pop(key, None)
+
+
+@breaks("erase.not-listed")
+class ListsTheErased(Broken):
+    async def list_threads(self, **options: Any) -> list[ThreadInfo]:
+        for thread in list(self._store.calls_of):
+            self._store.touch(thread)
+
+        return await super().list_threads(**options)
+
+
+@breaks("erase.reads-nothing")
+class ReadsFromACache(Broken):
+    async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
+        cache = self.__dict__.setdefault("_cache", {})
+        cache.setdefault(thread_id, []).extend(messages)
+        return await super().append(thread_id, messages, **options)
+
+    async def read(
+        self, thread_id: str, start: int = 0, stop: int | None = None
+    ) -> list[Any]:
+        found: list[Any] = self.__dict__["_cache"][thread_id]
+        return found[start:stop]

@@ -1,0 +1,97 @@
+"""Merges that replace, dig too deep, or know a value when they see one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cpkit import CheckpointData, JsonValue
+from tests.broken.store import Broken, breaks
+
+
+@breaks("extra.merges", "model.agrees-with-reference")
+class ReplacesExtra(Broken):
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        if thread_id in self._store.threads:
+            self._store.threads[thread_id].extra.clear()
+
+        await super().save_extra(thread_id, extra)
+
+
+@breaks("extra.is-shallow")
+class MergesDeep(Broken):
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        loaded = await self.load(thread_id)
+        old: dict[str, Any] = {} if loaded is None else loaded.extra
+        both = {
+            key: {**old[key], **value}
+            if isinstance(value, dict) and isinstance(old.get(key), dict)
+            else value
+            for key, value in extra.items()
+        }
+        await super().save_extra(thread_id, both)
+
+
+@breaks("extra.stores-none")
+class TakesNoneForDelete(Broken):
+    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
+        loaded = await super().load(thread_id)
+
+        for key in [k for k, v in loaded.extra.items() if v is None] if loaded else ():
+            del loaded.extra[key]  # type: ignore[union-attr]  # there are keys
+
+        return loaded
+
+
+@breaks("extra.nothing-changes-nothing")
+class CreatesForNoKeys(Broken):
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        await super().save_extra(thread_id, extra)
+        self._store.touch(thread_id)
+
+
+@breaks("extra.all-or-none")
+class SavesKeyByKey(Broken):
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        for key, value in extra.items():
+            await super().save_extra(thread_id, {key: value})
+
+
+@breaks("extra.any-key")
+class FoldsKeys(Broken):
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        await super().save_extra(thread_id, {k.casefold(): v for k, v in extra.items()})
+
+
+@breaks("extra.many-keys")
+class SavesAFewKeys(Broken):
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        await super().save_extra(thread_id, dict(list(extra.items())[:1000]))
+
+
+@breaks("extra.copies-its-input")
+class KeepsTheCallersMapping(Broken):
+    _kept: Any
+
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        self._kept = extra
+        await super().save_extra(thread_id, extra)
+
+    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
+        loaded = await super().load(thread_id)
+        assert loaded is not None
+        loaded.extra.update(self._kept)
+        return loaded
+
+
+@breaks("extra.leaves-the-rest")
+class LogsMerges(Broken):
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        await super().save_extra(thread_id, extra)
+        await self.append(thread_id, [dict(extra)])
+
+
+@breaks("extra.takes-a-mapping-only")
+class TakesPairs(Broken):
+    async def save_extra(self, thread_id: str, extra: Any) -> None:
+        await super().save_extra(thread_id, dict(extra or ()))

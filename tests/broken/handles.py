@@ -1,0 +1,120 @@
+"""Handles that are open when closed, closed when open, or at home in every loop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Self
+
+from cpkit import (
+    BackendUnavailable,
+    CheckpointData,
+    Closed,
+    Durability,
+    MemoryCheckpointer,
+    Survives,
+    VersionConflict,
+    WrongEventLoop,
+)
+from cpkit.driver.lifetime import Lifetime
+from tests.broken.store import Broken, breaks, pause
+
+
+@breaks("handle.is-a-checkpointer")
+class LacksAMethod(Broken):
+    find_completed = None  # type: ignore[assignment]  # the point
+
+
+@breaks("handle.closed-after", "handle.closed-before", "handle.closed-comes-first")
+class AnswersWhenClosed(Broken):
+    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
+        return await super().load(thread_id) if self._lifetime._open else None
+
+
+@breaks("handle.close-is-idempotent")
+class ClosesOnce(Broken):
+    async def aclose(self) -> None:
+        self._lifetime.check()
+        await super().aclose()
+
+
+@breaks("handle.close-lets-writes-finish")
+class AcknowledgesAtClose(Broken):
+    async def append(self, *args: Any, **options: Any) -> int:
+        await pause()
+        return await super().append(*args, **options) if self._lifetime._open else 1
+
+
+@breaks("handle.close-leaves-no-task")
+class LeavesATask(Broken):
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(asyncio.sleep(3600))
+        return await super().__aenter__()
+
+
+@breaks("handle.opens-again", "handle.shares-the-store", "typed.misfit-is-told-at-load")
+class KeepsToItself(MemoryCheckpointer[Any]):
+    """A store of its own for each handle, and says that it is shared."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(None, **options)
+
+
+class _AnyLoop(Lifetime):
+    def check(self) -> None:
+        if not self._open:
+            raise Closed(self.name)
+
+
+@breaks("handle.shares-calls")
+class RemembersItsPending(Broken):
+    """Keeps the pending calls of a thread as this handle last saw them."""
+
+    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
+        loaded = await super().load(thread_id)
+        known = self.__dict__.setdefault("_known", {}).setdefault(thread_id, [])
+        return loaded and CheckpointData(loaded.messages, loaded.extra, known)
+
+
+@breaks("handle.wrong-loop")
+class WorksInAnyLoop(Broken):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._lifetime = _AnyLoop("broken")
+
+
+class _Offended(Lifetime):
+    def check(self) -> None:
+        try:
+            super().check()
+        except WrongEventLoop:
+            self._open = False
+            raise
+
+
+@breaks("handle.wrong-loop-does-no-harm")
+class ClosesInTheWrongLoop(Broken):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._lifetime = _Offended("broken")
+
+
+@breaks("handle.works-after-errors")
+class BreaksOnError(Broken):
+    _failed = False
+
+    async def append(self, *args: Any, **options: Any) -> int:
+        if self._failed:
+            raise BackendUnavailable("broken", "in a failed transaction")
+
+        try:
+            return await super().append(*args, **options)
+        except VersionConflict:
+            self._failed = True
+            raise
+
+
+@breaks("handle.states-durability")
+class IsSilentOnDurability(Broken):
+    @property
+    def durability(self) -> Durability:
+        return Durability(Survives.MACHINE, "")

@@ -1,0 +1,201 @@
+"""Lists, ranges and receipts that are out of order, off by one, or somebody else's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from typing import Any
+
+from cpkit import CallRecord, ThreadInfo, ToolCall
+from tests.broken.store import Broken, breaks
+
+
+@breaks("threads.ordered-by-code-point")
+class ListsByCase(Broken):
+    async def list_threads(self, **options: Any) -> list[ThreadInfo]:
+        listed = await super().list_threads(**options)
+        return sorted(listed, key=lambda info: info.thread_id.casefold())
+
+
+@breaks("threads.pages")
+class IgnoresLimits(Broken):
+    async def list_threads(
+        self, *, prefix: str = "", after: str | None = None, limit: int = 100
+    ) -> list[ThreadInfo]:
+        return await super().list_threads(prefix=prefix, after=after)
+
+
+@breaks("threads.limit-is-100")
+class ListsFifty(Broken):
+    async def list_threads(
+        self, *, limit: int = 50, **options: Any
+    ) -> list[ThreadInfo]:
+        return await super().list_threads(limit=limit, **options)
+
+
+@breaks("threads.after-is-exclusive")
+class StartsAtAfter(Broken):
+    async def list_threads(
+        self, *, prefix: str = "", after: str | None = None, limit: int = 100
+    ) -> list[ThreadInfo]:
+        listed = await super().list_threads(prefix=prefix, limit=limit)
+        return [one for one in listed if after is None or one.thread_id >= after]
+
+
+@breaks("threads.prefix-is-literal")
+class TakesPrefixesForPatterns(Broken):
+    async def list_threads(
+        self, *, prefix: str = "", after: str | None = None, limit: int = 100
+    ) -> list[ThreadInfo]:
+        listed = await super().list_threads(after=after, limit=10**6)
+        return [one for one in listed if fnmatchcase(one.thread_id, f"{prefix}*")][
+            :limit
+        ]
+
+
+class _Infos(Broken):
+    """Changes what is told of a thread."""
+
+    async def list_threads(self, **options: Any) -> list[ThreadInfo]:
+        return [self.told(info) for info in await super().list_threads(**options)]
+
+    def told(self, info: ThreadInfo) -> ThreadInfo:
+        return info
+
+
+@breaks("threads.tells-version-and-times")
+class TellsOneTime(_Infos):
+    def told(self, info: ThreadInfo) -> ThreadInfo:
+        return replace(info, created_at=datetime.now(UTC))
+
+
+@breaks("threads.updated-by-every-change")
+class IsUpdatedByMessages(Broken):
+    async def record_result(
+        self, thread_id: str, *args: Any, **options: Any
+    ) -> CallRecord:
+        before = self._store.threads[thread_id].updated_at
+        record = await super().record_result(thread_id, *args, **options)
+        self._store.threads[thread_id].updated_at = before
+        return record
+
+
+@breaks("threads.updated-by-changes-only")
+class UpdatesByLooking(_Infos):
+    def told(self, info: ThreadInfo) -> ThreadInfo:
+        return replace(info, updated_at=datetime.now(UTC))
+
+
+@breaks("threads.knows-those-without-messages")
+class ListsOnlyMessages(Broken):
+    async def list_threads(self, **options: Any) -> list[ThreadInfo]:
+        return [one for one in await super().list_threads(**options) if one.version]
+
+
+@breaks("threads.lists-no-others")
+class ListsRefusedClaims(Broken):
+    async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+        self._store.touch(thread_id)
+        return await super().record_issued(thread_id, call)
+
+
+@breaks("threads.arguments")
+class TakesAnyLimit(Broken):
+    async def list_threads(
+        self, *, limit: Any = 100, **options: Any
+    ) -> list[ThreadInfo]:
+        return await super().list_threads(limit=max(1, int(limit or 1)), **options)
+
+
+@breaks("read.is-a-slice")
+class ReadsNoNegatives(Broken):
+    async def read(
+        self, thread_id: str, start: int = 0, stop: int | None = None
+    ) -> list[Any]:
+        return await super().read(thread_id, max(start, 0), stop)
+
+
+@breaks("read.defaults-to-all")
+class ReadsAPage(Broken):
+    async def read(
+        self, thread_id: str, start: int = 0, stop: int | None = 3
+    ) -> list[Any]:
+        return await super().read(thread_id, start, stop)
+
+
+@breaks("read.missing-is-empty")
+class MissesThreads(Broken):
+    async def read(self, thread_id: str, *args: Any, **options: Any) -> list[Any]:
+        self._store.threads[thread_id]
+        return await super().read(thread_id, *args, **options)
+
+
+@breaks("read.is-the-callers")
+class LendsItsMessages(Broken):
+    async def read(self, thread_id: str, *args: Any, **options: Any) -> list[Any]:
+        cache = self.__dict__.setdefault("_cache", {})
+        found = await super().read(thread_id, *args, **options)
+        return cache.setdefault(thread_id, found)  # type: ignore[no-any-return]  # it is
+
+
+@breaks("read.arguments")
+class TakesAnyBound(Broken):
+    async def read(self, thread_id: str, start: Any = 0, stop: Any = None) -> list[Any]:
+        last = None if stop is None else int(stop)
+        return await super().read(thread_id, int(start or 0), last)
+
+
+class _Receipts(Broken):
+    """Changes the receipts of a thread."""
+
+    async def list_calls(self, thread_id: str) -> list[CallRecord]:
+        return self.listed(await super().list_calls(thread_id))
+
+    def listed(self, calls: list[CallRecord]) -> list[CallRecord]:
+        return calls
+
+
+@breaks("receipts.every-attempt-in-order")
+class ListsLastAttempts(_Receipts):
+    def listed(self, calls: list[CallRecord]) -> list[CallRecord]:
+        return list({one.call.idempotency_key: one for one in calls}.values())
+
+
+@breaks("receipts.order-is-of-claims")
+class ListsResolvedFirst(_Receipts):
+    def listed(self, calls: list[CallRecord]) -> list[CallRecord]:
+        return sorted(calls, key=lambda one: one.status)
+
+
+@breaks("receipts.own-thread-only")
+class ListsByKey(Broken):
+    async def list_calls(self, thread_id: str) -> list[CallRecord]:
+        return [self._codec.record(call) for call in self._store.calls.values()]
+
+
+@breaks("receipts.same-record-everywhere")
+class TellsOtherTimes(_Receipts):
+    def listed(self, calls: list[CallRecord]) -> list[CallRecord]:
+        return [replace(one, issued_at=datetime.now(UTC)) for one in calls]
+
+
+@breaks("receipts.find-call-is-the-holder")
+class HoldsByTheFirst(Broken):
+    async def find_call(self, idempotency_key: str) -> CallRecord | None:
+        places = self._store.attempts.get(idempotency_key)
+        return self._codec.record(self._store.calls[places[0]]) if places else None
+
+
+@breaks("receipts.are-the-callers")
+class LendsItsRecords(_Receipts):
+    def listed(self, calls: list[CallRecord]) -> list[CallRecord]:
+        cache = self.__dict__.setdefault("_cache", calls)
+        return list(cache)
+
+
+@breaks("receipts.looking-records-nothing")
+class RecordsLooks(Broken):
+    async def list_calls(self, thread_id: str) -> list[CallRecord]:
+        self._store.touch(thread_id)
+        return await super().list_calls(thread_id)

@@ -1,0 +1,267 @@
+"""Values, ids, limits and types that do not come back as they were."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from cpkit import (
+    CallRecord,
+    InvalidId,
+    JsonValue,
+    PayloadTooLarge,
+    SerializationError,
+    ThreadInfo,
+    ToolCall,
+)
+from tests.broken.store import Broken, breaks
+
+
+class _Through(Broken):
+    """Lets every value pass through `way` before it is stored."""
+
+    def way(self, value: Any) -> Any:
+        return value
+
+    async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
+        return await super().append(
+            thread_id, [self.way(message) for message in messages], **options
+        )
+
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        await super().save_extra(thread_id, {k: self.way(v) for k, v in extra.items()})
+
+    async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+        args = self.way(call.args)
+        given = ToolCall(call.call_id, call.tool_name, args, call.idempotency_key)
+        return await super().record_issued(thread_id, given)
+
+    async def record_result(
+        self, thread_id: str, call_id: str, result: JsonValue, **options: Any
+    ) -> CallRecord:
+        return await super().record_result(
+            thread_id, call_id, self.way(result), **options
+        )
+
+
+@breaks(
+    "values.messages-come-back",
+    "values.extra-comes-back",
+    "values.args-come-back",
+    "values.results-come-back",
+)
+class NormalizesUnicode(_Through):
+    def way(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return unicodedata.normalize("NFC", value)
+
+        if isinstance(value, dict):
+            return {self.way(k): self.way(v) for k, v in value.items()}
+
+        return [self.way(one) for one in value] if isinstance(value, list) else value
+
+
+@breaks("values.any-object-is-a-message")
+class WantsARole(_Through):
+    def way(self, value: Any) -> Any:
+        if isinstance(value, dict) and not value:
+            raise SerializationError((0,), "has no role")
+
+        return value
+
+
+@breaks("values.message-is-an-object")
+class WrapsMessages(Broken):
+    async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
+        wrapped = [m if isinstance(m, dict) else {"value": str(m)} for m in messages]
+        return await super().append(thread_id, wrapped, **options)
+
+
+@breaks("values.deep-nesting")
+class IsShallow(_Through):
+    def way(self, value: Any, depth: int = 0) -> Any:
+        if depth > 100:
+            raise SerializationError((), "too deep")
+
+        inner = value.values() if isinstance(value, dict) else value
+
+        for one in inner if isinstance(value, (dict, list)) else ():
+            self.way(one, depth + 1)
+
+        return value
+
+
+@breaks(
+    "values.beyond-all-limits",
+    "values.refused-in-messages",
+    "values.refused-in-extra",
+    "values.refused-in-args",
+    "values.refused-in-results",
+)
+class StoresWhatItCan(_Through):
+    """Writes ``null`` for what it cannot write, as some encoders do."""
+
+    def way(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(k): self.way(v) for k, v in value.items()}
+
+        try:
+            self._codec.resolve("t", "c", value, True)
+        except SerializationError:
+            return None
+
+        return value
+
+
+@breaks("values.tuples-are-arrays", "values.subclasses-are-their-base")
+class IsPedantic(_Through):
+    def way(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            for inner in value.values():
+                self.way(inner)
+
+        elif type(value) not in (str, int, float, bool, list, type(None)):
+            raise SerializationError((), "is no plain JSON")
+
+        return value
+
+
+def _folded(text: Any) -> Any:
+    return unicodedata.normalize("NFC", text) if isinstance(text, str) else text
+
+
+@breaks("ids.threads-never-meet", "ids.keys-never-meet", "ids.calls-never-meet")
+class NormalizesIds(Broken):
+    async def append(self, thread_id: str, *args: Any, **options: Any) -> int:
+        return await super().append(_folded(thread_id), *args, **options)
+
+    async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+        folded = ToolCall(
+            _folded(call.call_id),
+            _folded(call.tool_name),
+            call.args,
+            _folded(call.idempotency_key),
+        )
+        return await super().record_issued(thread_id, folded)
+
+
+@breaks("ids.parts-never-mix")
+class JoinsIds(Broken):
+    async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+        joined = f"{thread_id}:{call.call_id}"
+
+        for place, stored in self._store.calls.items():
+            if ":".join(place) == joined:
+                return self._codec.record(stored)
+
+        return await super().record_issued(thread_id, call)
+
+
+@breaks("ids.kinds-never-mix")
+class SharesANamespace(Broken):
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        others = {k: v for k, v in extra.items() if k not in self._store.threads}
+        await super().save_extra(thread_id, others)
+
+
+@breaks("ids.subclass-is-its-text")
+class AsksStr(Broken):
+    async def append(self, thread_id: str, *args: Any, **options: Any) -> int:
+        return await super().append(str(thread_id), *args, **options)
+
+
+@breaks("ids.refused", "ids.refused-first")
+class IsEasyOnIds(Broken):
+    async def append(self, thread_id: str, *args: Any, **options: Any) -> int:
+        return await super().append(thread_id or "default", *args, **options)
+
+
+@breaks(
+    "ids.refused-in-list",
+    "ids.refused-in-read",
+    "ids.refused-in-receipts",
+    "ids.refused-in-delete",
+)
+class FindsNothingForNoId(Broken):
+    async def list_threads(self, **options: Any) -> list[ThreadInfo]:
+        try:
+            return await super().list_threads(**options)
+        except InvalidId:
+            return []
+
+    async def read(self, *args: Any, **options: Any) -> list[Any]:
+        try:
+            return await super().read(*args, **options)
+        except InvalidId:
+            return []
+
+    async def list_calls(self, thread_id: str) -> list[CallRecord]:
+        try:
+            return await super().list_calls(thread_id)
+        except InvalidId:
+            return []
+
+    async def delete_thread(self, *args: Any, **options: Any) -> None:
+        if args[0]:
+            await super().delete_thread(*args, **options)
+
+
+@breaks("limits.payload-is-inclusive")
+class IsExclusive(Broken):
+    def __init__(self, *, max_payload: int = 2**24, **options: Any) -> None:
+        super().__init__(max_payload=max_payload - 1, **options)
+
+
+@breaks("limits.too-large-is-refused")
+class CountsCharacters(Broken):
+    def __init__(self, *, max_payload: int = 2**24, **options: Any) -> None:
+        super().__init__(max_payload=max_payload * 4, **options)
+
+
+@breaks("limits.too-large-tells-the-facts")
+class TellsNoSize(Broken):
+    async def append(self, *args: Any, **options: Any) -> int:
+        try:
+            return await super().append(*args, **options)
+        except PayloadTooLarge as exc:
+            raise PayloadTooLarge((), 0, exc.limit) from None
+
+
+@breaks("limits.payload-is-of-one")
+class LimitsTheSum(Broken):
+    async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
+        size, limit = len(json.dumps(messages)), self._codec.max_payload
+
+        if size > limit:
+            raise PayloadTooLarge((0,), size, limit)
+
+        return await super().append(thread_id, messages, **options)
+
+
+@breaks("limits.a-megabyte-by-default")
+class IsStingy(Broken):
+    def __init__(self, *, max_payload: int = 2**20, **options: Any) -> None:
+        super().__init__(max_payload=max_payload, **options)
+
+
+@breaks(
+    "typed.comes-back",
+    "typed.keeps-unknown-fields",
+    "typed.refuses-another-type",
+    "typed.refuses-the-unloadable",
+    "typed.strict-roundtrip",
+)
+class ForgetsTypes(Broken):
+    """Stores typed messages as JSON, and never makes them typed again."""
+
+    def __init__(self, *, message_type: Any = dict, **options: Any) -> None:
+        super().__init__(**options)
+
+    async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
+        plain = [to_jsonable_python(m, fallback=repr) for m in messages]
+        objects = [m if isinstance(m, dict) else {"value": m} for m in plain]
+        return await super().append(thread_id, objects, **options)
