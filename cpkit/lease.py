@@ -40,11 +40,12 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
+from cpkit.driver.backoff import Backoff
 from cpkit.driver.ids import MAX_ID_BYTES, check_id
 from cpkit.errors import BackendUnavailable, CheckpointerError, UnknownCall
-from cpkit.patience import Backoff, Silence, asked_again
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, CheckpointData, JsonValue, ToolCall
+from cpkit.waiting import StaleDetector, retry_unclear
 
 __all__ = ["Lease", "LeaseLost", "LeaseTimeout", "thread_lease"]
 
@@ -217,7 +218,7 @@ class Lease:
     async def _acquire(self) -> None:
         clock = asyncio.get_running_loop().time
         began = clock()
-        silence: Silence | None = None
+        silence: StaleDetector | None = None
         watched = ""
 
         for pause in self._backoff.pauses(self._stale_after / 4):
@@ -231,11 +232,11 @@ class Lease:
 
             if record.call.call_id != watched:
                 watched = record.call.call_id
-                silence = Silence(_promised(record.call.args, self._stale_after))
+                silence = StaleDetector(_promised(record.call.args, self._stale_after))
 
             assert silence is not None
 
-            if await silence.lasts(self._sign):
+            if await silence.is_stale(self._sign):
                 await self._end(watched, "taken over: its holder fell silent")
                 log.warning("took the lease of %r over", self.thread_id)
                 continue
@@ -284,7 +285,7 @@ class Lease:
         return await self._claim()
 
     async def _ask(self) -> CallRecord | None:
-        return await asked_again(
+        return await retry_unclear(
             lambda: self._cp.record_issued(self._place, self._call),
             self._backoff,
             self._stale_after,
@@ -362,7 +363,7 @@ class Lease:
 
     async def _end(self, call_id: str, reason: str) -> None:
         try:
-            await asked_again(
+            await retry_unclear(
                 lambda: self._cp.record_result(
                     self._place, call_id, {"released": reason}, success=False
                 ),

@@ -8,6 +8,7 @@
 It stands on the six methods alone, so it works on every certified backend.
 """
 
+from cpkit.driver.backoff import Backoff
 from cpkit.effects.approvals import ApprovalRequest
 from cpkit.effects.effect import Effect, Landed, NoEffect, NotLanded
 from cpkit.effects.envelope import effect_of
@@ -22,7 +23,6 @@ from cpkit.effects.errors import (
 from cpkit.effects.ledger import Begun, EffectLedger
 from cpkit.effects.resume import Resumed, ResumeReport
 from cpkit.effects.tools import Tool, ToolOutcome, ToolRegistry, tool
-from cpkit.patience import Backoff
 
 __all__ = [
     "ApprovalRequest",

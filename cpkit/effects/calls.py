@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpkit.patience import Backoff, asked_again
+from cpkit.driver.backoff import Backoff
 from cpkit.protocol import Checkpointer, KeepsReceipts
 from cpkit.records import CallRecord, JsonValue, ToolCall
+from cpkit.waiting import retry_unclear
 
 __all__ = ["Calls"]
 
@@ -40,7 +41,7 @@ class Calls:
 
     async def ask(self, thread_id: str, call: ToolCall) -> CallRecord | None:
         """Ask for the call to be issued, as ``record_issued``."""
-        return await asked_again(
+        return await retry_unclear(
             lambda: self.cp.record_issued(thread_id, call), self.backoff, self.patience
         )
 
@@ -49,11 +50,11 @@ class Calls:
         receipts = self._receipts
 
         if receipts is not None:
-            found = await asked_again(
+            found = await retry_unclear(
                 lambda: receipts.find_call(call.idempotency_key),
                 self.backoff,
                 self.patience,
-                insist=True,  # the key is claimed: giving up would leave it held
+                retry_rejected=True,  # the key is claimed: an error would leave it held
             )
         else:
             # Asking for what is on record writes nothing and returns it. Twice, where
@@ -86,11 +87,11 @@ class Calls:
         With ``insist`` also a store that is certainly not reached is asked again:
         there is an outcome in hand that is worth the wait.
         """
-        return await asked_again(
+        return await retry_unclear(
             lambda: self.cp.record_result(thread_id, call_id, result, success=success),
             self.backoff,
             self.patience,
-            insist=insist,
+            retry_rejected=insist,
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from cpkit.driver.backoff import Backoff
 from cpkit.driver.ids import check_id
 from cpkit.effects import envelope
 from cpkit.effects.approvals import ApprovalRequest, Approvals
@@ -26,7 +27,6 @@ from cpkit.effects.run import EffectRun, SupersededHook
 from cpkit.effects.tracing import Trail
 from cpkit.errors import InvalidId, PayloadTooLarge, SerializationError
 from cpkit.lease import Lease, thread_lease
-from cpkit.patience import Backoff
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, JsonValue
 

@@ -16,8 +16,8 @@ from cpkit.effects.keys import APPROVAL
 from cpkit.effects.settling import ask_verify, settle
 from cpkit.effects.tracing import log
 from cpkit.errors import PayloadTooLarge, SerializationError
-from cpkit.patience import Silence
 from cpkit.records import CallRecord, JsonValue
+from cpkit.waiting import StaleDetector
 
 if TYPE_CHECKING:
     from cpkit.effects.tools import Tool
@@ -119,17 +119,17 @@ async def _silent(
 ) -> set[str]:
     """Watch the calls, and return the ids of those that show no sign of life."""
     watched = {record.call.call_id: record for record in records}
-    silences = {call_id: Silence(stale_after) for call_id in watched}
+    silences = {call_id: StaleDetector(stale_after) for call_id in watched}
     silent: set[str] = set()
 
     while watched:
         for call_id, record in list(watched.items()):
             silence = silences[call_id]
 
-            if await silence.lasts(partial(last_beat, calls.cp, record)):
+            if await silence.is_stale(partial(last_beat, calls.cp, record)):
                 silent.add(call_id)
 
-            if call_id in silent or silence.stirred:
+            if call_id in silent or silence.changed:
                 del watched[call_id]
 
         if watched:

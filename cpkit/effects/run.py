@@ -44,8 +44,8 @@ from cpkit.errors import (
     SerializationError,
     UnknownCall,
 )
-from cpkit.patience import Silence
 from cpkit.records import CallRecord, ToolCall
+from cpkit.waiting import StaleDetector
 
 __all__ = ["EffectRun", "SupersededHook"]
 
@@ -232,7 +232,7 @@ class EffectRun:
         plan = self._plan
         clock = asyncio.get_running_loop().time
         deadline = inf if plan.timeout is None else clock() + plan.timeout
-        silence = None if plan.stale_after is None else Silence(plan.stale_after)
+        silence = None if plan.stale_after is None else StaleDetector(plan.stale_after)
         pauses = self._calls.backoff.pauses(silence.longest_pause if silence else None)
 
         while True:
@@ -260,7 +260,7 @@ class EffectRun:
 
             holder = record
 
-    async def _taken_over(self, holder: CallRecord, silence: Silence) -> bool:
+    async def _taken_over(self, holder: CallRecord, silence: StaleDetector) -> bool:
         """Settle the attempt of a holder that fell silent; tell whether it is settled.
 
         Its attempt is released only after ``verify`` said that it did not land: from
@@ -268,7 +268,7 @@ class EffectRun:
         """
         cp = self._calls.cp
 
-        if not await silence.lasts(lambda: last_beat(cp, holder)):
+        if not await silence.is_stale(lambda: last_beat(cp, holder)):
             return False
 
         await self._approve()
@@ -280,11 +280,11 @@ class EffectRun:
 
         if verdict is None:
             self._trail.warn("silent holder in doubt", attempt=holder.attempt)
-            silence.forgive()
+            silence.restart()
             return False
 
         # Asking took its time. A holder that was only slow may be back at work.
-        if not await silence.lasts(lambda: last_beat(cp, holder)):
+        if not await silence.is_stale(lambda: last_beat(cp, holder)):
             return False
 
         landed = isinstance(verdict, Landed)
@@ -299,7 +299,7 @@ class EffectRun:
         except (PayloadTooLarge, SerializationError) as exc:
             # What the store cannot hold is no answer, as for one that is no JSON.
             self._trail.warn("silent holder in doubt", because=type(exc).__name__)
-            silence.forgive()
+            silence.restart()
             return False
 
         if ours:

@@ -19,10 +19,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 from uuid import uuid4
 
+from cpkit.driver.backoff import Backoff
 from cpkit.driver.jsontext import encode_json, parse_json
 from cpkit.errors import CorruptThread, VersionConflict
 from cpkit.integrations.openai_thread import session_thread
-from cpkit.patience import Backoff
 from cpkit.protocol import Checkpointer
 from cpkit.sessions.context import copied
 from cpkit.sessions.fenced import append_once, read_range

@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from cpkit import open_checkpointer
-from cpkit.tools import importing
 from cpkit.cli.app import app
+from cpkit.tools import importing
 from tests.importing.test_sources import BYE, HELLO, HI, written
 
 PAGE = Path(__file__).parents[2] / "docs" / "import.md"

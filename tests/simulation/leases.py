@@ -8,8 +8,8 @@ from random import Random
 from typing import Any
 
 from cpkit import BackendUnavailable, Checkpointer, MemoryCheckpointer, VersionConflict
+from cpkit.driver.backoff import Backoff
 from cpkit.lease import Lease, LeaseLost, thread_lease
-from cpkit.patience import Backoff
 from tests.simulation.faults import Crash, FaultyStore, Life, Weather
 from tests.simulation.history import History
 from tests.simulation.loop import simulated_loop

@@ -1,0 +1,110 @@
+"""Waiting for another process, and for answers that were lost.
+
+`StaleDetector` finds out whether another process still shows signs of life.
+`retry_unclear` repeats an operation whose answer was lost. Both measure time with the
+monotonic clock of the running event loop only, because processes share no clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
+
+from cpkit.driver.backoff import Backoff
+from cpkit.errors import BackendUnavailable
+
+__all__ = ["StaleDetector", "retry_unclear"]
+
+T = TypeVar("T")
+
+_NOT_READ = object()
+
+
+class StaleDetector:
+    """Decides whether a heartbeat stayed the same for ``stale_after`` seconds.
+
+    The observer's own clock alone counts. Of the time between two reads, at most a
+    quarter of ``stale_after`` counts. So an observer that was paused, or whose clock
+    jumped, reads the heartbeat three more times before it calls a holder stale.
+    """
+
+    def __init__(self, stale_after: float) -> None:
+        self.stale_after = stale_after
+        self.changed = False
+        """Whether the heartbeat changed since the first read."""
+        self._heartbeat: object = _NOT_READ
+        self._read_at = 0.0
+        self._unchanged_for = 0.0
+
+    @property
+    def longest_pause(self) -> float:
+        """The seconds between two reads that count; a longer pause gains nothing."""
+        return self.stale_after / 4
+
+    async def is_stale(self, read: Callable[[], Awaitable[object]]) -> bool:
+        """Read the heartbeat; return whether it was unchanged for long enough.
+
+        The time that surely passed without a new heartbeat is the time from the end of
+        one read to the start of the next.
+        """
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        heartbeat = await read()
+
+        if heartbeat != self._heartbeat:
+            self.changed = self._heartbeat is not _NOT_READ
+            self._heartbeat = heartbeat
+            self._unchanged_for = 0.0
+        else:
+            self._unchanged_for += min(started - self._read_at, self.longest_pause)
+
+        self._read_at = clock()
+        return self._unchanged_for >= self.stale_after
+
+    def restart(self) -> None:
+        """Forget what was read, and measure from now on."""
+        self._heartbeat = _NOT_READ
+
+
+async def retry_unclear(
+    operation: Callable[[], Awaitable[T]],
+    backoff: Backoff,
+    timeout: float,
+    *,
+    retry_rejected: bool = False,
+) -> T:
+    """Repeat an operation while it is unclear whether the store applied it.
+
+    The operation must be idempotent. The call methods are, with the same ids.
+
+    ``BackendUnavailable`` without ``maybe_applied`` proves that a try did not run.
+    Such a try is repeated only with ``retry_rejected``, or after an earlier unclear
+    try. Once the next try would start more than ``timeout`` seconds after the first
+    failure, the error is raised. It has ``maybe_applied`` if any try may have been
+    applied.
+    """
+    deadline: float | None = None
+    unclear: BackendUnavailable | None = None
+    pauses: Iterator[float] | None = None
+
+    while True:
+        try:
+            return await operation()
+        except BackendUnavailable as exc:
+            now = asyncio.get_running_loop().time()
+            deadline = now + timeout if deadline is None else deadline
+            pauses = pauses or backoff.pauses()
+            pause = next(pauses)
+
+            if exc.maybe_applied:
+                unclear = exc
+
+            if unclear is None and not retry_rejected:
+                raise
+
+            if now + pause > deadline:
+                error = unclear or exc
+                raise error from error.__cause__
+
+        await asyncio.sleep(pause)
