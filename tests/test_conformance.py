@@ -12,6 +12,7 @@ import pytest
 from redis.asyncio import Redis
 
 from conformance import ConformanceTests, Harness, URLHarness
+from tests.broken.reference import ReferenceHarness
 from tests.servers.postgres import PostgresServer, shared_postgres
 from tests.servers.redis import RedisServer, shared_redis
 
@@ -91,6 +92,14 @@ class TestAnonymousMemory(ConformanceTests):
     @pytest.fixture
     def harness(self) -> Harness:
         return URLHarness("memory://")
+
+
+class TestReference(ConformanceTests):
+    """A store that implements the protocols directly, without the driver kit."""
+
+    @pytest.fixture
+    def harness(self) -> Harness:
+        return ReferenceHarness("conformance")
 
 
 class TestSQLite(ConformanceTests):

@@ -18,9 +18,9 @@ from cpkit import (
     CallRecord,
     CheckpointData,
     JsonValue,
-    MemoryCheckpointer,
     ToolCall,
 )
+from tests.broken.reference import Reference
 from tests.broken.store import breaks
 
 
@@ -36,7 +36,7 @@ class DiskHarness(Harness):
         return opened
 
 
-class Disk(MemoryCheckpointer[Any]):
+class Disk(Reference):
     """The reference on disk: a log of writes that every handle replays for itself.
 
     Correct, and no more than the broken ones below need: a line a write, under a lock

@@ -10,12 +10,11 @@ from cpkit import (
     CheckpointData,
     Closed,
     Durability,
-    MemoryCheckpointer,
     Survives,
     VersionConflict,
     WrongEventLoop,
 )
-from cpkit.driver.lifetime import Lifetime
+from tests.broken.reference import Reference
 from tests.broken.store import Broken, breaks, pause
 
 
@@ -27,13 +26,13 @@ class LacksAMethod(Broken):
 @breaks("handle.closed-after", "handle.closed-before", "handle.closed-comes-first")
 class AnswersWhenClosed(Broken):
     async def load(self, thread_id: str) -> CheckpointData[Any] | None:
-        return await super().load(thread_id) if self._lifetime._open else None
+        return await super().load(thread_id) if self._is_open else None
 
 
 @breaks("handle.close-is-idempotent")
 class ClosesOnce(Broken):
     async def aclose(self) -> None:
-        self._lifetime.check()
+        self._check_usable()
         await super().aclose()
 
 
@@ -41,7 +40,7 @@ class ClosesOnce(Broken):
 class AcknowledgesAtClose(Broken):
     async def append(self, *args: Any, **options: Any) -> int:
         await pause()
-        return await super().append(*args, **options) if self._lifetime._open else 1
+        return await super().append(*args, **options) if self._is_open else 1
 
 
 @breaks("handle.close-leaves-no-task")
@@ -52,17 +51,11 @@ class LeavesATask(Broken):
 
 
 @breaks("handle.opens-again", "handle.shares-the-store", "typed.misfit-is-told-at-load")
-class KeepsToItself(MemoryCheckpointer[Any]):
+class KeepsToItself(Reference):
     """A store of its own for each handle, and says that it is shared."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(None, **options)
-
-
-class _AnyLoop(Lifetime):
-    def check(self) -> None:
-        if not self._open:
-            raise Closed(self.name)
 
 
 @breaks("handle.shares-calls")
@@ -77,25 +70,19 @@ class RemembersItsPending(Broken):
 
 @breaks("handle.wrong-loop")
 class WorksInAnyLoop(Broken):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._lifetime = _AnyLoop("broken")
-
-
-class _Offended(Lifetime):
-    def check(self) -> None:
-        try:
-            super().check()
-        except WrongEventLoop:
-            self._open = False
-            raise
+    def _check_usable(self) -> None:
+        if not self._is_open:
+            raise Closed("broken")
 
 
 @breaks("handle.wrong-loop-does-no-harm")
 class ClosesInTheWrongLoop(Broken):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._lifetime = _Offended("broken")
+    def _check_usable(self) -> None:
+        try:
+            super()._check_usable()
+        except WrongEventLoop:
+            self._is_open = False
+            raise
 
 
 @breaks("handle.works-after-errors")

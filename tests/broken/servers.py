@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Self
 
 from conformance.harness import Harness, find
 from cpkit import BackendUnavailable, Durability, Survives
-from cpkit.driver.lifetime import Lifetime
 from tests.broken.store import Broken, breaks
 
 
@@ -32,35 +31,22 @@ class ServedHarness(Harness):
         find(self.kind).up = True
 
 
-class _Wire(Lifetime):
-    """Checks before each operation whether the server is there."""
-
-    served: type[Served]
-
-    def check(self) -> None:
-        super().check()
-
-        if not self.served.up:
-            raise self.served.down
-
-
 class Served(Broken):
-    """The reference behind a pretended server, which keeps what it has when killed."""
+    """The reference behind a simulated server, which keeps its data when killed."""
 
     up: ClassVar[bool] = True
     down: ClassVar[Exception] = BackendUnavailable("broken", "connection refused")
-    wire: ClassVar[type[_Wire]] = _Wire
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        wire = self.wire("broken")
-        wire.served = type(self)
-        self._lifetime = wire
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
-        self._lifetime.check()
+        self._check_usable()
         return self
+
+    def _check_usable(self) -> None:
+        super()._check_usable()
+
+        if not self.up:
+            raise self.down
 
     @property
     def durability(self) -> Durability:
@@ -76,11 +62,7 @@ class LosesItsMemory(Served):
     @classmethod
     def server_dies(cls) -> None:
         super().server_dies()
-        store = cls()._store
-        store.threads.clear()
-        store.calls.clear()
-        store.calls_of.clear()
-        store.attempts.clear()
+        cls()._store.clear()
 
 
 @breaks("server.down-is-unavailable", harness=ServedHarness)
@@ -88,17 +70,15 @@ class RaisesItsClientsErrors(Served):
     down = ConnectionRefusedError("connection refused")
 
 
-class _Cut(_Wire):
-    _cut = False
-
-    def check(self) -> None:
-        self._cut = self._cut or not self.served.up
-        super().check()
-
-        if self._cut:
-            raise self.served.down
-
-
 @breaks("server.handle-comes-back", harness=ServedHarness)
 class NeverComesBack(Served):
-    wire = _Cut
+    """Stays disconnected after the first operation that found the server down."""
+
+    _disconnected = False
+
+    def _check_usable(self) -> None:
+        self._disconnected = self._disconnected or not self.up
+        super()._check_usable()
+
+        if self._disconnected:
+            raise self.down

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from conformance.harness import FactoryHarness, Harness
-from cpkit import MemoryCheckpointer
+from tests.broken.reference import Reference
 
 __all__ = ["BROKEN", "Break", "Broken", "breaks", "pause"]
 
@@ -36,7 +36,7 @@ BROKEN: list[Break] = []
 ClassT = TypeVar("ClassT", bound=type)
 
 
-class Broken(MemoryCheckpointer[Any]):
+class Broken(Reference):
     """The reference, one store for all handles of a class."""
 
     def __init__(self, **options: Any) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from conformance import Status, URLHarness, all_clauses, run_clause
+from conformance import Status, all_clauses, run_clause
 from tests.broken import BROKEN, Break
 from tests.broken.crashes import Disk, DiskHarness
+from tests.broken.reference import ReferenceHarness, forget_named_stores
 from tests.broken.servers import Served, ServedHarness
 
 CLAUSES = {clause.id: clause for clause in all_clauses()}
@@ -19,9 +20,9 @@ SHORT = 6.0
 
 
 @pytest.fixture(autouse=True)
-def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let go of what the backends in memory hold."""
-    monkeypatch.setattr("cpkit.memory._named", {})
+def _empty_stores() -> None:
+    """Each test begins without the named stores of earlier tests."""
+    forget_named_stores()
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda one: f"{one.name}-{one.clause}")
@@ -45,8 +46,8 @@ def test_every_clause_has_a_broken_backend() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_reference_passes(seed: int) -> None:
-    """The correct reference fails no clause, whatever chance brings."""
-    harness = URLHarness(f"memory://reference-{seed}")
+    """The class that the broken backends inherit from fails no clause, for any seed."""
+    harness = ReferenceHarness(f"reference-{seed}")
     failed = [
         (outcome.clause.id, outcome.seen)
         for clause in all_clauses()

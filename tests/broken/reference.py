@@ -1,0 +1,386 @@
+"""The contract in plain Python, written without the driver kit's handle.
+
+`Reference` implements the six methods and the optional protocols directly. The broken
+backends inherit from it and break one promise each. It passes every clause itself, so
+it also proves that the suite certifies a store that does not use `cpkit.driver`'s
+handle.
+
+Every operation takes one lock and never awaits while it holds the lock. So each
+operation is atomic, cannot be cancelled in the middle, and is never in flight when the
+handle closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from conformance import Harness
+from cpkit import (
+    CallRecord,
+    CheckpointData,
+    Closed,
+    Durability,
+    JsonValue,
+    Survives,
+    ThreadInfo,
+    ToolCall,
+    UnknownCall,
+    VersionConflict,
+    WrongEventLoop,
+)
+from cpkit.driver.codec import Codec, check_same_call, from_micros
+from cpkit.driver.ids import check_id, check_page, span
+from cpkit.driver.writes import StoredCall
+
+__all__ = ["Reference", "ReferenceHarness", "Tables", "forget_named_stores"]
+
+CallPlace = tuple[str, str]
+"""A thread id and a call id."""
+
+
+@dataclass
+class Thread:
+    """A stored thread: message bodies and extra as JSON text, times in microseconds."""
+
+    created_at: int
+    updated_at: int
+    bodies: list[bytes] = field(default_factory=list)
+    extra: dict[bytes, bytes] = field(default_factory=dict)
+
+
+@dataclass
+class Tables:
+    """Everything that one store holds.
+
+    ``calls`` is in the order of claims. ``calls_of`` (by thread id) and ``attempts``
+    (by idempotency key) are indexes into it, in the same order.
+    """
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    threads: dict[str, Thread] = field(default_factory=dict)
+    calls: dict[CallPlace, StoredCall] = field(default_factory=dict)
+    calls_of: dict[str, list[CallPlace]] = field(default_factory=dict)
+    attempts: dict[str, list[CallPlace]] = field(default_factory=dict)
+
+    def touch(self, thread_id: str) -> Thread:
+        """Create the thread if it does not exist, and set ``updated_at`` to now."""
+        now = _now()
+        thread = self.threads.setdefault(thread_id, Thread(now, now))
+        thread.updated_at = max(now, thread.updated_at)
+        return thread
+
+    def last_attempt(self, key: str) -> StoredCall | None:
+        """Return the newest call of an idempotency key."""
+        places = self.attempts.get(key)
+        return self.calls[places[-1]] if places else None
+
+    def of_thread(self, thread_id: str) -> list[StoredCall]:
+        """Return the calls of a thread in the order of claims."""
+        return [self.calls[place] for place in self.calls_of.get(thread_id, ())]
+
+    def clear(self) -> None:
+        """Delete everything."""
+        for table in (self.threads, self.calls, self.calls_of, self.attempts):
+            table.clear()
+
+
+_named: dict[str, Tables] = {}
+_named_lock = threading.Lock()
+
+
+def forget_named_stores() -> None:
+    """Delete every named store of this process."""
+    with _named_lock:
+        _named.clear()
+
+
+class Reference:
+    """A store in this process's memory.
+
+    All handles with the same name share one store. A handle without a name has its
+    own. ``options`` are those of `Codec`.
+    """
+
+    def __init__(
+        self, name: str | None = None, *, message_type: Any = dict, **options: Any
+    ) -> None:
+        self._name = name or "unnamed reference"
+        self._codec: Codec[Any] = Codec(message_type, **options)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_open = False
+
+        if name is None:
+            self._store = Tables()
+        else:
+            with _named_lock:
+                self._store = _named.setdefault(name, Tables())
+
+    async def __aenter__(self) -> Self:
+        if self._loop is not None:
+            raise Closed(self._name)
+
+        self._loop = asyncio.get_running_loop()
+        self._is_open = True
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the handle; idempotent."""
+        if self._loop not in (None, asyncio.get_running_loop()):
+            raise WrongEventLoop(self._name)
+
+        self._is_open = False
+
+    def _check_usable(self) -> None:
+        """Raise ``Closed`` or ``WrongEventLoop`` if the caller may not use the handle.
+
+        Every operation calls this before it looks at its arguments.
+        """
+        if not self._is_open:
+            raise Closed(self._name)
+
+        if asyncio.get_running_loop() is not self._loop:
+            raise WrongEventLoop(self._name)
+
+    @property
+    def durability(self) -> Durability:
+        return Durability(Survives.NONE, "state ends with this process")
+
+    # The six methods
+
+    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
+        self._check_usable()
+        thread_id = check_id("thread_id", thread_id)
+
+        with self._store.lock:
+            thread = self._store.threads.get(thread_id)
+
+            if thread is None:
+                return None
+
+            bodies = list(thread.bodies)
+            extra = list(thread.extra.items())
+            calls = self._store.of_thread(thread_id)
+
+        return CheckpointData(
+            self._codec.messages(bodies, thread_id),
+            self._codec.extra(extra, thread_id),
+            [
+                self._codec.record(call)
+                for call in calls
+                if call.status == "issued" and not call.erased
+            ],
+        )
+
+    async def append(
+        self,
+        thread_id: str,
+        messages: Sequence[Any],
+        *,
+        expected_version: int | None = None,
+    ) -> int:
+        self._check_usable()
+        write = self._codec.append(thread_id, messages, expected_version)
+
+        with self._store.lock:
+            thread = self._store.threads.get(write.thread_id)
+            version = len(thread.bodies) if thread else 0
+
+            if write.expected_version not in (None, version):
+                raise VersionConflict(write.thread_id, write.expected_version, version)
+
+            if not write.bodies:
+                return version
+
+            thread = self._store.touch(write.thread_id)
+            thread.bodies += write.bodies
+            return len(thread.bodies)
+
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        self._check_usable()
+        write = self._codec.merge(thread_id, extra)
+
+        if not write.items:
+            return
+
+        with self._store.lock:
+            self._store.touch(write.thread_id).extra.update(write.items)
+
+    async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+        self._check_usable()
+        write = self._codec.claim(thread_id, call)
+        call = write.call
+        place = (write.thread_id, call.call_id)
+
+        with self._store.lock:
+            known = self._store.calls.get(place)
+
+            if known is not None:
+                record = self._codec.record(known)
+                check_same_call(record, call)
+                return record
+
+            last = self._store.last_attempt(call.idempotency_key)
+
+            if last is not None and last.status != "failed":
+                return self._codec.record(last)
+
+            self._store.touch(write.thread_id)
+            self._store.calls[place] = StoredCall(
+                thread_id=write.thread_id,
+                call_id=call.call_id,
+                tool_name=call.tool_name,
+                args=write.args,
+                idempotency_key=call.idempotency_key,
+                status="issued",
+                attempt=1 if last is None else last.attempt + 1,
+                issued_at=_now(),
+                result=None,
+                resolved_at=None,
+                erased=False,
+            )
+            self._store.calls_of.setdefault(write.thread_id, []).append(place)
+            self._store.attempts.setdefault(call.idempotency_key, []).append(place)
+            return None
+
+    async def record_result(
+        self,
+        thread_id: str,
+        call_id: str,
+        result: JsonValue,
+        *,
+        success: bool = True,
+    ) -> CallRecord:
+        self._check_usable()
+        write = self._codec.resolve(thread_id, call_id, result, success)
+        place = (write.thread_id, write.call_id)
+
+        with self._store.lock:
+            stored = self._store.calls.get(place)
+
+            if stored is None:
+                raise UnknownCall(*place)
+
+            if stored.status == "issued":
+                stored = stored._replace(
+                    status=write.status,
+                    result=None if stored.erased else write.result,
+                    resolved_at=_now(),
+                )
+                self._store.calls[place] = stored
+
+                if not stored.erased:
+                    self._store.touch(write.thread_id)
+
+            return self._codec.record(stored)
+
+    async def find_completed(self, idempotency_key: str) -> CallRecord | None:
+        record = await self.find_call(idempotency_key)
+        return record if record is not None and record.status == "completed" else None
+
+    # The optional protocols
+
+    async def list_threads(
+        self, *, prefix: str = "", after: str | None = None, limit: int = 100
+    ) -> list[ThreadInfo]:
+        self._check_usable()
+        prefix, after, limit = check_page(prefix, after, limit)
+
+        with self._store.lock:
+            ids = sorted(
+                thread_id
+                for thread_id in self._store.threads
+                if thread_id.startswith(prefix) and (after is None or thread_id > after)
+            )
+            found = [(one, self._store.threads[one]) for one in ids[:limit]]
+            return [
+                ThreadInfo(
+                    thread_id,
+                    len(thread.bodies),
+                    from_micros(thread.created_at),
+                    from_micros(thread.updated_at),
+                )
+                for thread_id, thread in found
+            ]
+
+    async def read(
+        self, thread_id: str, start: int = 0, stop: int | None = None
+    ) -> list[Any]:
+        self._check_usable()
+        thread_id = check_id("thread_id", thread_id)
+
+        with self._store.lock:
+            thread = self._store.threads.get(thread_id)
+            bodies = thread.bodies if thread else []
+            first, last = span(start, stop, len(bodies))
+            bodies = bodies[first:last]
+
+        return self._codec.messages(bodies, thread_id, first)
+
+    async def list_calls(self, thread_id: str) -> list[CallRecord]:
+        self._check_usable()
+        thread_id = check_id("thread_id", thread_id)
+
+        with self._store.lock:
+            calls = self._store.of_thread(thread_id)
+
+        return [self._codec.record(call) for call in calls]
+
+    async def find_call(self, idempotency_key: str) -> CallRecord | None:
+        self._check_usable()
+        key = check_id("idempotency_key", idempotency_key)
+
+        with self._store.lock:
+            last = self._store.last_attempt(key)
+
+        if last is None or last.status == "failed":
+            return None
+
+        return self._codec.record(last)
+
+    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+        self._check_usable()
+        thread_id = check_id("thread_id", thread_id)
+
+        with self._store.lock:
+            self._store.threads.pop(thread_id, None)
+
+            if not forget_keys:
+                for call in self._store.of_thread(thread_id):
+                    self._store.calls[thread_id, call.call_id] = call._replace(
+                        args=b"{}", result=None, erased=True
+                    )
+
+                return
+
+            for place in self._store.calls_of.pop(thread_id, ()):
+                key = self._store.calls.pop(place).idempotency_key
+                self._store.attempts[key].remove(place)
+
+                if not self._store.attempts[key]:
+                    del self._store.attempts[key]
+
+
+@dataclass
+class ReferenceHarness(Harness):
+    """Handles of one named store in this process."""
+
+    store: str
+
+    def open(self, **options: Any) -> Reference:
+        return Reference(self.store, **options)
+
+    def elsewhere(self) -> Harness | None:
+        return None
+
+
+def _now() -> int:
+    """Microseconds since 1970."""
+    return time.time_ns() // 1000
