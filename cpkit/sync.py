@@ -39,7 +39,7 @@ from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, CheckpointData, JsonValue, ToolCall
 from cpkit.registry import open_checkpointer
 
-__all__ = ["SyncCheckpointer"]
+__all__ = ["SyncCheckpointer", "running_loop"]
 
 MessageT = TypeVar("MessageT")
 T = TypeVar("T")
@@ -319,8 +319,16 @@ class SyncCheckpointer(Generic[MessageT]):
         self._thread.join()
 
 
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread, or ``None``."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 def _refuse_inside_a_loop() -> None:
-    if asyncio._get_running_loop() is not None:
+    if running_loop() is not None:
         raise RuntimeError(
             "a SyncCheckpointer would block the event loop that runs here; use "
             "'async with open_checkpointer(...) as cp:' and await its methods, or call "

@@ -12,6 +12,8 @@ from inspect import iscoroutinefunction
 
 import pytest
 
+from cpkit.sync import running_loop
+
 PATIENCE = float(os.environ.get("CPKIT_TEST_PATIENCE") or 5)
 """Seconds for what is ending to end; what is still there then was leaked."""
 
@@ -39,7 +41,7 @@ def refuse_to_block(event: str, _args: tuple[object, ...]) -> None:
 
     An audit hook (PEP 578): it sees the call itself, so no clock is involved.
     """
-    if event not in BLOCKING or asyncio._get_running_loop() is None:
+    if event not in BLOCKING or running_loop() is None:
         return
 
     stack = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]

@@ -25,7 +25,7 @@ def main() -> None:
     del rich
     from cpkit.cli.app import app
     from cpkit.cli.output import ready
-    from cpkit.cli.running import Exit, click_error, say
+    from cpkit.cli.running import Exit, say
 
     ready()
 
@@ -34,7 +34,7 @@ def main() -> None:
         code = app(words, prog_name="cpkit", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         code = Exit.INTERRUPTED
-    except click_error() as exc:
+    except typer.TyperException as exc:
         context = getattr(exc, "ctx", None)
         path = context.command_path if context else "cpkit"
         say(f"{exc.format_message()} (see {path} --help)")

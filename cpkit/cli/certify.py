@@ -6,6 +6,8 @@ import asyncio
 import os
 import sys
 import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -20,7 +22,7 @@ from cpkit.cli.running import Exit, give_up
 from cpkit.errors import BackendUnavailable, CheckpointerError
 
 if TYPE_CHECKING:
-    from conformance import Clause, Outcome, Report
+    from conformance import Clause, Outcome, Report, Status
 
 __all__ = ["certify"]
 
@@ -72,18 +74,38 @@ def certify(
     stays in it. Exits with 0 when every clause holds that could be asked, 1 when
     one fails, 2 for bad use and 3 where the store cannot be opened.
     """
-    # A factory is looked for where the command is run, as `python -m` does.
+    # Find a factory in the current folder, as `python -m` does.
     sys.path.insert(0, os.getcwd())
+    levels, clauses = level or [], clause or []
 
     try:
-        report = asyncio.run(_watched(target, level or [], clause or [], seed, rounds))
-    except KeyboardInterrupt:
-        raise typer.Exit(Exit.INTERRUPTED) from None
+        # Here and not at the top: cpkit does not depend on its suite.
+        import conformance as suite
+
+        total = len(suite.select(levels, clauses))
     except ModuleNotFoundError as exc:
         if exc.name not in ("hypothesis", "pytest"):
             raise
 
         give_up(Exit.BAD_USE, "certify needs: pip install 'cpkit[conformance]'")
+    except ValueError as exc:
+        give_up(Exit.BAD_USE, str(exc))
+
+    try:
+        with _progress(total) as (on_start, on_outcome):
+            report = asyncio.run(
+                suite.certify(
+                    target,
+                    levels=levels,
+                    clauses=clauses,
+                    seed=seed,
+                    rounds=rounds,
+                    on_start=on_start,
+                    on_outcome=on_outcome,
+                )
+            )
+    except KeyboardInterrupt:
+        raise typer.Exit(Exit.INTERRUPTED) from None
     except BackendUnavailable as exc:
         give_up(Exit.UNAVAILABLE, str(exc))
     except (CheckpointerError, ValueError) as exc:
@@ -98,25 +120,21 @@ def certify(
     if json:
         write(report.to_json() + "\n")
     else:
-        _print(stdout(markup=True), report)
+        _print(stdout(markup=True), report, suite.SUITE_VERSION, list(suite.Status))
 
     _leave(
         Exit.DONE if report.ok else Exit.NO, {one.clause.id for one in report.failures}
     )
 
 
-async def _watched(
-    target: str,
-    levels: list[str],
-    clauses: list[str],
-    seed: int | None,
-    rounds: float,
-) -> Report:
-    """Certify, and show on standard error how far it is."""
-    from conformance import certify as run
-    from conformance import select
+@contextmanager
+def _progress(
+    total: int,
+) -> Iterator[tuple[Callable[[Clause], None], Callable[[Outcome], None]]]:
+    """Show a progress bar on a terminal's standard error.
 
-    total = len(select(levels, clauses))
+    Yields the callbacks for a clause that starts and for one that has an outcome.
+    """
     console = stderr()
     columns = (
         TextColumn("{task.description}"),
@@ -131,29 +149,21 @@ async def _watched(
         bar = progress.add_task("opening", total=total, failed="")
         failed = 0
 
-        def started(clause: Clause) -> None:
+        def on_start(clause: Clause) -> None:
             progress.update(bar, description=f"{clause.level:<10} {clause.id:<40}")
 
-        def ended(outcome: Outcome) -> None:
+        def on_outcome(outcome: Outcome) -> None:
             nonlocal failed
             failed += outcome.status == "failed"
             shown = f"{failed} failed" if failed else ""
             progress.update(bar, advance=1, failed=shown)
 
-        return await run(
-            target,
-            levels=levels,
-            clauses=clauses,
-            seed=seed,
-            rounds=rounds,
-            on_start=started,
-            on_outcome=ended,
-        )
+        yield on_start, on_outcome
 
 
-def _print(console: Console, report: Report) -> None:
-    from conformance import SUITE_VERSION, Status
-
+def _print(
+    console: Console, report: Report, version: str, statuses: Sequence[Status]
+) -> None:
     for outcome in report.failures:
         console.print(f"\n[red bold]fails[/] [bold]{escape(outcome.clause.id)}[/]")
         console.print(f"  {escape(outcome.clause.sentence)}", highlight=False)
@@ -161,11 +171,11 @@ def _print(console: Console, report: Report) -> None:
         _labelled(console, "seen", outcome.seen)
         _labelled(console, "again", report.again(outcome))
 
-    table = Table(title=f"{escape(report.target)} by suite {SUITE_VERSION}")
+    table = Table(title=f"{escape(report.target)} by suite {version}")
     table.add_column("level")
     table.add_column("verdict")
 
-    for status in Status:
+    for status in statuses:
         table.add_column(status, justify="right")
 
     colours = {"holds": "green", "fails": "red bold", "not asked": "dim"}
@@ -175,7 +185,7 @@ def _print(console: Console, report: Report) -> None:
         table.add_row(
             level,
             f"[{colours[verdict]}]{verdict}[/]",
-            *(str(counts[status] or "") for status in Status),
+            *(str(counts[status] or "") for status in statuses),
         )
 
     console.print()

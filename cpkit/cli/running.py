@@ -17,7 +17,7 @@ import typer
 from cpkit.cli.output import plain
 from cpkit.errors import BackendUnavailable, CheckpointerError
 
-__all__ = ["BadUse", "Exit", "No", "NoStore", "click_error", "give_up", "run", "say"]
+__all__ = ["BadUse", "Exit", "No", "NoStore", "give_up", "run", "say"]
 
 T = TypeVar("T")
 
@@ -61,14 +61,6 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         give_up(Exit.BAD_USE, str(exc))
     except OSError as exc:
         give_up(Exit.BAD_USE, f"{exc.strerror or exc}: {exc.filename or 'a file'}")
-
-
-def click_error() -> Any:
-    """Return what all errors about a command's words derive from.
-
-    Typer has a click of its own since 0.20, and the machine's before that.
-    """
-    return typer.BadParameter.__mro__[2]
 
 
 def give_up(code: Exit, message: str) -> NoReturn:

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from cpkit.protocol import Checkpointer
-from cpkit.sync import SyncCheckpointer
+from cpkit.sync import SyncCheckpointer, running_loop
 
 __all__ = ["Bridge"]
 
@@ -55,7 +55,7 @@ class Bridge:
 
         Raises ``RuntimeError`` on the store's loop itself, which would wait for ever.
         """
-        if asyncio._get_running_loop() is self._loop:
+        if running_loop() is self._loop:
             work.close()
             raise RuntimeError(
                 "a synchronous method would block the event loop that the store lives "
