@@ -19,9 +19,7 @@ from zlib import crc32
 
 import pytest
 
-from conformance.catalog import all_clauses
-from conformance.clause import Clause
-from conformance.failure import Skip
+from conformance.clause import Clause, Skip, all_clauses
 from conformance.harness import Harness
 from conformance.runner import perform
 

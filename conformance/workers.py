@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from conformance.failure import Failure
 from conformance.harness import Harness, address
 
 __all__ = ["Worker", "workers"]
@@ -43,7 +42,9 @@ class Worker:
         said = await self.line()
 
         if said != stage:
-            raise Failure("another process to open the store", self.errors())
+            raise AssertionError(
+                f"expected another process to open the store, seen {self.errors()}"
+            )
 
     def go(self) -> None:
         """Let the worker begin."""
@@ -71,7 +72,9 @@ class Worker:
         code = await asyncio.to_thread(self._process.wait)
 
         if code != 0:
-            raise Failure("another process to use the store", self.errors())
+            raise AssertionError(
+                f"expected another process to use the store, seen {self.errors()}"
+            )
 
         return said
 

@@ -37,9 +37,10 @@ from weakref import WeakValueDictionary
 
 from pydantic_core import to_jsonable_python
 
-from cpkit.driver.codec import MAX_PAYLOAD, Codec
+from cpkit.driver.codec import Codec
 from cpkit.driver.ids import check_id, span
 from cpkit.driver.lifetime import Lifetime
+from cpkit.driver.options import MAX_PAYLOAD
 from cpkit.driver.writes import Append
 from cpkit.errors import BackendUnavailable, CheckpointerError, VersionConflict
 from cpkit.protocol import (
@@ -544,7 +545,7 @@ class _States(BufferedCheckpointer[MessageT]):
             return inner
 
         return Durability(
-            Survives.NONE, f"{self._cadence.may_lose}; what is written: {inner.words}"
+            Survives.NONE, inner.settings, (self._cadence.may_lose, *inner.advice)
         )
 
 

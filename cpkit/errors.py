@@ -3,25 +3,30 @@
 ::
 
     CheckpointerError
-    ├── InvalidId
-    ├── InvalidURL
-    ├── SerializationError
-    ├── PayloadTooLarge
-    ├── VersionConflict
-    ├── CallMismatch
-    ├── UnknownCall
-    ├── CorruptThread
-    ├── SchemaMismatch
-    ├── BackendUnavailable
-    ├── Closed
-    └── WrongEventLoop
+    │   fix the call
+    ├── InvalidId              an id is empty, too long, or not a str
+    ├── InvalidURL             the store's URL or an option cannot be used
+    ├── SerializationError     a value is not JSON, or does not fit message_type
+    ├── PayloadTooLarge        a value or an append is over its limit
+    ├── CallMismatch           the call id is on record for another call
+    ├── UnknownCall            a result for a call that was never issued
+    ├── Closed                 the handle is not open
+    ├── WrongEventLoop         the handle belongs to another event loop
+    │   load again
+    ├── VersionConflict        the thread is not at the expected version
+    ├── KeyTaken               a restored call's key belongs to another thread
+    │   retry
+    ├── BackendUnavailable     the store could not be reached; see maybe_applied
+    │   look at the store
+    ├── CorruptThread          a stored row is not what was written
+    └── SchemaMismatch         the store has another schema, or is not cpkit's
 
-A programmer's slip that is none of these (a generator where a list belongs, a limit
-of 0, a negative ``expected_version``) is a plain ``TypeError`` or ``ValueError``.
+A caller's mistake that is none of these (a generator instead of a list, a limit of 0, a
+negative ``expected_version``) is a plain ``TypeError`` or ``ValueError``.
 
-Each error takes the facts and builds the sentence itself, so the facts stay readable
-as attributes, and an error survives pickling on its way between processes. What a
-client library raised is always the ``__cause__``, never the error itself.
+Each error takes the facts and builds the sentence itself. So the facts are attributes,
+and an error can be pickled and sent to another process. The client library's error is
+always the ``__cause__``.
 """
 
 from __future__ import annotations
@@ -36,6 +41,7 @@ __all__ = [
     "CorruptThread",
     "InvalidId",
     "InvalidURL",
+    "KeyTaken",
     "PayloadTooLarge",
     "SchemaMismatch",
     "SerializationError",
@@ -62,11 +68,11 @@ class InvalidId(CheckpointerError):
 
 
 class InvalidURL(CheckpointerError):
-    """A store's URL or one of its options cannot be used; the message says the mend."""
+    """A store's URL or an option cannot be used; the message says what to write."""
 
 
 class SerializationError(CheckpointerError):
-    """A value cannot be stored, or a stored message not be loaded, as what it is.
+    """A value cannot be stored, or a stored message does not fit the message type.
 
     ``path`` leads to the value: it starts with the message's index in the call (at
     load: its position in the thread) or with the extra key, ``"args"`` or
@@ -94,38 +100,34 @@ class SerializationError(CheckpointerError):
 
 
 class PayloadTooLarge(CheckpointerError):
-    """A message, extra value, call's args or result is larger than ``max_payload``."""
+    """A value is larger than ``max_payload``, or one write than ``max_append``.
 
-    def __init__(self, path: Sequence[str | int], size: int, limit: int) -> None:
-        super().__init__(tuple(path), size, limit)
+    ``limit`` is in bytes of JSON; ``option`` names it.
+    """
+
+    def __init__(
+        self,
+        path: Sequence[str | int],
+        size: int,
+        limit: int,
+        option: str = "max_payload",
+    ) -> None:
+        super().__init__(tuple(path), size, limit, option)
         self.path = tuple(path)
         self.size = size
         self.limit = limit
+        self.option = option
 
     def __str__(self) -> str:
-        where = "".join(f"[{part!r}]" for part in self.path)
-        return (
-            f"{where}: {self.size} bytes of JSON, and max_payload is {self.limit}; "
-            "store the content elsewhere and keep a reference, or raise max_payload"
+        where = "".join(f"[{part!r}]" for part in self.path) or "the thread"
+        advice = (
+            "append in smaller parts"
+            if self.option == "max_append"
+            else "store the content elsewhere and keep a reference"
         )
-
-
-class VersionConflict(CheckpointerError):
-    """The thread is not at ``expected_version``; nothing was written.
-
-    Another writer has the thread. Load it again before deciding anything.
-    """
-
-    def __init__(self, thread_id: str, expected: int, actual: int) -> None:
-        super().__init__(thread_id, expected, actual)
-        self.thread_id = thread_id
-        self.expected = expected
-        self.actual = actual
-
-    def __str__(self) -> str:
         return (
-            f"thread {self.thread_id!r} is at version {self.actual}, "
-            f"not {self.expected}: another writer has been there; load it again"
+            f"{where}: {self.size} bytes of JSON, and {self.option} is {self.limit}; "
+            f"{advice}, or raise {self.option}"
         )
 
 
@@ -160,68 +162,6 @@ class UnknownCall(CheckpointerError):
         )
 
 
-class CorruptThread(CheckpointerError):
-    """What is stored is not what was written; nothing was repaired or overwritten.
-
-    ``where`` names the row, or the file and line.
-    """
-
-    def __init__(self, thread_id: str, where: str, reason: str) -> None:
-        super().__init__(thread_id, where, reason)
-        self.thread_id = thread_id
-        self.where = where
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"thread {self.thread_id!r} is corrupt at {self.where}: {self.reason}"
-
-
-class SchemaMismatch(CheckpointerError):
-    """The store's version, or what stands in its place, is not one this code reads."""
-
-    def __init__(self, store: str, found: object, supported: int) -> None:
-        super().__init__(store, found, supported)
-        self.store = store
-        self.found = found
-        self.supported = supported
-
-    def __str__(self) -> str:
-        if isinstance(self.found, int) and self.found > self.supported:
-            return (
-                f"{self.store} has schema version {self.found}, and this cpkit knows "
-                f"{self.supported}: upgrade cpkit"
-            )
-
-        return (
-            f"{self.store} has no schema that this cpkit knows ({self.found}): "
-            "use another place"
-        )
-
-
-class BackendUnavailable(CheckpointerError):
-    """The store could not be reached, or would not do it.
-
-    ``maybe_applied`` is ``False`` where the operation is proven not to have run, so
-    that it may be made again, and ``True`` where the answer was lost on the way: the
-    write is either wholly there or wholly not, and only the store knows. Repeating an
-    append with the same ``expected_version``, or a call with the same ids, is safe.
-    """
-
-    def __init__(self, store: str, reason: str, *, maybe_applied: bool = False) -> None:
-        super().__init__(store, reason)
-        self.store = store
-        self.reason = reason
-        self.maybe_applied = maybe_applied
-
-    def __str__(self) -> str:
-        outcome = (
-            "the operation may have been applied"
-            if self.maybe_applied
-            else "nothing was written"
-        )
-        return f"{self.store}: {self.reason} ({outcome})"
-
-
 class Closed(CheckpointerError):
     """The handle is not open: not entered yet, or closed already."""
 
@@ -247,4 +187,103 @@ class WrongEventLoop(CheckpointerError):
         return (
             f"{self.store} was opened on another event loop; open a handle in each "
             "loop (handles of one store see each other's writes)"
+        )
+
+
+class VersionConflict(CheckpointerError):
+    """The thread is not at ``expected_version``; nothing was written.
+
+    Another writer has the thread. Load it again before deciding anything.
+    """
+
+    def __init__(self, thread_id: str, expected: int, actual: int) -> None:
+        super().__init__(thread_id, expected, actual)
+        self.thread_id = thread_id
+        self.expected = expected
+        self.actual = actual
+
+    def __str__(self) -> str:
+        return (
+            f"thread {self.thread_id!r} is at version {self.actual}, "
+            f"not {self.expected}: another writer appended; load it again"
+        )
+
+
+class KeyTaken(CheckpointerError):
+    """A restored call has an idempotency key that a call of another thread has.
+
+    Nothing was restored.
+    """
+
+    def __init__(self, idempotency_key: str, thread_id: str) -> None:
+        super().__init__(idempotency_key, thread_id)
+        self.idempotency_key = idempotency_key
+        self.thread_id = thread_id
+
+    def __str__(self) -> str:
+        return (
+            f"key {self.idempotency_key!r} is on record in thread {self.thread_id!r}; "
+            "nothing was restored"
+        )
+
+
+class BackendUnavailable(CheckpointerError):
+    """The store could not be reached, or refused the operation.
+
+    ``maybe_applied`` is ``False`` where the operation is proven not to have run. It is
+    ``True`` where the answer was lost: the write was applied as a whole or not at all,
+    and only the store knows. Repeating an append with the same ``expected_version``, or
+    a call with the same ids, is safe.
+    """
+
+    def __init__(self, store: str, reason: str, *, maybe_applied: bool = False) -> None:
+        super().__init__(store, reason)
+        self.store = store
+        self.reason = reason
+        self.maybe_applied = maybe_applied
+
+    def __str__(self) -> str:
+        outcome = (
+            "the operation may have been applied"
+            if self.maybe_applied
+            else "nothing was written"
+        )
+        return f"{self.store}: {self.reason} ({outcome})"
+
+
+class CorruptThread(CheckpointerError):
+    """A stored row is not what was written. Nothing was repaired or overwritten.
+
+    ``where`` names the row, or the file and line.
+    """
+
+    def __init__(self, thread_id: str, where: str, reason: str) -> None:
+        super().__init__(thread_id, where, reason)
+        self.thread_id = thread_id
+        self.where = where
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"thread {self.thread_id!r} is corrupt at {self.where}: {self.reason}"
+
+
+class SchemaMismatch(CheckpointerError):
+    """The store has another schema version, or was not made by cpkit."""
+
+    def __init__(self, store: str, found: object, supported: int) -> None:
+        super().__init__(store, found, supported)
+        self.store = store
+        self.found = found
+        self.supported = supported
+
+    def __str__(self) -> str:
+        if isinstance(self.found, int) and self.found > self.supported:
+            return (
+                f"{self.store} has schema version {self.found}, and this cpkit knows "
+                f"{self.supported}: upgrade cpkit"
+            )
+
+        return (
+            f"{self.store} does not have a schema that this cpkit knows "
+            f"({self.found}): use another place, or the cpkit that made it"
         )

@@ -1,7 +1,7 @@
 """The contract in plain Python: the reference that every other store is held to.
 
 URL forms
-    ``memory://`` is a store of its own for each handle; ``memory://name`` is one store
+    ``memory://`` is a store of its own for each handle. ``memory://name`` is one store
     for all handles of that name in this process, in any of its event loops and
     threads, and lives as long as the process.
 
@@ -9,81 +9,273 @@ Durability
     None: the state ends with the process.
 
 What is atomic
-    Everything: each operation runs under one lock, without a suspension point.
+    Everything: each batch and each read runs under one lock, without an ``await``.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import unquote
 
-from cpkit.driver.codec import Codec, check_same_call, from_micros
-from cpkit.driver.ids import check_id, check_page, span
-from cpkit.driver.lifetime import Lifetime
-from cpkit.driver.writes import StoredCall
-from cpkit.errors import InvalidURL, UnknownCall, VersionConflict
-from cpkit.records import (
-    CallRecord,
-    CheckpointData,
-    Durability,
-    JsonValue,
-    Survives,
-    ThreadInfo,
-    ToolCall,
+from cpkit.driver import (
+    Append,
+    Batching,
+    Claim,
+    Conflict,
+    Decode,
+    DriverOptions,
+    Erase,
+    FullHandle,
+    KeyHeld,
+    Limits,
+    Merge,
+    Outcome,
+    Resolve,
+    Restore,
+    Snapshot,
+    StoredCall,
+    StoredDump,
+    Timeouts,
+    Write,
+    erased_call,
+    from_micros,
+    issued_call,
+    key_is_held,
+    resolved_call,
+    span,
 )
-from cpkit.registry import DriverOptions
+from cpkit.errors import InvalidURL
+from cpkit.records import Durability, Survives, ThreadInfo
 
-__all__ = ["MemoryCheckpointer"]
+__all__ = ["MemoryCheckpointer", "MemoryStore"]
 
 MessageT = TypeVar("MessageT")
 
 
 @dataclass
 class _Thread:
-    created_at: int
-    updated_at: int
+    """A thread; without times it has been deleted, and only its calls are left."""
+
+    created_at: int | None = None
+    updated_at: int | None = None
     bodies: list[bytes] = field(default_factory=list)
     extra: dict[bytes, bytes] = field(default_factory=dict)
+    calls: dict[str, StoredCall] = field(default_factory=dict)
+
+    def touch(self) -> int:
+        """Mark the thread as changed now; return the time in microseconds."""
+        now = max(time.time_ns() // 1000, self.updated_at or 0)
+        self.created_at, self.updated_at = self.created_at or now, now
+        return now
+
+    def info(self, thread_id: str) -> ThreadInfo:
+        issued = [call.issued_at for call in self.calls.values()]
+        resolved = [call.resolved_at or 0 for call in self.calls.values()]
+        created_at = self.created_at or min(issued)
+        updated_at = self.updated_at or max(issued + resolved)
+        times = from_micros(created_at), from_micros(updated_at)
+        return ThreadInfo(thread_id, len(self.bodies), *times)
 
 
 @dataclass
-class _Store:
+class _Data:
     lock: threading.Lock = field(default_factory=threading.Lock)
     threads: dict[str, _Thread] = field(default_factory=dict)
-    # By thread and call id, in the order of claims.
-    calls: dict[tuple[str, str], StoredCall] = field(default_factory=dict)
-    # By thread and by key: the call's place in ``calls``, in the order of claims.
-    calls_of: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
-    attempts: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    # By idempotency key, then attempt number: thread id and call id.
+    keys: dict[str, dict[int, tuple[str, str]]] = field(default_factory=dict)
 
-    def touch(self, thread_id: str) -> _Thread:
-        """Return the thread, made if it is not there, as changed now."""
-        now = _now()
-        thread = self.threads.setdefault(thread_id, _Thread(now, now))
-        thread.updated_at = max(now, thread.updated_at)
-        return thread
+    def newest(self, key: str) -> StoredCall | None:
+        attempts = self.attempts(key)
+        return attempts[-1] if attempts else None
 
-    def last_attempt(self, key: str) -> StoredCall | None:
-        places = self.attempts.get(key)
-        return self.calls[places[-1]] if places else None
+    def attempts(self, key: str) -> list[StoredCall]:
+        """Return the key's attempts, the newest last."""
+        places = sorted(self.keys.get(key, {}).items())
+        return [self.threads[thread].calls[call] for _, (thread, call) in places]
 
-    def of_thread(self, thread_id: str) -> list[StoredCall]:
-        return [self.calls[place] for place in self.calls_of.get(thread_id, ())]
+    def put(self, call: StoredCall) -> None:
+        self.threads[call.thread_id].calls[call.call_id] = call
+        attempts = self.keys.setdefault(call.idempotency_key, {})
+        attempts[call.attempt] = (call.thread_id, call.call_id)
 
 
-_named: dict[str, _Store] = {}
+_named: dict[str, _Data] = {}
 _named_lock = threading.Lock()
+_MISSING = _Thread()
 
 
-class MemoryCheckpointer(Generic[MessageT]):
+class MemoryStore:
     """A store in this process's memory."""
 
     Options: ClassVar[type[DriverOptions]] = DriverOptions
     client_options: ClassVar[frozenset[str]] = frozenset()
+    limits = Limits()
+    batching = Batching(max_writes=1)
+    timeouts = Timeouts()
+    erases = True
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = f"memory://{name or ''}"
+
+        with _named_lock:
+            self._data = _Data() if name is None else _named.setdefault(name, _Data())
+
+    @classmethod
+    def from_url(cls, url: str, options: DriverOptions) -> MemoryStore:
+        _, slashes, name = url.partition("://")
+
+        if not slashes:
+            raise InvalidURL("write memory:// or memory://name")
+
+        return cls(unquote(name) or None)
+
+    async def open(self) -> None:
+        """There is nothing to open."""
+
+    async def close(self) -> None:
+        """There is nothing to close: a named store belongs to the process."""
+
+    def durability(self) -> Durability:
+        advice = "the state ends with this process: use sqlite:///agent.db to keep it"
+        return Durability(Survives.NONE, {}, (advice,))
+
+    async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
+        with self._data.lock:
+            return [self._apply(write, self._data) for write in batch]
+
+    def _apply(self, write: Write, data: _Data) -> Outcome:
+        thread = data.threads.get(write.thread_id) or _Thread()
+        version = len(thread.bodies)
+
+        match write:
+            case Append():
+                if write.expected_version not in (None, version):
+                    return Conflict(version)
+
+                if write.bodies or write.items:
+                    thread.touch()
+                    thread.bodies += write.bodies
+                    thread.extra.update(write.items)
+                    data.threads[write.thread_id] = thread
+
+                return len(thread.bodies)
+            case Merge():
+                thread.touch()
+                thread.extra.update(write.items)
+                data.threads[write.thread_id] = thread
+            case Claim(call=call):
+                known = thread.calls.get(call.call_id)
+                newest = data.newest(call.idempotency_key)
+
+                if known or (newest and newest.status != "failed"):
+                    return known or newest
+
+                data.threads[write.thread_id] = thread
+                data.put(issued_call(write, newest, thread.touch()))
+            case Resolve():
+                found = thread.calls.get(write.call_id)
+
+                if found is None or found.status != "issued":
+                    return found
+
+                now = time.time_ns() // 1000 if found.erased else thread.touch()
+                data.put(resolved := resolved_call(found, write, now))
+                return resolved
+            case Erase():
+                calls = [erased_call(call) for call in thread.calls.values()]
+                data.threads[write.thread_id] = _Thread()
+
+                for one in calls:
+                    if write.forget_keys:
+                        del data.keys[one.idempotency_key][one.attempt]
+                    else:
+                        data.put(one)
+
+                if write.forget_keys or not calls:
+                    del data.threads[write.thread_id]
+            case Restore():
+                if write.thread_id in data.threads:
+                    return Conflict(version)
+
+                for one in write.calls:
+                    if key_is_held(one, others := data.attempts(one.idempotency_key)):
+                        return KeyHeld(one.idempotency_key, others[-1].thread_id)
+
+                restored = _Thread(write.created_at, write.updated_at, write.bodies)
+                restored.extra.update(write.items)
+                data.threads[write.thread_id] = restored
+
+                for one in write.calls:
+                    data.put(one)
+
+        return None
+
+    async def snapshot(self, thread_id: str, decode: Decode) -> Snapshot | None:
+        with self._data.lock:
+            thread = self._data.threads.get(thread_id)
+
+            if thread is None or thread.created_at is None:
+                return None
+
+            bodies, items = list(thread.bodies), list(thread.extra.items())
+            calls = thread.calls.values()
+            pending = [c for c in calls if c.status == "issued" and not c.erased]
+
+        return Snapshot(decode(bodies, 0), items, pending)
+
+    async def messages(
+        self, thread_id: str, start: int, stop: int | None, decode: Decode
+    ) -> list[Any]:
+        with self._data.lock:
+            bodies = self._data.threads.get(thread_id, _MISSING).bodies
+            first, last = span(start, stop, len(bodies))
+            found = bodies[first:last]
+
+        return decode(found, first)
+
+    async def holder(self, key: str) -> StoredCall | None:
+        with self._data.lock:
+            return self._data.newest(key)
+
+    async def calls(self, thread_id: str) -> list[StoredCall]:
+        with self._data.lock:
+            return list(self._data.threads.get(thread_id, _MISSING).calls.values())
+
+    async def threads(
+        self, prefix: str, after: str | None, limit: int, erased: bool
+    ) -> list[ThreadInfo]:
+        with self._data.lock:
+            page = sorted(
+                (thread_id, thread)
+                for thread_id, thread in self._data.threads.items()
+                if thread_id.startswith(prefix)
+                and thread_id > (after or "")
+                and (erased or thread.created_at is not None)
+            )
+            return [thread.info(thread_id) for thread_id, thread in page[:limit]]
+
+    async def dump(self, thread_id: str) -> StoredDump | None:
+        with self._data.lock:
+            thread = self._data.threads.get(thread_id)
+
+            if thread is None:
+                return None
+
+            return StoredDump(
+                list(thread.bodies),
+                list(thread.extra.items()),
+                list(thread.calls.values()),
+                thread.created_at,
+                thread.updated_at,
+            )
+
+
+class MemoryCheckpointer(FullHandle[MessageT]):
+    """A handle of a store in this process's memory; options as in the URL."""
 
     def __init__(
         self,
@@ -92,264 +284,5 @@ class MemoryCheckpointer(Generic[MessageT]):
         message_type: type[MessageT] | Any = dict,
         **options: Any,
     ) -> None:
-        self._codec: Codec[MessageT] = self.Options(**options).codec(message_type)
-        self._lifetime = Lifetime(f"memory://{name or ''}")
-
-        if name is None:
-            self._store = _Store()
-        else:
-            with _named_lock:
-                self._store = _named.setdefault(name, _Store())
-
-    @classmethod
-    def from_url(
-        cls, url: str, *, message_type: Any, options: DriverOptions
-    ) -> MemoryCheckpointer[Any]:
-        _, slashes, name = url.partition("://")
-
-        if not slashes:
-            raise InvalidURL("write memory:// or memory://name")
-
-        return cls(
-            unquote(name) or None, message_type=message_type, **options.model_dump()
-        )
-
-    async def __aenter__(self) -> Self:
-        self._lifetime.begin()
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Close the handle; idempotent. A named store stays for its other handles."""
-        await self._lifetime.end(self._release)
-
-    async def _release(self) -> None:
-        """Let go of nothing: a named store belongs to the process."""
-
-    @property
-    def durability(self) -> Durability:
-        return Durability(Survives.NONE, "state ends with this process")
-
-    def __repr__(self) -> str:
-        return f"<MemoryCheckpointer {self._lifetime.name}>"
-
-    # The six methods
-
-    async def load(self, thread_id: str) -> CheckpointData[MessageT] | None:
-        self._lifetime.check()
-        thread_id = check_id("thread_id", thread_id)
-
-        with self._store.lock:
-            thread = self._store.threads.get(thread_id)
-
-            if thread is None:
-                return None
-
-            bodies = list(thread.bodies)
-            extra = list(thread.extra.items())
-            calls = self._store.of_thread(thread_id)
-
-        return CheckpointData(
-            self._codec.messages(bodies, thread_id),
-            self._codec.extra(extra, thread_id),
-            [
-                self._codec.record(call)
-                for call in calls
-                if call.status == "issued" and not call.erased
-            ],
-        )
-
-    async def append(
-        self,
-        thread_id: str,
-        messages: Sequence[MessageT],
-        *,
-        expected_version: int | None = None,
-    ) -> int:
-        self._lifetime.check()
-        write = self._codec.append(thread_id, messages, expected_version)
-
-        with self._store.lock:
-            thread = self._store.threads.get(write.thread_id)
-            version = len(thread.bodies) if thread else 0
-
-            if write.expected_version not in (None, version):
-                raise VersionConflict(write.thread_id, write.expected_version, version)
-
-            if not write.bodies:
-                return version
-
-            thread = self._store.touch(write.thread_id)
-            thread.bodies += write.bodies
-            return len(thread.bodies)
-
-    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
-        self._lifetime.check()
-        write = self._codec.merge(thread_id, extra)
-
-        if not write.items:
-            return
-
-        with self._store.lock:
-            self._store.touch(write.thread_id).extra.update(write.items)
-
-    async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
-        self._lifetime.check()
-        write = self._codec.claim(thread_id, call)
-        call = write.call
-        place = (write.thread_id, call.call_id)
-
-        with self._store.lock:
-            known = self._store.calls.get(place)
-
-            if known is not None:
-                record = self._codec.record(known)
-                check_same_call(record, call)
-                return record
-
-            last = self._store.last_attempt(call.idempotency_key)
-
-            if last is not None and last.status != "failed":
-                return self._codec.record(last)
-
-            self._store.touch(write.thread_id)
-            self._store.calls[place] = StoredCall(
-                write.thread_id,
-                call.call_id,
-                call.tool_name,
-                write.args,
-                call.idempotency_key,
-                "issued",
-                1 if last is None else last.attempt + 1,
-                _now(),
-                None,
-                None,
-                False,
-            )
-            self._store.calls_of.setdefault(write.thread_id, []).append(place)
-            self._store.attempts.setdefault(call.idempotency_key, []).append(place)
-            return None
-
-    async def record_result(
-        self,
-        thread_id: str,
-        call_id: str,
-        result: JsonValue,
-        *,
-        success: bool = True,
-    ) -> CallRecord:
-        self._lifetime.check()
-        write = self._codec.resolve(thread_id, call_id, result, success)
-        place = (write.thread_id, write.call_id)
-
-        with self._store.lock:
-            stored = self._store.calls.get(place)
-
-            if stored is None:
-                raise UnknownCall(*place)
-
-            if stored.status == "issued":
-                stored = stored._replace(
-                    status=write.status,
-                    result=None if stored.erased else write.result,
-                    resolved_at=_now(),
-                )
-                self._store.calls[place] = stored
-
-                if not stored.erased:
-                    self._store.touch(write.thread_id)
-
-            return self._codec.record(stored)
-
-    async def find_completed(self, idempotency_key: str) -> CallRecord | None:
-        record = await self.find_call(idempotency_key)
-        return record if record is not None and record.status == "completed" else None
-
-    # The optional protocols
-
-    async def list_threads(
-        self, *, prefix: str = "", after: str | None = None, limit: int = 100
-    ) -> list[ThreadInfo]:
-        self._lifetime.check()
-        prefix, after, limit = check_page(prefix, after, limit)
-
-        with self._store.lock:
-            ids = sorted(
-                thread_id
-                for thread_id in self._store.threads
-                if thread_id.startswith(prefix) and (after is None or thread_id > after)
-            )
-            return [
-                ThreadInfo(
-                    thread_id,
-                    len(thread.bodies),
-                    from_micros(thread.created_at),
-                    from_micros(thread.updated_at),
-                )
-                for thread_id in ids[:limit]
-                if (thread := self._store.threads[thread_id])
-            ]
-
-    async def read(
-        self, thread_id: str, start: int = 0, stop: int | None = None
-    ) -> list[MessageT]:
-        self._lifetime.check()
-        thread_id = check_id("thread_id", thread_id)
-
-        with self._store.lock:
-            thread = self._store.threads.get(thread_id)
-            bodies = thread.bodies if thread else []
-            first, last = span(start, stop, len(bodies))
-            bodies = bodies[first:last]
-
-        return self._codec.messages(bodies, thread_id, first)
-
-    async def list_calls(self, thread_id: str) -> list[CallRecord]:
-        self._lifetime.check()
-        thread_id = check_id("thread_id", thread_id)
-
-        with self._store.lock:
-            calls = self._store.of_thread(thread_id)
-
-        return [self._codec.record(call) for call in calls]
-
-    async def find_call(self, idempotency_key: str) -> CallRecord | None:
-        self._lifetime.check()
-        key = check_id("idempotency_key", idempotency_key)
-
-        with self._store.lock:
-            last = self._store.last_attempt(key)
-
-        if last is None or last.status == "failed":
-            return None
-
-        return self._codec.record(last)
-
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
-        self._lifetime.check()
-        thread_id = check_id("thread_id", thread_id)
-
-        with self._store.lock:
-            self._store.threads.pop(thread_id, None)
-
-            if not forget_keys:
-                for call in self._store.of_thread(thread_id):
-                    self._store.calls[thread_id, call.call_id] = call._replace(
-                        args=b"{}", result=None, erased=True
-                    )
-
-                return
-
-            for place in self._store.calls_of.pop(thread_id, ()):
-                key = self._store.calls.pop(place).idempotency_key
-                self._store.attempts[key].remove(place)
-
-                if not self._store.attempts[key]:
-                    del self._store.attempts[key]
-
-
-def _now() -> int:
-    """Microseconds since the epoch."""
-    return time.time_ns() // 1000
+        known = DriverOptions(**options)
+        super().__init__(MemoryStore(name), message_type=message_type, options=known)

@@ -1,18 +1,29 @@
-"""The contract: six methods, and the optional abilities beside them.
+"""The contract: six methods, and the optional protocols beside them.
+
+Every detail is in ``docs/contract.md``; this is the short form.
 
 Terms
     A *thread* is an append-only list of messages, a small merged map (*extra*) and
-    the calls claimed in it, under an opaque id. Its *version* is how many messages it
-    has. A *call* is one attempt at a side effect; its *idempotency key* names the
-    effect across the whole store, and is held by at most one issued or completed call.
+    the calls claimed in it, under an opaque id. Its *version* is the number of its
+    messages. A *call* is one attempt at a side effect. Its *idempotency key* names the
+    effect across the whole store, and at most one issued or completed call holds it.
     *Ids* are compared exactly: 1 to 512 bytes of UTF-8 without NUL.
 
 All stores
     Every method is linearizable per thread (and per key for the three call methods),
     across tasks, handles, processes and machines that share the store. After any
-    exception, cancellation included, an operation is wholly done or wholly not done,
-    the next writer is not blocked and the handle still works. Checks of the handle,
-    the ids and the values come before everything, for empty writes too.
+    exception an operation is applied as a whole or not at all, the next writer is not
+    blocked, and the handle still works. Checks of the handle, the ids and the values
+    come first, for empty writes too.
+
+Cancellation
+    A cancelled call may still take effect after ``CancelledError`` was raised. It is
+    ordered before every later operation of the same handle on the same thread or key:
+    the later call waits until the cancelled one is decided, and so does ``aclose()``.
+
+Time and size
+    No operation waits for ever: it raises ``BackendUnavailable`` after the driver's
+    ``timeout``. ``max_payload`` bounds one value, ``max_append`` one append.
 
 Errors that every method may raise
     ``InvalidId``, ``BackendUnavailable``, ``CorruptThread``, ``Closed``,
@@ -29,6 +40,7 @@ from cpkit.records import (
     CheckpointData,
     Durability,
     JsonValue,
+    ThreadDump,
     ThreadInfo,
     ToolCall,
 )
@@ -38,6 +50,7 @@ __all__ = [
     "ErasesThreads",
     "KeepsReceipts",
     "ListsThreads",
+    "MovesThreads",
     "ReadsRanges",
     "StatesDurability",
 ]
@@ -55,7 +68,7 @@ class Checkpointer(Protocol[MessageT]):
         ``None`` when nothing was ever recorded for the thread. The result is the
         caller's. Until the thread is deleted, a later load extends an earlier one.
 
-        Raises ``SerializationError`` where a stored message is none of the type.
+        Raises ``SerializationError`` where a stored message does not fit the type.
         """
         ...
 
@@ -68,8 +81,8 @@ class Checkpointer(Protocol[MessageT]):
     ) -> int:
         """Add the messages at the end, all or none, and return the new version.
 
-        Positions are dense, contiguous for one call, and in commit order. No
-        messages: nothing changes and the current version comes back.
+        Positions are dense, contiguous for one call, and in commit order. Without
+        messages nothing changes.
 
         Raises ``VersionConflict``, and writes nothing, unless the thread is at
         ``expected_version``. It does not fence across ``delete_thread``.
@@ -86,10 +99,10 @@ class Checkpointer(Protocol[MessageT]):
     async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
         """Claim the call's idempotency key, before its effect runs.
 
-        ``None``: the call is on record now and holds the key. A record: it was there
-        before and nothing was written. It is either the key's holder (issued or
-        completed, of any thread) or this very call from an earlier try, whatever its
-        status. A failed call holds no key: the next claim has ``attempt`` one higher.
+        ``None``: the call is on record now and holds the key. A record: nothing was
+        written. The record is either the key's holder (issued or completed, of any
+        thread) or this same call from an earlier try, whatever its status. A failed
+        call does not hold its key: the next claim has ``attempt`` one higher.
 
         Raises ``CallMismatch`` where ``(thread_id, call.call_id)`` is on record with
         another key, tool or args (compared as canonical JSON).
@@ -107,8 +120,8 @@ class Checkpointer(Protocol[MessageT]):
         """Record the outcome, once, and return the record as it stands.
 
         The first outcome stays; act on what comes back, not on what was passed in.
-        ``success=False`` says that the attempt had no effect and may be made again:
-        it frees the key. A final error or a refusal is a *completed* result.
+        ``success=False`` says that the attempt did not have an effect and may be made
+        again: it frees the key. A final error or a refusal is a *completed* result.
 
         Raises ``UnknownCall`` for a call that was never issued.
         """
@@ -121,7 +134,7 @@ class Checkpointer(Protocol[MessageT]):
 
 @runtime_checkable
 class ListsThreads(Protocol):
-    """Can tell which threads there are."""
+    """Can list its threads."""
 
     async def list_threads(
         self, *, prefix: str = "", after: str | None = None, limit: int = 100
@@ -170,7 +183,25 @@ class ErasesThreads(Protocol):
         The id starts again at version 0 and ``load`` gives ``None``. Each call stays
         on record, ``erased``, and holds its key as before; it shows in ``list_calls``
         and ``find_call``, not in ``load().pending``. With ``forget_keys`` the thread's
-        records go too, and its keys are free. What is not there is no error.
+        records go too, and its keys are free. A missing thread is not an error.
+        """
+        ...
+
+
+@runtime_checkable
+class MovesThreads(Protocol):
+    """Can carry a thread exactly to another store."""
+
+    async def dump_thread(self, thread_id: str) -> ThreadDump | None:
+        """Return everything on record of the thread at one moment, or ``None``."""
+        ...
+
+    async def restore_thread(self, dump: ThreadDump) -> None:
+        """Create the thread exactly as it was dumped, or change nothing.
+
+        Raises ``VersionConflict`` where the id has a thread or a call on record, and
+        ``KeyTaken`` where a call of another thread stands in the way of a key: of each
+        key all attempt numbers must differ, and only the newest may be not failed.
         """
         ...
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Generic, Literal, TypeVar
@@ -17,6 +17,7 @@ __all__ = [
     "Durability",
     "JsonValue",
     "Survives",
+    "ThreadDump",
     "ThreadInfo",
     "ToolCall",
 ]
@@ -91,23 +92,52 @@ class ThreadInfo:
     updated_at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class ThreadDump:
+    """A whole thread as it is stored, to be restored exactly in another store.
+
+    ``messages`` are JSON values, whatever ``message_type`` the handle has. ``calls``
+    has every attempt on record in the order of claims. ``created_at`` and
+    ``updated_at`` are ``None`` where nothing but erased calls is left of the thread.
+    """
+
+    thread_id: str
+    messages: Sequence[JsonValue]
+    extra: Mapping[str, JsonValue]
+    calls: Sequence[CallRecord]
+    created_at: datetime | None
+    updated_at: datetime | None
+
+
 class Survives(StrEnum):
     """What an acknowledged write outlives."""
 
     NONE = "none"
-    """Nothing that ends the process that holds the data."""
+    """Nothing that ends the process which holds the data."""
     PROCESS = "process"
-    """``kill -9`` of the agent, and of the server where there is one."""
+    """``kill -9`` of the agent, and of the server if there is one."""
     MACHINE = "machine"
     """A power loss as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Durability:
-    """What an acknowledgement is worth: the level for code, the words for people."""
+    """What an acknowledgement is worth.
+
+    ``settings`` are the facts that the level rests on, for instance
+    ``{"synchronous": "FULL"}``. ``advice`` has sentences for people: what can still be
+    lost, and which setting changes that; empty where there is nothing to change.
+    """
 
     survives: Survives
-    words: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    advice: Sequence[str] = ()
+
+    @property
+    def words(self) -> str:
+        """The settings and the advice as one line."""
+        settings = ", ".join(f"{name}={value}" for name, value in self.settings.items())
+        return "; ".join([settings, *self.advice] if settings else self.advice)
 
     def __str__(self) -> str:
         return f"{self.survives}: {self.words}"

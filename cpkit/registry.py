@@ -1,10 +1,12 @@
 """Opening a store by URL.
 
-Schemes are found through the entry-point group ``cpkit.drivers``, so a package adds a
-scheme by being installed. Each entry point names a class that fits `Driver`::
+Drivers are found through the entry-point group ``cpkit.drivers``, so a package adds a
+URL scheme by being installed. An entry point names a store's class, as
+`cpkit.driver.StoreDriver` describes it, or a class that implements the checkpointer
+itself, as `Driver` does::
 
     [project.entry-points."cpkit.drivers"]
-    lmdb = "my_package:LMDBCheckpointer"
+    lmdb = "my_package:LMDBStore"
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ import re
 from contextlib import AbstractAsyncContextManager
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ClassVar, Protocol, TypeVar, overload
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast, overload
 from urllib.parse import parse_qsl, unquote, urlencode
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+from pydantic import ValidationError
 
-from cpkit.driver.codec import MAX_PAYLOAD, Codec
+from cpkit.driver.abilities import handle_over
+from cpkit.driver.options import DriverOptions
+from cpkit.driver.store import StoreDriver, StoreInfo
 from cpkit.errors import InvalidURL
 from cpkit.protocol import Checkpointer
 from cpkit.records import JsonValue
@@ -29,6 +33,7 @@ __all__ = [
     "Driver",
     "DriverOptions",
     "driver_names",
+    "inspect_store",
     "open_checkpointer",
     "redacted",
     "url_path",
@@ -40,29 +45,8 @@ DEFAULT_URL = "sqlite:///cpkit.db"
 GROUP = "cpkit.drivers"
 
 
-class DriverOptions(BaseModel):
-    """What every driver can be told, in the URL's query or by keyword.
-
-    A driver adds its own by a subclass. ``max_payload`` is in bytes of JSON text;
-    ``strict_roundtrip`` refuses typed messages that would come back different.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    max_payload: PositiveInt = MAX_PAYLOAD
-    strict_roundtrip: bool = False
-
-    def codec(self, message_type: Any) -> Codec[Any]:
-        """Return the codec that these options ask for."""
-        return Codec(
-            message_type,
-            max_payload=self.max_payload,
-            strict_roundtrip=self.strict_roundtrip,
-        )
-
-
 class Driver(Protocol):
-    """What an entry point of the group ``cpkit.drivers`` names: a class with these."""
+    """A class that implements the checkpointer itself, without a store."""
 
     Options: ClassVar[type[DriverOptions]]
     """The model that the options are checked against."""
@@ -76,10 +60,18 @@ class Driver(Protocol):
     ) -> AbstractAsyncContextManager[Checkpointer[Any]]:
         """Return an unopened handle, or raise ``InvalidURL``; do no I/O.
 
-        ``options`` is an instance of ``Options``; what it took from the query is no
-        longer in the URL.
+        ``options`` is an instance of ``Options``; what it took from the query is not
+        in the URL any more.
         """
         ...
+
+
+class _Parsed(NamedTuple):
+    """A URL without the driver's options, the options, and the driver."""
+
+    url: str
+    options: DriverOptions
+    driver: type[StoreDriver] | type[Driver]
 
 
 @overload
@@ -108,6 +100,35 @@ def open_checkpointer(
     unknown, ill-typed or contradictory option. Entering raises ``BackendUnavailable``
     or ``SchemaMismatch``.
     """
+    parsed = _parse(url, options)
+
+    if hasattr(parsed.driver, "commit"):
+        store = cast("type[StoreDriver]", parsed.driver).from_url(*parsed[:2])
+        return handle_over(store, message_type=message_type, options=parsed.options)
+
+    driver = cast("type[Driver]", parsed.driver)
+    return driver.from_url(
+        parsed.url, message_type=message_type, options=parsed.options
+    )
+
+
+async def inspect_store(url: str) -> StoreInfo | None:
+    """Tell whether the store of a URL exists, without creating anything.
+
+    ``None`` where its driver cannot tell. Raises as `open_checkpointer` does.
+    """
+    parsed = _parse(url, {})
+    inspect = getattr(parsed.driver, "inspect", None)
+
+    if inspect is None:
+        return None
+
+    found: StoreInfo | None = await inspect(*parsed[:2])
+    return found
+
+
+def _parse(url: str | None, options: dict[str, Any]) -> _Parsed:
+    """Find the driver of a URL, and check the options against it."""
     if url is None:
         url = os.environ.get("CPKIT_URL") or DEFAULT_URL
 
@@ -135,12 +156,8 @@ def open_checkpointer(
 
     driver = _find_driver(scheme[0].lower())
     asked, rest = _split_query(query, driver, scheme[0])
-    known = _check_options(driver, scheme[0], asked, options)
-    return driver.from_url(
-        f"{base}?{urlencode(rest)}" if rest else base,
-        message_type=message_type,
-        options=known,
-    )
+    checked = _check_options(driver, scheme[0], asked, options)
+    return _Parsed(f"{base}?{urlencode(rest)}" if rest else base, checked, driver)
 
 
 def driver_names() -> list[str]:
@@ -161,8 +178,8 @@ def redacted(url: str) -> str:
 def url_path(url: str) -> str:
     """Return the decoded path of a URL that names a local file or folder.
 
-    ``scheme:///relative`` for those that count three slashes is the driver's to
-    handle: this gives what follows ``scheme://`` and its empty host, or ``scheme:``.
+    Returns what follows ``scheme://`` and its empty host, or ``scheme:``. A driver
+    that reads ``scheme:///relative`` as a relative path removes the first slash.
     """
     _, _, rest = url.partition(":")
 
@@ -187,20 +204,20 @@ def url_path(url: str) -> str:
     return decoded
 
 
-def _find_driver(scheme: str) -> type[Driver]:
+def _find_driver(scheme: str) -> type[StoreDriver] | type[Driver]:
     entry = _find_entry_point(scheme)
 
     try:
-        driver: type[Driver] = entry.load()
+        driver: type[StoreDriver] | type[Driver] = entry.load()
     except ImportError as exc:
         if entry.dist is not None and entry.dist.name == "cpkit":
             extra = entry.module.partition(".")[0].removeprefix("cpkit_")
-            mend = f"pip install 'cpkit[{extra}]'"
+            advice = f"pip install 'cpkit[{extra}]'"
         else:
-            mend = f"install {exc.name or 'what it needs'}"
+            advice = f"install {exc.name or 'what it needs'}"
 
         raise InvalidURL(
-            f"the driver for {scheme!r} is not installed ({exc}): {mend}"
+            f"the driver for {scheme!r} is not installed ({exc}): {advice}"
         ) from exc
 
     return driver
@@ -219,7 +236,7 @@ def _find_entry_point(scheme: str) -> EntryPoint:
 
 
 def _split_query(
-    query: str, driver: type[Driver], scheme: str
+    query: str, driver: type[StoreDriver] | type[Driver], scheme: str
 ) -> tuple[dict[str, str], list[tuple[str, str]]]:
     """Divide a query into the driver's options and the client library's."""
     asked: dict[str, str] = {}
@@ -242,7 +259,10 @@ def _split_query(
 
 
 def _check_options(
-    driver: type[Driver], scheme: str, asked: dict[str, str], given: dict[str, Any]
+    driver: type[StoreDriver] | type[Driver],
+    scheme: str,
+    asked: dict[str, str],
+    given: dict[str, Any],
 ) -> DriverOptions:
     known = driver.Options.model_fields
 

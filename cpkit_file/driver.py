@@ -90,7 +90,11 @@ class FileCheckpointer(Generic[MessageT]):
         **options: Any,
     ) -> None:
         self._options = FileOptions(**options)
-        self._codec: Codec[MessageT] = self._options.codec(message_type)
+        self._codec: Codec[MessageT] = Codec(
+            message_type,
+            max_payload=self._options.max_payload,
+            strict_roundtrip=self._options.strict_roundtrip,
+        )
         # Absolute, because a process may change its working directory later.
         path = os.path.abspath(path)
         self._lifetime = Lifetime(f"file://{path}")
@@ -142,12 +146,13 @@ class FileCheckpointer(Generic[MessageT]):
         if self._options.durability == "normal":
             return Durability(
                 Survives.PROCESS,
-                "written but not synced: a power loss can take the last writes",
+                {"sync": "none"},
+                ("a power loss can take the last writes: remove durability=normal",),
             )
 
         return Durability(
             Survives.MACHINE,
-            "synced before it is answered, on a local file system with POSIX locks",
+            {"sync": "fdatasync"},
         )
 
     def __repr__(self) -> str:

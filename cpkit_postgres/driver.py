@@ -116,7 +116,11 @@ class PostgresCheckpointer(Generic[MessageT]):
             place = "postgresql pool"
 
         name = f"{place}?schema={quote(known.schema)}"
-        self._codec: Codec[MessageT] = known.codec(message_type)
+        self._codec: Codec[MessageT] = Codec(
+            message_type,
+            max_payload=known.max_payload,
+            strict_roundtrip=known.strict_roundtrip,
+        )
         self._schema = known.schema
         self._sql = statements(known.schema)
         self._settings: Settings | None = None

@@ -64,27 +64,28 @@ class Settings(NamedTuple):
     @property
     def durability(self) -> Durability:
         """What a commit outlives (postgresql.org/docs/current/runtime-config-wal)."""
-        commit = f"synchronous_commit={self.synchronous_commit}"
+        settings = {
+            "synchronous_commit": self.synchronous_commit,
+            "fsync": self.fsync,
+            "full_page_writes": self.full_page_writes,
+        }
 
         if self.synchronous_commit == "off":
-            return Durability(
-                Survives.NONE,
-                f"{commit}: it survives the agent, but a crash of the server can take "
-                "the last commits",
+            advice = (
+                "a crash of the server can take the last commits: "
+                "ALTER DATABASE … SET synchronous_commit = on"
             )
+            return Durability(Survives.NONE, settings, (advice,))
 
         if self.fsync == "off":
-            return Durability(
-                Survives.PROCESS, f"{commit} with fsync=off: a power loss can take all"
-            )
+            advice = "a power loss can take everything: turn fsync on"
+            return Durability(Survives.PROCESS, settings, (advice,))
 
         if self.full_page_writes == "off":
-            return Durability(
-                Survives.PROCESS,
-                f"{commit} with full_page_writes=off: a power loss can tear pages",
-            )
+            advice = "a power loss can tear pages: turn full_page_writes on"
+            return Durability(Survives.PROCESS, settings, (advice,))
 
-        return Durability(Survives.MACHINE, f"{commit}: synced before it is answered")
+        return Durability(Survives.MACHINE, settings)
 
 
 def is_missing(exc: BaseException | None) -> bool:

@@ -135,7 +135,11 @@ class RedisCheckpointer(Generic[MessageT]):
         known = RedisOptions(**options)
         self._prefix = known.prefix
         self._base = f"{known.prefix}:".encode()
-        self._codec: Codec[MessageT] = known.codec(message_type)
+        self._codec: Codec[MessageT] = Codec(
+            message_type,
+            max_payload=known.max_payload,
+            strict_roundtrip=known.strict_roundtrip,
+        )
         pool = (
             pool_of_url(where, known.connect_timeout)
             if isinstance(where, str)
@@ -152,7 +156,9 @@ class RedisCheckpointer(Generic[MessageT]):
         self._writes: Coalescer[Write] = Coalescer(
             self._lifetime, self._commit, size_of, by_halves=True
         )
-        self._durability = Durability(Survives.NONE, "not known before it is open")
+        self._durability = Durability(
+            Survives.NONE, {}, ("not known before it is open",)
+        )
 
     @classmethod
     def from_url(

@@ -59,7 +59,7 @@ def durability_of(settings: Mapping[bytes, bytes]) -> Durability:
     if settings.get(b"connected_slaves", b"0") != b"0":
         words += "; a failover to a replica can lose acknowledged writes"
 
-    return Durability(survives, words)
+    return Durability(survives, {}, (words,))
 
 
 def _logged(settings: Mapping[bytes, bytes]) -> Durability:
@@ -67,43 +67,42 @@ def _logged(settings: Mapping[bytes, bytes]) -> Durability:
     appendfsync = settings.get(b"appendfsync")
 
     if appendonly is None:
-        return Durability(
-            Survives.NONE,
+        advice = (
             "whether the server has an append-only file could not be read "
-            "(it denies CONFIG and INFO)",
+            "(it denies CONFIG and INFO)"
         )
+        return Durability(Survives.NONE, {}, (advice,))
 
     if appendonly not in (b"yes", b"1"):
         snapshots = settings.get(b"save") != b""
         since = " since the last snapshot" if snapshots else ""
-        return Durability(
-            Survives.NONE,
-            f"a restart of the server loses everything{since} (appendonly no)",
+        advice = (
+            f"a restart of the server loses everything{since} (appendonly no): "
+            "CONFIG SET appendonly yes, and in redis.conf"
         )
+        return Durability(Survives.NONE, {}, (advice,))
 
     if appendfsync == b"always":
-        return Durability(
-            Survives.MACHINE,
-            "the append-only file is synced before the answer (appendfsync always)",
-        )
+        advice = "the append-only file is synced before the answer (appendfsync always)"
+        return Durability(Survives.MACHINE, {}, (advice,))
 
     if appendfsync == b"everysec":
-        return Durability(
-            Survives.PROCESS,
+        advice = (
             "the append-only file is synced every second (appendfsync everysec): a "
             "power cut, or a kill of the server while its disk stalls, can lose about "
-            "the last second",
+            "the last second: CONFIG SET appendfsync always"
         )
+        return Durability(Survives.PROCESS, {}, (advice,))
 
     if appendfsync == b"no":
-        return Durability(
-            Survives.PROCESS,
+        advice = (
             "the append-only file is synced when the system does (appendfsync no): a "
-            "power cut can lose the last half minute",
+            "power cut can lose the last half minute: CONFIG SET appendfsync everysec"
         )
+        return Durability(Survives.PROCESS, {}, (advice,))
 
-    return Durability(
-        Survives.PROCESS,
+    advice = (
         "there is an append-only file, and how often it is synced could not be read "
-        "(the server denies CONFIG): a power cut can lose the last writes",
+        "(the server denies CONFIG): a power cut can lose the last writes"
     )
+    return Durability(Survives.PROCESS, {}, (advice,))

@@ -96,6 +96,7 @@ def arguments(writes: list[Write], prefix: str) -> list[bytes]:
     if isinstance(write, Resolve):
         return [*place, write.call_id.encode(), write.status.encode(), write.result]
 
+    assert isinstance(write, Erase)
     return [*place, b"1" if write.forget_keys else b"0"]
 
 

@@ -93,7 +93,11 @@ class SQLiteCheckpointer(Generic[MessageT]):
     ) -> None:
         self._options = SQLiteOptions(**options)
         self._path = os.fspath(path)
-        self._codec: Codec[MessageT] = self._options.codec(message_type)
+        self._codec: Codec[MessageT] = Codec(
+            message_type,
+            max_payload=self._options.max_payload,
+            strict_roundtrip=self._options.strict_roundtrip,
+        )
         self._lifetime = Lifetime(f"sqlite:///{self._path}")
         self._in_memory = self._path == ":memory:"
         self._connections: list[aiosqlite.Connection] = []
@@ -167,16 +171,19 @@ class SQLiteCheckpointer(Generic[MessageT]):
     @property
     def durability(self) -> Durability:
         if self._in_memory:
-            return Durability(Survives.NONE, "state ends with this handle")
+            return Durability(
+                Survives.NONE, {}, ("state ends with this handle: name a file",)
+            )
 
         if self._options.durability == "normal":
             return Durability(
                 Survives.PROCESS,
-                "WAL with synchronous=NORMAL: a power loss can take the last commits",
+                {"journal_mode": "WAL", "synchronous": "NORMAL"},
+                ("a power loss can take the last commits: remove durability=normal",),
             )
 
         return Durability(
-            Survives.MACHINE, "WAL with synchronous=FULL: synced before it is answered"
+            Survives.MACHINE, {"journal_mode": "WAL", "synchronous": "FULL"}
         )
 
     def __repr__(self) -> str:

@@ -12,8 +12,7 @@ from statistics import median
 from typing import Any
 
 from conformance.case import Case, Store
-from conformance.clause import Level, clause
-from conformance.failure import Skip
+from conformance.clause import Level, Skip, clause
 from cpkit import ListsThreads, ReadsRanges
 
 BOUNDED = Level.BOUNDED

@@ -206,7 +206,7 @@ class _Machine(RuleBasedStateMachine):
         if time.monotonic() > bench.until:
             raise _Enough
 
-        raise self.script.failure()
+        raise AssertionError(self.script.difference)
 
 
 @clause("model.agrees-with-reference", deadline=50)
@@ -247,6 +247,8 @@ def _drive(case: Case, machine: type[_Machine]) -> None:
 
     if bench.shortest is not None:
         until = time.monotonic() + SHRINKING
-        raise bench.run(
+        steps, difference = bench.run(
             shortened(bench.shortest, bench.begin, lambda: time.monotonic() > until)
         )
+        script = "\n".join(f"  {step}" for step in steps)
+        raise AssertionError(f"{difference}\nat the end of this script\n{script}")

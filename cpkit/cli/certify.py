@@ -169,7 +169,6 @@ def _print(
         console.print(f"  {escape(outcome.clause.sentence)}", highlight=False)
         _labelled(console, "expected", outcome.expected)
         _labelled(console, "seen", outcome.seen)
-        _labelled(console, "where", outcome.where)
         _labelled(console, "again", report.again(outcome))
 
     table = Table(title=f"{escape(report.target)} by suite {version}")

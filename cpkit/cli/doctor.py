@@ -17,7 +17,7 @@ from cpkit.cli.pending import Waiting, pending_in
 from cpkit.cli.running import Exit, run
 from cpkit.cli.stores import Json, Store, Url, has, opened, shown, store_url
 from cpkit.protocol import ErasesThreads, KeepsReceipts, ListsThreads, StatesDurability
-from cpkit.records import Survives, ToolCall
+from cpkit.records import ToolCall
 
 __all__ = ["doctor"]
 
@@ -32,26 +32,6 @@ Create = Annotated[
 _BOUND = 2000
 _PAGE = 500
 _OLD = timedelta(days=1)
-
-_MENDS = {
-    "appendonly no": "turn the append-only file on: CONFIG SET appendonly yes, and in "
-    "redis.conf",
-    "could not be read": "let this user run CONFIG GET and INFO, so that the server's "
-    "settings can be told",
-    "it evicts": "keep keys from going: CONFIG SET maxmemory-policy noeviction",
-    "appendfsync everysec": "where a second of work is too much to lose in a power "
-    "cut: CONFIG SET appendfsync always",
-    "appendfsync no": "sync the append-only file: CONFIG SET appendfsync everysec, or "
-    "always",
-    "failover to a replica": "after a failover, see cpkit pending before agents go on",
-    "synchronous_commit=off": "ALTER DATABASE … SET synchronous_commit = on",
-    "fsync=off": "turn fsync on in postgresql.conf",
-    "full_page_writes=off": "turn full_page_writes on in postgresql.conf",
-    "synchronous=NORMAL": "take durability=normal out of the URL to survive power cuts",
-    "not synced": "take durability=normal out of the URL to survive power cuts",
-    "state ends with": "name a store that lasts: sqlite:///agent.db",
-}
-"""What to do, by what the driver's words about durability say."""
 
 
 def doctor(
@@ -96,13 +76,15 @@ async def _examine(url: str, read_only: bool, create: bool) -> dict[str, Any]:
             "bytes": None if found is None else found.size,
             "survives": None if durability is None else str(durability.survives),
             "durability": None if durability is None else durability.words,
+            "settings": None if durability is None else dict(durability.settings),
             "threads": counted,
             "threads_bound": _BOUND,
             "oldest_pending": None if oldest is None else _as_json(oldest),
             "probe": probe,
         }
 
-    report["change"] = _changes(report, found, oldest)
+    advice = () if durability is None else durability.advice
+    report["change"] = [*advice, *_changes(report, found, oldest)]
     return report
 
 
@@ -177,11 +159,7 @@ async def _probe(cp: Store) -> dict[str, Any]:
 def _changes(
     report: dict[str, Any], found: Peek | None, oldest: Waiting | None
 ) -> list[str]:
-    words = report["durability"] or ""
-    changes = [mend for sign, mend in _MENDS.items() if sign in words]
-
-    if report["survives"] == Survives.NONE and not changes:
-        changes.append("an acknowledged write survives nothing here: change the store")
+    changes = []
 
     path = None if found is None else found.path
 

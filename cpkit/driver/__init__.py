@@ -1,1 +1,91 @@
-"""The driver kit: what backend authors build a store with."""
+"""The driver kit: what the author of a backend builds with.
+
+A backend is a `Store`: it keeps bytes. A `Handle` in front of it gives users the
+checkpointer. `docs/write-a-backend.md` is the tutorial.
+"""
+
+from cpkit.driver.abilities import FullHandle, handle_over
+from cpkit.driver.backoff import Backoff
+from cpkit.driver.codec import Codec, check_same_call, from_micros, to_micros
+from cpkit.driver.handle import Handle
+from cpkit.driver.ids import check_id, check_page, prefix_end, span
+from cpkit.driver.options import DriverOptions, ServerOptions
+from cpkit.driver.store import (
+    Batching,
+    Decode,
+    Limits,
+    Store,
+    StoreDriver,
+    StoreInfo,
+    StoresDumps,
+    StoresReceipts,
+    StoresThreadLists,
+    Timeouts,
+)
+from cpkit.driver.writes import (
+    Append,
+    Claim,
+    Conflict,
+    Erase,
+    KeyHeld,
+    Merge,
+    Outcome,
+    Resolve,
+    Restore,
+    Snapshot,
+    StoredCall,
+    StoredDump,
+    StoreFailure,
+    Write,
+    erased_call,
+    issued_call,
+    key_is_held,
+    resolved_call,
+    stored_size,
+)
+
+__all__ = [
+    "Append",
+    "Backoff",
+    "Batching",
+    "Claim",
+    "Codec",
+    "Conflict",
+    "Decode",
+    "DriverOptions",
+    "Erase",
+    "FullHandle",
+    "Handle",
+    "KeyHeld",
+    "Limits",
+    "Merge",
+    "Outcome",
+    "Resolve",
+    "Restore",
+    "ServerOptions",
+    "Snapshot",
+    "Store",
+    "StoreDriver",
+    "StoreFailure",
+    "StoreInfo",
+    "StoredCall",
+    "StoredDump",
+    "StoresDumps",
+    "StoresReceipts",
+    "StoresThreadLists",
+    "Timeouts",
+    "Write",
+    "check_id",
+    "check_page",
+    "check_same_call",
+    "erased_call",
+    "from_micros",
+    "handle_over",
+    "issued_call",
+    "key_is_held",
+    "prefix_end",
+    "resolved_call",
+    "span",
+    "stored_size",
+    "to_micros",
+]

@@ -1,7 +1,7 @@
 """From values to stored bytes and back, the same for every backend.
 
-A driver stores bytes of JSON and never looks into them: `Codec` checks and encodes
-whole writes, which is what a driver puts into its store, and decodes what it fetched.
+A store keeps bytes of JSON and never looks into them. `Codec` checks and encodes whole
+writes for it, and decodes what it fetched.
 """
 
 from __future__ import annotations
@@ -19,21 +19,34 @@ from pydantic_core import CoreConfig, PydanticSerializationError, SchemaSerializ
 from cpkit.canonical import canonical_json
 from cpkit.driver.ids import check_id
 from cpkit.driver.jsontext import encode_json, parse_json, plain_key
-from cpkit.driver.writes import Append, Claim, Merge, Resolve, StoredCall
+from cpkit.driver.options import MAX_APPEND, MAX_PAYLOAD
+from cpkit.driver.writes import (
+    Append,
+    Claim,
+    Merge,
+    Resolve,
+    Restore,
+    StoredCall,
+    StoredDump,
+    stored_size,
+)
 from cpkit.errors import (
     CallMismatch,
     CorruptThread,
     PayloadTooLarge,
     SerializationError,
 )
-from cpkit.records import CallRecord, CallStatus, JsonValue, ToolCall
+from cpkit.records import (
+    CallRecord,
+    CallStatus,
+    JsonValue,
+    ThreadDump,
+    ToolCall,
+)
 
-__all__ = ["MAX_PAYLOAD", "Codec", "check_same_call", "from_micros"]
+__all__ = ["Codec", "check_same_call", "from_micros", "to_micros"]
 
 MessageT = TypeVar("MessageT")
-
-MAX_PAYLOAD = 16 * 1024 * 1024
-"""Bytes of JSON that one message, extra value, args or result may have by default."""
 
 # Rows parsed at a time. Small enough that the joined text stays a small part of the
 # peak memory of a load, large enough that the parser's start-up is not felt.
@@ -58,9 +71,11 @@ class Codec(Generic[MessageT]):
         message_type: Any = dict,
         *,
         max_payload: int = MAX_PAYLOAD,
+        max_append: int = MAX_APPEND,
         strict_roundtrip: bool = False,
     ) -> None:
         self.max_payload = max_payload
+        self.max_append = max_append
         self.strict_roundtrip = strict_roundtrip
         self._one: TypeAdapter[Any] | None = None
         self._many: TypeAdapter[Any] | None = None
@@ -75,7 +90,11 @@ class Codec(Generic[MessageT]):
             )
 
     def append(
-        self, thread_id: str, messages: Sequence[MessageT], expected_version: int | None
+        self,
+        thread_id: str,
+        messages: Sequence[MessageT],
+        expected_version: int | None,
+        extra: Mapping[str, JsonValue] | None = None,
     ) -> Append:
         """Check and encode the arguments of ``append``."""
         thread_id = check_id("thread_id", thread_id)
@@ -96,22 +115,16 @@ class Codec(Generic[MessageT]):
 
         encode = self._encode_dict if self._one is None else self._encode_typed
         bodies = [encode(message, (i,)) for i, message in enumerate(messages)]
-        return Append(thread_id, bodies, expected_version)
+        items = () if extra is None else self._items(extra)
+        write = Append(thread_id, bodies, expected_version, items)
+        self._check_size(write, "messages")
+        return write
 
     def merge(self, thread_id: str, extra: Mapping[str, JsonValue]) -> Merge:
         """Check and encode the arguments of ``save_extra``."""
-        thread_id = check_id("thread_id", thread_id)
-
-        if not isinstance(extra, Mapping):
-            raise TypeError(f"extra must be a mapping, not {type(extra).__name__}")
-
-        items = []
-
-        for key, value in extra.items():
-            name = plain_key(key, ())
-            items.append((self._encode(name, (name,)), self._encode(value, (name,))))
-
-        return Merge(thread_id, items)
+        write = Merge(check_id("thread_id", thread_id), self._items(extra))
+        self._check_size(write, "extra")
+        return write
 
     def claim(self, thread_id: str, call: ToolCall) -> Claim:
         """Check and encode the arguments of ``record_issued``."""
@@ -148,14 +161,56 @@ class Codec(Generic[MessageT]):
         status: CallStatus = "completed" if success else "failed"
         return Resolve(thread_id, call_id, status, self._encode(result, ("result",)))
 
+    def restore(self, dump: ThreadDump) -> Restore:
+        """Check and encode the argument of ``restore_thread``."""
+        if not isinstance(dump, ThreadDump):
+            raise TypeError(f"dump must be a ThreadDump, not {type(dump).__name__}")
+
+        thread_id = check_id("thread_id", dump.thread_id)
+        bodies = [self._encode(one, (i,)) for i, one in enumerate(dump.messages)]
+        calls = [self._encode_record(thread_id, record) for record in dump.calls]
+        _check_calls(calls)
+        created_at, updated_at = dump.created_at, dump.updated_at
+        is_erased = created_at is None or updated_at is None
+
+        if is_erased and (
+            (created_at, updated_at) != (None, None)
+            or bodies
+            or dump.extra
+            or not calls
+            or not all(call.erased for call in calls)
+        ):
+            raise ValueError("a dump without times has erased calls and nothing else")
+
+        return Restore(
+            thread_id,
+            bodies,
+            self._items(dump.extra),
+            calls,
+            None if created_at is None else to_micros(created_at),
+            None if updated_at is None else to_micros(updated_at),
+        )
+
+    def dump(self, thread_id: str, stored: StoredDump) -> ThreadDump:
+        """Decode a stored thread; messages are the JSON that is stored."""
+        created_at, updated_at = stored.created_at, stored.updated_at
+        return ThreadDump(
+            thread_id,
+            _PLAIN_JSON.messages(stored.bodies, thread_id),
+            self.extra(stored.items, thread_id),
+            [self.record(call) for call in stored.calls],
+            None if created_at is None else from_micros(created_at),
+            None if updated_at is None else from_micros(updated_at),
+        )
+
     def messages(
         self, rows: Iterable[bytes | str], thread_id: str, first: int = 0
     ) -> list[MessageT]:
         """Decode stored messages, the first of which stands at position ``first``.
 
         ``rows`` are all ``bytes`` or all ``str``. Raises ``CorruptThread`` for bytes
-        that are no JSON (or no JSON object, for ``dict`` messages) and
-        ``SerializationError`` for JSON that is no message of the type.
+        that are not JSON (or not a JSON object, for ``dict`` messages) and
+        ``SerializationError`` for JSON that does not fit the message type.
         """
         source = iter(rows)
         decoded: list[MessageT] = []
@@ -189,11 +244,11 @@ class Codec(Generic[MessageT]):
         args = _stored(stored.args, stored.thread_id, where)
 
         if not isinstance(args, dict):
-            raise CorruptThread(stored.thread_id, where, "args are no JSON object")
+            raise CorruptThread(stored.thread_id, where, "args are not a JSON object")
 
         if stored.status not in _STATUSES:
             raise CorruptThread(
-                stored.thread_id, where, f"{stored.status!r} is no status"
+                stored.thread_id, where, f"{stored.status!r} is not a status"
             )
 
         result = stored.result
@@ -215,6 +270,57 @@ class Codec(Generic[MessageT]):
         except (TypeError, OverflowError) as exc:
             raise CorruptThread(stored.thread_id, where, str(exc)) from exc
 
+    def _items(self, extra: Mapping[str, JsonValue]) -> list[tuple[bytes, bytes]]:
+        if not isinstance(extra, Mapping):
+            raise TypeError(f"extra must be a mapping, not {type(extra).__name__}")
+
+        items = []
+
+        for key, value in extra.items():
+            name = plain_key(key, ())
+            items.append((self._encode(name, (name,)), self._encode(value, (name,))))
+
+        return items
+
+    def _check_size(self, write: Append | Merge, what: str) -> None:
+        if (size := stored_size(write)) > self.max_append:
+            raise PayloadTooLarge((what,), size, self.max_append, "max_append")
+
+    def _encode_record(self, thread_id: str, record: CallRecord) -> StoredCall:
+        """Encode a call of a dump."""
+        claim = self.claim(thread_id, record.call)
+        resolved = record.status != "issued"
+
+        if record.thread_id != thread_id:
+            raise ValueError(
+                f"call {record.call.call_id!r} is of thread {record.thread_id!r}, "
+                f"not {thread_id!r}"
+            )
+
+        if record.status not in _STATUSES or (record.resolved_at is None) == resolved:
+            raise ValueError(
+                f"call {record.call.call_id!r}: status {record.status!r} does not fit "
+                f"resolved_at {record.resolved_at}"
+            )
+
+        if type(record.attempt) is not int or record.attempt < 1:
+            raise ValueError(f"attempt {record.attempt!r} must be an int from 1 on")
+
+        keeps_result = resolved and not record.erased
+        return StoredCall(
+            thread_id,
+            claim.call.call_id,
+            claim.call.tool_name,
+            claim.args,
+            claim.call.idempotency_key,
+            record.status,
+            record.attempt,
+            to_micros(record.issued_at),
+            self._encode(record.result, ("result",)) if keeps_result else None,
+            None if record.resolved_at is None else to_micros(record.resolved_at),
+            bool(record.erased),
+        )
+
     def _encode_dict(self, message: object, path: tuple[int]) -> bytes:
         if not isinstance(message, dict):
             raise SerializationError(
@@ -233,7 +339,7 @@ class Codec(Generic[MessageT]):
                 message, mode="json", by_alias=True, round_trip=True, warnings="error"
             )
         except (PydanticSerializationError, ValueError, TypeError) as exc:
-            raise SerializationError(path, f"is none of message_type: {exc}") from exc
+            raise SerializationError(path, f"does not fit message_type: {exc}") from exc
 
         body = self._encode(dumped, path)
 
@@ -254,7 +360,7 @@ class Codec(Generic[MessageT]):
         body = encode_json(value, path)
 
         if len(body) > self.max_payload:
-            raise PayloadTooLarge(path, len(body), self.max_payload)
+            raise PayloadTooLarge(path, len(body), self.max_payload, "max_payload")
 
         return body
 
@@ -321,11 +427,43 @@ def from_micros(micros: int) -> datetime:
     return _EPOCH + timedelta(microseconds=micros)
 
 
+def to_micros(time: datetime) -> int:
+    """Return the microseconds since the epoch, exactly; ``time`` has a time zone."""
+    if not isinstance(time, datetime) or time.tzinfo is None:
+        raise ValueError(f"a time is a datetime with a time zone, not {time!r}")
+
+    return (time - _EPOCH) // timedelta(microseconds=1)
+
+
+def _check_calls(calls: Sequence[StoredCall]) -> None:
+    """Raise ``ValueError`` for calls that no store could have on record together."""
+    if len({call.call_id for call in calls}) < len(calls):
+        raise ValueError("a call id stands twice in the dump")
+
+    by_key: dict[str, list[StoredCall]] = {}
+
+    for call in calls:
+        by_key.setdefault(call.idempotency_key, []).append(call)
+
+    for key, attempts in by_key.items():
+        attempts.sort(key=lambda call: call.attempt)
+        numbers = [call.attempt for call in attempts]
+
+        if len({*numbers}) < len(numbers):
+            raise ValueError(f"key {key!r} has an attempt number twice: {numbers}")
+
+        if any(call.status != "failed" for call in attempts[:-1]):
+            raise ValueError(f"key {key!r}: only its newest attempt can be not failed")
+
+
+_PLAIN_JSON: Codec[Any] = Codec(Any)
+
+
 def _stored(text: bytes | str, thread_id: str, where: str) -> JsonValue:
     try:
         value: JsonValue = parse_json(text)
     except (ValueError, TypeError) as exc:
-        raise CorruptThread(thread_id, where, f"no JSON: {exc}") from exc
+        raise CorruptThread(thread_id, where, f"not JSON: {exc}") from exc
 
     return value
 
@@ -346,7 +484,7 @@ def _array(rows: list[Any]) -> bytes | str:
 def _collector_paused() -> Iterator[None]:
     """Keep the cyclic collector from walking objects that are certainly alive.
 
-    It takes more than half of the time of a big load otherwise.
+    Otherwise it takes more than half of the time of a big load.
     """
     if not gc.isenabled():
         yield

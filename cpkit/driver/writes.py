@@ -1,59 +1,47 @@
-"""The writes, checked and encoded, and a call as it lies in a store.
+"""What a handle asks a store to write, and what a store answers.
 
-`Codec` makes the writes; a driver puts their bytes into its store without looking into
-them, and gives the codec back what it fetched.
+The handle checks and encodes every value. A store puts the bytes away and never looks
+into them. ``items`` and ``bodies`` are JSON texts in UTF-8; times are microseconds
+since 1970, UTC.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
+from cpkit.errors import CorruptThread
 from cpkit.records import CallStatus, ToolCall
 
-__all__ = ["Append", "Claim", "Erase", "Merge", "Resolve", "StoredCall", "Write"]
+__all__ = [
+    "Append",
+    "Claim",
+    "Conflict",
+    "Erase",
+    "Fate",
+    "KeyHeld",
+    "Merge",
+    "Outcome",
+    "Resolve",
+    "Restore",
+    "Snapshot",
+    "StoreFailure",
+    "StoredCall",
+    "StoredDump",
+    "Write",
+    "erased_call",
+    "issued_call",
+    "key_is_held",
+    "resolved_call",
+    "stored_size",
+]
 
 
-class Append(NamedTuple):
-    """Messages for the end of a thread; ``bodies`` are JSON texts in UTF-8."""
-
-    thread_id: str
-    bodies: list[bytes]
-    expected_version: int | None
-
-
-class Merge(NamedTuple):
-    """Keys for a thread's extra; keys and values are JSON texts in UTF-8."""
-
-    thread_id: str
-    items: list[tuple[bytes, bytes]]
-
-
-class Claim(NamedTuple):
-    """A call to be issued; ``args`` is JSON text in UTF-8, ``call`` what was asked."""
-
-    thread_id: str
-    call: ToolCall
-    args: bytes
-
-
-class Resolve(NamedTuple):
-    """A call's outcome; ``result`` is JSON text in UTF-8."""
-
-    thread_id: str
-    call_id: str
-    status: CallStatus
-    result: bytes
-
-
-class Erase(NamedTuple):
-    """A thread to be deleted."""
-
-    thread_id: str
-    forget_keys: bool
+Fate: TypeAlias = Literal["not sent", "rejected", "unknown"]
 
 
 class StoredCall(NamedTuple):
-    """A call's columns as a driver fetched them; times in microseconds since 1970."""
+    """A call's columns as a store fetched them."""
 
     thread_id: str
     call_id: str
@@ -68,5 +56,214 @@ class StoredCall(NamedTuple):
     erased: bool
 
 
-Write = Append | Merge | Claim | Resolve | Erase
-"""What changes a thread."""
+class Append(NamedTuple):
+    """Add ``bodies`` at the end of a thread and merge ``items`` into its extra.
+
+    Both happen in one atomic step, and only where the thread is at
+    ``expected_version`` (``None``: at any version). Outcome: the new version as an
+    ``int``, or `Conflict`. With neither bodies nor items nothing changes, and the
+    outcome is the current version, 0 for a missing thread.
+    """
+
+    thread_id: str
+    bodies: list[bytes]
+    expected_version: int | None
+    items: Sequence[tuple[bytes, bytes]] = ()
+
+
+class Merge(NamedTuple):
+    """Set keys of a thread's extra. Outcome: ``None``."""
+
+    thread_id: str
+    items: list[tuple[bytes, bytes]]
+
+
+class Claim(NamedTuple):
+    """Put a call on record as issued, with the attempt number after its key's newest.
+
+    Outcome: ``None`` where the call is on record now. Otherwise nothing is written,
+    and the outcome is the `StoredCall` that stands in the way: the call with this
+    thread and call id whatever its status, or else the newest call of the key if it is
+    issued or completed.
+    """
+
+    thread_id: str
+    call: ToolCall
+    args: bytes
+
+
+class Resolve(NamedTuple):
+    """Record a call's outcome, if the call is still issued.
+
+    Of an erased call only the status and the time are recorded, and the thread does
+    not change. Outcome: the `StoredCall` as it stands now; ``None`` where no such call
+    is on record.
+    """
+
+    thread_id: str
+    call_id: str
+    status: CallStatus
+    result: bytes
+
+
+class Erase(NamedTuple):
+    """Delete a thread: messages, extra, and the args and results of its calls.
+
+    Each call stays on record, ``erased``, with args ``{}`` and without a result. With
+    ``forget_keys`` the calls are deleted too. Outcome: ``None``, for a missing thread
+    as well.
+    """
+
+    thread_id: str
+    forget_keys: bool
+
+
+class Restore(NamedTuple):
+    """Create a thread exactly as it was dumped; ``calls`` are in the order of claims.
+
+    ``created_at`` and ``updated_at`` are ``None`` where there is nothing but erased
+    calls. Outcome: ``None``, or `Conflict` where the thread or any call of its id is on
+    record, or `KeyHeld` unless, of each key and together with the calls of other
+    threads, all attempt numbers differ and only the newest is not failed.
+    """
+
+    thread_id: str
+    bodies: list[bytes]
+    items: list[tuple[bytes, bytes]]
+    calls: list[StoredCall]
+    created_at: int | None
+    updated_at: int | None
+
+
+Write: TypeAlias = Append | Merge | Claim | Resolve | Erase | Restore
+
+
+class Conflict(NamedTuple):
+    """The thread is at this version, so nothing was written."""
+
+    version: int
+
+
+class KeyHeld(NamedTuple):
+    """A call of another thread has this idempotency key, so nothing was written."""
+
+    idempotency_key: str
+    thread_id: str
+
+
+class StoreFailure(Exception):
+    """A store's operation failed; raised in place of the client library's error.
+
+    ``fate`` says what is proven about the operation:
+
+    ``"not sent"``
+        It did not run, and may succeed when it is tried again: no connection, a
+        deadlock, a server that is still starting.
+    ``"rejected"``
+        It did not run, and would be rejected again: a missing permission, a full disk.
+    ``"unknown"``
+        It was sent and the answer was lost: it may have run.
+
+    ``reason`` is for people and must not hold a password.
+    """
+
+    def __init__(self, fate: Fate, reason: str) -> None:
+        super().__init__(fate, reason)
+        self.fate: Fate = fate
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.reason} ({self.fate})"
+
+
+Outcome: TypeAlias = (
+    int | None | StoredCall | Conflict | KeyHeld | StoreFailure | CorruptThread
+)
+"""What became of one write. An exception here is of this write alone."""
+
+
+class Snapshot(NamedTuple):
+    """A thread at one moment: decoded messages, extra's items, issued calls.
+
+    ``pending`` has the calls that are issued and not erased, in the order of claims.
+    """
+
+    messages: list[Any]
+    items: Sequence[tuple[bytes | str, bytes | str]]
+    pending: Sequence[StoredCall]
+
+
+class StoredDump(NamedTuple):
+    """A whole thread at one moment, every call included, in the order of claims.
+
+    ``created_at`` and ``updated_at`` are ``None`` where there is nothing but erased
+    calls.
+    """
+
+    bodies: Sequence[bytes | str]
+    items: Sequence[tuple[bytes | str, bytes | str]]
+    calls: Sequence[StoredCall]
+    created_at: int | None
+    updated_at: int | None
+
+
+def issued_call(write: Claim, newest: StoredCall | None, now: int) -> StoredCall:
+    """Return the call to put on record for a claim; ``newest`` is of the same key."""
+    call = write.call
+    attempt = 1 if newest is None else newest.attempt + 1
+    head = (write.thread_id, call.call_id, call.tool_name, write.args)
+    return StoredCall(
+        *head, call.idempotency_key, "issued", attempt, now, None, None, False
+    )
+
+
+def resolved_call(call: StoredCall, write: Resolve, now: int) -> StoredCall:
+    """Return an issued call with its outcome; an erased call keeps no result."""
+    result = None if call.erased else write.result
+    return call._replace(status=write.status, result=result, resolved_at=now)
+
+
+def erased_call(call: StoredCall) -> StoredCall:
+    """Return what stays on record of a call when its thread is deleted."""
+    return call._replace(args=b"{}", result=None, erased=True)
+
+
+def key_is_held(call: StoredCall, others: Sequence[StoredCall]) -> bool:
+    """Tell whether calls of other threads stand in the way of a restored call.
+
+    ``others`` are the attempts of its key, or at least the newest of them and the one
+    with the same attempt number. All numbers must differ, and only the newest attempt
+    may be issued or completed.
+    """
+    for other in others:
+        older = other if other.attempt < call.attempt else call
+
+        if other.attempt == call.attempt or older.status != "failed":
+            return True
+
+    return False
+
+
+def stored_size(write: Write) -> int:
+    """Return how many bytes of JSON a write stores."""
+    match write:
+        case Append() | Restore():
+            size = sum(map(len, write.bodies)) + _items_size(write.items)
+
+            if isinstance(write, Restore):
+                for call in write.calls:
+                    size += len(call.args) + len(call.result or b"")
+
+            return size
+        case Merge():
+            return _items_size(write.items)
+        case Claim():
+            return len(write.args)
+        case Resolve():
+            return len(write.result)
+        case Erase():
+            return 0
+
+
+def _items_size(items: Sequence[tuple[bytes, bytes]]) -> int:
+    return sum(len(key) + len(value) for key, value in items)

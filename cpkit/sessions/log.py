@@ -116,7 +116,9 @@ class SessionLog(SessionEditor):
                 self.header = _header(lines[0], self.session_id)
                 self._is_stored = True
 
-            self._tree.extend(lines[1:])
+            for entry in lines[1:]:
+                self._tree.add(entry)
+
             return self._tree.entries[known:]
 
     async def fork(
@@ -138,8 +140,12 @@ class SessionLog(SessionEditor):
             self._cp, session_id, header, self._messages, self._custom_messages
         )
 
-        fork._tree.extend(self.branch(entry_id))
-        fork._tree.extend(fork._tree.following(_carried_over(self, fork)))
+        for entry in self.branch(entry_id):
+            fork._tree.add(entry)
+
+        for entry in fork._tree.following(_carried_over(self, fork)):
+            fork._tree.add(entry)
+
         await fork._create()
         return fork
 
@@ -181,7 +187,9 @@ class SessionLog(SessionEditor):
             custom_messages or {},
         )
 
-        log._tree.extend(entries)
+        for entry in entries:
+            log._tree.add(entry)
+
         await log._create()
         return log
 
@@ -210,8 +218,9 @@ class SessionLog(SessionEditor):
                     expected_version=self.version,
                 )
 
+            for entry in entries:
                 self._is_stored = True
-                self._tree.extend(entries)
+                self._tree.add(entry)
 
             return [entry["id"] for entry in entries]
 

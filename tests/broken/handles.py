@@ -104,4 +104,4 @@ class BreaksOnError(Broken):
 class IsSilentOnDurability(Broken):
     @property
     def durability(self) -> Durability:
-        return Durability(Survives.MACHINE, "")
+        return Durability(Survives.MACHINE)

@@ -151,7 +151,7 @@ class Reference:
 
     @property
     def durability(self) -> Durability:
-        return Durability(Survives.NONE, "state ends with this process")
+        return Durability(Survives.NONE, {"kept": "until this process ends"})
 
     # The six methods
 

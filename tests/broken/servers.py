@@ -50,7 +50,7 @@ class Served(Broken):
 
     @property
     def durability(self) -> Durability:
-        return Durability(Survives.PROCESS, "as long as this test")
+        return Durability(Survives.PROCESS, {"kept": "as long as this test"})
 
     @classmethod
     def server_dies(cls) -> None:

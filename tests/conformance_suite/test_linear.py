@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from conformance.failure import Failure
 from conformance.history.linear import (
     check_linearizable,
     is_linearizable,
@@ -122,7 +121,7 @@ def test_a_history_without_an_order(name: str) -> None:
     """What no order explains is not linearizable."""
     assert not is_linearizable(THREAD, UNEXPLAINED[name])
 
-    with pytest.raises(Failure, match="operations without such an order"):
+    with pytest.raises(AssertionError, match="operations that have none"):
         check_linearizable(THREAD, UNEXPLAINED[name])
 
 

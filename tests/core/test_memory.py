@@ -106,5 +106,7 @@ async def test_it_says_that_it_keeps_nothing() -> None:
     """Its durability is none, in words too."""
     cp = Memory("a")
     assert cp.durability.survives is Survives.NONE
-    assert str(cp.durability) == "none: state ends with this process"
+    assert str(cp.durability) == (
+        "none: the state ends with this process: use sqlite:///agent.db to keep it"
+    )
     assert repr(cp) == "<MemoryCheckpointer memory://a>"

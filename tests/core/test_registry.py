@@ -19,7 +19,7 @@ from cpkit.registry import DEFAULT_URL, driver_names, url_path
 from cpkit_sqlite import SQLiteCheckpointer
 
 OURS = "file memory postgres postgresql redis redis+unix rediss sqlite".split()
-SQLITE_OPTIONS = "busy_timeout, durability, max_payload, strict_roundtrip"
+SQLITE_OPTIONS = "busy_timeout, durability, max_append, max_payload, strict_roundtrip"
 
 DRIVER = """
 from cpkit import MemoryCheckpointer
@@ -106,7 +106,9 @@ def test_a_package_adds_a_scheme_by_being_installed(
     cp: Any = open_checkpointer(url)
     assert cp.url == "Acme+TLS://h/p?ssl=a%26b&ssl=2"
     assert (cp.options.colour, cp.options.max_payload) == ("blue", 9)
-    assert "colour, max_payload, strict_roundtrip" in mistake("acme+tls://h?x=1")
+    assert "colour, max_append, max_payload, strict_roundtrip" in mistake(
+        "acme+tls://h?x=1"
+    )
 
 
 # Mistakes

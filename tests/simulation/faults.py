@@ -20,9 +20,9 @@ from cpkit import (
     CheckpointData,
     Checkpointer,
     JsonValue,
-    MemoryCheckpointer,
     ToolCall,
 )
+from tests.broken.reference import Reference
 from tests.simulation.loop import SimulatedLoop
 
 __all__ = ["Crash", "FaultyAbleStore", "FaultyStore", "Life", "Weather"]
@@ -195,7 +195,7 @@ class FaultyAbleStore(FaultyStore):
 
     def __init__(
         self,
-        inner: MemoryCheckpointer[Any],
+        inner: Reference,
         life: Life,
         seen: Callable[[Life, str, Any], None],
     ) -> None:

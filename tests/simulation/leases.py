@@ -7,9 +7,10 @@ import logging
 from random import Random
 from typing import Any
 
-from cpkit import BackendUnavailable, Checkpointer, MemoryCheckpointer, VersionConflict
+from cpkit import BackendUnavailable, Checkpointer, VersionConflict
 from cpkit.driver.backoff import Backoff
 from cpkit.lease import Lease, LeaseLost, thread_lease
+from tests.broken.reference import Reference
 from tests.simulation.faults import Crash, FaultyStore, Life, Weather
 from tests.simulation.history import History
 from tests.simulation.loop import simulated_loop
@@ -36,7 +37,7 @@ def simulate_lease(seed: int) -> History:
 
 
 async def _main(random: Random) -> Runners:
-    async with MemoryCheckpointer[dict[str, Any]]() as store:
+    async with Reference() as store:
         runners = Runners(random, store)
 
         try:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
-from cpkit import CallRecord, JsonValue, MemoryCheckpointer, ToolCall
+from cpkit import CallRecord, JsonValue, ToolCall
 from cpkit.effects import EffectLedger
 from cpkit.effects.effect import Effect, Handler
 from cpkit.effects.outcome import Plan, Settled
 from cpkit.effects.run import EffectRun
 from cpkit.effects.tracing import Trail
+from tests.broken.reference import Reference
 
 __all__ = ["ApprovesAfterClaim", "ChecksThenInserts", "OverwritesResults"]
 
 
-class ChecksThenInserts(MemoryCheckpointer[dict[str, Any]]):
+class ChecksThenInserts(Reference):
     """A store that looks for a holder first, and inserts in a second step."""
 
     async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
@@ -40,7 +40,7 @@ class ChecksThenInserts(MemoryCheckpointer[dict[str, Any]]):
             self._store.calls[place] = last
 
 
-class OverwritesResults(MemoryCheckpointer[dict[str, Any]]):
+class OverwritesResults(Reference):
     """A store in which the last result wins, so that a late finisher changes it."""
 
     async def record_result(

@@ -9,7 +9,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from cpkit import BackendUnavailable, JsonValue, MemoryCheckpointer
+from cpkit import BackendUnavailable, JsonValue
 from cpkit.effects import (
     Backoff,
     Effect,
@@ -22,6 +22,7 @@ from cpkit.effects import (
     Tool,
     effect_of,
 )
+from tests.broken.reference import Reference
 from tests.simulation.faults import Crash, FaultyAbleStore, FaultyStore, Life, Weather
 from tests.simulation.history import History
 from tests.simulation.loop import Stuck, simulated_loop
@@ -40,7 +41,7 @@ MakeLedger = Callable[..., EffectLedger]
 
 def simulate(
     seed: int,
-    make_store: MakeStore = MemoryCheckpointer,
+    make_store: MakeStore = Reference,
     make_ledger: MakeLedger = EffectLedger,
 ) -> History:
     """Run the scenario of a seed; the same seed is the same run."""
@@ -81,7 +82,7 @@ class Scenario:
     """What is drawn for one run: who does what, and what may go wrong."""
 
     def __init__(
-        self, random: Random, store: MemoryCheckpointer[Any], make_ledger: MakeLedger
+        self, random: Random, store: Reference, make_ledger: MakeLedger
     ) -> None:
         self.random = random
         self.store = store

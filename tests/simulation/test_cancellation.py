@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from cpkit import Checkpointer, MemoryCheckpointer
+from cpkit import Checkpointer
 from cpkit.effects import Backoff, Effect, EffectLedger, EffectTimeout
 from cpkit.effects.keys import beats_thread
 from cpkit.lease import LeaseLost, thread_lease
+from tests.broken.reference import Reference
 from tests.effects.shop import OnlySix
 from tests.simulation.loop import SimulatedLoop, simulated_loop
 
@@ -27,7 +28,7 @@ STORES = [
 ]
 
 
-class Steps(MemoryCheckpointer[dict[str, Any]]):
+class Steps(Reference):
     """A store whose every operation takes a while before it applies, and after."""
 
     def __getattribute__(self, name: str) -> Any:

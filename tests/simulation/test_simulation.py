@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cpkit import MemoryCheckpointer
 from cpkit.effects import EffectLedger
+from tests.broken.reference import Reference
 from tests.simulation.history import History
 from tests.simulation.leases import simulate_lease
 from tests.simulation.planted import (
@@ -25,7 +25,7 @@ SEEDS = round(750 * float(os.environ.get("CPKIT_ROUNDS") or 1))
 
 def first_failure(
     seeds: range,
-    make_store: MakeStore = MemoryCheckpointer,
+    make_store: MakeStore = Reference,
     make_ledger: MakeLedger = EffectLedger,
 ) -> History | None:
     """Return the first history of the seeds that breaks an invariant."""
@@ -44,9 +44,7 @@ def test_no_seed_breaks_an_invariant(shard: int) -> None:
     ("make_store", "make_ledger", "told"),
     [
         pytest.param(ChecksThenInserts, EffectLedger, "two holders", id="claim"),
-        pytest.param(
-            MemoryCheckpointer, ApprovesAfterClaim, "unapproved", id="approval"
-        ),
+        pytest.param(Reference, ApprovesAfterClaim, "unapproved", id="approval"),
         pytest.param(OverwritesResults, EffectLedger, "disagree", id="result"),
     ],
 )

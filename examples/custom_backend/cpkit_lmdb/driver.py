@@ -78,7 +78,11 @@ class LMDBCheckpointer(Generic[MessageT]):
     ) -> None:
         self._folder = folder
         self._options = LMDBOptions(**options)
-        self._codec: Codec[MessageT] = self._options.codec(message_type)
+        self._codec: Codec[MessageT] = Codec(
+            message_type,
+            max_payload=self._options.max_payload,
+            strict_roundtrip=self._options.strict_roundtrip,
+        )
         self._lifetime = Lifetime(f"lmdb:{folder}")
         self._environment: lmdb.Environment | None = None
         self._tables: dict[str, Any] = {}
@@ -126,7 +130,7 @@ class LMDBCheckpointer(Generic[MessageT]):
 
     @property
     def durability(self) -> Durability:
-        return Durability(Survives.MACHINE, "LMDB syncs before a commit returns")
+        return Durability(Survives.MACHINE, {"sync": "before each commit returns"})
 
     def __repr__(self) -> str:
         return f"<LMDBCheckpointer {self._lifetime.name}>"

@@ -1,0 +1,114 @@
+"""The optional protocols, given to a handle whose store supports them."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from typing import Any, TypeVar
+
+from cpkit.driver.handle import Handle
+from cpkit.driver.ids import check_id, check_page
+from cpkit.driver.options import DriverOptions
+from cpkit.driver.store import Store, StoresDumps, StoresReceipts, StoresThreadLists
+from cpkit.driver.writes import Erase, stored_size
+from cpkit.errors import PayloadTooLarge
+from cpkit.records import CallRecord, ThreadDump, ThreadInfo
+
+__all__ = ["FullHandle", "handle_over"]
+
+MessageT = TypeVar("MessageT")
+
+
+class _Lists(Handle[MessageT]):
+    async def list_threads(
+        self,
+        *,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+        erased: bool = False,
+    ) -> list[ThreadInfo]:
+        self._lifecycle.check()
+        prefix, after, limit = check_page(prefix, after, limit)
+        store: Any = self._store
+        return await self._read(
+            partial(store.threads, prefix, after, limit, bool(erased))
+        )
+
+
+class _Receipts(Handle[MessageT]):
+    async def list_calls(self, thread_id: str) -> list[CallRecord]:
+        self._lifecycle.check()
+        thread_id = check_id("thread_id", thread_id)
+        store: Any = self._store
+        calls = await self._read(partial(store.calls, thread_id), thread_id)
+        return [self._codec.record(call) for call in calls]
+
+    async def find_call(self, idempotency_key: str) -> CallRecord | None:
+        newest = await self._holder(idempotency_key)
+
+        if newest is None or newest.status == "failed":
+            return None
+
+        return self._codec.record(newest)
+
+
+class _Erases(Handle[MessageT]):
+    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+        self._lifecycle.check()
+        thread_id = check_id("thread_id", thread_id)
+        await self._write(Erase(thread_id, bool(forget_keys)))
+
+
+class _Moves(Handle[MessageT]):
+    async def dump_thread(self, thread_id: str) -> ThreadDump | None:
+        self._lifecycle.check()
+        thread_id = check_id("thread_id", thread_id)
+        store: Any = self._store
+        dump = await self._read(partial(store.dump, thread_id), thread_id)
+        return None if dump is None else self._codec.dump(thread_id, dump)
+
+    async def restore_thread(self, dump: ThreadDump) -> None:
+        self._lifecycle.check()
+        write = self._codec.restore(dump)
+        limit = self._store.limits.max_append
+
+        if (size := stored_size(write)) > limit:
+            raise PayloadTooLarge((), size, limit, "the engine's limit")
+
+        await self._write(write)
+
+
+class FullHandle(
+    _Lists[MessageT], _Receipts[MessageT], _Erases[MessageT], _Moves[MessageT]
+):
+    """A handle with every optional protocol."""
+
+
+def handle_over(
+    store: Store, *, message_type: Any = dict, options: DriverOptions | None = None
+) -> Handle[Any]:
+    """Return an unopened handle with the optional protocols of the store."""
+    mixins: list[type[Handle[Any]]] = []
+
+    if isinstance(store, StoresThreadLists):
+        mixins.append(_Lists)
+
+    if isinstance(store, StoresReceipts):
+        mixins.append(_Receipts)
+
+    if store.erases:
+        mixins.append(_Erases)
+
+    if isinstance(store, StoresDumps):
+        mixins.append(_Moves)
+
+    return _class_of(tuple(mixins))(store, message_type=message_type, options=options)
+
+
+@lru_cache
+def _class_of(mixins: tuple[type[Handle[Any]], ...]) -> type[Handle[Any]]:
+    if not mixins:
+        return Handle
+
+    # ``isinstance`` finds the optional protocols by the methods of the class.
+    return type("Handle", mixins, {})

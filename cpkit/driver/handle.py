@@ -1,0 +1,363 @@
+"""The handle: what users hold, over any store.
+
+A `Handle` does everything that is the same for all backends, so that a store cannot get
+it wrong: it checks ids, types, values and limits, encodes and decodes, groups writes
+into commits, retries what is proven not to have run, limits time, orders what comes
+after a cancellation, and turns a store's facts into the contract's errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import copy
+from functools import partial
+from typing import Any, Generic, Self, TypeVar
+
+from cpkit.driver.backoff import Backoff
+from cpkit.driver.codec import Codec, check_same_call
+from cpkit.driver.group_commit import GroupCommit
+from cpkit.driver.ids import check_id, span
+from cpkit.driver.lifecycle import Lifecycle
+from cpkit.driver.options import DriverOptions
+from cpkit.driver.store import Decode, Limits, Store
+from cpkit.driver.writes import (
+    Conflict,
+    Fate,
+    KeyHeld,
+    Outcome,
+    StoredCall,
+    StoreFailure,
+    Write,
+)
+from cpkit.errors import (
+    BackendUnavailable,
+    CheckpointerError,
+    CorruptThread,
+    KeyTaken,
+    UnknownCall,
+    VersionConflict,
+)
+from cpkit.records import (
+    CallRecord,
+    CheckpointData,
+    Durability,
+    JsonValue,
+    ToolCall,
+)
+
+__all__ = ["Handle"]
+
+MessageT = TypeVar("MessageT")
+T = TypeVar("T")
+
+
+class Handle(Generic[MessageT]):
+    """A checkpointer over a store: the six methods, and ``read``.
+
+    `cpkit.driver.handle_over` adds the optional methods that the store supports. The
+    handle is an async context manager, entered once. ``message_type`` is as for
+    ``open_checkpointer``.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        message_type: type[MessageT] | Any = dict,
+        options: DriverOptions | None = None,
+    ) -> None:
+        self._store = store
+        options = options or DriverOptions()
+        self._codec: Codec[MessageT] = Codec(
+            message_type,
+            max_payload=options.max_payload,
+            max_append=options.max_append,
+            strict_roundtrip=options.strict_roundtrip,
+        )
+        self._lifecycle = Lifecycle(store.name)
+        self._commits = GroupCommit(self._lifecycle, self._commit, store.batching)
+        self._backoff = Backoff(first=0.01)
+
+    async def __aenter__(self) -> Self:
+        self._lifecycle.begin()
+
+        try:
+            await self._lifecycle.run_shielded(self._open())
+        except BaseException:
+            await self.aclose()
+            raise
+
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Let what is in flight finish and close the store; idempotent."""
+        await self._lifecycle.close(self._store.close)
+
+    @property
+    def durability(self) -> Durability:
+        """What an acknowledged write survives, with the server's settings."""
+        return self._store.durability()
+
+    @property
+    def limits(self) -> Limits:
+        """The largest value and the largest append that this handle takes, in bytes."""
+        return Limits(self._codec.max_payload, self._codec.max_append)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._store.name}>"
+
+    # The six methods
+
+    async def load(self, thread_id: str) -> CheckpointData[MessageT] | None:
+        self._lifecycle.check()
+        thread_id = check_id("thread_id", thread_id)
+        decode = self._decoder(thread_id)
+        found = await self._read(
+            partial(self._store.snapshot, thread_id, decode), thread_id
+        )
+
+        if found is None:
+            return None
+
+        return CheckpointData(
+            found.messages,
+            self._codec.extra(found.items, thread_id),
+            [self._codec.record(call) for call in found.pending],
+        )
+
+    async def append(
+        self,
+        thread_id: str,
+        messages: Sequence[MessageT],
+        *,
+        expected_version: int | None = None,
+        extra: Mapping[str, JsonValue] | None = None,
+    ) -> int:
+        self._lifecycle.check()
+        write = self._codec.append(thread_id, messages, expected_version, extra)
+        version = await self._write(write)
+        assert isinstance(version, int)
+        return version
+
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        self._lifecycle.check()
+        write = self._codec.merge(thread_id, extra)
+
+        if write.items:
+            await self._write(write)
+
+    async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+        self._lifecycle.check()
+        write = self._codec.claim(thread_id, call)
+        stored = await self._write(write)
+
+        if stored is None:
+            return None
+
+        assert isinstance(stored, StoredCall)
+        record = self._codec.record(stored)
+
+        if stored[:2] == (write.thread_id, write.call.call_id):
+            check_same_call(record, write.call)
+
+        return record
+
+    async def record_result(
+        self,
+        thread_id: str,
+        call_id: str,
+        result: JsonValue,
+        *,
+        success: bool = True,
+    ) -> CallRecord:
+        self._lifecycle.check()
+        write = self._codec.resolve(thread_id, call_id, result, success)
+        stored = await self._write(write)
+
+        if stored is None:
+            raise UnknownCall(write.thread_id, write.call_id)
+
+        assert isinstance(stored, StoredCall)
+        return self._codec.record(stored)
+
+    async def find_completed(self, idempotency_key: str) -> CallRecord | None:
+        stored = await self._holder(idempotency_key)
+
+        if stored is None or stored.status != "completed":
+            return None
+
+        return self._codec.record(stored)
+
+    # What every store supports
+
+    async def read(
+        self, thread_id: str, start: int = 0, stop: int | None = None
+    ) -> list[MessageT]:
+        self._lifecycle.check()
+        thread_id = check_id("thread_id", thread_id)
+        span(start, stop, 0)  # a wrong argument raises for a missing thread as well
+        decode = self._decoder(thread_id)
+        return await self._read(
+            partial(self._store.messages, thread_id, start, stop, decode), thread_id
+        )
+
+    # The way to the store
+
+    def _decoder(self, thread_id: str) -> Decode:
+        return lambda bodies, first: self._codec.messages(bodies, thread_id, first)
+
+    async def _holder(self, idempotency_key: str) -> StoredCall | None:
+        """Return the key's newest attempt."""
+        self._lifecycle.check()
+        key = check_id("idempotency_key", idempotency_key)
+        return await self._read(partial(self._store.holder, key), key=key)
+
+    async def _open(self) -> None:
+        failure = await self._attempt(self._store.open, lost="not sent")
+
+        if isinstance(failure, Exception):
+            raise self._error(failure, writes=False)
+
+        limits = self._store.limits
+        self._codec.max_payload = min(self._codec.max_payload, limits.max_value)
+        self._codec.max_append = min(self._codec.max_append, limits.max_append)
+
+    async def _write(self, write: Write) -> int | StoredCall | None:
+        """Commit a write, together with others; raise what its outcome says."""
+        outcome = await self._commits.run(write)
+
+        if isinstance(outcome, Exception):
+            raise self._error(outcome, writes=True)
+
+        if isinstance(outcome, Conflict):
+            expected = getattr(write, "expected_version", 0)
+            raise VersionConflict(write.thread_id, expected, outcome.version)
+
+        if isinstance(outcome, KeyHeld):
+            raise KeyTaken(*outcome)
+
+        return outcome
+
+    async def _read(
+        self,
+        query: Callable[[], Awaitable[T]],
+        thread_id: str | None = None,
+        key: str | None = None,
+    ) -> T:
+        """Run a query after the cancelled writes that it could miss; retry it."""
+        await self._commits.decided(thread_id, key)
+        found = await self._lifecycle.run(self._attempt(query, lost="not sent"))
+
+        if isinstance(found, Exception):
+            raise self._error(found, writes=False)
+
+        return found
+
+    async def _commit(self, batch: list[Write]) -> Sequence[Outcome | Exception]:
+        """Commit a batch; repeat the writes that are proven not to have run."""
+        outcomes: list[Outcome | Exception] = [None] * len(batch)
+        waiting = list(range(len(batch)))
+
+        async def commit() -> None:
+            nonlocal waiting
+            found = await self._store.commit([batch[i] for i in waiting])
+            assert len(found) == len(waiting), "an outcome for each write"
+            failed = []
+            failure: StoreFailure | None = None
+
+            for i, outcome in zip(waiting, found, strict=True):
+                outcomes[i] = outcome
+
+                if isinstance(outcome, StoreFailure) and outcome.fate == "not sent":
+                    failed.append(i)
+                    failure = outcome
+
+            waiting = failed
+
+            if failure is not None:
+                raise failure
+
+        failure = await self._attempt(commit, lost="unknown")
+
+        if not isinstance(failure, Exception):
+            return outcomes
+
+        # One write that the engine refuses must not fail the others of its batch.
+        refused = isinstance(failure, CorruptThread) or (
+            isinstance(failure, StoreFailure) and failure.fate == "rejected"
+        )
+        one_by_one = refused and len(waiting) > 1
+
+        for i in waiting:
+            if one_by_one:
+                outcomes[i] = (await self._commit([batch[i]]))[0]
+            else:
+                outcomes[i] = failure
+
+        return outcomes
+
+    async def _attempt(
+        self, work: Callable[[], Awaitable[T]], lost: Fate
+    ) -> T | Exception:
+        """Do the work, and again while it is proven not to have run; limit the time.
+
+        ``lost`` is what a lost answer means for this work: a read whose answer was lost
+        is repeated, a write is not.
+        """
+        timeouts = self._store.timeouts
+        fate: Fate = "not sent"
+        loop = asyncio.get_running_loop()
+        retry_until: float | None = None
+        pauses = self._backoff.pauses()
+
+        try:
+            async with asyncio.timeout(timeouts.operation):
+                while True:
+                    try:
+                        fate = lost
+                        return await work()
+                    except StoreFailure as failure:
+                        fate = lost if failure.fate == "unknown" else failure.fate
+
+                        if fate != "not sent":
+                            return failure
+
+                        if retry_until is None:
+                            retry_until = loop.time() + timeouts.retry
+
+                        if loop.time() >= retry_until:
+                            return failure
+
+                    await asyncio.sleep(next(pauses))
+        except TimeoutError as exc:
+            late = StoreFailure(fate, f"no answer within {timeouts.operation or 0:g} s")
+            late.__cause__ = exc
+            return late
+        except Exception as exc:
+            return exc
+
+    def _error(self, failure: Exception, *, writes: bool) -> CheckpointerError:
+        """Return the contract's error, a new one for each caller."""
+        error: CheckpointerError
+
+        if isinstance(failure, CheckpointerError):
+            error = copy(failure)
+        elif isinstance(failure, StoreFailure):
+            error = BackendUnavailable(
+                self._store.name,
+                failure.reason,
+                maybe_applied=writes and failure.fate == "unknown",
+            )
+        else:
+            error = BackendUnavailable(
+                self._store.name,
+                f"unexpected {type(failure).__name__}: {failure}",
+                maybe_applied=writes,
+            )
+
+        error.__cause__ = failure.__cause__ or failure
+        return error

@@ -1,0 +1,99 @@
+"""A handle's life on one event loop: opened once, used inside, closed after the last
+operation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from cpkit.errors import Closed, WrongEventLoop
+
+__all__ = ["Lifecycle"]
+
+T = TypeVar("T")
+
+
+class Lifecycle:
+    """Knows whether a handle may be used, and what of it is in flight.
+
+    ``name`` is how errors call the handle; it must not hold a password.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._open = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._callers = 0
+        self._callers_done: asyncio.Future[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Bind to the running loop and open; a handle is opened once."""
+        if self._loop is not None:
+            raise Closed(self.name)
+
+        self._loop = asyncio.get_running_loop()
+        self._open = True
+
+    def check(self) -> None:
+        """Raise ``Closed`` or ``WrongEventLoop`` unless the handle may be used here."""
+        if not self._open:
+            raise Closed(self.name)
+
+        if asyncio.get_running_loop() is not self._loop:
+            raise WrongEventLoop(self.name)
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a task that `close` waits for."""
+        assert self._loop is not None
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await work that runs to its end even where the caller is cancelled."""
+        return await asyncio.shield(self.spawn(work))
+
+    async def run(self, work: Awaitable[T]) -> T:
+        """Await work that is cancelled with its caller; `close` waits for it."""
+        self._callers += 1
+
+        try:
+            return await work
+        finally:
+            self._callers -= 1
+            done = self._callers_done
+
+            if done is not None and not self._callers and not done.done():
+                done.set_result(None)
+
+    async def close(self, release: Callable[[], Awaitable[None]]) -> None:
+        """Refuse new work, wait for what is in flight, and release, once.
+
+        Idempotent, and completed even where the caller is cancelled.
+        """
+        if self._loop is None:
+            return
+
+        if asyncio.get_running_loop() is not self._loop:
+            raise WrongEventLoop(self.name)
+
+        self._open = False
+
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._release(release))
+
+        await asyncio.shield(self._closing)
+
+    async def _release(self, release: Callable[[], Awaitable[None]]) -> None:
+        while self._tasks or self._callers:
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+            else:
+                self._callers_done = asyncio.get_running_loop().create_future()
+                await self._callers_done
+
+        await release()

@@ -1,0 +1,220 @@
+"""The interface of a backend: bytes in, bytes out.
+
+A `Store` keeps bytes for one URL. It knows nothing of JSON, message types, ids or event
+loops: a `cpkit.driver.Handle` in front of it checks, encodes, batches, retries, limits
+time and orders. What a store has to get right is one thing: each write is atomic, and
+a read sees one moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+from cpkit.driver.options import DriverOptions
+from cpkit.driver.writes import Outcome, Snapshot, StoredCall, StoredDump, Write
+from cpkit.records import Durability, ThreadInfo
+
+__all__ = [
+    "Batching",
+    "Decode",
+    "Limits",
+    "Store",
+    "StoreDriver",
+    "StoreInfo",
+    "StoresDumps",
+    "StoresReceipts",
+    "StoresThreadLists",
+    "Timeouts",
+]
+
+Decode: TypeAlias = Callable[[Iterable[bytes | str], int], list[Any]]
+"""``decode(bodies, first)``: stored messages to the caller's type.
+
+``bodies`` are all ``bytes`` or all ``str``, in order; ``first`` is the position of the
+first one. It may run in any thread. It raises the contract's own errors.
+"""
+
+
+class Limits(NamedTuple):
+    """What the engine can hold, in bytes: one value, and all of one write."""
+
+    max_value: int = 2**63 - 1
+    max_append: int = 2**63 - 1
+
+
+class Batching(NamedTuple):
+    """How the handle groups writes into calls of ``commit``.
+
+    ``max_writes`` in one call (1: no grouping) and roughly ``max_bytes``. ``lanes`` is
+    how many calls of ``commit`` may run at the same time.
+    """
+
+    max_writes: int = 256
+    max_bytes: int = 4 * 1024 * 1024
+    lanes: int = 1
+
+
+class Timeouts(NamedTuple):
+    """Limits of time, in seconds, that the handle enforces.
+
+    ``operation`` limits one operation with all its retries: the handle cancels what
+    takes longer. ``None`` is for a store whose calls cannot be cancelled, because they
+    run in a thread; such a store limits its own waiting. ``retry`` is for how long the
+    handle repeats an operation that was proven not to have run.
+    """
+
+    operation: float | None = None
+    retry: float = 0.0
+
+
+class Store(Protocol):
+    """Keeps bytes for one URL.
+
+    The handle calls ``open`` first and ``close`` last, all in one event loop, and
+    checks ids and values before it calls anything. Calls may overlap. Reads may be
+    cancelled at any ``await``; ``commit`` is cancelled only by the time limit and by an
+    event loop that shuts down.
+
+    A store raises `StoreFailure` in place of its client's errors. It raises
+    ``CorruptThread`` for a stored row that is not what was written, and, in ``open``,
+    ``SchemaMismatch`` or ``InvalidURL``.
+    """
+
+    @property
+    def name(self) -> str:
+        """How errors call the store: scheme, host and database, never a password."""
+        ...
+
+    @property
+    def limits(self) -> Limits:
+        """What the engine can hold; read after ``open``."""
+        ...
+
+    @property
+    def batching(self) -> Batching:
+        """How writes are grouped."""
+        ...
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """How long an operation may take."""
+        ...
+
+    @property
+    def erases(self) -> bool:
+        """Whether ``commit`` takes `Erase`."""
+        ...
+
+    async def open(self) -> None:
+        """Connect, and create or migrate what is missing; check what is there.
+
+        Safe when many processes open the same store at once. It may be called again
+        after it failed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Release everything. The handle calls it once, after a failed ``open`` too."""
+        ...
+
+    def durability(self) -> Durability:
+        """Return what an acknowledged write survives, and the settings that say so."""
+        ...
+
+    async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
+        """Apply the writes, each one atomic, and return an outcome for each.
+
+        The result is as if the writes ran one after another in the order given. A
+        write that is refused changes nothing. When ``commit`` returns, everything that
+        was applied is as durable as `durability` says. What it raises is the outcome
+        of every write of the batch.
+        """
+        ...
+
+    async def snapshot(self, thread_id: str, decode: Decode) -> Snapshot | None:
+        """Return the thread as it is at one moment; ``None`` for a missing thread."""
+        ...
+
+    async def messages(
+        self, thread_id: str, start: int, stop: int | None, decode: Decode
+    ) -> list[Any]:
+        """Return ``messages[start:stop]`` with the meaning of a Python slice.
+
+        The price is that of the messages returned, not of the thread.
+        """
+        ...
+
+    async def holder(self, key: str) -> StoredCall | None:
+        """Return the key's newest attempt, whatever its status."""
+        ...
+
+
+@runtime_checkable
+class StoresThreadLists(Protocol):
+    """A store that can list its threads; the handle is then a ``ListsThreads``."""
+
+    async def threads(
+        self, prefix: str, after: str | None, limit: int, erased: bool
+    ) -> list[ThreadInfo]:
+        """Return threads whose ids start with ``prefix``, in the order of code points.
+
+        The page begins behind ``after``. With ``erased`` it includes ids that have
+        nothing but erased calls: version 0, created with the first of the calls and
+        updated with the last change of any.
+        """
+        ...
+
+
+@runtime_checkable
+class StoresReceipts(Protocol):
+    """A store that can list a thread's calls; the handle is a ``KeepsReceipts``."""
+
+    async def calls(self, thread_id: str) -> list[StoredCall]:
+        """Return every call of the thread in the order of claims, erased ones too."""
+        ...
+
+
+@runtime_checkable
+class StoresDumps(Protocol):
+    """A store that can move threads; its ``commit`` takes `Restore` as well."""
+
+    async def dump(self, thread_id: str) -> StoredDump | None:
+        """Return the whole thread at one moment; ``None`` where nothing is stored."""
+        ...
+
+
+class StoreInfo(NamedTuple):
+    """What ``inspect`` finds without creating anything.
+
+    ``version`` is the schema's, ``size`` the bytes that the store takes, ``path`` its
+    file or folder; each is ``None`` where it is not known.
+    """
+
+    exists: bool
+    version: object = None
+    size: int | None = None
+    path: str | None = None
+
+
+class StoreDriver(Protocol):
+    """What an entry point of the group ``cpkit.drivers`` names: a store's class.
+
+    A driver may also have ``async def inspect(url, options) -> StoreInfo | None``, a
+    class or static method that tells whether a store exists, and creates nothing.
+    """
+
+    Options: ClassVar[type[DriverOptions]]
+    """The model that the options are checked against."""
+
+    client_options: ClassVar[frozenset[str]]
+    """Query parameters to leave in the URL, for the client library's own parser."""
+
+    @classmethod
+    def from_url(cls, url: str, options: Any) -> Store:
+        """Return an unopened store, or raise ``InvalidURL``; do no I/O.
+
+        ``options`` is an instance of ``Options``; what it took from the query is not
+        in the URL any more.
+        """
+        ...
