@@ -30,10 +30,6 @@ from cpkit.sessions.fenced import append_once, read_range
 try:
     from agents import SessionSettings, TResponseInputItem
     from agents.memory import SessionABC
-    from agents.memory.session_settings import (
-        coerce_session_settings,
-        resolve_session_limit,
-    )
 except ModuleNotFoundError as exc:
     raise ModuleNotFoundError(
         f"cpkit.integrations.openai_agents needs {exc.name}: "
@@ -74,9 +70,9 @@ class Session(SessionABC):
     ) -> None:
         self.session_id = session_id
         self.session_settings: SessionSettings | None = (
-            SessionSettings()
-            if session_settings is None
-            else coerce_session_settings(session_settings)
+            session_settings
+            if isinstance(session_settings, SessionSettings)
+            else SessionSettings().resolve(session_settings)
         )
         self.thread_id = session_thread(session_id)
         self._cp = cp
@@ -92,7 +88,12 @@ class Session(SessionABC):
         Without one, that of ``session_settings`` counts. As in the SDK, a limit of 0
         gives none and a negative one gives all.
         """
-        wanted = resolve_session_limit(limit, self.session_settings)
+        # A caller may have replaced the settings, by a dict or None too.
+        wanted = (
+            SessionSettings().resolve(self.session_settings).limit
+            if limit is None
+            else limit
+        )
 
         async with self._turn:
             await self._refresh()
