@@ -27,10 +27,14 @@ __all__ = ["SessionFile", "SkippedLine", "json_line", "read_jsonl", "write_jsonl
 
 @dataclass(frozen=True)
 class SkippedLine:
-    """A line that is no entry: its number in the file, from 1, and why."""
+    """A line that is not an entry: its number in the file, from 1, and the reason.
+
+    ``is_torn`` if it is the last line and its writer did not finish it.
+    """
 
     number: int
     reason: str
+    is_torn: bool = False
 
     def __str__(self) -> str:
         return f"line {self.number}: {self.reason}"
@@ -76,7 +80,7 @@ def read_jsonl(
         line, reason = _parsed(text)
 
         if reason is not None and number == len(texts):
-            skipped.append(SkippedLine(number, f"torn: {reason}"))
+            skipped.append(SkippedLine(number, f"torn: {reason}", is_torn=True))
             continue
 
         if reason is None:

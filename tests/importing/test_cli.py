@@ -65,7 +65,7 @@ def test_it_says_what_it_did_and_why_not(lines: str, url: str) -> None:
     assert row(done.stdout, "written") == ["2", "4"]
     assert row(done.stdout, "left") == ["1"]
     assert "left: 1 × a message without a role (talks.jsonl, line 3)" in done.stdout
-    assert "left: 1 × field 'note' is no message" in done.stdout
+    assert "left: 1 × field 'note' is not a message" in done.stdout
     again = run(lines, url)
     assert row(again.stdout, "written") == ["0", "0"]
     assert row(again.stdout, "there before") == ["2"]
@@ -94,7 +94,7 @@ def test_json_has_every_conversation(lines: str, url: str) -> None:
     report = json.loads(run(lines, url, "--json").stdout)
     assert report["written"] == {"threads": 2, "messages": 4}
     assert report["left"]["reasons"] == {
-        "field 'note' is no message": 1,
+        "field 'note' is not a message": 1,
         "a message without a role": 1,
     }
     assert [t["status"] for t in report["threads"]] == ["new", "new", "left"]
@@ -112,7 +112,7 @@ def test_json_has_every_conversation(lines: str, url: str) -> None:
     ("arguments", "code", "sentence"),
     [
         (["nothing.jsonl", "{url}"], 2, "nothing.jsonl: no such file or folder"),
-        (["{lines}", "{url}", "--kind", "csv"], 2, "no kind 'csv'"),
+        (["{lines}", "{url}", "--kind", "csv"], 2, "unknown kind 'csv'"),
         (["{lines}", "nosuch://"], 2, "no driver for 'nosuch'"),
         (["redis://localhost", "{url}"], 2, "'cpkit copy'"),
         (["{lines}", "memory://"], 2, "lives in its own process"),

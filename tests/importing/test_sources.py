@@ -71,7 +71,7 @@ async def test_each_line_is_a_conversation(url: str, tmp_path: Path) -> None:
         report = await import_from(str(path), cp)
         assert (report.kind, report.ok) == ("transcripts", True)
         assert (report.read, report.written) == (6, 6)
-        assert lefts(report) == {"field 'reward' is no message": 1}
+        assert lefts(report) == {"field 'reward' is not a message": 1}
         assert await messages(cp, f"{name}-a") == [HELLO, HI, BYE]
         assert await messages(cp, f"{name}:2") == [HELLO]
         assert await messages(cp, f"{name}:4") == [HELLO, HI]
@@ -116,7 +116,7 @@ async def test_what_cannot_be_imported_is_named(tmp_path: Path) -> None:
     assert not report.ok
     assert report.counts("new") == 1
     assert lefts(report) == {
-        "no JSON": 2,
+        "not JSON": 2,
         "a message without a role": 1,
         "no messages": 1,
         "thread id has 600 bytes of UTF-8; 512 is the limit": 1,
@@ -137,7 +137,7 @@ async def test_corrupt_lines_of_one_conversation_are_skipped_on_request(
         assert await messages(cp, "talk") == []
         report = await import_from(str(path), cp, skip_corrupt=True)
         assert report.ok
-        assert lefts(report) == {"no JSON": 1}
+        assert lefts(report) == {"not JSON": 1}
         assert await messages(cp, "talk") == [HELLO, BYE]
 
 
@@ -240,7 +240,7 @@ async def test_a_folder_of_sessions(url: str, tmp_path: Path) -> None:
             f"{name}-b": "new",
             None: "left",
         }
-        assert lefts(report) == {"a line that is no entry": 2, "no type": 1}
+        assert lefts(report) == {"a line that is not an entry": 2, "no type": 1}
         assert [entry["type"] for entry in await log.refresh()] == ["message"]
 
 
@@ -297,7 +297,7 @@ async def test_tables_of_another_name_and_rows_that_are_no_json(
 
     async with open_checkpointer("memory://") as cp:
         report = await import_from(str(path), cp)
-        assert lefts(report) == {"no JSON": 1}
+        assert lefts(report) == {"not JSON": 1}
         assert [*await Session("s", cp).get_items()] == [HELLO]
 
 
@@ -327,7 +327,9 @@ async def test_what_is_no_source(tmp_path: Path) -> None:
             with pytest.raises(BadSource, match=sentence):
                 await import_from(source, cp)
 
-        with pytest.raises(BadSource, match="no kind 'csv'; there are langgraph-sq"):
+        with pytest.raises(
+            BadSource, match="unknown kind 'csv'; the kinds are langgraph-sq"
+        ):
             await import_from(str(text), cp, kind="csv")
 
         report = await import_from(str(text), cp, kind="transcripts")
@@ -340,7 +342,7 @@ async def test_real_transcripts_and_a_real_session() -> None:
     async with open_checkpointer("memory://") as cp:
         report = await import_from(str(SAMPLES / "airline_transcripts.jsonl"), cp)
         assert (report.counts("new"), report.counts("left")) == (100, 0)
-        assert lefts(report) == {"field 'reward' is no message": 100}
+        assert lefts(report) == {"field 'reward' is not a message": 100}
         report = await import_from(str(SAMPLES / "pi_session_v1.jsonl"), cp)
         assert (report.read, report.written, report.ok) == (1019, 1019, True)
         (session,) = statuses(report)

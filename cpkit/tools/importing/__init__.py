@@ -1,13 +1,13 @@
-"""Bringing conversations into a store from where people have them.
+"""Importing conversations of other programs into a store.
 
 ::
 
     async with open_checkpointer(url) as cp:
         report = await import_from("sessions/", cp)
 
-A source is only read. Each conversation becomes a thread by one append that is fenced,
-and what is in the store already is compared first: so an import that is made again
-writes what is new and nothing twice, also where the first was interrupted.
+A source is only read. Each conversation becomes a thread by one fenced append, after a
+comparison with what the store has. A repeated import writes what is new and nothing
+twice, even if an earlier import was interrupted.
 """
 
 from cpkit.tools.importing.detect import KINDS, checked

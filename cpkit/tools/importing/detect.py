@@ -1,4 +1,4 @@
-"""Telling what a source is by looking at it."""
+"""Finding out what kind of source a path or URL is."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import re
 from pathlib import Path
 
 from cpkit.driver.jsontext import parse_json
-from cpkit.tools.importing.langgraph import is_checkpoints
-from cpkit.tools.importing.openai_agents import is_sessions
 from cpkit.tools.importing.source import BadSource
-from cpkit.tools.importing.sqlite import MAGIC, columns, opened
+from cpkit.tools.importing.sqlite import (
+    has_checkpoints,
+    is_database,
+    is_session_table,
+    read_snapshot,
+    tables_of,
+)
 
 __all__ = ["KINDS", "checked", "files_of", "local"]
 
@@ -22,18 +26,38 @@ KINDS = (
     "transcripts",
 )
 
+_TEXT_KINDS = ("sessions", "transcripts")
 
-HEAD = 1 << 20
-"""Bytes of a file that are looked at; a session's header is far shorter."""
+# How much of a file is read to detect its kind; a session's header is far shorter.
+_HEAD_BYTES = 1 << 20
 
 
-def _is_postgres(source: str) -> bool:
-    """Tell whether the source is the URL of a Postgres database."""
-    return re.match(r"postgres(ql)?://", source) is not None
+def checked(source: str, kind: str | None) -> str:
+    """Return the kind of a source; without ``kind``, detect it from the content.
+
+    It blocks. Raises `BadSource` if the source cannot be read as that kind, or if
+    several kinds fit.
+    """
+    if kind is not None and kind not in KINDS:
+        raise BadSource(f"unknown kind {kind!r}; the kinds are {', '.join(KINDS)}")
+
+    try:
+        if kind is None:
+            return _detected(source)
+
+        if kind == "langgraph-postgres":
+            if not _is_postgres(source):
+                raise BadSource(f"{kind} is read from a postgresql:// URL")
+        elif (path := local(source)) and kind in _TEXT_KINDS and is_database(path):
+            raise BadSource(f"{source}: a SQLite database, not a file of {kind}")
+    except OSError as exc:
+        raise BadSource(f"{source}: {exc.strerror or exc}") from exc
+
+    return kind
 
 
 def local(source: str) -> Path:
-    """Return the source's path; raise `BadSource` where nothing is there."""
+    """Return the source's path; raise `BadSource` if it cannot be read."""
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", source):
         raise BadSource(
             "a source is a file, a folder or a postgresql:// URL; to copy from one "
@@ -52,7 +76,7 @@ def local(source: str) -> Path:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the file, or the folder's ``*.jsonl`` files with those below, sorted."""
+    """Return the file, or all ``*.jsonl`` files below the folder, sorted."""
     if not path.is_dir():
         return [path]
 
@@ -64,40 +88,20 @@ def files_of(path: Path) -> list[Path]:
     return files
 
 
-def checked(source: str, kind: str | None) -> str:
-    """Return the kind of a source, by a look at it where none is given.
-
-    It blocks. Raises `BadSource` where it is none, or several.
-    """
-    if kind is not None and kind not in KINDS:
-        raise BadSource(f"no kind {kind!r}; there are {', '.join(KINDS)}")
-
-    try:
-        if kind is None:
-            return _kind_of(source)
-
-        if kind != "langgraph-postgres":
-            local(source)
-        elif not _is_postgres(source):
-            raise BadSource("langgraph-postgres is read from a postgresql:// URL")
-    except OSError as exc:
-        raise BadSource(f"{source}: {exc.strerror or exc}") from exc
-
-    return kind
+def _is_postgres(source: str) -> bool:
+    return re.match(r"postgres(ql)?://", source) is not None
 
 
-def _kind_of(source: str) -> str:
+def _detected(source: str) -> str:
     if _is_postgres(source):
         return "langgraph-postgres"
 
     path = local(source)
 
-    if path.is_file():
-        with path.open("rb") as file:
-            if file.read(len(MAGIC)) == MAGIC:
-                return _kind_of_database(path)
+    if is_database(path):
+        return _kind_of_database(path)
 
-    # A folder is what the first of its files is that is anything.
+    # The first file with a recognized line decides for the whole folder.
     for file_path in files_of(path):
         if (kind := _kind_of_lines(file_path)) is not None:
             return kind
@@ -109,17 +113,16 @@ def _kind_of(source: str) -> str:
 
 
 def _kind_of_database(path: Path) -> str:
-    with opened(path) as connection:
-        tables = columns(connection)
+    with read_snapshot(path) as connection:
+        tables = tables_of(connection)
 
-    kinds = [
-        kind
-        for kind, is_kind in (
-            ("langgraph-sqlite", is_checkpoints(tables)),
-            ("openai-agents", is_sessions(tables)),
-        )
-        if is_kind
-    ]
+    kinds = []
+
+    if has_checkpoints(tables):
+        kinds.append("langgraph-sqlite")
+
+    if any(map(is_session_table, tables.values())):
+        kinds.append("openai-agents")
 
     if len(kinds) == 1:
         return kinds[0]
@@ -132,19 +135,25 @@ def _kind_of_database(path: Path) -> str:
 
 
 def _kind_of_lines(path: Path) -> str | None:
+    if path.is_file() and not path.stat().st_size:
+        # It may be a database that is being created: only SQLite may open it.
+        return None
+
     with path.open("rb") as file:
-        for text in file.read(HEAD).split(b"\n"):
+        for text in file.read(_HEAD_BYTES).split(b"\n"):
             if not text.strip():
                 continue
 
             try:
                 line = parse_json(text)
             except ValueError:
-                # A long first line is cut; how it begins says enough.
+                # A long first line is cut off, but its beginning shows the kind.
                 return "transcripts" if b'"messages"' in text[:1000] else None
 
             if isinstance(line, dict) and "cpkit_export" in line:
-                raise BadSource(f"{path}: an export of cpkit; 'cpkit copy' brings it")
+                raise BadSource(
+                    f"{path}: an export of cpkit; 'cpkit copy' reads exports"
+                )
 
             if isinstance(line, dict) and line.get("type") == "session":
                 return "sessions"

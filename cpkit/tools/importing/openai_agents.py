@@ -1,7 +1,7 @@
 """Sessions of the OpenAI Agents SDK in a SQLite file, as its ``SQLiteSession`` writes.
 
-They become what `cpkit.integrations.openai_agents.Session` reads under the same id. The
-tables are known by their columns, whatever they are called. Needs no SDK.
+They become what `cpkit.integrations.openai_agents.Session` reads under the same id.
+Tables are recognized by their columns, not by their names. The SDK is not needed.
 """
 
 from __future__ import annotations
@@ -15,27 +15,24 @@ from cpkit.driver.jsontext import encode_json, parse_json
 from cpkit.errors import CheckpointerError
 from cpkit.integrations.openai_thread import session_thread
 from cpkit.tools.importing.source import BadSource, Found, Left, Thread
-from cpkit.tools.importing.sqlite import columns, opened
+from cpkit.tools.importing.sqlite import is_session_table, read_snapshot, tables_of
 
-__all__ = ["is_sessions", "read_openai_agents"]
-
-MESSAGES = {"id", "session_id", "message_data", "created_at"}
-
-
-def is_sessions(tables: dict[str, set[str]]) -> bool:
-    """Tell whether a file with these tables has sessions."""
-    return any(found >= MESSAGES for found in tables.values())
+__all__ = ["read_openai_agents"]
 
 
 def read_openai_agents(path: Path) -> Iterator[Found]:
     """Yield the sessions of each table of messages, by id."""
-    with opened(path) as connection:
-        names = [t for t, found in columns(connection).items() if found >= MESSAGES]
+    with read_snapshot(path) as connection:
+        tables = [
+            name
+            for name, columns in tables_of(connection).items()
+            if is_session_table(columns)
+        ]
 
-        if not names:
-            raise BadSource(f"{path}: no table with {', '.join(sorted(MESSAGES))}")
+        if not tables:
+            raise BadSource(f"{path}: no table of messages of the OpenAI Agents SDK")
 
-        for table in names:
+        for table in tables:
             quoted = '"' + table.replace('"', '""') + '"'
             ids = connection.execute(
                 f"SELECT DISTINCT session_id FROM {quoted} ORDER BY session_id"
@@ -59,8 +56,8 @@ def _session(session_id: Any, rows: sqlite3.Cursor) -> Iterator[Found]:
             item = parse_json(text)
             encode_json(item, ())
         except (ValueError, TypeError, CheckpointerError):
-            # As the SDK does, which passes over what it cannot parse.
-            yield Left(f"{name}, row {row}", "no JSON")
+            # The SDK skips rows that it cannot parse, too.
+            yield Left(f"{name}, row {row}", "not JSON")
             continue
 
         records.append({"item": item, "by": f"row {row}"})

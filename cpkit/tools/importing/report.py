@@ -1,4 +1,4 @@
-"""What an import read, wrote and left, and why."""
+"""What an import read and wrote, and what it left for which reason."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Status = Literal["new", "grown", "there", "left"]
 class ThreadReport:
     """One conversation of the source.
 
-    ``status``: the thread is ``new``; it had the beginning and has ``grown``; it had
-    everything and is ``there``; or it is ``left`` for the ``reason``.
+    ``status``: the thread is ``new``; it had the first messages and has ``grown``; it
+    had all of them and is ``there``; or it is ``left`` for the ``reason``.
     """
 
     name: str
@@ -30,8 +30,9 @@ class ThreadReport:
 class Report:
     """The outcome, thread by thread.
 
-    ``left`` names by reason what was not brought over, whole conversations and single
-    things in others. Sizes are in messages: items, entries or checkpoints, by source.
+    ``left`` has the names of what was not imported, by reason: whole conversations and
+    single parts of others. Sizes count messages, items, entries or checkpoints, as the
+    source has them.
     """
 
     source: str
@@ -46,12 +47,12 @@ class Report:
 
     @property
     def read(self) -> int:
-        """How many messages were read, of all conversations."""
+        """The number of messages that were read."""
         return sum(thread.read for thread in self.threads)
 
     @property
     def written(self) -> int:
-        """How many messages were written, or would be."""
+        """The number of messages that were written, or would be."""
         return sum(thread.written for thread in self.threads)
 
     @property
@@ -60,7 +61,7 @@ class Report:
         return self.counts("left") == 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as JSON has it."""
+        """Return the report as a JSON object."""
         return {
             "source": self.source,
             "kind": self.kind,

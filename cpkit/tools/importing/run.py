@@ -11,10 +11,6 @@ from cpkit.errors import CorruptThread, PayloadTooLarge, SerializationError
 from cpkit.protocol import Checkpointer
 from cpkit.registry import redacted
 from cpkit.tools.importing.detect import checked, files_of, local
-from cpkit.tools.importing.langgraph import (
-    read_langgraph_postgres,
-    read_langgraph_sqlite,
-)
 from cpkit.tools.importing.openai_agents import read_openai_agents
 from cpkit.tools.importing.report import Report, Status, ThreadReport
 from cpkit.tools.importing.sessions import read_sessions
@@ -33,17 +29,18 @@ async def import_from(
     skip_corrupt: bool = False,
     on_thread: Callable[[ThreadReport], None] | None = None,
 ) -> Report:
-    """Bring every conversation of the source into the store, and report on each.
+    """Import every conversation of the source into the store, and report on each.
 
-    ``source`` is a path or the URL of LangGraph's Postgres; ``kind`` is one of `KINDS`,
-    found by a look at the source without it. The source is only read. A conversation is
-    written whole by one fenced append, or what is new of it; one whose thread has
-    something else is left. With ``dry_run`` nothing is written. ``skip_corrupt`` brings
-    files without their corrupt lines, and else they are left. ``on_thread`` is told
-    about each conversation when it is done.
+    ``source`` is a path or the URL of LangGraph's Postgres; it is only read. ``kind``
+    is one of `KINDS`; without it, the kind is detected. One fenced append writes a
+    conversation, or the messages that the store does not have yet. If the thread has
+    other messages, the conversation is left.
 
-    Raises ``BadSource``, and what the store raises where it is not about one
-    conversation.
+    With ``dry_run`` nothing is written. With ``skip_corrupt`` files are imported
+    without their corrupt lines; otherwise such files are left. ``on_thread`` is called
+    with each conversation's report.
+
+    Raises ``BadSource``, and the store's errors that do not concern one conversation.
     """
     loop = asyncio.get_running_loop()
     reader = ThreadPoolExecutor(1, "cpkit-import")
@@ -55,9 +52,10 @@ async def import_from(
 
         try:
             while item := await loop.run_in_executor(reader, next, found, None):
-                await _settle(item, cp, report, on_thread)
+                await _import(item, cp, report, on_thread)
         finally:
-            # After what the thread may still be at, where this was cancelled.
+            # If this task was cancelled, the worker thread may still read. It runs one
+            # call at a time, so the source is closed after that read.
             await loop.run_in_executor(reader, found.close)
     except OSError as exc:
         raise BadSource(f"{redacted(source)}: {exc.strerror or exc}") from exc
@@ -68,11 +66,9 @@ async def import_from(
 
 
 def _found(kind: str, source: str, skip_corrupt: bool) -> Generator[Found, None, None]:
-    """Yield what the source has; it blocks, and holds the source open meanwhile."""
-    if kind == "langgraph-postgres":
-        yield from read_langgraph_postgres(source)
-    elif kind == "langgraph-sqlite":
-        yield from read_langgraph_sqlite(local(source))
+    """Yield the conversations of the source. It blocks, and keeps the source open."""
+    if kind == "langgraph-postgres" or kind == "langgraph-sqlite":
+        yield from _found_by_langgraph(kind, source)
     elif kind == "openai-agents":
         yield from read_openai_agents(local(source))
     elif kind == "sessions":
@@ -81,13 +77,27 @@ def _found(kind: str, source: str, skip_corrupt: bool) -> Generator[Found, None,
         yield from read_transcripts(files_of(local(source)), skip_corrupt=skip_corrupt)
 
 
-async def _settle(
+def _found_by_langgraph(kind: str, source: str) -> Generator[Found, None, None]:
+    try:
+        from cpkit.tools.importing import langgraph
+    except ModuleNotFoundError as exc:
+        raise BadSource(
+            f"reading checkpoints needs {exc.name}: pip install 'cpkit[langgraph]'"
+        ) from None
+
+    if kind == "langgraph-postgres":
+        yield from langgraph.read_langgraph_postgres(source)
+    else:
+        yield from langgraph.read_langgraph_sqlite(local(source))
+
+
+async def _import(
     item: Found,
     cp: Checkpointer[Any],
     report: Report,
     on_thread: Callable[[ThreadReport], None] | None,
 ) -> None:
-    """Bring one conversation over, or say why not."""
+    """Import one conversation, or report why it is left."""
     if isinstance(item, Left):
         report.left.setdefault(item.reason, []).append(item.name)
 
@@ -96,7 +106,7 @@ async def _settle(
 
         outcome = ThreadReport(item.name, None, "left", reason=item.reason)
     else:
-        outcome = await _brought(item, cp, report.dry_run)
+        outcome = await _bring(item, cp, report.dry_run)
 
         if outcome.reason is not None:
             report.left.setdefault(outcome.reason, []).append(outcome.name)
@@ -107,7 +117,7 @@ async def _settle(
         on_thread(outcome)
 
 
-async def _brought(
+async def _bring(
     item: Conversation, cp: Checkpointer[Any], dry_run: bool
 ) -> ThreadReport:
     names = (item.name, item.thread_id)

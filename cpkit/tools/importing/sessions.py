@@ -16,10 +16,10 @@ __all__ = ["read_sessions"]
 
 
 def read_sessions(files: list[Path], *, skip_corrupt: bool) -> Iterator[Found]:
-    """Yield a session a file, as `SessionLog` stores it under its own id.
+    """Yield one session for each file, as `SessionLog` stores it under its own id.
 
-    With ``skip_corrupt`` a file comes without the lines that are no entries; otherwise
-    it is left.
+    With ``skip_corrupt`` lines that are not entries are skipped; otherwise a file with
+    such a line is left.
     """
     for path in files:
         try:
@@ -31,12 +31,12 @@ def read_sessions(files: list[Path], *, skip_corrupt: bool) -> Iterator[Found]:
             continue
 
         for line in file.skipped:
-            what = TORN if line.reason.startswith("torn") else "a line that is no entry"
-            yield Left(f"{path.name}, line {line.number}", what)
+            reason = TORN if line.is_torn else "a line that is not an entry"
+            yield Left(f"{path.name}, line {line.number}", reason)
 
         yield Thread(path.name, session_id, lines)
 
 
 def _reason(exc: Exception) -> str:
-    # Without the place, which differs: reasons are counted.
+    # Without the place in the file: a report counts equal reasons.
     return str(getattr(exc, "reason", None) or exc)

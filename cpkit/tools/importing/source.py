@@ -1,4 +1,4 @@
-"""What a source yields: conversations, and what cannot be brought over."""
+"""What a source yields: conversations, and parts that cannot be imported."""
 
 from __future__ import annotations
 
@@ -23,18 +23,21 @@ __all__ = [
 
 
 class BadSource(Exception):
-    """The source cannot be read as what it is taken for; the message says the mend."""
+    """The source cannot be read as its kind; the message says what to do."""
 
 
 class Differs(Exception):
-    """The thread has something else; the message says what, for people to count."""
+    """The stored thread is different; the message says how, without naming it.
+
+    A report counts equal messages.
+    """
 
 
 @dataclass(frozen=True)
 class Left:
-    """Something in the source that stays there, and why.
+    """A part of the source that is not imported, and why.
 
-    ``is_thread`` where that is a whole conversation, which somebody will miss.
+    ``is_thread`` if the part is a whole conversation.
     """
 
     name: str
@@ -44,18 +47,18 @@ class Left:
 
 @dataclass(frozen=True)
 class Brought:
-    """How much of a thread was there before and how much is new, in messages."""
+    """How many messages of a thread the store had, and how many were written."""
 
     before: int
     written: int
 
 
 class Conversation(Protocol):
-    """A conversation that was read whole, and knows how it is stored."""
+    """A conversation that was read completely and can be stored."""
 
     @property
     def name(self) -> str:
-        """What it is in the source, for people."""
+        """Its name in the source, for people."""
         ...
 
     @property
@@ -65,13 +68,14 @@ class Conversation(Protocol):
 
     @property
     def size(self) -> int:
-        """How much it has, in messages, items, entries or checkpoints."""
+        """The number of its messages, items, entries or checkpoints."""
         ...
 
     async def bring(self, cp: Checkpointer[Any], *, dry_run: bool) -> Brought:
-        """Append what the store does not have yet; raise `Differs` where that is none.
+        """Append what the store does not have yet.
 
-        A dry run writes nothing and returns what would be.
+        A dry run writes nothing and returns what would be written. Raises `Differs`
+        if the stored thread does not fit.
         """
         ...
 
@@ -92,10 +96,10 @@ class Thread:
         return len(self.messages)
 
     async def bring(self, cp: Checkpointer[Any], *, dry_run: bool) -> Brought:
-        async def missing(there: list[Any]) -> list[dict[str, Any]]:
-            common = min(len(there), len(self.messages))
+        async def missing(stored: list[Any]) -> list[dict[str, Any]]:
+            common = min(len(stored), len(self.messages))
 
-            if there[:common] != self.messages[:common]:
+            if stored[:common] != self.messages[:common]:
                 raise Differs("the thread in the store has other messages")
 
             return self.messages[common:]
@@ -111,21 +115,21 @@ async def bring(
     *,
     dry_run: bool,
 ) -> tuple[int, int]:
-    """Append what ``missing`` makes of the messages that are there.
+    """Append the messages that ``missing`` returns for the stored ones.
 
-    Returns how many were there and how many were appended. The append is fenced: where
-    another writer was first, who may be another import, it is asked again.
+    Returns the number of stored messages and of appended ones. The append is fenced: if
+    another writer appended first, such as a second import, ``missing`` is called again.
     """
     while True:
-        there = await read_range(cp, thread_id)
-        rest = await missing(there)
+        stored = await read_range(cp, thread_id)
+        rest = await missing(stored)
 
         if not rest or dry_run:
-            return len(there), len(rest)
+            return len(stored), len(rest)
 
         try:
-            await append_once(cp, thread_id, rest, expected_version=len(there))
+            await append_once(cp, thread_id, rest, expected_version=len(stored))
         except VersionConflict:
             continue
 
-        return len(there), len(rest)
+        return len(stored), len(rest)

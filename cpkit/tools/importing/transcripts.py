@@ -1,9 +1,9 @@
-"""OpenAI-format transcripts in JSONL files: chat messages, as they are.
+"""OpenAI-format transcripts in JSONL files: chat messages, stored unchanged.
 
-A line is a conversation, ``{"messages": [...]}`` or the list alone, or each line is a
-message and the file the conversation. A conversation's thread is its ``thread_id``,
-``conversation_id``, ``session_id`` or ``id``, or else the file's name with the number
-of its line.
+Either each line is a conversation, ``{"messages": [...]}`` or only the list, or each
+line is a message and the file is the conversation. A conversation's thread id is its
+``thread_id``, ``conversation_id``, ``session_id`` or ``id``. Without one, it is the
+file's name with the number of the line.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["read_transcripts"]
 
 TORN = "a last line that was not finished"
 
-NAMES = ("thread_id", "conversation_id", "session_id", "id")
+_ID_FIELDS = ("thread_id", "conversation_id", "session_id", "id")
 
 
 def read_transcripts(files: list[Path], *, skip_corrupt: bool) -> Iterator[Found]:
     """Yield the conversations of the files, in the order of files and lines.
 
-    With ``skip_corrupt`` a conversation of which each line is a message comes without
-    the lines that are none; otherwise it is left.
+    ``skip_corrupt`` is for files with one message on each line: lines that are not
+    messages are skipped. Otherwise such a file is left.
     """
     for path in files:
         yield from _read(path, skip_corrupt)
@@ -37,7 +37,7 @@ def read_transcripts(files: list[Path], *, skip_corrupt: bool) -> Iterator[Found
 def _read(path: Path, skip_corrupt: bool) -> Iterator[Found]:
     messages: list[dict[str, Any]] = []
     flaws: list[Left] = []
-    is_by_line = False
+    has_conversations = False
 
     with path.open("rb") as file:
         for number, text in enumerate(file, 1):
@@ -51,25 +51,25 @@ def _read(path: Path, skip_corrupt: bool) -> Iterator[Found]:
             elif _is_message(line):
                 messages.append(line)
             else:
-                is_by_line = True
+                has_conversations = True
                 yield from _conversation(path, number, line)
 
     if messages:
-        yield from _loose(path, messages, flaws, skip_corrupt)
-    elif is_by_line:
-        # Each of these lines would have been a conversation.
+        yield from _one_conversation(path, messages, flaws, skip_corrupt)
+    elif has_conversations:
+        # Each of the damaged lines is a conversation that is left.
         yield from (Left(flaw.name, flaw.reason, is_thread=True) for flaw in flaws)
     else:
         yield Left(path.name, "no chat messages in this file", is_thread=True)
 
 
 def _parsed(text: bytes) -> tuple[Any, str | None]:
-    """Return what a line says, or why it says nothing that could be imported."""
+    """Return the line's value, or the reason why it cannot be imported."""
     try:
         line = parse_json(text)
         encode_json(line, ())
     except (ValueError, CheckpointerError):
-        return None, "no JSON" if text.endswith(b"\n") else TORN
+        return None, "not JSON" if text.endswith(b"\n") else TORN
 
     if _is_message(line) or isinstance(line, list):
         return line, None
@@ -80,28 +80,30 @@ def _parsed(text: bytes) -> tuple[Any, str | None]:
     return None, "neither messages nor a message with a role"
 
 
-def _loose(
+def _one_conversation(
     path: Path,
     messages: list[dict[str, Any]],
     flaws: list[Left],
     skip_corrupt: bool,
 ) -> Iterator[Found]:
-    """Yield the conversation of a file of which each line is a message."""
+    """Yield the conversation of a file with one message on each line."""
     yield from flaws
     corrupt = [flaw for flaw in flaws if flaw.reason != TORN]
 
     if corrupt and not skip_corrupt:
-        reason = "a file with corrupt lines; --skip-corrupt brings the others"
+        reason = "a file with corrupt lines; --skip-corrupt imports the other lines"
         yield Left(path.name, reason, is_thread=True)
     else:
         yield from _thread(path.name, path.stem, messages)
 
 
 def _conversation(path: Path, number: int, line: Any) -> Iterator[Found]:
-    """Yield one line's conversation, and what it has that a thread has no place for."""
+    """Yield one line's conversation, and its fields that a thread cannot store."""
     name = f"{path.name}, line {number}"
     fields = line if isinstance(line, dict) else {"messages": line}
-    given = next((fields[n] for n in NAMES if isinstance(fields.get(n), str)), None)
+    given = next(
+        (fields[n] for n in _ID_FIELDS if isinstance(fields.get(n), str)), None
+    )
     messages = fields["messages"]
 
     if not isinstance(messages, list) or not messages:
@@ -112,8 +114,8 @@ def _conversation(path: Path, number: int, line: Any) -> Iterator[Found]:
         yield Left(name, "a message without a role", is_thread=True)
         return
 
-    for field in sorted(fields.keys() - {"messages", *NAMES}):
-        yield Left(name, f"field {field!r} is no message")
+    for field in sorted(fields.keys() - {"messages", *_ID_FIELDS}):
+        yield Left(name, f"field {field!r} is not a message")
 
     yield from _thread(
         name, f"{path.stem}:{number}" if given is None else given, messages

@@ -1,4 +1,4 @@
-"""A thread of LangGraph on its way from one store to another."""
+"""One thread of LangGraph, read from its saver and written as cpkit's records."""
 
 from __future__ import annotations
 
@@ -22,24 +22,44 @@ from cpkit.tools.importing.source import Brought, Differs, bring
 
 __all__ = ["CheckpointThread", "Row", "Unreadable", "decoded"]
 
-# What is packed as an object stays packed: no class is looked up, and what comes out
-# is what went in.
-SERDE = JsonPlusSerializer(
-    pickle_fallback=False,
-    allowed_msgpack_modules=None,
-    __unpack_ext_hook__=ormsgpack.Ext,
-)
-
 Writes = dict[int, tuple[str, Any]]
 
 
+class _PackedObjects:
+    """LangGraph's serializer, except that packed objects stay packed.
+
+    No class is looked up, and an object is written as the bytes that were read.
+    """
+
+    def __init__(self) -> None:
+        self._serde = JsonPlusSerializer(
+            pickle_fallback=False, allowed_msgpack_modules=None
+        )
+
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        return self._serde.dumps_typed(obj)
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        kind, body = data
+
+        if kind != "msgpack":
+            return self._serde.loads_typed(data)
+
+        return ormsgpack.unpackb(
+            body, ext_hook=ormsgpack.Ext, option=ormsgpack.OPT_NON_STR_KEYS
+        )
+
+
+_SERDE = _PackedObjects()
+
+
 class Unreadable(Exception):
-    """The bytes of a checkpoint are none that may be read; the message says why."""
+    """The bytes of a checkpoint cannot be read; the message says why."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A checkpoint with its values, and what each task wrote to it, by place."""
+    """A checkpoint with its values, and the writes of each task by their index."""
 
     ns: str
     checkpoint_id: str
@@ -55,17 +75,17 @@ def decoded(kind: str | None, data: bytes | None) -> Any:
         raise Unreadable("pickled values are not read: they would run code")
 
     try:
-        return SERDE.loads_typed((kind or "none", data or b""))
+        return _SERDE.loads_typed((kind or "none", data or b""))
     except NotImplementedError:
         raise Unreadable(f"values stored as {kind!r} cannot be read") from None
     except Exception as exc:
-        # Whatever a damaged value makes the parser raise.
+        # The parser may raise any type for a damaged value.
         raise Unreadable(f"a value is damaged: {exc}") from exc
 
 
 @dataclass(frozen=True)
 class CheckpointThread:
-    """One of LangGraph's threads, whole. Its size counts records of the store."""
+    """A complete thread of LangGraph. Its size counts records of the store."""
 
     name: str
     thread_id: str
@@ -74,9 +94,10 @@ class CheckpointThread:
 
     @classmethod
     def of(cls, name: str, source_id: str, rows: list[Row]) -> Self:
-        """Take the rows, oldest first; raise `Unreadable` for what LangGraph changed.
+        """Make a thread of its rows, oldest first.
 
-        Before version 4 a checkpoint's sends stood with its parent's writes.
+        Raises `Unreadable` for pending sends from before version 4, which LangGraph
+        stored with the parent's writes.
         """
         parents = {(row.ns, row.checkpoint_id): row for row in rows}
 
@@ -85,8 +106,8 @@ class CheckpointThread:
 
             if parent is not None and row.body.get("v", 1) < 4 and _sends(parent):
                 raise Unreadable(
-                    "checkpoints of before version 4 with pending sends: let LangGraph "
-                    "run the thread on first"
+                    "checkpoints from before version 4 with pending sends: continue "
+                    "the thread with LangGraph first"
                 )
 
         try:
@@ -102,47 +123,50 @@ class CheckpointThread:
         _, written = await bring(cp, self.thread_id, self._missing, dry_run=dry_run)
         return Brought(self.size - written, written)
 
-    async def _missing(self, there: list[Any]) -> list[Any]:
-        """Return the records to append to those that are there.
+    async def _missing(self, stored: list[Any]) -> list[Any]:
+        """Return the records to append to those that the store has.
 
-        They are made in a store in memory, as `CheckpointSaver` writes them, and are
-        read back before they are believed.
+        `CheckpointSaver` writes them to a store in memory. They are used only if the
+        saver reads the same checkpoints back.
         """
-        for whole in (False, True):
+        for complete in (False, True):
             async with MemoryCheckpointer[Any](max_payload=sys.maxsize) as scratch:
-                await scratch.append(self.thread_id, there)
-                rows = await self._fill(scratch, whole)
+                await scratch.append(self.thread_id, stored)
+                rows = await self._fill(scratch, complete)
 
                 if await self._reads_back(scratch, rows):
                     data = await scratch.load(self.thread_id)
-                    return [] if data is None else data.messages[len(there) :]
+                    return [] if data is None else data.messages[len(stored) :]
 
         raise Differs("a checkpoint would read back different")
 
-    async def _fill(self, scratch: MemoryCheckpointer[Any], whole: bool) -> list[Row]:
-        """Write what is missing, and return those checkpoints.
+    async def _fill(
+        self, scratch: MemoryCheckpointer[Any], complete: bool
+    ) -> list[Row]:
+        """Write the missing checkpoints and writes; return those checkpoints.
 
-        Values that a checkpoint's parent has are not written again, unless ``whole``:
-        versions that are plain numbers are the same in two branches.
+        A value that the checkpoint's parent has at the same version is not written
+        again, unless ``complete``: two branches may use one version number for
+        different values.
         """
         thread = await Threads(scratch, 1).read(self.source_id)
-        saver = CheckpointSaver(scratch, serde=SERDE)
+        saver = CheckpointSaver(scratch, serde=_SERDE)
         missing = [row for row in self.rows if not _has(thread, row)]
         new = {(row.ns, row.checkpoint_id): row.body for row in self.rows}
-        open_writes = [
+        missing_writes = [
             (row, task, writes)
             for row in self.rows
             for task, writes in row.writes.items()
             if not _has_writes(thread, row, task[0], writes)
         ]
 
-        if (missing or open_writes) and self._has_more(thread):
+        if (missing or missing_writes) and self._store_has_more(thread):
             raise Differs("the thread has gone on in the store as well")
 
         for row in missing:
             versions = row.body["channel_versions"]
             parent = new.get((row.ns, row.parent or ""), {"channel_versions": {}})
-            before = {} if whole else parent["channel_versions"]
+            before = {} if complete else parent["channel_versions"]
             await saver.aput(
                 self._config(row.ns, row.parent),
                 row.body,  # type: ignore[arg-type]  # a TypedDict, as it was stored
@@ -150,10 +174,10 @@ class CheckpointThread:
                 {c: v for c, v in versions.items() if before.get(c) != v},
             )
 
-        for row, (task_id, task_path), writes in open_writes:
+        for row, (task_id, task_path), writes in missing_writes:
             await saver.aput_writes(
                 self._config(row.ns, row.checkpoint_id),
-                _in_place(writes),
+                _in_order(writes),
                 task_id,
                 task_path,
             )
@@ -163,18 +187,18 @@ class CheckpointThread:
     async def _reads_back(
         self, scratch: MemoryCheckpointer[Any], rows: Iterable[Row]
     ) -> bool:
-        saver = CheckpointSaver(scratch, serde=SERDE)
+        saver = CheckpointSaver(scratch, serde=_SERDE)
 
         for row in rows:
             found = await saver.aget_tuple(self._config(row.ns, row.checkpoint_id))
 
-            if found is None or _print(found.checkpoint) != _print(row.body):
+            if found is None or _packed(found.checkpoint) != _packed(row.body):
                 return False
 
         return True
 
-    def _has_more(self, thread: Thread) -> bool:
-        """Tell whether the store's thread has what the source has not."""
+    def _store_has_more(self, thread: Thread) -> bool:
+        """Return whether the store's thread has something that the source lacks."""
         rows = {(row.ns, row.checkpoint_id): row for row in self.rows}
 
         for ns, space in thread.namespaces.items():
@@ -204,15 +228,15 @@ def _has(thread: Thread, row: Row) -> bool:
 
 
 def _has_writes(thread: Thread, row: Row, task_id: str, writes: Writes) -> bool:
-    there = thread.namespace(row.ns).writes.get(row.checkpoint_id, {})
-    return {(task_id, index) for index in writes} <= there.keys()
+    stored = thread.namespace(row.ns).writes.get(row.checkpoint_id, {})
+    return {(task_id, index) for index in writes} <= stored.keys()
 
 
-def _in_place(writes: Writes) -> list[tuple[str, Any]]:
-    """Order a task's writes so that each gets its place again by being counted.
+def _in_order(writes: Writes) -> list[tuple[str, Any]]:
+    """Order a task's writes so that a saver gives each its own index again.
 
-    Errors, interrupts and the like have places of their own, below 0, and left one open
-    where they were counted.
+    A saver numbers writes by their position. Errors, interrupts and resumptions take a
+    position too, but are stored under fixed indices below 0, which leaves a gap.
     """
     special = [write for index, write in writes.items() if index < 0]
     last = max(writes)
@@ -235,12 +259,12 @@ def _sends(row: Row) -> bool:
     )
 
 
-def _print(checkpoint: Any) -> dict[str, Any]:
-    """Return a checkpoint as bytes by name; packed objects have no ``==``."""
+def _packed(checkpoint: Any) -> dict[str, Any]:
+    """Return a checkpoint as bytes by name, because packed objects have no ``==``."""
     values = checkpoint["channel_values"]
-    packed = {name: SERDE.dumps_typed(value) for name, value in values.items()}
+    packed = {name: _SERDE.dumps_typed(value) for name, value in values.items()}
     rest = {k: v for k, v in checkpoint.items() if k != "channel_values"}
     return {
         "values": packed,
-        **{name: SERDE.dumps_typed(value) for name, value in rest.items()},
+        **{name: _SERDE.dumps_typed(value) for name, value in rest.items()},
     }
