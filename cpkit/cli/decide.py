@@ -12,7 +12,7 @@ from cpkit.cli.output import plain, print_json, write
 from cpkit.cli.running import BadUse, Exit, run, say
 from cpkit.cli.stores import Json, Store, opened, url_and
 from cpkit.effects import EffectLedger
-from cpkit.effects.keys import APPROVAL
+from cpkit.effects.records import APPROVAL
 from cpkit.protocol import KeepsReceipts
 from cpkit.records import CallRecord
 

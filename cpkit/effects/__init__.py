@@ -1,17 +1,21 @@
-"""A side effect happens once, across crashes, retries and takeovers.
+"""Runs each side effect once, across crashes, retries and takeovers.
 
 ::
 
     ledger = EffectLedger(cp)
     result = await ledger.run("thread-1", "charge", {"amount": 10}, charge)
 
-It stands on the six methods alone, so it works on every certified backend.
+The package calls only the six methods of `Checkpointer`, so it works on every certified
+backend.
+
+Modules, each importing only those above it: ``errors``, ``effect``, ``records``,
+``spec``, ``tracing``, ``attempts``, ``approvals``, ``claim``, ``run``, ``tools``,
+``recovery``, ``ledger``, ``registry``.
 """
 
 from cpkit.driver.backoff import Backoff
 from cpkit.effects.approvals import ApprovalRequest
 from cpkit.effects.effect import Effect, Landed, NoEffect, NotLanded
-from cpkit.effects.envelope import effect_of
 from cpkit.effects.errors import (
     EffectDenied,
     EffectErased,
@@ -21,8 +25,10 @@ from cpkit.effects.errors import (
     Superseded,
 )
 from cpkit.effects.ledger import Begun, EffectLedger
-from cpkit.effects.resume import Resumed, ResumeReport
-from cpkit.effects.tools import Tool, ToolOutcome, ToolRegistry, tool
+from cpkit.effects.records import effect_of
+from cpkit.effects.recovery import Resumed, ResumeReport
+from cpkit.effects.registry import ToolOutcome, ToolRegistry
+from cpkit.effects.tools import Tool, tool
 
 __all__ = [
     "ApprovalRequest",

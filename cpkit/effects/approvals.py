@@ -1,10 +1,12 @@
-"""Approvals: asked for and decided in the store, so that they survive everybody.
+"""Approvals: requested and decided in the store, so that they survive every process.
 
-A request is a call record of its own, in the thread of the effect. Its idempotency key
-binds the effect's key and the exact arguments, and its outcome is write-once, so it is
-decided once. Its call id follows from the effect's key alone, so whoever knows the key
-can decide it; only where one key is asked for with several arguments (``key_fields``,
-``resource``) do the later ones carry their own key in it.
+A request is a call record in the thread of the effect. Its idempotency key binds the
+effect's key and the exact arguments. Its outcome is write-once, so it is decided once.
+
+Its call id follows from the effect's key alone, so a process that knows the key can
+decide the request. With ``key_fields`` or ``resource``, one key may be requested with
+several sets of arguments. The call ids of the later requests contain the request's own
+key too.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from cpkit.effects.calls import Calls
-from cpkit.effects.effect import Effect, Notifier, Policy, called
+from cpkit.effects.attempts import Attempts
+from cpkit.effects.effect import Effect, Notifier, Policy, call_callback
 from cpkit.effects.errors import EffectDenied, EffectErased, EffectTimeout, KeyReused
-from cpkit.effects.keys import APPROVAL, KeyKind, request_key
+from cpkit.effects.records import APPROVAL, request_key
+from cpkit.effects.spec import EffectPlan
 from cpkit.effects.tracing import Trail, log
 from cpkit.errors import CallMismatch, UnknownCall
 from cpkit.records import CallRecord, JsonValue, ToolCall
@@ -29,8 +32,8 @@ __all__ = ["ApprovalRequest", "Approvals"]
 class ApprovalRequest:
     """An effect that waits for a decision.
 
-    ``approve(thread_id, key)`` or ``deny(thread_id, key)`` decides it; with ``args``
-    too where the same key was asked for with several arguments.
+    ``approve(thread_id, key)`` or ``deny(thread_id, key)`` decides it. If the same key
+    was requested with several sets of arguments, pass ``args`` too.
     """
 
     key: str
@@ -42,35 +45,35 @@ class ApprovalRequest:
 
 
 class Approvals:
-    """The approval side of a ledger."""
+    """Requests approvals for a ledger, and records decisions."""
 
     def __init__(
-        self, calls: Calls, policy: Policy | None, notify: Notifier | None
+        self, attempts: Attempts, policy: Policy | None, notify: Notifier | None
     ) -> None:
-        self._calls = calls
+        self._attempts = attempts
         self._policy = policy
         self._notify = notify
-        self._told: set[str] = set()
+        self._notified: set[str] = set()
 
-    async def granted(
-        self, effect: Effect, kind: KeyKind, timeout: float | None, trail: Trail
-    ) -> None:
-        """Return when the effect may run: it needs no approval, or it has one.
+    async def wait_until_approved(self, plan: EffectPlan, trail: Trail) -> None:
+        """Return when the effect needs no approval, or has one.
 
-        Raises ``EffectDenied``, ``EffectErased``, or ``EffectTimeout`` where nobody
-        decided in time; 0 looks once.
+        Raises ``EffectDenied``, ``EffectErased``, or ``EffectTimeout`` if no decision
+        came within the plan's ``approval_timeout``. A timeout of 0 looks once.
         """
-        if self._policy is None or not await called(self._policy, effect):
+        effect, timeout = plan.effect, plan.approval_timeout
+
+        if self._policy is None or not await call_callback(self._policy, effect):
             return
 
         loop = asyncio.get_running_loop()
-        began = tell_at = loop.time()
+        started = notify_at = loop.time()
 
-        for pause in self._calls.backoff.pauses():
-            record = await self._request(effect, kind)
+        for pause in self._attempts.backoff.pauses():
+            record = await self._request(plan)
 
             if record is not None and record.status != "issued":
-                self._told.discard(record.call.idempotency_key)
+                self._notified.discard(record.call.idempotency_key)
                 _raise_unless_approved(effect, record)
                 trail.note("approved")
                 return
@@ -78,11 +81,11 @@ class Approvals:
             if record is not None and record.erased:
                 raise EffectErased(effect.key, effect.tool, "issued", "approval")
 
-            if loop.time() >= tell_at:
-                tell_at = loop.time() + self._calls.patience
-                await self._tell(effect, trail)
+            if loop.time() >= notify_at:
+                notify_at = loop.time() + self._attempts.retry_timeout
+                await self._notify_once(effect, trail)
 
-            left = None if timeout is None else began + timeout - loop.time()
+            left = None if timeout is None else started + timeout - loop.time()
 
             if timeout is not None and left is not None and left <= 0:
                 raise EffectTimeout(effect.key, effect.tool, timeout, "an approval")
@@ -91,13 +94,13 @@ class Approvals:
 
     async def pending(self, thread_id: str) -> list[ApprovalRequest]:
         """Return the thread's undecided requests, oldest first."""
-        data = await self._calls.cp.load(thread_id)
+        data = await self._attempts.cp.load(thread_id)
 
         if data is None:
             return []
 
-        found = [_read(record) for record in data.pending]
-        return [request for request in found if request is not None]
+        requests = [_request_of(record) for record in data.pending]
+        return [request for request in requests if request is not None]
 
     async def decide(
         self,
@@ -106,40 +109,41 @@ class Approvals:
         decision: dict[str, JsonValue],
         args: Mapping[str, JsonValue] | None,
     ) -> bool:
-        """Record a decision; return whether the one on record says the same."""
-        asked = [r for r in await self.pending(thread_id) if r.key == key]
+        """Record a decision; return whether the recorded decision is the same."""
+        pending = [r for r in await self.pending(thread_id) if r.key == key]
         call_id = _call_id(key)
 
         if args is None:
-            # Nor where only a later request is left: whoever says "this key" may have
-            # seen the one that was decided in the meantime.
-            if any(request.record.call.call_id != call_id for request in asked):
+            # This is an error even if one later request alone is undecided: the caller
+            # may mean the first request, and another process just decided that one.
+            if any(request.record.call.call_id != call_id for request in pending):
                 raise ValueError(
-                    f"{key!r} was asked for with several sets of arguments; say with "
-                    "args= which of them is decided"
+                    f"{key!r} was requested with several sets of arguments; say with "
+                    "args= which request to decide"
                 )
         else:
             own_key = request_key(key, args)
-            records = [request.record.call for request in asked]
-            meant = [c.call_id for c in records if c.idempotency_key == own_key]
+            calls = [request.record.call for request in pending]
+            matching = [c.call_id for c in calls if c.idempotency_key == own_key]
 
-            if not meant:
-                found = await self._calls.cp.find_completed(own_key)
-                return found is not None and _says(found) is decision["approved"]
+            if not matching:
+                found = await self._attempts.cp.find_completed(own_key)
+                return found is not None and _decision(found) is decision["approved"]
 
-            call_id = meant[0]
+            call_id = matching[0]
 
         try:
-            record = await self._calls.resolve(
+            record = await self._attempts.resolve(
                 thread_id, call_id, decision, success=True
             )
         except UnknownCall:
             return False
 
-        return _says(record) is decision["approved"]
+        return _decision(record) is decision["approved"]
 
-    async def _request(self, effect: Effect, kind: KeyKind) -> CallRecord | None:
-        """Have the request on record, and return it if it was there before."""
+    async def _request(self, plan: EffectPlan) -> CallRecord | None:
+        """Record the request; return its record if it was recorded before."""
+        effect = plan.effect
         own_key = request_key(effect.key, effect.args)
         call = ToolCall(
             _call_id(effect.key),
@@ -149,35 +153,35 @@ class Approvals:
         )
 
         try:
-            return await self._calls.ask(effect.thread_id, call)
+            return await self._attempts.issue(effect.thread_id, call)
         except CallMismatch:
-            if kind == "given":
+            if plan.key_kind == "given":
                 raise KeyReused(effect.key, effect.tool) from None
 
-        another = ToolCall(
+        later = ToolCall(
             f"{call.call_id}:{own_key}", call.tool_name, call.args, own_key
         )
-        return await self._calls.ask(effect.thread_id, another)
+        return await self._attempts.issue(effect.thread_id, later)
 
-    async def _tell(self, effect: Effect, trail: Trail) -> None:
-        """Tell the notifier, once for this request in this process."""
+    async def _notify_once(self, effect: Effect, trail: Trail) -> None:
+        """Call the notifier, once for this request in this process."""
         own_key = request_key(effect.key, effect.args)
 
-        if own_key in self._told:
+        if own_key in self._notified:
             return
 
-        self._told.add(own_key)
+        self._notified.add(own_key)
         trail.note("approval requested")
 
         if self._notify is None:
             return
 
         try:
-            await called(self._notify, effect)
+            await call_callback(self._notify, effect)
         except BaseException as exc:
-            # Nobody knows of it yet, so it is told again: by this run after a while, or
-            # by the next one.
-            self._told.discard(own_key)
+            # The notification was not delivered, so it is tried again: by this run
+            # after a while, or by the next run.
+            self._notified.discard(own_key)
 
             if not isinstance(exc, Exception):
                 raise
@@ -189,8 +193,8 @@ def _call_id(key: str) -> str:
     return f"approval:{key}"
 
 
-def _says(record: CallRecord) -> bool | None:
-    """Return the decision on record; ``None`` where there is none, or none any more."""
+def _decision(record: CallRecord) -> bool | None:
+    """Return the recorded decision; ``None`` if there is none, or it was erased."""
     if record.status != "completed" or record.erased:
         return None
 
@@ -198,11 +202,11 @@ def _says(record: CallRecord) -> bool | None:
 
 
 def _raise_unless_approved(effect: Effect, record: CallRecord) -> None:
-    """Raise for every record that is no approval of the effect."""
+    """Raise unless the record approves the effect."""
     if record.erased:
         raise EffectErased(effect.key, effect.tool, record.status, "approval")
 
-    if _says(record):
+    if _decision(record):
         return
 
     found = record.result if isinstance(record.result, dict) else {}
@@ -219,7 +223,8 @@ def _raise_unless_approved(effect: Effect, record: CallRecord) -> None:
     )
 
 
-def _read(record: CallRecord) -> ApprovalRequest | None:
+def _request_of(record: CallRecord) -> ApprovalRequest | None:
+    """Return the approval request of a record, or ``None`` for another call."""
     if record.call.tool_name != APPROVAL:
         return None
 

@@ -1,13 +1,13 @@
-"""An effect as callbacks see it, and what they answer."""
+"""What an effect is, which callbacks there are, and what they answer."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from cpkit.records import JsonValue
+from cpkit.records import CallRecord, JsonValue
 
 __all__ = [
     "Effect",
@@ -17,25 +17,25 @@ __all__ = [
     "NotLanded",
     "Notifier",
     "Policy",
+    "SupersededHook",
     "Verdict",
     "Verify",
-    "called",
+    "call_callback",
 ]
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
     """One side effect: what a handler, policy, notifier or ``verify`` is called with.
 
-    ``key`` names the effect in the whole store; pass it downstream as the idempotency
+    ``key`` names the effect in the whole store. Pass it downstream as the idempotency
     key where the other side takes one. ``attempt`` counts 1, 2, … and is a fencing
     token: a later claim of the key always has a higher one. ``thread_id`` is the
     thread that has the record, which is ``cpkit:global`` for a global scope.
 
-    Before the claim (for policy and notifier) ``call_id`` is empty and ``attempt`` 0.
-    ``tool_call_id`` is the model's own id of its request, for correlation only.
+    A policy and a notifier are called before the claim: ``call_id`` is empty then, and
+    ``attempt`` is 0. ``tool_call_id`` is the model's id of its request. It is kept for
+    correlation only.
     """
 
     key: str
@@ -49,7 +49,7 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """The answer of ``verify``: the effect happened, and this came of it."""
+    """The answer of ``verify``: the effect happened, and this is its result."""
 
     result: JsonValue = None
 
@@ -60,22 +60,23 @@ class NotLanded:
 
 
 class NoEffect(Exception):
-    """Raised by a handler to say that nothing happened and it may be tried again."""
+    """Raised by a handler: nothing happened, and the effect may be tried again."""
 
 
 Verdict = Landed | NotLanded | None
-"""What ``verify`` answers; ``None`` where it cannot tell."""
+"""What ``verify`` answers; ``None`` if it cannot know."""
 
 Handler = Callable[[Effect], Awaitable[JsonValue] | JsonValue]
 Policy = Callable[[Effect], Awaitable[bool] | bool]
 Notifier = Callable[[Effect], Awaitable[object] | object]
 Verify = Callable[[Effect], Awaitable[Verdict] | Verdict]
+SupersededHook = Callable[[Effect, CallRecord], Awaitable[object] | object]
 
 
-async def called(callback: Callable[..., Any], *args: object) -> Any:
-    """Call a callback that may be sync or async.
+async def call_callback(callback: Callable[..., Any], *args: object) -> Any:
+    """Call a callback that may be sync or async, and return its answer.
 
-    A sync one runs in the event loop's thread and must not block.
+    A sync callback runs in the event loop's thread and must not block.
     """
     answer = callback(*args)
     return await answer if inspect.isawaitable(answer) else answer

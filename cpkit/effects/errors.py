@@ -4,11 +4,11 @@
 
     CheckpointerError
     ├── EffectFailed      the effect's recorded outcome is a failure
-    ├── EffectDenied      a person said no
-    ├── EffectTimeout     another's result, or a decision, did not come in time
+    ├── EffectDenied      a person denied the effect
+    ├── EffectTimeout     a result, or a decision, did not come in time
     ├── EffectErased      the record was erased with its thread
-    ├── KeyReused         an idempotency key came back with other arguments
-    └── Superseded        somebody else settled the attempt first
+    ├── KeyReused         an idempotency key was used with other arguments
+    └── Superseded        another process recorded an outcome for the attempt first
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = [
 class EffectFailed(CheckpointerError):
     """The effect ran and failed, and that is its final outcome.
 
-    ``error_type`` and ``reason`` are those of the handler's exception, which the
-    caller whose handler it was has seen itself.
+    ``error_type`` and ``reason`` describe the handler's exception. The caller whose
+    handler raised it gets that exception itself.
     """
 
     def __init__(self, key: str, tool: str, error_type: str, reason: str) -> None:
@@ -45,7 +45,7 @@ class EffectFailed(CheckpointerError):
 
 
 class EffectDenied(CheckpointerError):
-    """The effect needs an approval and was denied; it has not run and never will."""
+    """The effect needs an approval and was denied; it did not run and never will."""
 
     def __init__(
         self, key: str, tool: str, reason: str | None = None, by: str | None = None
@@ -57,16 +57,16 @@ class EffectDenied(CheckpointerError):
         self.by = by
 
     def __str__(self) -> str:
-        who = "" if self.by is None else f" by {self.by}"
-        why = "" if self.reason is None else f": {self.reason}"
-        return f"{self.tool!r} was denied{who}{why}"
+        by = "" if self.by is None else f" by {self.by}"
+        reason = "" if self.reason is None else f": {self.reason}"
+        return f"{self.tool!r} was denied{by}{reason}"
 
 
 class EffectTimeout(CheckpointerError):
-    """What the run waited for did not come in ``seconds``; the run did nothing.
+    """The run waited for ``seconds`` in vain, and did nothing.
 
-    ``waiting_for`` says what it was. ``holder`` is the attempt that holds the key, or
-    ``None`` where a decision is awaited.
+    ``waiting_for`` names what it waited for. ``holder`` is the attempt that holds the
+    key, or ``None`` if the run waited for a decision.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class EffectTimeout(CheckpointerError):
 
 
 class EffectErased(CheckpointerError):
-    """The effect, or its approval, is on record, but its content was erased.
+    """The effect, or its approval, is recorded, but its content was erased.
 
-    ``delete_thread`` did that. Whether the effect happened is known (``status``), what
-    came of it is not, so it is neither replayed nor run again.
+    ``delete_thread`` erased it. ``status`` still says whether the effect happened. Its
+    result is lost, so the effect is neither replayed nor run again.
     """
 
     def __init__(self, key: str, tool: str, status: str, what: str = "effect") -> None:
@@ -105,12 +105,12 @@ class EffectErased(CheckpointerError):
     def __str__(self) -> str:
         return (
             f"{self.tool!r}: the record of the {self.what} ({self.status}) was erased "
-            "with its thread; it is not run again"
+            "with its thread; the effect is not run again"
         )
 
 
 class KeyReused(CheckpointerError):
-    """An idempotency key given by the caller is on record with other arguments."""
+    """An idempotency key given by the caller is recorded with other arguments."""
 
     def __init__(self, key: str, tool: str) -> None:
         super().__init__(key, tool)
@@ -120,15 +120,15 @@ class KeyReused(CheckpointerError):
     def __str__(self) -> str:
         return (
             f"{self.tool!r}: this idempotency_key was used with other arguments; "
-            "another effect needs another key"
+            "use another key for another effect"
         )
 
 
 class Superseded(CheckpointerError):
-    """Somebody else settled the attempt before this outcome came.
+    """Another process recorded an outcome for the attempt first.
 
-    ``record`` is the one that won: the completed call of the key where there is one,
-    else the attempt as it stands.
+    ``record`` is the key's completed call if there is one, else the attempt as it is
+    stored now.
     """
 
     def __init__(self, key: str, record: CallRecord) -> None:
@@ -139,7 +139,6 @@ class Superseded(CheckpointerError):
     def __str__(self) -> str:
         call = self.record.call
         return (
-            f"{call.tool_name!r}: the attempt was settled by another before its "
-            f"outcome came; attempt {self.record.attempt} of the key is "
-            f"{self.record.status}"
+            f"{call.tool_name!r}: another process recorded an outcome for this attempt "
+            f"first; attempt {self.record.attempt} of the key is {self.record.status}"
         )

@@ -1,82 +1,85 @@
-"""`EffectLedger`: a side effect happens once, however often it is asked for."""
+"""`EffectLedger`: runs each side effect once, however often it is requested."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from cpkit.driver.backoff import Backoff
-from cpkit.driver.ids import check_id
-from cpkit.effects import envelope
 from cpkit.effects.approvals import ApprovalRequest, Approvals
-from cpkit.effects.calls import Calls
+from cpkit.effects.attempts import Attempts, delete_heartbeats
+from cpkit.effects.claim import Claim
 from cpkit.effects.effect import (
-    Effect,
     Handler,
     Notifier,
     Policy,
+    SupersededHook,
     Verify,
 )
 from cpkit.effects.errors import Superseded
-from cpkit.effects.heartbeat import forget_beats
-from cpkit.effects.keys import GLOBAL_THREAD, Scope, chosen, effect_key, plain_args
-from cpkit.effects.outcome import Plan, Settled
-from cpkit.effects.resume import ResumeReport, resume
-from cpkit.effects.run import EffectRun, SupersededHook
+from cpkit.effects.records import (
+    Outcome,
+    Scope,
+    error_envelope,
+    released_envelope,
+    value_envelope,
+)
+from cpkit.effects.recovery import ResumeReport, resume_thread
+from cpkit.effects.run import EffectRun, RunResult
+from cpkit.effects.spec import (
+    LEDGER_DEFAULT,
+    EffectPlan,
+    EffectSpec,
+    LedgerDefault,
+    LedgerSettings,
+    plan_effect,
+)
+from cpkit.effects.tools import Tool
 from cpkit.effects.tracing import Trail
-from cpkit.errors import InvalidId, PayloadTooLarge, SerializationError
+from cpkit.errors import PayloadTooLarge, SerializationError
 from cpkit.lease import Lease, thread_lease
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, JsonValue
 
-if TYPE_CHECKING:
-    from cpkit.effects.tools import Tool
-
 __all__ = ["Begun", "EffectLedger"]
 
 
-class _Default:
-    """Stands for the ledger's own setting where ``None`` has a meaning."""
-
-
-DEFAULT: Final = _Default()
-
-
 class Begun(NamedTuple):
-    """What ``begin`` found: the key's record, and whether it is the caller's to run."""
+    """What ``begin`` found: the key's record, and whether the caller must run it."""
 
     record: CallRecord
     fresh: bool
 
 
 class EffectLedger:
-    """Runs side effects once, on any checkpointer.
+    """Runs each side effect once, on any checkpointer.
 
     Approval
-        ``requires_approval`` says of an `Effect` whether a person must approve it; it
-        is asked before each claim and each takeover, not on a replay.
-        ``on_approval_required`` is told of each undecided request, at least once in
-        each process that finds it; its errors are logged.
+        ``requires_approval`` decides whether a person must approve an `Effect`. The
+        ledger calls it before each claim and each takeover, but not for a replay.
+        ``on_approval_required`` is called for each undecided request, at least once in
+        each process that finds it. Its errors are logged.
 
     Waiting, in seconds
-        ``timeout`` for another's result and ``approval_timeout`` for a decision
-        (``None``: without end). ``stale_after``: how long a holder may be silent
-        before its key is taken over; ``None``, the default, is never. Without
-        ``verify`` a takeover runs the effect again, so ask for it where the handler
-        passes the key downstream. ``heartbeat``: how often a long effect shows that
-        it is alive; by default a third of ``stale_after``, or 10. ``backoff`` is
-        between two looks; ``patience``, how long to go on asking a store that lost an
-        answer, or one that is away while there is an outcome to record.
+        ``timeout`` bounds the wait for another attempt's result, ``approval_timeout``
+        the wait for a decision; ``None`` means without limit. A holder without a
+        heartbeat for ``stale_after`` seconds is taken over; ``None``, the default,
+        means never. Without ``verify``, a takeover runs the effect again: use it only
+        if the handler passes the key downstream. ``heartbeat`` is the interval between
+        the heartbeats of a long effect: a third of ``stale_after``, or 10.
+        ``backoff`` sets the pauses between two looks at the store. ``patience`` bounds
+        the retries of an operation whose answer was lost, and of recording an outcome
+        while the store is away.
 
     Failures
-        A handler's exception is the effect's final outcome, or with
-        ``release_failures`` frees the key for another try. `NoEffect` always does.
+        A handler's exception is the effect's final outcome. With ``release_failures``
+        it frees the key for another attempt instead. `NoEffect` always does.
 
     ``max_payload`` bounds the arguments of one effect, in bytes of JSON.
-    ``on_superseded(effect, record)`` is told where a run's attempt was settled by
-    somebody else before its own outcome came. Callbacks may be sync or async; a sync
-    one runs in the event loop's thread and must not block.
+    ``on_superseded(effect, record)`` is called if another process recorded an outcome
+    for a run's attempt first. Callbacks may be sync or async. A sync callback runs in
+    the event loop's thread and must not block.
     """
 
     def __init__(
@@ -96,19 +99,20 @@ class EffectLedger:
         max_payload: int = 1024 * 1024,
     ) -> None:
         self.cp = cp
-        self._calls = Calls(cp, backoff or Backoff(), patience)
+        self._attempts = Attempts(cp, backoff or Backoff(), patience)
         self._approvals = Approvals(
-            self._calls, requires_approval, on_approval_required
+            self._attempts, requires_approval, on_approval_required
         )
         self._on_superseded = on_superseded
-        self._timeout = timeout
-        self._approval_timeout = approval_timeout
-        self._stale_after = stale_after
-        self._heartbeat = heartbeat
-        self._release_failures = release_failures
-        self._max_payload = max_payload
+        self.settings = LedgerSettings(
+            timeout=timeout,
+            approval_timeout=approval_timeout,
+            stale_after=stale_after,
+            heartbeat=heartbeat,
+            release_failures=release_failures,
+            max_payload=max_payload,
+        )
         self._running: set[str] = set()
-        _interval(heartbeat, stale_after)
 
     async def run(
         self,
@@ -122,45 +126,45 @@ class EffectLedger:
         resource: JsonValue = None,
         idempotency_key: str | None = None,
         verify: Verify | None = None,
-        timeout: float | None | _Default = DEFAULT,
-        approval_timeout: float | None | _Default = DEFAULT,
-        stale_after: float | None | _Default = DEFAULT,
+        timeout: float | None | LedgerDefault = LEDGER_DEFAULT,
+        approval_timeout: float | None | LedgerDefault = LEDGER_DEFAULT,
+        stale_after: float | None | LedgerDefault = LEDGER_DEFAULT,
         release_failures: bool | None = None,
         tool_call_id: str | None = None,
     ) -> JsonValue:
-        """Return the effect's result: run it, wait for who runs it, or replay it.
+        """Return the effect's result: run it, wait for another run, or replay it.
 
-        The effect is named by scope, tool and arguments; or by those arguments that
-        ``key_fields`` names, by a ``resource``, or by a given ``idempotency_key``. A
-        ``global`` one is the same in every thread. Every caller that returns gets the
-        result on record, as JSON has it.
+        Scope, tool and arguments name the effect. Instead of all arguments, it can be
+        named by the arguments in ``key_fields``, by a ``resource``, or by a given
+        ``idempotency_key``. With scope ``"global"`` it is the same in every thread.
+        Every caller that returns gets the recorded result, as JSON.
 
-        ``handler`` is called with an `Effect`, at most once at a time in the whole
-        store. It runs again only where it said that nothing happened (`NoEffect`),
-        where ``verify`` said so, or where ``stale_after`` took a silent holder over.
-        A takeover cannot stop a holder that is merely slow: pass ``effect.key``
-        downstream where that matters.
+        ``handler`` is called with an `Effect`. It runs again only if it raised
+        `NoEffect`, if ``verify`` said that the effect did not land, or if
+        ``stale_after`` took over a stale holder. A takeover cannot stop a holder that
+        is merely slow: pass ``effect.key`` downstream if that matters.
 
-        Raises what the handler raises, to its own caller; ``EffectFailed`` to all
-        others. Also ``EffectDenied``, ``EffectTimeout``, ``EffectErased``,
-        ``KeyReused``, and what the store raises.
+        The handler's own caller gets the handler's exception, and all other callers get
+        ``EffectFailed``. Also raises ``EffectDenied``, ``EffectTimeout``,
+        ``EffectErased``, ``KeyReused``, and what the store raises.
         """
-        plan = self.plan(
-            thread_id,
-            tool,
-            args,
+        spec = EffectSpec(
+            thread_id=thread_id,
+            tool=tool,
+            args=args,
             scope=scope,
             key_fields=key_fields,
             resource=resource,
             idempotency_key=idempotency_key,
+            tool_call_id=tool_call_id,
             verify=verify,
             timeout=timeout,
             approval_timeout=approval_timeout,
             stale_after=stale_after,
             release_failures=release_failures,
-            tool_call_id=tool_call_id,
         )
-        return (await self.settle(thread_id, plan, handler)).value()
+        plan = plan_effect(spec, self.settings)
+        return (await self.execute(plan, handler)).value()
 
     async def begin(
         self,
@@ -172,30 +176,31 @@ class EffectLedger:
         key_fields: Sequence[str] | None = None,
         resource: JsonValue = None,
         idempotency_key: str | None = None,
-        approval_timeout: float | None | _Default = DEFAULT,
+        approval_timeout: float | None | LedgerDefault = LEDGER_DEFAULT,
         tool_call_id: str | None = None,
     ) -> Begun:
         """Claim an effect that the caller runs itself; never wait for another holder.
 
-        A fresh record is the caller's: run the effect and `commit` what came of it,
-        or `release` the key if nothing happened. Nothing beats for it meanwhile, so a
-        ledger with ``stale_after`` takes it over when that time is up. Any other
-        record holds the key, issued or completed.
+        With a fresh record the caller must run the effect, and `commit` its outcome, or
+        `release` the key if nothing happened. No heartbeats are written for it, so a
+        ledger with ``stale_after`` takes it over after that time. Any other record
+        holds the key, issued or completed.
         """
-        plan = self.plan(
-            thread_id,
-            tool,
-            args,
+        spec = EffectSpec(
+            thread_id=thread_id,
+            tool=tool,
+            args=args,
             scope=scope,
             key_fields=key_fields,
             resource=resource,
             idempotency_key=idempotency_key,
-            approval_timeout=approval_timeout,
             tool_call_id=tool_call_id,
+            approval_timeout=approval_timeout,
         )
+        plan = plan_effect(spec, self.settings)
 
         with Trail(plan.effect, thread_id) as trail:
-            return Begun(*await self._run(plan, trail).begin())
+            return Begun(*await self._new_run(plan, trail).begin())
 
     async def commit(
         self,
@@ -204,27 +209,29 @@ class EffectLedger:
         *,
         error: Exception | None = None,
     ) -> CallRecord:
-        """Record what came of a begun effect: a result, or its final failure.
+        """Record the outcome of a begun effect: a result, or its final failure.
 
-        Returns the record; a second commit of the same outcome does too. Raises
-        ``Superseded`` with the record that won where another outcome is on record. A
-        result that JSON cannot hold is recorded as a final failure and raised.
+        Returns the stored record, also for a second commit of the same outcome. Raises
+        ``Superseded`` with the winning record if another outcome is recorded. A result
+        that JSON cannot hold is recorded as a final failure, and raised.
         """
         if error is not None:
-            return await self._resolve(record, envelope.error(error), True)
+            return await self._resolve(record, Outcome(error_envelope(error)))
 
         try:
-            return await self._resolve(record, envelope.value(result), True)
+            return await self._resolve(record, Outcome(value_envelope(result)))
         except (SerializationError, PayloadTooLarge) as exc:
-            await self._resolve(record, envelope.error(exc), True)
+            await self._resolve(record, Outcome(error_envelope(exc)))
             raise
 
     async def release(self, record: CallRecord, reason: str = "") -> CallRecord:
         """Free the key of an attempt that had no effect, so that it may run again.
 
-        Raises ``Superseded`` where another outcome is on record.
+        Raises ``Superseded`` if another outcome is recorded.
         """
-        return await self._resolve(record, envelope.released(reason), False)
+        return await self._resolve(
+            record, Outcome(released_envelope(reason), success=False)
+        )
 
     def key(
         self,
@@ -238,25 +245,26 @@ class EffectLedger:
         idempotency_key: str | None = None,
     ) -> str:
         """Return the key under which `run` records the effect."""
-        return self.plan(
-            thread_id,
-            tool,
-            args,
+        spec = EffectSpec(
+            thread_id=thread_id,
+            tool=tool,
+            args=args,
             scope=scope,
             key_fields=key_fields,
             resource=resource,
             idempotency_key=idempotency_key,
-        ).effect.key
+        )
+        return plan_effect(spec, self.settings).effect.key
 
     async def find(self, key: str) -> CallRecord | None:
         """Return the completed record of a key, or ``None``.
 
-        Where the store keeps receipts, also an issued one that holds it.
+        If the store keeps receipts, also an issued record that holds the key.
         """
-        return await self._calls.holder(key)
+        return await self._attempts.find_holder(key)
 
     async def pending(self, thread_id: str) -> list[ApprovalRequest]:
-        """Return the approvals that the thread waits for, oldest first."""
+        """Return the thread's undecided approval requests, oldest first."""
         return await self._approvals.pending(thread_id)
 
     async def approve(
@@ -267,11 +275,11 @@ class EffectLedger:
         by: str | None = None,
         args: Mapping[str, JsonValue] | None = None,
     ) -> bool:
-        """Approve a request; return whether it is approved on record.
+        """Approve a request; return whether the recorded decision is an approval.
 
-        A request is decided once: ``False`` where it was denied before, and where
-        nothing was asked. ``args`` says which is meant where the key was asked for
-        with several arguments; without it that is a ``ValueError``.
+        A request is decided once. ``False`` means that it was denied before, or that
+        there is no such request. ``args`` selects the request if the key was requested
+        with several sets of arguments; leaving it out is a ``ValueError`` then.
         """
         decision: dict[str, JsonValue] = {"approved": True, "by": by}
         return await self._approvals.decide(thread_id, key, decision, args)
@@ -285,7 +293,7 @@ class EffectLedger:
         by: str | None = None,
         args: Mapping[str, JsonValue] | None = None,
     ) -> bool:
-        """Deny a request, for good; return whether it is denied on record.
+        """Deny a request, finally; return whether the recorded decision is a denial.
 
         Once this returned ``True`` the effect never runs: every run of it raises
         ``EffectDenied``. ``args`` as for `approve`.
@@ -305,21 +313,21 @@ class EffectLedger:
         stale_after: float | None = None,
         lease: Lease | None = None,
     ) -> ResumeReport:
-        """Settle what a crash left in the thread, as far as that can be known.
+        """Recover the thread's pending calls after a crash.
 
-        It is for the one who runs the thread: it takes the thread's lease (or is given
-        the caller's), and may then take every pending call for an orphan but those of
-        this ledger. With ``stale_after`` it takes no lease and touches only calls
-        that show no sign of life for so many seconds.
+        Resume is for the process that runs the thread. It takes the thread's lease, or
+        uses the caller's ``lease``. Every pending call is then an orphan, except the
+        calls that this ledger is running. With ``stale_after`` it takes no lease, and
+        touches only calls without a heartbeat for that many seconds.
 
-        A read-only tool's call is discarded. A tool's ``verify`` says whether the
-        effect landed: then its result is recorded; if not, the key is freed. Whatever
-        it cannot tell, and every call without ``verify``, is left as it is and shown
-        in the report. Nothing is executed here, and approval requests are not touched.
+        The call of a read-only tool is discarded. For other tools, ``verify`` decides:
+        if the effect landed, its result is recorded; if not, the key is freed. All
+        other calls stay as they are, and the report shows them. Resume executes no tool
+        and touches no approval request.
 
-        Raises ``LeaseTimeout`` where another runs the thread.
+        Raises ``LeaseTimeout`` if another process runs the thread.
         """
-        known = {tool.name: tool for tool in tools}
+        tools_by_name = {tool.name: tool for tool in tools}
 
         if lease is not None:
             await lease.check()
@@ -327,127 +335,55 @@ class EffectLedger:
         held = (
             nullcontext()
             if lease is not None or stale_after is not None
-            else thread_lease(self.cp, thread_id, timeout=self._timeout)
+            else thread_lease(self.cp, thread_id, timeout=self.settings.timeout)
         )
 
         async with held:
-            return await resume(
-                self._calls, thread_id, known, self._running, stale_after
+            return await resume_thread(
+                self._attempts, thread_id, tools_by_name, self._running, stale_after
             )
 
-    # Within the package
+    # For this package only
 
-    async def settle(
-        self,
-        thread_id: str,
-        plan: Plan,
-        handler: Handler,
-        *,
-        wants_attempt: bool = True,
-    ) -> Settled:
-        """Run a plan for the agent's thread, and say how it ended."""
-        with Trail(plan.effect, thread_id) as trail:
-            settled = await self._run(plan, trail).settle(
+    async def execute(
+        self, plan: EffectPlan, handler: Handler, *, wants_attempt: bool = True
+    ) -> RunResult:
+        """Run a planned effect, and return how it ended."""
+        with Trail(plan.effect, plan.thread_id) as trail:
+            result = await self._new_run(plan, trail).run(
                 handler, wants_attempt=wants_attempt
             )
+            error_type = result.error_type()
 
-            trail.failed(settled.failure())
-            return settled
+            if error_type is not None:
+                trail.failed(error_type)
 
-    def _run(self, plan: Plan, trail: Trail) -> EffectRun:
-        return EffectRun(
-            self._calls,
-            self._approvals,
-            plan,
-            trail,
-            self._running,
-            self._on_superseded,
-        )
+            return result
 
-    def plan(
-        self,
-        thread_id: str,
-        tool: str,
-        args: Mapping[str, JsonValue],
-        *,
-        scope: Scope = "thread",
-        key_fields: Sequence[str] | None = None,
-        resource: JsonValue = None,
-        idempotency_key: str | None = None,
-        verify: Verify | None = None,
-        timeout: float | None | _Default = DEFAULT,
-        approval_timeout: float | None | _Default = DEFAULT,
-        stale_after: float | None | _Default = DEFAULT,
-        release_failures: bool | None = None,
-        tool_call_id: str | None = None,
-    ) -> Plan:
-        """Check everything that a run is asked for, and name the effect."""
-        thread_id = check_id("thread_id", thread_id)
-        tool = check_id("tool_name", tool)
+    def _new_run(self, plan: EffectPlan, trail: Trail) -> EffectRun:
+        claim = Claim(self._attempts, self._approvals, plan, trail, self._running)
+        return EffectRun(self._attempts, claim, plan, trail, self._on_superseded)
 
-        if tool.startswith("cpkit:"):
-            raise InvalidId("tool_name", "must not start with 'cpkit:', which is ours")
-
-        if scope not in ("thread", "global"):
-            raise ValueError(f"scope is 'thread' or 'global', not {scope!r}")
-
-        plain = plain_args(args, self._max_payload)
-        kind, values = chosen(plain, key_fields, resource, idempotency_key)
-        stale = _or(stale_after, self._stale_after)
-        effect = Effect(
-            effect_key(scope, thread_id, tool, kind, values),
-            GLOBAL_THREAD if scope == "global" else thread_id,
-            tool,
-            plain,
-            tool_call_id=tool_call_id,
-        )
-        return Plan(
-            effect,
-            kind,
-            verify,
-            _or(timeout, self._timeout),
-            _or(approval_timeout, self._approval_timeout),
-            stale,
-            _interval(self._heartbeat, stale),
-            self._release_failures if release_failures is None else release_failures,
-        )
-
-    async def _resolve(
-        self, record: CallRecord, result: dict[str, JsonValue], success: bool
-    ) -> CallRecord:
+    async def _resolve(self, record: CallRecord, outcome: Outcome) -> CallRecord:
+        """Record the outcome of a begun effect; raise ``Superseded`` if it lost."""
         call = record.call
-        stands = await self._calls.resolve(
-            record.thread_id, call.call_id, result, success=success, insist=True
+        stored = await self._attempts.resolve(
+            record.thread_id,
+            call.call_id,
+            outcome.result,
+            success=outcome.success,
+            retry_rejected=True,
         )
 
         if call.call_id in self._running:
             self._running.discard(call.call_id)
         else:
-            # A person's word on another's attempt, which may have shown signs of life.
-            await forget_beats(self.cp, call.idempotency_key)
+            # A person decides the attempt of another process, which may have written
+            # heartbeats.
+            await delete_heartbeats(self.cp, call.idempotency_key)
 
-        status = "completed" if success else "failed"
+        if stored.erased or outcome.is_recorded_in(stored):
+            return stored
 
-        if stands.erased or (stands.status == status and stands.result == result):
-            return stands
-
-        won = await self.cp.find_completed(call.idempotency_key)
-        raise Superseded(call.idempotency_key, won or stands)
-
-
-def _or(given: float | None | _Default, default: float | None) -> float | None:
-    return default if isinstance(given, _Default) else given
-
-
-def _interval(heartbeat: float | None, stale_after: float | None) -> float:
-    """Return seconds between two beats, several of which fit into ``stale_after``."""
-    if stale_after is not None and stale_after <= 0:
-        raise ValueError("stale_after must be positive, or None for never")
-
-    if heartbeat is None:
-        return 10.0 if stale_after is None else stale_after / 3
-
-    if heartbeat <= 0 or (stale_after is not None and heartbeat > stale_after / 2):
-        raise ValueError("heartbeat must be positive and at most half of stale_after")
-
-    return heartbeat
+        winner = await self.cp.find_completed(call.idempotency_key)
+        raise Superseded(call.idempotency_key, winner or stored)

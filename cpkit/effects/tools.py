@@ -1,28 +1,26 @@
-"""Tools: functions with a declared side effect, and the registry that runs them."""
+"""Tools: functions that a model may call, with a declared side effect."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property, partial
 from typing import Any, Literal, cast, overload
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, RootModel, TypeAdapter
 from pydantic_core import ArgsKwargs, to_jsonable_python
 
-from cpkit.effects.arguments import arguments_json
-from cpkit.effects.effect import Effect, NoEffect, Verify
-from cpkit.effects.envelope import told
-from cpkit.effects.errors import EffectDenied, EffectFailed
-from cpkit.effects.keys import Scope, plain
-from cpkit.effects.ledger import DEFAULT, EffectLedger, _Default
-from cpkit.errors import PayloadTooLarge, SerializationError
-from cpkit.records import CallRecord, JsonValue
+from cpkit.canonical import canonical_json
+from cpkit.effects.effect import Effect, Verify
+from cpkit.effects.records import Scope
+from cpkit.effects.spec import LEDGER_DEFAULT, EffectSpec, LedgerDefault
+from cpkit.errors import SerializationError
+from cpkit.records import JsonValue
 
-__all__ = ["Tool", "ToolOutcome", "ToolRegistry", "tool"]
+__all__ = ["Tool", "tool"]
 
 SideEffects = Literal["read", "write"]
 
@@ -31,15 +29,16 @@ SideEffects = Literal["read", "write"]
 class Tool:
     """A function that a model may call, with what it does to the world.
 
-    The function takes its arguments by name, is sync or async, and may have one
-    parameter annotated `Effect`, which is no argument of the model's: it is given the
-    effect, with the key to pass downstream and the attempt. A sync function runs in a
-    thread of its own, so that it does not hold up the event loop; whoever cancels its
-    run does not stop that thread. Its result is JSON, or what pydantic can write as
-    JSON.
+    The function is sync or async, and takes its arguments by name. One parameter may be
+    annotated `Effect`. The model does not see this parameter: the ledger passes the
+    effect, with the key to pass downstream and the attempt. The result is JSON, or a
+    value that pydantic can write as JSON.
 
-    ``side_effects`` is ``"write"`` unless it says ``"read"``. ``verify``,
-    ``key_fields``, ``scope``, ``stale_after`` and ``release_failures`` are those of
+    A sync function runs in a worker thread, so that it does not block the event loop.
+    Cancelling its run does not stop that thread.
+
+    ``side_effects`` is ``"write"`` or ``"read"``. ``verify``, ``key_fields``,
+    ``scope``, ``stale_after`` and ``release_failures`` are those of
     `EffectLedger.run`.
     """
 
@@ -49,13 +48,13 @@ class Tool:
     verify: Verify | None = None
     key_fields: Sequence[str] | None = None
     scope: Scope = "thread"
-    stale_after: float | None | _Default = DEFAULT
+    stale_after: float | None | LedgerDefault = LEDGER_DEFAULT
     release_failures: bool | None = None
 
     def __post_init__(self) -> None:
         if self.side_effects not in ("read", "write"):
             raise ValueError(
-                f"side_effects is 'read' or 'write', not {self.side_effects!r}"
+                f"side_effects must be 'read' or 'write', not {self.side_effects!r}"
             )
 
         if not self.name:
@@ -66,17 +65,17 @@ class Tool:
         for parameter in self._signature.parameters.values():
             if parameter.kind in unnamed:
                 raise TypeError(
-                    f"tool {self.name!r}: parameter {parameter.name!r} has no name "
-                    "that a model could use"
+                    f"tool {self.name!r}: a model passes arguments by name, and "
+                    f"parameter {parameter.name!r} cannot be passed by name"
                 )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function itself, past any ledger."""
+        """Call the function itself, without a ledger."""
         return self.function(*args, **kwargs)
 
     @property
     def description(self) -> str:
-        """What the model is told: the function's docstring."""
+        """The description for the model: the function's docstring."""
         return inspect.getdoc(self.function) or ""
 
     @cached_property
@@ -85,7 +84,7 @@ class Tool:
         return self._validator.json_schema()
 
     def validated(self, args: Mapping[str, JsonValue]) -> dict[str, Any]:
-        """Return the arguments as the function takes them, defaults filled in.
+        """Return the arguments as the function takes them, with defaults filled in.
 
         Raises pydantic's ``ValidationError``.
         """
@@ -112,8 +111,24 @@ class Tool:
         try:
             return to_jsonable_python(result)
         except Exception as exc:
-            # The effect has happened: this must not be taken for a failure of the tool.
+            # The effect has happened, so this must not count as a failure of the tool.
             raise SerializationError(("result",), str(exc)) from exc
+
+    def spec(
+        self, thread_id: str, valid: Mapping[str, Any], tool_call_id: str | None
+    ) -> EffectSpec:
+        """Return the effect of a call with these validated arguments."""
+        return EffectSpec(
+            thread_id=thread_id,
+            tool=self.name,
+            args=arguments_json(valid),
+            scope=self.scope,
+            key_fields=self.key_fields,
+            tool_call_id=tool_call_id,
+            verify=self.verify,
+            stale_after=self.stale_after,
+            release_failures=self.release_failures,
+        )
 
     @property
     def wants_effect(self) -> bool:
@@ -141,7 +156,7 @@ class Tool:
 
     @cached_property
     def _validator(self) -> TypeAdapter[Any]:
-        """Validate a call of the function without making it."""
+        """Validates the arguments of a call, without calling the function."""
 
         def arguments(**named: Any) -> dict[str, Any]:
             return named
@@ -172,161 +187,57 @@ def tool(
     verify: Verify | None = None,
     key_fields: Sequence[str] | None = None,
     scope: Scope = "thread",
-    stale_after: float | None | _Default = DEFAULT,
+    stale_after: float | None | LedgerDefault = LEDGER_DEFAULT,
     release_failures: bool | None = None,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Make a `Tool` of a function, with or without options."""
+    """Make a `Tool` from a function; usable with and without options."""
     if function is not None:
         return Tool(function)
 
     return partial(Tool, **options)
 
 
-@dataclass(frozen=True, slots=True)
-class ToolOutcome:
-    """What to tell the model, and where it comes from.
+def arguments_json(valid: Mapping[str, Any]) -> dict[str, JsonValue]:
+    """Return validated arguments as pydantic writes them, but with sets sorted.
 
-    ``content`` is the result, or with ``is_error`` what went wrong, in words.
-    ``replayed`` says that this call did not run the tool; ``record`` is the effect's,
-    ``None`` where nothing was recorded.
+    The order of a set differs between processes (``PYTHONHASHSEED``). Unsorted, the
+    same call would be another effect in each process.
     """
-
-    content: JsonValue
-    is_error: bool = False
-    replayed: bool = False
-    record: CallRecord | None = None
+    arguments: dict[str, JsonValue] = _sorted(valid, to_jsonable_python(valid))
+    return arguments
 
 
-class ToolRegistry:
-    """Runs tools by name, each mutating call once."""
+def _sorted(value: object, written: Any) -> Any:
+    """Return ``written``, the JSON of ``value``, with the members of sets sorted."""
+    if isinstance(value, RootModel):
+        return _sorted(value.root, written)
 
-    def __init__(self, ledger: EffectLedger, tools: Iterable[Tool] = ()) -> None:
-        self.ledger = ledger
-        self._tools: dict[str, Tool] = {}
+    if isinstance(written, list) and isinstance(value, (list, tuple, set, frozenset)):
+        members = [_sorted(*pair) for pair in zip(value, written, strict=True)]
+        ordered = isinstance(value, (list, tuple))
+        return members if ordered else sorted(members, key=canonical_json)
 
-        for one in tools:
-            self.add(one)
+    if isinstance(written, dict):
+        for name, inner in _members(value, written):
+            written[name] = _sorted(inner, written[name])
 
-    def add(self, one: Tool) -> Tool:
-        """Register a tool under its name, which must be new."""
-        if one.name in self._tools:
-            raise ValueError(f"there is a tool {one.name!r} already")
-
-        self._tools[one.name] = one
-        return one
-
-    def __iter__(self) -> Iterator[Tool]:
-        return iter(self._tools.values())
-
-    def __getitem__(self, name: str) -> Tool:
-        return self._tools[name]
-
-    async def dispatch(
-        self,
-        thread_id: str,
-        name: str,
-        args: Mapping[str, JsonValue],
-        *,
-        tool_call_id: str | None = None,
-    ) -> ToolOutcome:
-        """Run a model's tool call, or replay it.
-
-        An unknown tool, arguments that do not fit the signature or a record, a failure
-        and a denial are outcomes with ``is_error``; the first two record nothing. A
-        read-only tool is run each time and not recorded. A mutating one is an effect
-        of the ledger, named by its validated arguments with defaults filled in, which
-        is also what policies see. ``tool_call_id`` is kept beside the record: it
-        repeats within a thread, so it never tells two calls apart.
-
-        Raises ``EffectTimeout``, ``EffectErased`` and what the store raises: those
-        are for the agent, not for the model.
-        """
-        known = self._tools.get(name)
-
-        if known is None:
-            there = ", ".join(sorted(self._tools)) or "none"
-            return ToolOutcome(f"there is no tool {name!r}; there are: {there}", True)
-
-        try:
-            valid = known.validated(args)
-        except (ValidationError, TypeError) as exc:
-            return ToolOutcome(f"arguments of {name!r}: {_problems(exc)}", True)
-
-        if known.side_effects == "read":
-            return await _read(known, valid)
-
-        return await self._write(thread_id, known, valid, tool_call_id)
-
-    async def _write(
-        self,
-        thread_id: str,
-        known: Tool,
-        valid: dict[str, Any],
-        tool_call_id: str | None,
-    ) -> ToolOutcome:
-        ledger = self.ledger
-
-        try:
-            plan = ledger.plan(
-                thread_id,
-                known.name,
-                arguments_json(valid),
-                scope=known.scope,
-                key_fields=known.key_fields,
-                verify=known.verify,
-                stale_after=known.stale_after,
-                release_failures=known.release_failures,
-                tool_call_id=tool_call_id,
-            )
-        except (SerializationError, PayloadTooLarge) as exc:
-            return ToolOutcome(f"arguments of {known.name!r}: {exc}", True)
-
-        try:
-            settled = await ledger.settle(
-                thread_id,
-                plan,
-                partial(known.execute, valid),
-                wants_attempt=known.wants_effect,
-            )
-        except EffectDenied as exc:
-            return ToolOutcome(str(exc), True)
-
-        try:
-            content = settled.value()
-        except EffectFailed as exc:
-            return ToolOutcome(str(exc), True, settled.replayed, settled.record)
-        except Exception as exc:
-            if exc is not settled.raised:
-                raise
-
-            return ToolOutcome(_told(exc), True, False, settled.record)
-
-        return ToolOutcome(content, False, settled.replayed, settled.record)
+    return written
 
 
-async def _read(known: Tool, valid: dict[str, Any]) -> ToolOutcome:
-    try:
-        return ToolOutcome(plain(await known.execute(valid, None), "result"))
-    except Exception as exc:
-        return ToolOutcome(_told(exc), True)
+def _members(value: object, written: dict[str, Any]) -> Iterable[tuple[str, object]]:
+    """Return the members of ``value`` that are in its JSON, with their JSON names."""
+    if isinstance(value, Mapping):
+        return zip(list(written), value.values(), strict=False)
 
+    if isinstance(value, BaseModel):
+        named = [
+            (field.serialization_alias or name, getattr(value, name))
+            for name, field in type(value).model_fields.items()
+        ]
+    elif is_dataclass(value):
+        named = [(field.name, getattr(value, field.name)) for field in fields(value)]
+    else:
+        named = []
 
-def _told(exc: Exception) -> str:
-    """Say to the model what went wrong; any exception can be told."""
-    message = told(exc)
-
-    if isinstance(exc, NoEffect):
-        return f"nothing happened: {message}"
-
-    return f"{type(exc).__qualname__}: {message}"
-
-
-def _problems(exc: ValidationError | TypeError) -> str:
-    if isinstance(exc, TypeError):
-        return str(exc)
-
-    return "; ".join(
-        f"{'.'.join(map(str, problem['loc'])) or 'arguments'}: {problem['msg']}"
-        for problem in exc.errors(include_url=False, include_input=False)
-    )
+    return [(name, inner) for name, inner in named if name in written]

@@ -1,8 +1,8 @@
-"""What a run tells: OpenTelemetry spans and events where that is installed, and logs.
+"""What a run reports: log lines, and OpenTelemetry spans if that is installed.
 
 Spans follow the semantic conventions for generative AI, "execute tool"
-(opentelemetry.io/docs/specs/semconv/gen-ai); what those have no word for is under
-``cpkit.``. Arguments and results, which may be private, are in neither.
+(opentelemetry.io/docs/specs/semconv/gen-ai). Names that are not part of these start
+with ``cpkit.``. Arguments and results may be private, so they are in neither.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cpkit.effects.effect import Effect
 
 try:
     from opentelemetry import trace
-except ImportError:  # the extra is not installed: there is nobody to tell
+except ImportError:  # the extra is not installed
     _tracer = None
 else:
     _tracer = trace.get_tracer("cpkit.effects")
@@ -30,7 +30,7 @@ log = logging.getLogger("cpkit.effects")
 
 
 class Trail:
-    """Where one run leaves word of what it does: the span of its block, and the log.
+    """Reports the steps of one run: in the span of its block, and in the log.
 
     ``thread_id`` is the agent's thread.
     """
@@ -42,7 +42,7 @@ class Trail:
         self._block: AbstractContextManager[Span] | None = None
 
     def __enter__(self) -> Self:
-        if _tracer is not None and _listened_to():
+        if _tracer is not None and _has_sdk():
             effect = self._effect
             attributes = {
                 "gen_ai.operation.name": "execute_tool",
@@ -76,25 +76,25 @@ class Trail:
         self._block.__exit__(kind, exc, traceback)
 
     def note(self, event: str, **facts: str | int | float | bool) -> None:
-        """Tell of an ordinary step: an event of the span, a debug line of the log."""
-        self._tell(logging.DEBUG, event, facts)
+        """Report an ordinary step: a span event, and a log line at DEBUG."""
+        self._report(logging.DEBUG, event, facts)
 
     def warn(self, event: str, **facts: str | int | float | bool) -> None:
-        """Tell of what a person may want to look at."""
-        self._tell(logging.WARNING, event, facts)
+        """Report a step that a person may want to look at: logged at WARNING."""
+        self._report(logging.WARNING, event, facts)
 
     def set(self, name: str, fact: str | int | bool) -> None:
         """Set an attribute of the span."""
         if self._span is not None:
             self._span.set_attribute(name, fact)
 
-    def failed(self, error_type: str | None) -> None:
-        """Mark the span as that of a failed execution, if it is one."""
-        if self._span is not None and error_type is not None:
+    def failed(self, error_type: str) -> None:
+        """Mark the span as a failed execution."""
+        if self._span is not None:
             self._span.set_attribute("error.type", error_type)
             self._span.set_status(trace.StatusCode.ERROR)
 
-    def _tell(
+    def _report(
         self, level: int, event: str, facts: dict[str, str | int | float | bool]
     ) -> None:
         if self._span is not None:
@@ -113,7 +113,7 @@ class Trail:
             )
 
 
-def _listened_to() -> bool:
-    """Say whether an SDK is set up; without one, every span would be for nothing."""
+def _has_sdk() -> bool:
+    """Return whether an SDK is set up; without one, spans are discarded."""
     provider = trace.get_tracer_provider()
     return not isinstance(provider, trace.ProxyTracerProvider)

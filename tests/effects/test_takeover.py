@@ -10,7 +10,7 @@ import pytest
 
 from cpkit import JsonValue, open_checkpointer
 from cpkit.effects import Effect, EffectTimeout, Landed, NotLanded, Tool
-from cpkit.effects.keys import beats_thread
+from cpkit.effects.records import heartbeat_thread
 from tests.effects.shop import OnlySix, Shop, Store, claim, quick, until
 
 ARGS: dict[str, JsonValue] = {"amount": 1000}
@@ -50,7 +50,7 @@ async def test_a_beating_holder_is_left_alone(cp: Store, thread: str) -> None:
     )
 
     async def six_beats() -> bool:
-        data = await cp.load(beats_thread(key))
+        data = await cp.load(heartbeat_thread(key))
         beats = data.extra.get(shop.effects[0].call_id, 0) if data else 0
         return isinstance(beats, int) and beats >= 6
 
@@ -60,7 +60,7 @@ async def test_a_beating_holder_is_left_alone(cp: Store, thread: str) -> None:
     assert await slow == await waiter == {"charge": 1}
     assert other.effects == []
     # The beats are gone, and the agent's own thread never had any.
-    assert await cp.load(beats_thread(key)) is None
+    assert await cp.load(heartbeat_thread(key)) is None
     data = await cp.load(thread)
     assert data is not None
     assert data.extra == {}
@@ -73,7 +73,7 @@ async def test_beats_do_not_grow(cp: Store, thread: str) -> None:
         quick(OnlySix(cp), heartbeat=0.01).run(thread, "charge", ARGS, shop.charge)
     )
     await shop.began.wait()
-    place = beats_thread(shop.effects[0].key)
+    place = heartbeat_thread(shop.effects[0].key)
 
     async def five_beats() -> bool:
         data = await cp.load(place)
@@ -87,7 +87,7 @@ async def test_beats_do_not_grow(cp: Store, thread: str) -> None:
     assert data is not None  # six methods cannot delete a thread
     assert list(data.extra) == [shop.effects[0].call_id]
     await quick(cp).run(thread, "charge", {"amount": 2}, Shop().charge)
-    assert await cp.load(beats_thread(quick(cp).key(thread, "charge", {}))) is None
+    assert await cp.load(heartbeat_thread(quick(cp).key(thread, "charge", {}))) is None
 
 
 @pytest.mark.parametrize("sync", [True, False])
@@ -160,7 +160,7 @@ async def test_a_holder_that_comes_back_while_verify_looks_is_left_alone(
         nonlocal asked
         asked += 1
         sign: dict[str, JsonValue] = {record.call.call_id: asked}
-        await cp.save_extra(beats_thread(key), sign)
+        await cp.save_extra(heartbeat_thread(key), sign)
         return NotLanded()
 
     shop = Shop()
@@ -181,7 +181,7 @@ async def test_whoever_settles_a_dead_attempt_clears_its_signs_of_life(
     """So that the store does not fill up with what the dead have left."""
     key = quick(cp).key(thread, "charge", ARGS)
     record = await claim(cp, thread, key, ARGS)
-    await cp.save_extra(beats_thread(key), {record.call.call_id: 7})
+    await cp.save_extra(heartbeat_thread(key), {record.call.call_id: 7})
 
     def landed(_: Effect) -> Landed:
         return Landed("found")
@@ -199,7 +199,7 @@ async def test_whoever_settles_a_dead_attempt_clears_its_signs_of_life(
         case "a superior":
             await ledger.release(record)
 
-    assert await cp.load(beats_thread(key)) is None
+    assert await cp.load(heartbeat_thread(key)) is None
 
 
 async def test_a_holder_whose_thread_is_forgotten_holds_nothing(

@@ -140,7 +140,7 @@ async def test_a_read_runs_each_time_and_is_not_recorded(
         ("book", {**ROOM, "nights": 0}, "nights: Input should be greater than 0"),
         ("book", {**ROOM, "effect": 1}, "effect: Unexpected keyword argument"),
         ("pay", {"amount": "ten"}, "amount: Input should be a valid integer"),
-        ("fly", {}, "there is no tool 'fly'; there are: book, pay, search"),
+        ("fly", {}, "unknown tool 'fly'; known tools: book, pay, search"),
         ("pay", [1], "arguments of 'pay'"),
     ],
 )
@@ -259,7 +259,7 @@ PARTY: dict[str, JsonValue] = {
 def test_a_set_is_the_same_argument_in_every_process() -> None:
     """Its order is drawn anew in each, and must not name another effect."""
     code = """
-from cpkit.effects.arguments import arguments_json
+from cpkit.effects.tools import arguments_json
 from tests.effects.test_tools import PARTY, invite
 print(arguments_json(invite.validated(PARTY)))
 """

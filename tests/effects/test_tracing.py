@@ -27,7 +27,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
     monkeypatch.setattr(tracing, "_tracer", provider.get_tracer("test"))
-    monkeypatch.setattr(tracing, "_listened_to", lambda: True)
+    monkeypatch.setattr(tracing, "_has_sdk", lambda: True)
     yield spans
     provider.shutdown()
 

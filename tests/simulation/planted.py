@@ -1,4 +1,4 @@
-"""Bugs that were found in the wild, planted to prove that the simulation finds them."""
+"""Known bugs, planted to prove that the simulation finds them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 
 from cpkit import CallRecord, JsonValue, ToolCall
 from cpkit.effects import EffectLedger
+from cpkit.effects.attempts import Attempts
+from cpkit.effects.claim import Claim
 from cpkit.effects.effect import Effect, Handler
-from cpkit.effects.outcome import Plan, Settled
-from cpkit.effects.run import EffectRun
+from cpkit.effects.run import EffectRun, RunResult
+from cpkit.effects.spec import EffectPlan
 from cpkit.effects.tracing import Trail
 from tests.broken.reference import Reference
 
@@ -30,7 +32,7 @@ class ChecksThenInserts(Reference):
         if last is None or last.status == "failed":
             return await super().record_issued(thread_id, call)
 
-        # The row goes in beside the one that came first.
+        # Insert a second row beside the first.
         place = (last.thread_id, last.call_id)
         self._store.calls[place] = last._replace(status="failed")
 
@@ -41,7 +43,7 @@ class ChecksThenInserts(Reference):
 
 
 class OverwritesResults(Reference):
-    """A store in which the last result wins, so that a late finisher changes it."""
+    """A store in which the last result wins, so that a late outcome replaces it."""
 
     async def record_result(
         self, thread_id: str, call_id: str, result: JsonValue, *, success: bool = True
@@ -55,27 +57,28 @@ class OverwritesResults(Reference):
 
 
 class _LateApproval(EffectRun):
-    """Asks between claim and effect; who takes over believes that it was asked."""
+    """Gets the approval after the claim; a takeover relies on the earlier attempt."""
 
-    async def _approve(self) -> None:
-        """Ask for nothing before the claim and the takeover."""
+    def __init__(
+        self, attempts: Attempts, claim: Claim, plan: EffectPlan, trail: Trail
+    ) -> None:
+        super().__init__(attempts, claim, plan, trail, on_superseded=None)
+        self._wait_until_approved = claim.wait_until_approved
+        vars(claim)["wait_until_approved"] = self._approve_nothing
 
-    async def _perform(self, handler: Handler, effect: Effect) -> Settled | None:
+    async def _approve_nothing(self) -> None:
+        """Stand for the approval before the claim and the takeover."""
+
+    async def _perform(self, handler: Handler, effect: Effect) -> RunResult | None:
         if effect.attempt == 1:
-            await super()._approve()
+            await self._wait_until_approved()
 
         return await super()._perform(handler, effect)
 
 
 class ApprovesAfterClaim(EffectLedger):
-    """A ledger whose crash between claim and request lets a takeover run."""
+    """A ledger that a crash between claim and request lets run an effect unapproved."""
 
-    def _run(self, plan: Plan, trail: Trail) -> EffectRun:
-        return _LateApproval(
-            self._calls,
-            self._approvals,
-            plan,
-            trail,
-            self._running,
-            self._on_superseded,
-        )
+    def _new_run(self, plan: EffectPlan, trail: Trail) -> EffectRun:
+        claim = Claim(self._attempts, self._approvals, plan, trail, self._running)
+        return _LateApproval(self._attempts, claim, plan, trail)

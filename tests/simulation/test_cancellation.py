@@ -12,7 +12,7 @@ import pytest
 
 from cpkit import Checkpointer
 from cpkit.effects import Backoff, Effect, EffectLedger, EffectTimeout
-from cpkit.effects.keys import beats_thread
+from cpkit.effects.records import heartbeat_thread
 from cpkit.lease import LeaseLost, thread_lease
 from tests.broken.reference import Reference
 from tests.effects.shop import OnlySix
@@ -187,7 +187,7 @@ def test_the_signs_of_life_of_a_finished_effect_are_gone() -> None:
             finished = await ended(task)
 
             if finished:
-                assert await store.load(beats_thread(key)) is None
+                assert await store.load(heartbeat_thread(key)) is None
 
             return finished
 

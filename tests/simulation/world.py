@@ -13,7 +13,7 @@ from typing import Any
 
 from cpkit import CallRecord, Checkpointer, JsonValue, ToolCall
 from cpkit.effects import Effect, Landed, NoEffect, NotLanded
-from cpkit.effects.keys import beats_thread, request_key
+from cpkit.effects.records import heartbeat_thread, request_key
 from tests.simulation.faults import Life
 
 __all__ = ["Charge", "Declined", "World"]
@@ -96,7 +96,7 @@ class World:
         if record.status == "failed" and self.holders.get(key) == call.call_id:
             del self.holders[key]
             self.released.add(call.call_id)
-            looked = self.looks.get((life.name, beats_thread(key)), now)
+            looked = self.looks.get((life.name, heartbeat_thread(key)), now)
             signs = (sign for sign in self.signs[call.call_id] if sign < looked)
             silent = looked - max(signs, default=looked)
 

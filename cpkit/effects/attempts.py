@@ -1,0 +1,252 @@
+"""Attempts in the store: claim them, record their outcome, see if they are alive.
+
+Heartbeats are written to a thread of their own, named after the effect's key. It has
+one extra key for each attempt that outlived its first heartbeat interval, so more
+heartbeats take no more room. If the store can delete threads, the thread is deleted
+when the attempt ends, by the process that records the outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any
+
+from cpkit.driver.backoff import Backoff
+from cpkit.effects.effect import Landed, NotLanded, Verdict, Verify, call_callback
+from cpkit.effects.records import effect_of, heartbeat_thread, value_envelope
+from cpkit.effects.tracing import log
+from cpkit.errors import CheckpointerError, UnknownCall
+from cpkit.protocol import Checkpointer, ErasesThreads, KeepsReceipts
+from cpkit.records import CallRecord, JsonValue, ToolCall
+from cpkit.waiting import retry_unclear
+
+__all__ = [
+    "Attempts",
+    "Heartbeat",
+    "ask_verify",
+    "close_attempt",
+    "delete_heartbeats",
+    "read_heartbeat",
+]
+
+
+class Attempts:
+    """The call methods of a store, retried when an answer was lost.
+
+    ``retry_timeout`` bounds the retries of one operation, in seconds.
+    """
+
+    def __init__(
+        self, cp: Checkpointer[Any], backoff: Backoff, retry_timeout: float
+    ) -> None:
+        self.cp = cp
+        self.backoff = backoff
+        self.retry_timeout = retry_timeout
+        self._receipts = cp if isinstance(cp, KeepsReceipts) else None
+
+    async def claim(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+        """Claim the call's key. ``None`` means that this call holds the key.
+
+        The caller must have made the call's id for this attempt alone. Only then does
+        an issued record with that id prove that an earlier answer was lost.
+        """
+        record = await self.issue(thread_id, call)
+
+        if record is None or record.erased or not _is_call(record, call):
+            return record
+
+        return None if record.status == "issued" else record
+
+    async def issue(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+        """Do what ``record_issued`` does, with retries."""
+        return await retry_unclear(
+            lambda: self.cp.record_issued(thread_id, call),
+            self.backoff,
+            self.retry_timeout,
+        )
+
+    async def find_claimed(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+        """Return the record of a claimed call, or ``None`` if it lost its key."""
+        receipts = self._receipts
+
+        if receipts is not None:
+            found = await retry_unclear(
+                lambda: receipts.find_call(call.idempotency_key),
+                self.backoff,
+                self.retry_timeout,
+                retry_rejected=True,  # an error here would leave the key held
+            )
+        else:
+            # Issuing a recorded call again writes nothing and returns its record. Only
+            # if its thread was just forgotten, the first try writes it again.
+            found = await self.issue(thread_id, call) or await self.issue(
+                thread_id, call
+            )
+
+        if found is None or not _is_call(found, call) or found.status == "failed":
+            return None
+
+        return found
+
+    async def find_holder(self, key: str) -> CallRecord | None:
+        """Return a key's completed record, or its issued one if the store shows it."""
+        if self._receipts is not None:
+            return await self._receipts.find_call(key)
+
+        return await self.cp.find_completed(key)
+
+    async def resolve(
+        self,
+        thread_id: str,
+        call_id: str,
+        result: JsonValue,
+        *,
+        success: bool,
+        retry_rejected: bool = False,
+    ) -> CallRecord:
+        """Record an outcome, and return the record as it is stored now.
+
+        With ``retry_rejected``, also retry while the store cannot be reached: use it
+        for an outcome that exists nowhere else.
+        """
+        return await retry_unclear(
+            lambda: self.cp.record_result(thread_id, call_id, result, success=success),
+            self.backoff,
+            self.retry_timeout,
+            retry_rejected=retry_rejected,
+        )
+
+
+def _is_call(record: CallRecord, call: ToolCall) -> bool:
+    return record.call.call_id == call.call_id
+
+
+# Heartbeats
+
+
+class Heartbeat:
+    """Writes a heartbeat every ``interval`` seconds while its block runs.
+
+    A block shorter than the interval writes none. A heartbeat that fails is logged, and
+    the next one is tried. The worst outcome is a takeover, which fencing covers.
+    """
+
+    def __init__(
+        self, cp: Checkpointer[Any], key: str, call_id: str, interval: float
+    ) -> None:
+        self._cp = cp
+        self._key = key
+        self._call_id = call_id
+        self._interval = interval
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> None:
+        # A timer instead of a task: most effects end before the first heartbeat.
+        self._timer = asyncio.get_running_loop().call_later(self._interval, self._start)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._timer is not None
+        self._timer.cancel()
+
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def delete(self) -> None:
+        """Delete the heartbeats of an effect that ended, if any were written."""
+        if self._task is not None:
+            await delete_heartbeats(self._cp, self._key)
+
+    def _start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._beat())
+
+    async def _beat(self) -> None:
+        place = heartbeat_thread(self._key)
+        count = 0
+
+        while True:
+            count += 1
+
+            try:
+                await self._cp.save_extra(place, {self._call_id: count})
+            except Exception:
+                log.warning("a heartbeat of %r failed", self._call_id, exc_info=True)
+
+            await asyncio.sleep(self._interval)
+
+
+async def read_heartbeat(
+    cp: Checkpointer[Any], holder: CallRecord
+) -> tuple[str, JsonValue]:
+    """Return an attempt's call id and last heartbeat, which change with either."""
+    call_id = holder.call.call_id
+    data = await cp.load(heartbeat_thread(holder.call.idempotency_key))
+    return call_id, None if data is None else data.extra.get(call_id)
+
+
+async def delete_heartbeats(cp: Checkpointer[Any], key: str) -> None:
+    """Delete the heartbeats of a key, if the store can delete threads.
+
+    If another attempt writes heartbeats already, its observers see one change more.
+    """
+    if not isinstance(cp, ErasesThreads):
+        return
+
+    try:
+        await cp.delete_thread(heartbeat_thread(key))
+    except CheckpointerError:
+        log.warning("could not delete %r", heartbeat_thread(key), exc_info=True)
+
+
+# Attempts whose process is gone
+
+
+async def ask_verify(verify: Verify, holder: CallRecord) -> Verdict:
+    """Ask whether an attempt's effect landed; ``None`` for an unclear answer."""
+    effect = effect_of(holder)
+
+    if effect is None:
+        return None
+
+    try:
+        verdict: Any = await call_callback(verify, effect)
+
+        if isinstance(verdict, Landed):
+            value_envelope(verdict.result)  # raises if it cannot be recorded
+    except Exception:
+        log.warning("verify of %s failed", effect.tool, exc_info=True)
+        return None
+
+    return verdict if isinstance(verdict, (Landed, NotLanded)) else None
+
+
+async def close_attempt(
+    attempts: Attempts,
+    holder: CallRecord,
+    result: dict[str, JsonValue],
+    *,
+    success: bool,
+) -> tuple[CallRecord, bool]:
+    """Record the outcome of another process's attempt.
+
+    Returns the stored record, and whether it has this result. A record that was
+    forgotten with its thread is returned unchanged.
+    """
+    call = holder.call
+
+    try:
+        record = await attempts.resolve(
+            holder.thread_id, call.call_id, result, success=success
+        )
+    except UnknownCall:
+        return holder, False
+
+    await delete_heartbeats(attempts.cp, call.idempotency_key)
+    return record, record.result == result

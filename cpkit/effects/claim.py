@@ -1,0 +1,255 @@
+"""Getting hold of an effect's key: approval, claim, waiting, takeover.
+
+A run holds a key when its own call, with a fresh id, is the key's issued record. At
+most one attempt holds a key at any time, in the whole store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from math import inf
+
+from cpkit.canonical import canonical_json
+from cpkit.effects.approvals import Approvals
+from cpkit.effects.attempts import (
+    Attempts,
+    ask_verify,
+    close_attempt,
+    read_heartbeat,
+)
+from cpkit.effects.effect import Landed, NotLanded, Verdict
+from cpkit.effects.errors import EffectErased, EffectTimeout, KeyReused
+from cpkit.effects.records import (
+    Outcome,
+    call_args,
+    fresh_call_id,
+    released_envelope,
+    value_envelope,
+)
+from cpkit.effects.spec import EffectPlan
+from cpkit.effects.tracing import Trail
+from cpkit.errors import (
+    BackendUnavailable,
+    CheckpointerError,
+    PayloadTooLarge,
+    SerializationError,
+)
+from cpkit.records import CallRecord, ToolCall
+from cpkit.waiting import StaleDetector
+
+__all__ = ["Claim"]
+
+_NOT_STARTED = Outcome(released_envelope("given up before it began"), success=False)
+
+
+class Claim:
+    """One run's claim of one effect's key.
+
+    ``call`` is the current attempt. Its id is in ``running`` until `forget`, so that a
+    resume in the same ledger does not touch it.
+    """
+
+    call: ToolCall
+
+    def __init__(
+        self,
+        attempts: Attempts,
+        approvals: Approvals,
+        plan: EffectPlan,
+        trail: Trail,
+        running: set[str],
+    ) -> None:
+        self._attempts = attempts
+        self._approvals = approvals
+        self._plan = plan
+        self._trail = trail
+        self._running = running
+        self._call_id = ""
+        self.handler_ran = False
+        """Whether the handler ran already, so that only its outcome is to record."""
+
+    async def acquire(
+        self, *, wait: bool, wants_record: bool
+    ) -> tuple[bool, CallRecord | None]:
+        """Try to hold the key; return whether this run does, and the key's record.
+
+        If another attempt holds the key: with ``wait`` its completed record is
+        returned, once there is one; without, its record as it is. If this run holds the
+        key, the record is ``None`` unless ``wants_record``, because it costs a read.
+        """
+        try:
+            while True:
+                self._new_call()
+                record = await (self._claim_or_wait() if wait else self._claim())
+
+                if record is not None:
+                    return False, record
+
+                if not wants_record or self.handler_ran:
+                    return True, None
+
+                record = await self._attempts.find_claimed(self._thread_id, self.call)
+
+                # None if the attempt was taken over already: then it must not run.
+                if record is not None and record.status == "issued":
+                    self.check(record)
+                    return True, record
+        except (asyncio.CancelledError, BackendUnavailable):
+            # The claim may have been applied, and its handler will not be called.
+            if not self.handler_ran:
+                await self.abandon(_NOT_STARTED)
+
+            raise
+
+    async def abandon(self, outcome: Outcome) -> None:
+        """Record the outcome of a call that its run gives up; try this once."""
+        try:
+            await self._attempts.cp.record_result(
+                self._thread_id,
+                self.call.call_id,
+                outcome.result,
+                success=outcome.success,
+            )
+        except CheckpointerError as exc:
+            self._trail.note("left as it is", because=type(exc).__name__)
+
+    def forget(self) -> None:
+        """Stop protecting the call from a resume in the same ledger."""
+        self._running.discard(self._call_id)
+
+    def check(self, record: CallRecord) -> None:
+        """Raise if the record was erased, or belongs to other arguments."""
+        effect = self._plan.effect
+
+        if record.erased:
+            raise EffectErased(effect.key, effect.tool, record.status)
+
+        if self._plan.key_kind == "given":
+            recorded = record.call.args.get("args")
+
+            if canonical_json(recorded) != canonical_json(effect.args):
+                raise KeyReused(effect.key, effect.tool)
+
+    async def wait_until_approved(self) -> None:
+        """Wait for the approval, if the policy asks for one."""
+        await self._approvals.wait_until_approved(self._plan, self._trail)
+
+    @property
+    def _thread_id(self) -> str:
+        return self._plan.effect.thread_id
+
+    def _new_call(self) -> None:
+        effect = self._plan.effect
+        self._running.discard(self._call_id)
+        self._call_id = fresh_call_id()
+        self._running.add(self._call_id)
+        self.call = ToolCall(self._call_id, effect.tool, call_args(effect), effect.key)
+
+    async def _claim(self) -> CallRecord | None:
+        """Claim the key. Return ``None`` if this run holds it, else its record."""
+        while True:
+            if not self.handler_ran:
+                await self.wait_until_approved()
+
+            record = await self._attempts.claim(self._thread_id, self.call)
+
+            if record is None or record.status != "failed":
+                return record
+
+            # This is the run's own attempt. Another process took it over before this
+            # run learned that its claim was applied.
+            self._new_call()
+
+    async def _claim_or_wait(self) -> CallRecord | None:
+        """Return ``None`` once this run holds the key, or the completed record."""
+        record = await self._claim()
+
+        if record is None or record.status == "completed":
+            return record
+
+        self._trail.note("waiting", attempt=record.attempt)
+        return await self._wait(record)
+
+    async def _wait(self, holder: CallRecord) -> CallRecord | None:
+        """Wait while another attempt holds the key; return as `_claim_or_wait`."""
+        plan = self._plan
+        clock = asyncio.get_running_loop().time
+        deadline = inf if plan.timeout is None else clock() + plan.timeout
+        stale = None if plan.stale_after is None else StaleDetector(plan.stale_after)
+        pauses = self._attempts.backoff.pauses(stale.longest_pause if stale else None)
+
+        while True:
+            self.check(holder)
+
+            if stale is None or not await self._take_over(holder, stale):
+                left = deadline - clock()
+
+                if left <= 0:
+                    assert plan.timeout is not None
+                    raise EffectTimeout(
+                        plan.effect.key,
+                        plan.effect.tool,
+                        plan.timeout,
+                        f"the result of attempt {holder.attempt}, still issued",
+                        holder,
+                    )
+
+                await asyncio.sleep(min(next(pauses), left))
+
+            record = await self._claim()
+
+            if record is None or record.status == "completed":
+                return record
+
+            holder = record
+
+    async def _take_over(self, holder: CallRecord, stale: StaleDetector) -> bool:
+        """Close the attempt of a stale holder; return whether it is closed.
+
+        If ``verify`` was given, the attempt is released only after ``verify`` said that
+        its effect did not land. A released key is free: the next claim, by any process,
+        runs the effect.
+        """
+        cp = self._attempts.cp
+
+        if not await stale.is_stale(lambda: read_heartbeat(cp, holder)):
+            return False
+
+        await self.wait_until_approved()
+
+        if self._plan.verify is None:
+            verdict: Verdict = NotLanded()
+        else:
+            verdict = await ask_verify(self._plan.verify, holder)
+
+        if verdict is None:
+            self._trail.warn("silent holder in doubt", attempt=holder.attempt)
+            stale.restart()
+            return False
+
+        # The callbacks took time. A holder that was only slow may be alive again.
+        if not await stale.is_stale(lambda: read_heartbeat(cp, holder)):
+            return False
+
+        landed = isinstance(verdict, Landed)
+        result = (
+            value_envelope(verdict.result)
+            if isinstance(verdict, Landed)
+            else released_envelope("taken over: its holder fell silent")
+        )
+
+        try:
+            _, closed_here = await close_attempt(
+                self._attempts, holder, result, success=landed
+            )
+        except (PayloadTooLarge, SerializationError) as exc:
+            # The store cannot hold the answer of verify, so the answer is unusable.
+            self._trail.warn("silent holder in doubt", because=type(exc).__name__)
+            stale.restart()
+            return False
+
+        if closed_here:
+            answer = "not asked" if self._plan.verify is None else repr(landed).lower()
+            self._trail.warn("taken over", attempt=holder.attempt, landed=answer)
+
+        return True

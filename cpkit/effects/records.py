@@ -1,0 +1,258 @@
+"""What the ledger stores: keys, names of internal threads, arguments and results.
+
+All of this is a stored format. A later version must find what this one wrote.
+
+Keys
+    A key is the SHA-256 of a canonical JSON array. The array has no separator that a
+    value could contain, so two effects share a key only if scope, tool, kind and chosen
+    values are all equal.
+
+Call records
+    An attempt is a call with a fresh id ``effect:…``. Its args are ``{"args": {…}}``,
+    with ``"tool_call_id"`` beside them if the model gave one. A completed result is
+    ``{"value": …}`` or ``{"error": {"type": …, "message": …}}``, so that no value can
+    be mistaken for an error, and ``None`` is a result like any other. The result of a
+    released attempt is ``{"released": reason}``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from json import JSONEncoder
+from os import urandom
+from traceback import format_exception_only
+from typing import Literal
+
+from cpkit.canonical import canonical_json
+from cpkit.driver.jsontext import encode_json, parse_json
+from cpkit.effects.effect import Effect
+from cpkit.effects.errors import EffectErased, EffectFailed
+from cpkit.errors import PayloadTooLarge, SerializationError
+from cpkit.records import CallRecord, JsonValue
+
+__all__ = [
+    "APPROVAL",
+    "GLOBAL_THREAD",
+    "KeyKind",
+    "Outcome",
+    "Scope",
+    "call_args",
+    "copy_args",
+    "copy_json",
+    "effect_key",
+    "effect_of",
+    "error_envelope",
+    "error_type_of",
+    "exception_message",
+    "exception_type",
+    "fresh_call_id",
+    "heartbeat_thread",
+    "released_envelope",
+    "request_key",
+    "result_of",
+    "value_envelope",
+]
+
+Scope = Literal["thread", "global"]
+
+KeyKind = Literal["arguments", "fields", "resource", "given"]
+"""What the chosen values of a key are."""
+
+GLOBAL_THREAD = "cpkit:global"
+"""The thread of all effects and approval requests with scope ``"global"``."""
+
+APPROVAL = "cpkit:approval"
+"""The tool name of approval requests; names that start with ``cpkit:`` are reserved."""
+
+_LONGEST_MESSAGE = 10_000
+"""Characters kept of an exception's message: enough to read, but not a dump."""
+
+_ENCODE = JSONEncoder(
+    ensure_ascii=False, check_circular=False, separators=(",", ":"), sort_keys=True
+).encode
+
+_MAYBE_FLOAT = re.compile(r"[0-9][.e]")
+
+
+# Keys and names
+
+
+def effect_key(
+    scope: Scope, thread_id: str, tool: str, kind: KeyKind, values: JsonValue
+) -> str:
+    """Return the idempotency key of an effect."""
+    where: list[JsonValue] = ["global"] if scope == "global" else ["thread", thread_id]
+    return _digest([where, tool, kind, values])
+
+
+def request_key(key: str, args: Mapping[str, JsonValue]) -> str:
+    """Return the key of the approval request for an effect with exactly these args."""
+    return _digest(["approval", key, dict(args)])
+
+
+def heartbeat_thread(key: str) -> str:
+    """Return the thread in whose extra the holders of a key write heartbeats."""
+    return f"cpkit:beats:{key}"
+
+
+def fresh_call_id() -> str:
+    """Return the id of a new attempt, never used before."""
+    return f"effect:{urandom(16).hex()}"
+
+
+def _digest(parts: list[JsonValue]) -> str:
+    # The C encoder is six times as fast as `canonical_json`. The two write the same
+    # text, except for floats and for names whose UTF-16 order is not that of code
+    # points.
+    text = _ENCODE(parts)
+    # Python writes floats with a point, or with an exponent and its sign.
+    floats = "." in text or "e+" in text or "e-" in text
+
+    if not text.isascii() or (floats and _MAYBE_FLOAT.search(text)):
+        text = canonical_json(parts)
+
+    return sha256(text.encode()).hexdigest()
+
+
+# Arguments
+
+
+def copy_args(args: Mapping[str, JsonValue], limit: int) -> dict[str, JsonValue]:
+    """Return a JSON copy of the arguments; ``limit`` is in bytes of JSON.
+
+    Raises ``SerializationError`` or ``PayloadTooLarge``.
+    """
+    if not isinstance(args, Mapping):
+        raise SerializationError(
+            ("args",), f"args is a JSON object, not {type(args).__name__}"
+        )
+
+    body = encode_json(dict(args), ("args",))
+
+    if len(body) > limit:
+        raise PayloadTooLarge(("args",), len(body), limit)
+
+    copied: dict[str, JsonValue] = parse_json(body)
+    return copied
+
+
+def copy_json(value: JsonValue, name: str) -> JsonValue:
+    """Return a JSON copy of a value; raise ``SerializationError`` if JSON has none."""
+    copied: JsonValue = parse_json(encode_json(value, (name,)))
+    return copied
+
+
+def call_args(effect: Effect) -> dict[str, JsonValue]:
+    """Return the args of the call record."""
+    if effect.tool_call_id is None:
+        return {"args": dict(effect.args)}
+
+    return {"args": dict(effect.args), "tool_call_id": effect.tool_call_id}
+
+
+def effect_of(record: CallRecord) -> Effect | None:
+    """Return the effect of a record, or ``None`` if a ledger did not write it."""
+    call = record.call
+    args = call.args.get("args")
+
+    if not call.call_id.startswith("effect:"):
+        return None
+
+    if record.erased:
+        args = {}
+    elif not isinstance(args, dict):
+        return None
+
+    tool_call_id = call.args.get("tool_call_id")
+    return Effect(
+        call.idempotency_key,
+        record.thread_id,
+        call.tool_name,
+        args,
+        call.call_id,
+        record.attempt,
+        tool_call_id if isinstance(tool_call_id, str) else None,
+    )
+
+
+# Results
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What to record of an attempt, and the exception if its handler raised one."""
+
+    result: dict[str, JsonValue]
+    success: bool = True
+    raised: Exception | None = None
+
+    def is_recorded_in(self, record: CallRecord) -> bool:
+        """Return whether the record has this outcome, and not another."""
+        status = "completed" if self.success else "failed"
+        return record.status == status and record.result == self.result
+
+
+def value_envelope(result: JsonValue) -> dict[str, JsonValue]:
+    """Return the envelope of a result; raise ``SerializationError`` if JSON has none.
+
+    Every caller gets the copy in it, the first caller too.
+    """
+    return {"value": copy_json(result, "result")}
+
+
+def error_envelope(exc: Exception) -> dict[str, JsonValue]:
+    """Return the envelope of a final failure, for any exception."""
+    return {"error": {"type": exception_type(exc), "message": exception_message(exc)}}
+
+
+def released_envelope(reason: str) -> dict[str, JsonValue]:
+    """Return the receipt of an attempt that had no effect, or was taken over."""
+    return {"released": reason}
+
+
+def exception_message(exc: Exception) -> str:
+    """Return an exception's message, cut and escaped so that any store can hold it."""
+    # Not str(exc): a __str__ that raises must not hide the failure.
+    _, _, message = "".join(format_exception_only(exc)).strip().partition(": ")
+    return message[:_LONGEST_MESSAGE].encode(errors="backslashreplace").decode()
+
+
+def exception_type(exc: Exception) -> str:
+    """Return the recorded name of an exception's type: with module, unless built in."""
+    kind = type(exc)
+
+    if kind.__module__ == "builtins":
+        return kind.__qualname__
+
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def error_type_of(record: CallRecord) -> str | None:
+    """Return the type of the recorded error; ``None`` if the record has no error."""
+    match record.result:
+        case {"error": {"type": str(kind), "message": str()}}:
+            return kind
+
+    return None
+
+
+def result_of(record: CallRecord) -> JsonValue:
+    """Return the result of a completed record, or raise its error.
+
+    A result without an envelope was recorded by hand, and is returned unchanged.
+    """
+    call = record.call
+
+    if record.erased:
+        raise EffectErased(call.idempotency_key, call.tool_name, record.status)
+
+    match record.result:
+        case {"value": result, **rest} if not rest:
+            return result
+        case {"error": {"type": str(kind), "message": str(message)}}:
+            raise EffectFailed(call.idempotency_key, call.tool_name, kind, message)
+
+    return record.result

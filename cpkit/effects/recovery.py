@@ -1,0 +1,205 @@
+"""What `EffectLedger.resume` does with the pending calls that a crash left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from cpkit.effects.attempts import (
+    Attempts,
+    ask_verify,
+    close_attempt,
+    read_heartbeat,
+)
+from cpkit.effects.effect import Landed, NotLanded
+from cpkit.effects.records import (
+    APPROVAL,
+    effect_of,
+    released_envelope,
+    value_envelope,
+)
+from cpkit.effects.tools import Tool
+from cpkit.effects.tracing import log
+from cpkit.errors import PayloadTooLarge, SerializationError
+from cpkit.records import CallRecord, JsonValue
+from cpkit.waiting import StaleDetector
+
+__all__ = ["Action", "ResumeReport", "Resumed", "resume_thread"]
+
+Action = Literal["discarded", "landed", "released", "surfaced", "alive", "finished"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What resume did with one pending call, and why.
+
+    ``record`` is the call as it is stored now. ``action`` is one of
+
+    - ``discarded``: the tool only reads; the key is free
+    - ``landed``: ``verify`` found the effect; its result is recorded
+    - ``released``: ``verify`` says that nothing happened; the key is free
+    - ``surfaced``: the outcome is unknown; the call stays issued, a person decides
+    - ``alive``: a run is executing it
+    - ``finished``: its own run recorded an outcome during the resume, or it was erased
+    """
+
+    record: CallRecord
+    action: Action
+    reason: str
+
+    def __str__(self) -> str:
+        call = self.record.call
+        effect = effect_of(self.record)
+        args = call.args if effect is None else effect.args
+        return (
+            f"{self.action}: {call.tool_name} {dict(args)} "
+            f"(attempt {self.record.attempt}, call {call.call_id}): {self.reason}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeReport:
+    """What `EffectLedger.resume` found and did, one entry for each pending call.
+
+    A person decides the ``surfaced`` calls, with the ledger: ``commit(record, result)``
+    if the effect happened, ``release(record)`` if it did not.
+    """
+
+    thread_id: str
+    calls: tuple[Resumed, ...]
+
+    @property
+    def surfaced(self) -> tuple[Resumed, ...]:
+        """The calls that a person must decide."""
+        return tuple(call for call in self.calls if call.action == "surfaced")
+
+    def __str__(self) -> str:
+        if not self.calls:
+            return f"thread {self.thread_id!r}: nothing was pending"
+
+        lines = [f"thread {self.thread_id!r}: {len(self.calls)} pending"]
+        return "\n".join([*lines, *(f"  {call}" for call in self.calls)])
+
+
+async def resume_thread(
+    attempts: Attempts,
+    thread_id: str,
+    tools: Mapping[str, Tool],
+    running: Set[str],
+    stale_after: float | None,
+) -> ResumeReport:
+    """Recover the thread's pending calls; see `EffectLedger.resume`.
+
+    ``running`` has the call ids that the ledger itself is executing.
+    """
+    data = await attempts.cp.load(thread_id)
+    pending = [] if data is None else data.pending
+    pending = [record for record in pending if record.call.tool_name != APPROVAL]
+    orphans = [record for record in pending if record.call.call_id not in running]
+    alive: set[str] = set(running)
+
+    if stale_after is not None:
+        stale = await _stale_calls(attempts, orphans, stale_after)
+        alive.update(
+            record.call.call_id
+            for record in orphans
+            if record.call.call_id not in stale
+        )
+
+    resumed = []
+
+    for record in pending:
+        if record.call.call_id in alive:
+            resumed.append(Resumed(record, "alive", "a run is executing it"))
+        else:
+            resumed.append(await _recover(attempts, record, tools))
+
+        log.info("resume of %r: %s", thread_id, resumed[-1].action)
+
+    return ResumeReport(thread_id, tuple(resumed))
+
+
+async def _stale_calls(
+    attempts: Attempts, records: list[CallRecord], stale_after: float
+) -> set[str]:
+    """Watch the calls for ``stale_after`` seconds; return the ids of the stale ones."""
+    watched = {record.call.call_id: record for record in records}
+    detectors = {call_id: StaleDetector(stale_after) for call_id in watched}
+    stale: set[str] = set()
+
+    while watched:
+        for call_id, record in list(watched.items()):
+            detector = detectors[call_id]
+
+            if await detector.is_stale(partial(read_heartbeat, attempts.cp, record)):
+                stale.add(call_id)
+
+            if call_id in stale or detector.changed:
+                del watched[call_id]
+
+        if watched:
+            await asyncio.sleep(stale_after / 4)
+
+    return stale
+
+
+async def _recover(
+    attempts: Attempts, record: CallRecord, tools: Mapping[str, Tool]
+) -> Resumed:
+    """Find out what happened to one orphaned call, and record it if that is known."""
+    tool = tools.get(record.call.tool_name)
+
+    if effect_of(record) is None:
+        return Resumed(record, "surfaced", "a ledger did not record it")
+
+    if tool is None:
+        return Resumed(record, "surfaced", "its tool was not passed to resume")
+
+    if tool.side_effects == "read":
+        result = released_envelope("discarded: the tool only reads")
+        return await _close(
+            attempts, record, result, "discarded", "the tool only reads"
+        )
+
+    if tool.verify is None:
+        return Resumed(record, "surfaced", "its tool has no verify")
+
+    verdict = await ask_verify(tool.verify, record)
+
+    if isinstance(verdict, Landed):
+        result = value_envelope(verdict.result)
+        return await _close(attempts, record, result, "landed", "verify found it")
+
+    if isinstance(verdict, NotLanded):
+        result = released_envelope("verify: it did not land")
+        return await _close(
+            attempts, record, result, "released", "verify says that it did not land"
+        )
+
+    return Resumed(record, "surfaced", "verify gave no clear answer")
+
+
+async def _close(
+    attempts: Attempts,
+    record: CallRecord,
+    result: dict[str, JsonValue],
+    action: Action,
+    reason: str,
+) -> Resumed:
+    try:
+        stored, closed_here = await close_attempt(
+            attempts, record, result, success=action == "landed"
+        )
+    except (PayloadTooLarge, SerializationError) as exc:
+        return Resumed(record, "surfaced", f"cannot record what verify found: {exc}")
+
+    if closed_here:
+        return Resumed(stored, action, reason)
+
+    if stored.erased or stored.status == "issued":
+        return Resumed(stored, "finished", "its record was erased during the resume")
+
+    return Resumed(stored, "finished", "its own run recorded an outcome first")
