@@ -1,0 +1,1 @@
+"""The driver kit: what a handle does in front of any store."""

@@ -1,0 +1,252 @@
+"""Group commit: batches, their bounds, cancelled callers, and the end of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from cpkit import BackendUnavailable, CorruptThread, VersionConflict
+from cpkit.driver import Batching, FullHandle, StoreFailure
+from tests.driver.gated import GatedStore, handle, run_ready_tasks
+
+Message = dict[str, Any]
+
+
+def append(cp: FullHandle[Message], thread: str, text: str = "x") -> asyncio.Task[int]:
+    return asyncio.create_task(cp.append(thread, [{"text": text}]))
+
+
+async def test_a_lone_write_is_a_batch_of_its_own() -> None:
+    """It does not wait for others."""
+    store = GatedStore()
+
+    async with handle(store) as cp:
+        assert await cp.append("t", [{"n": 1}]) == 1
+        assert await cp.append("t", [{"n": 2}]) == 2
+
+    assert store.sizes() == [1, 1]
+
+
+async def test_writes_that_queue_during_a_commit_share_the_next_in_order() -> None:
+    """A batch has the order in which its writes came."""
+    store = GatedStore(open_gate=False)
+
+    async with handle(store) as cp:
+        first = append(cp, "t", "first")
+        await run_ready_tasks()
+        others = [append(cp, "t", str(n)) for n in range(5)]
+        await run_ready_tasks()
+        assert store.sizes() == [1]
+        store.gate.release()
+        store.gate.release()
+        assert [await first, *[await one for one in others]] == [1, 2, 3, 4, 5, 6]
+        found = await cp.read("t", 1)
+
+    assert [one["text"] for one in found] == ["0", "1", "2", "3", "4"]
+    assert store.sizes() == [1, 5]
+
+
+async def test_callers_answered_together_share_their_next_commit() -> None:
+    """A batch leaves one turn of the loop for the callers that it answered."""
+    store = GatedStore()
+
+    async with handle(store) as cp:
+
+        async def writer(thread: str) -> None:
+            for _ in range(3):
+                await cp.append(thread, [{}])
+
+        await asyncio.gather(*(writer(f"t{n}") for n in range(8)))
+
+    assert store.sizes() == [8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("batching", "sizes"),
+    [
+        (Batching(max_writes=4), [4, 4, 2]),
+        (Batching(max_writes=1), [1] * 10),
+        (Batching(max_bytes=40), [2, 2, 2, 2, 2]),
+    ],
+)
+async def test_a_batch_is_bounded(batching: Batching, sizes: list[int]) -> None:
+    """In writes, and roughly in bytes."""
+    store = GatedStore(batching=batching)
+
+    async with handle(store) as cp:
+        await asyncio.gather(*(append(cp, f"t{n}", "y" * 10) for n in range(10)))
+
+    assert store.sizes() == sizes
+
+
+@pytest.mark.parametrize(("callers", "sizes"), [(47, [47]), (64, [32, 32])])
+async def test_a_crowd_is_divided_between_two_lanes(
+    callers: int, sizes: list[int]
+) -> None:
+    """Two commits run side by side only where enough writes wait."""
+    store = GatedStore(open_gate=False, batching=Batching(lanes=2))
+
+    async with handle(store) as cp:
+        tasks = [append(cp, f"t{n}") for n in range(callers)]
+        await run_ready_tasks()
+        assert store.sizes() == sizes
+
+        for _ in sizes:
+            store.gate.release()
+
+        await asyncio.gather(*tasks)
+
+
+async def test_a_refused_write_is_refused_alone() -> None:
+    """The other writes of its batch are applied."""
+    store = GatedStore()
+
+    async with handle(store) as cp:
+        results = await asyncio.gather(
+            cp.append("a", [{}]),
+            cp.append("b", [{}], expected_version=7),
+            cp.append("c", [{}]),
+            return_exceptions=True,
+        )
+
+    assert store.sizes() == [3]
+    assert results[0] == results[2] == 1
+    assert isinstance(results[1], VersionConflict)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [StoreFailure("rejected", "value 7 is bad"), CorruptThread("b", "row 1", "torn")],
+)
+async def test_a_batch_that_is_rejected_is_committed_write_by_write(
+    failure: Exception,
+) -> None:
+    """One write that the engine refuses does not fail its neighbours."""
+    store = GatedStore()
+    store.failures = [failure, failure]
+
+    async with handle(store) as cp:
+        results = await asyncio.gather(
+            cp.append("a", [{}]), cp.append("b", [{}]), return_exceptions=True
+        )
+        assert await cp.load("a") is None
+        assert (store.sizes(), results[1]) == ([2, 1, 1], 1)
+        assert isinstance(results[0], (BackendUnavailable, CorruptThread))
+
+
+async def test_every_caller_gets_an_error_of_its_own() -> None:
+    """A raised error gathers tracebacks, so two callers never share one."""
+    store = GatedStore()
+    store.failures = [StoreFailure("unknown", "gone")]
+
+    async with handle(store) as cp:
+        first, second = await asyncio.gather(
+            cp.append("a", [{}]), cp.append("b", [{}]), return_exceptions=True
+        )
+
+    assert isinstance(first, BackendUnavailable)
+    assert isinstance(second, BackendUnavailable)
+    assert first is not second
+    assert first.maybe_applied
+    assert isinstance(first.__cause__, StoreFailure)
+
+
+async def test_a_caller_cancelled_in_the_queue_takes_its_write_back() -> None:
+    """No commit ever has it."""
+    store = GatedStore(open_gate=False)
+
+    async with handle(store) as cp:
+        first = append(cp, "t", "first")
+        await run_ready_tasks()
+        queued, other = append(cp, "t", "queued"), append(cp, "t", "other")
+        await run_ready_tasks()
+        queued.cancel()
+        await run_ready_tasks()
+        store.gate.release()
+        store.gate.release()
+        assert [await first, await other] == [1, 2]
+        assert [one["text"] for one in await cp.read("t")] == ["first", "other"]
+
+
+async def test_a_queue_of_cancelled_callers_ends() -> None:
+    """The lane stops, and the next write starts one."""
+    store = GatedStore(open_gate=False)
+
+    async with handle(store) as cp:
+        first = append(cp, "t")
+        await run_ready_tasks()
+        queued = [append(cp, "t") for _ in range(3)]
+        await run_ready_tasks()
+
+        for task in queued:
+            task.cancel()
+
+        store.gate.release()
+        store.gate.release()
+        await first
+        await run_ready_tasks()
+        assert await cp.append("t", [{}]) == 2
+
+
+async def test_closing_commits_what_is_queued() -> None:
+    """The store closes after the last write."""
+    store = GatedStore(open_gate=False)
+    cp = handle(store)
+
+    async with cp:
+        tasks = [append(cp, "t") for _ in range(3)]
+        await run_ready_tasks()
+        later = append(cp, "t")
+        await run_ready_tasks()
+        closing = asyncio.create_task(cp.aclose())
+        await run_ready_tasks()
+        assert store.sizes() == [3]
+        store.gate.release()
+        store.gate.release()
+        await closing
+
+    assert store.closed
+    assert store.sizes() == [3, 1]
+    assert sorted([await one for one in tasks] + [await later]) == [1, 2, 3, 4]
+
+
+def test_the_end_of_the_loop_leaves_no_caller_waiting() -> None:
+    """A loop that shuts down cancels the lane; a later write starts another."""
+    store = GatedStore(open_gate=False)
+    late: list[int] = []
+
+    async def writer(cp: FullHandle[Message]) -> None:
+        try:
+            await cp.append("t", [{}])
+        finally:
+            store.gate.release()
+            late.append(await cp.append("late", [{}]))
+
+    async def main() -> asyncio.Task[None]:
+        cp = handle(store)
+        await cp.__aenter__()
+        task = asyncio.create_task(writer(cp))
+        await run_ready_tasks()
+        return task
+
+    assert asyncio.run(main()).cancelled()
+    assert late == [1]
+
+
+def test_a_lane_cancelled_before_it_started_is_started_again() -> None:
+    """As by a loop that shuts down in the turn in which a write came."""
+
+    async def main() -> int:
+        store = GatedStore()
+
+        async with handle(store) as cp:
+            before = asyncio.all_tasks()
+            writer = append(cp, "t")
+            await asyncio.sleep(0)
+            (lane,) = asyncio.all_tasks() - before - {writer}
+            lane.cancel()
+            return await writer
+
+    assert asyncio.run(main()) == 1

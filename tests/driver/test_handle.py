@@ -1,0 +1,489 @@
+"""The handle over a store: order after a cancellation, retries, time, size, errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from cpkit import (
+    BackendUnavailable,
+    Checkpointer,
+    Closed,
+    ErasesThreads,
+    KeepsReceipts,
+    KeyTaken,
+    ListsThreads,
+    MemoryCheckpointer,
+    MovesThreads,
+    PayloadTooLarge,
+    ReadsRanges,
+    StatesDurability,
+    ThreadDump,
+    ToolCall,
+    VersionConflict,
+)
+from cpkit.driver import FullHandle, Limits, StoreFailure, Timeouts, handle_over
+from tests.driver.gated import GatedStore, handle, not_sent, run_ready_tasks
+
+Handle = FullHandle[dict[str, Any]]
+Step = Callable[[Handle], Coroutine[Any, Any, Any]]
+
+CALL = ToolCall("c", "pay", {"amount": 1}, "k")
+
+
+async def cancelled(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+# Order after a cancellation
+
+
+WRITES: dict[str, Step] = {
+    "append": lambda cp: cp.append("t", [{"n": 1}]),
+    "save_extra": lambda cp: cp.save_extra("t", {"a": 1}),
+    "record_issued": lambda cp: cp.record_issued("t", CALL),
+    "record_result": lambda cp: cp.record_result("t", "old", None),
+    "delete_thread": lambda cp: cp.delete_thread("t", forget_keys=True),
+}
+
+READS: dict[str, Step] = {
+    "load": lambda cp: cp.load("t"),
+    "read": lambda cp: cp.read("t"),
+    "list_calls": lambda cp: cp.list_calls("t"),
+    "dump_thread": lambda cp: cp.dump_thread("t"),
+    "list_threads": lambda cp: cp.list_threads(),
+    "append": lambda cp: cp.append("t", [], expected_version=None),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("write", WRITES)
+async def test_a_later_operation_waits_for_a_cancelled_write(
+    write: str, read: str
+) -> None:
+    """A caller that looks again with its own handle sees what became of its write."""
+    store = GatedStore()
+
+    async with handle(store) as cp:
+        await cp.record_issued("t", ToolCall("old", "pay", {}, "old key"))
+        store.gate = asyncio.Semaphore(0)
+        writing = asyncio.create_task(WRITES[write](cp))
+        await run_ready_tasks()
+        await cancelled(writing)
+        looking = asyncio.create_task(READS[read](cp))
+        await run_ready_tasks()
+        assert not looking.done()
+        store.gate.release()
+        store.gate.release()
+        await looking
+
+
+@pytest.mark.parametrize("write", ["record_issued", "record_result", "delete_thread"])
+async def test_a_later_look_at_the_key_waits_as_well(write: str) -> None:
+    """Also where the cancelled write does not name the key, as a result."""
+    store = GatedStore()
+
+    async with handle(store) as cp:
+        await cp.record_issued("t", ToolCall("old", "pay", {}, "old key"))
+        store.gate = asyncio.Semaphore(0)
+        writing = asyncio.create_task(WRITES[write](cp))
+        await run_ready_tasks()
+        await cancelled(writing)
+        key = "k" if write == "record_issued" else "old key"
+        finding = asyncio.create_task(cp.find_call(key))
+        await run_ready_tasks()
+        assert not finding.done()
+        store.gate.release()
+        found = await finding
+
+    expected = {"record_issued": "issued", "record_result": "completed"}
+    assert (found.status if found else None) == expected.get(write)
+
+
+async def test_other_threads_and_keys_do_not_wait() -> None:
+    """Only the same thread and the same key are ordered."""
+    store = GatedStore(open_gate=False)
+
+    async with handle(store) as cp:
+        writing = asyncio.create_task(cp.record_issued("t", CALL))
+        await run_ready_tasks()
+        await cancelled(writing)
+        assert await cp.load("other") is None
+        assert await cp.find_completed("other key") is None
+        store.gate.release()
+
+
+async def test_closing_waits_for_a_cancelled_write() -> None:
+    """It is decided before the store closes."""
+    store = GatedStore(open_gate=False)
+    cp = handle(store)
+
+    async with cp:
+        writing = asyncio.create_task(cp.append("t", [{}]))
+        await run_ready_tasks()
+        await cancelled(writing)
+        closing = asyncio.create_task(cp.aclose())
+        await run_ready_tasks()
+        assert not store.closed
+        store.gate.release()
+        await closing
+        assert store.closed
+
+
+# Retries
+
+
+async def test_what_was_not_sent_is_repeated() -> None:
+    """The caller does not notice."""
+    store = GatedStore(timeouts=Timeouts(operation=60, retry=60))
+    store.failures = [not_sent(), not_sent()]
+
+    async with handle(store) as cp:
+        assert await cp.append("t", [{}]) == 1
+
+    assert store.sizes() == [1, 1, 1]
+
+
+async def test_repeating_ends() -> None:
+    """And nothing was written, provably."""
+    store = GatedStore()  # retries for 0 seconds
+    store.failures = [not_sent()]
+
+    async with handle(store) as cp:
+        with pytest.raises(BackendUnavailable, match="no connection") as caught:
+            await cp.append("t", [{}])
+
+        assert not caught.value.maybe_applied
+        assert await cp.append("t", [{}]) == 1
+
+
+async def test_a_write_whose_answer_was_lost_is_not_repeated() -> None:
+    """It may have been applied; here it was."""
+    store = GatedStore(timeouts=Timeouts(operation=60, retry=60))
+    store.lost = [StoreFailure("unknown", "connection reset")]
+
+    async with handle(store) as cp:
+        with pytest.raises(BackendUnavailable, match="connection reset") as caught:
+            await cp.append("t", [{}])
+
+        assert caught.value.maybe_applied
+        assert len(await cp.read("t")) == 1
+
+
+async def test_a_read_whose_answer_was_lost_is_repeated() -> None:
+    """A read changes nothing."""
+    store = GatedStore(timeouts=Timeouts(operation=60, retry=60))
+
+    async with handle(store) as cp:
+        store.failures = [StoreFailure("unknown", "connection reset")]
+        assert await cp.find_completed("k") is None
+
+
+async def test_a_rejection_is_final() -> None:
+    """It would be rejected again."""
+    store = GatedStore(timeouts=Timeouts(operation=60, retry=60))
+    store.failures = [StoreFailure("rejected", "disk full")]
+
+    async with handle(store) as cp:
+        with pytest.raises(BackendUnavailable, match="disk full") as caught:
+            await cp.append("t", [{}])
+
+    assert not caught.value.maybe_applied
+    assert store.sizes() == [1]
+
+
+async def test_an_unexpected_error_of_a_store_is_an_error_of_the_contract() -> None:
+    """With the store's own error as its cause, and the doubt about a write."""
+    store = GatedStore()
+    store.failures = [OverflowError("port 99999")]
+
+    async with handle(store) as cp:
+        with pytest.raises(BackendUnavailable, match="OverflowError") as caught:
+            await cp.append("t", [{}])
+
+    assert caught.value.maybe_applied
+    assert isinstance(caught.value.__cause__, OverflowError)
+
+
+# Time
+
+
+async def test_a_write_without_an_answer_ends_in_time() -> None:
+    """It may have been applied."""
+    store = GatedStore(open_gate=False, timeouts=Timeouts(operation=0.01))
+
+    async with handle(store) as cp:
+        with pytest.raises(BackendUnavailable, match="within 0.01 s") as caught:
+            await cp.append("t", [{}])
+
+        assert caught.value.maybe_applied
+
+
+async def test_a_write_that_was_never_sent_ends_in_time_without_a_doubt() -> None:
+    """Between two tries the handle knows that nothing was written."""
+    store = GatedStore(timeouts=Timeouts(operation=0.2, retry=60))
+    store.failures = [not_sent() for _ in range(10_000)]
+
+    async with handle(store) as cp:
+        with pytest.raises(BackendUnavailable) as caught:
+            await cp.append("t", [{}])
+
+        assert not caught.value.maybe_applied
+        store.failures.clear()
+
+
+async def test_a_cancelled_caller_is_not_a_timeout() -> None:
+    """It gets its CancelledError."""
+    store = GatedStore(open_gate=False, timeouts=Timeouts(operation=60))
+
+    async with handle(store) as cp:
+        writing = asyncio.create_task(cp.append("t", [{}]))
+        await run_ready_tasks()
+        await cancelled(writing)
+        store.gate.release()
+
+
+# Size
+
+
+async def test_an_append_is_bounded_in_all() -> None:
+    """Messages and extra together; nothing is written."""
+    async with handle(GatedStore(), max_append=100) as cp:
+        for messages, extra in (
+            ([{"a": "x" * 40}] * 3, None),
+            ([{"a": "x" * 40}], {"b": "y" * 60}),
+        ):
+            with pytest.raises(PayloadTooLarge, match="max_append is 100") as caught:
+                await cp.append("t", messages, extra=extra)
+
+            assert caught.value.option == "max_append"
+
+        with pytest.raises(PayloadTooLarge, match="max_append"):
+            await cp.save_extra("t", {"a": "x" * 50, "b": "y" * 50})
+
+        assert await cp.load("t") is None
+
+
+async def test_an_engine_that_holds_less_lowers_the_limits() -> None:
+    """And the handle says which limits hold."""
+    store = GatedStore()
+    store.limits = Limits(max_value=50, max_append=80)
+
+    async with handle(store) as cp:
+        assert cp.limits == (50, 80)
+
+        with pytest.raises(PayloadTooLarge, match="max_payload is 50"):
+            await cp.append("t", [{"a": "x" * 60}])
+
+
+# Messages and extra in one step
+
+
+async def test_an_append_with_extra_is_one_write() -> None:
+    """And fenced as a whole."""
+    store = GatedStore()
+
+    async with handle(store) as cp:
+        assert await cp.append("t", [{"n": 1}], extra={"at": 1}) == 1
+        assert await cp.append("t", [], expected_version=1, extra={"b": None}) == 1
+
+        with pytest.raises(VersionConflict):
+            await cp.append("t", [], expected_version=9, extra={"at": 9})
+
+        data = await cp.load("t")
+
+    assert data is not None
+    assert (data.version, data.extra) == (1, {"at": 1, "b": None})
+    assert store.sizes() == [1, 1, 1]
+
+
+async def test_extra_alone_creates_a_thread() -> None:
+    """As ``save_extra`` does; an append of nothing does not."""
+    async with MemoryCheckpointer[dict[str, Any]]() as cp:
+        assert await cp.append("a", [], extra={}) == 0
+        assert await cp.append("b", [], extra={"k": 1}) == 0
+        assert [one.thread_id for one in await cp.list_threads()] == ["b"]
+
+
+# Moving threads
+
+
+async def test_a_thread_is_moved_exactly() -> None:
+    """Messages, extra, and every call with its times, attempts and status."""
+    async with (
+        MemoryCheckpointer[dict[str, Any]]() as here,
+        MemoryCheckpointer[dict[str, Any]]() as there,
+    ):
+        await here.append("t", [{"n": 1.5}, {"n": 10**30}], extra={"b": 1, "a": None})
+        await here.record_issued("t", CALL)
+        await here.record_result("t", "c", "declined", success=False)
+        await here.record_issued("t", ToolCall("c2", "pay", {"amount": 1}, "k"))
+        dump = await here.dump_thread("t")
+        assert dump is not None
+        await there.restore_thread(dump)
+        assert await there.dump_thread("t") == dump
+        assert await there.load("t") == await here.load("t")
+        assert await there.list_threads() == await here.list_threads()
+        assert await there.find_call("k") == await here.find_call("k")
+
+        with pytest.raises(VersionConflict):
+            await there.restore_thread(dump)
+
+
+async def test_what_is_left_of_a_deleted_thread_is_moved() -> None:
+    """Its keys stay held at the other end."""
+    async with (
+        MemoryCheckpointer[dict[str, Any]]() as here,
+        MemoryCheckpointer[dict[str, Any]]() as there,
+    ):
+        await here.record_issued("t", CALL)
+        await here.delete_thread("t")
+        assert await here.list_threads() == []
+        (info,) = await here.list_threads(erased=True)
+        assert (info.thread_id, info.version) == ("t", 0)
+        dump = await here.dump_thread("t")
+        assert dump is not None
+        assert dump.created_at is None
+        await there.restore_thread(dump)
+        assert await there.load("t") is None
+        assert await there.list_threads(erased=True) == [info]
+
+        with pytest.raises(VersionConflict):
+            await there.restore_thread(dump)
+
+        holder = await there.record_issued("t2", ToolCall("x", "pay", {}, "k"))
+        assert holder is not None
+        assert holder.erased
+
+
+@pytest.mark.parametrize(
+    ("attempts_there", "taken"),
+    [(["issued"], True), (["failed"], True), (["failed", "issued"], True), ([], False)],
+)
+async def test_a_restored_key_must_be_free(
+    attempts_there: list[str], taken: bool
+) -> None:
+    """Attempt 1 of the key cannot be restored beside another attempt 1."""
+    async with (
+        MemoryCheckpointer[dict[str, Any]]() as here,
+        MemoryCheckpointer[dict[str, Any]]() as there,
+    ):
+        await here.record_issued("t", CALL)
+        dump = await here.dump_thread("t")
+        assert dump is not None
+
+        for i, status in enumerate(attempts_there):
+            await there.record_issued("u", ToolCall(str(i), "pay", {}, "k"))
+
+            if status == "failed":
+                await there.record_result("u", str(i), None, success=False)
+
+        if taken:
+            with pytest.raises(KeyTaken, match="'u'"):
+                await there.restore_thread(dump)
+
+            assert await there.dump_thread("t") is None
+        else:
+            await there.restore_thread(dump)
+
+
+async def test_attempts_of_a_key_are_restored_in_any_order() -> None:
+    """The newest attempt holds the key, whichever came first."""
+    async with (
+        MemoryCheckpointer[dict[str, Any]]() as here,
+        MemoryCheckpointer[dict[str, Any]]() as there,
+    ):
+        await here.record_issued("a", CALL)
+        await here.record_result("a", "c", None, success=False)
+        await here.record_issued("b", CALL)
+        dumps = [await here.dump_thread("b"), await here.dump_thread("a")]
+
+        for dump in dumps:
+            assert dump is not None
+            await there.restore_thread(dump)
+
+        found = await there.find_call("k")
+
+    assert found is not None
+    assert (found.thread_id, found.attempt) == ("b", 2)
+
+
+async def test_a_dump_that_no_store_could_hold_is_refused() -> None:
+    """Nothing of it is written."""
+    async with MemoryCheckpointer[dict[str, Any]]() as cp:
+        await cp.record_issued("t", CALL)
+        dump = await cp.dump_thread("t")
+        assert dump is not None
+        wrong = ThreadDump("t", [], {}, [*dump.calls] * 2, dump.created_at, None)
+
+        with pytest.raises(ValueError, match="twice"):
+            await cp.restore_thread(wrong)
+
+        with pytest.raises(TypeError, match="ThreadDump"):
+            await cp.restore_thread({"thread_id": "t"})  # type: ignore[arg-type]  # what is asked here
+
+
+# Opening, closing, optional protocols
+
+
+async def test_a_store_that_cannot_open_is_closed() -> None:
+    """The error reaches the caller, and nothing is left open."""
+
+    class Down(GatedStore):
+        async def open(self) -> None:
+            raise StoreFailure("rejected", "no permission")
+
+    store = Down()
+    cp = handle(store)
+
+    with pytest.raises(BackendUnavailable, match="no permission"):
+        await cp.__aenter__()
+
+    assert store.closed
+
+    with pytest.raises(Closed):
+        await cp.load("t")
+
+
+async def test_a_handle_has_the_protocols_of_its_store() -> None:
+    """``isinstance`` finds them, and does not find what the store lacks."""
+
+    class Small:
+        """The required methods of a store, and no others."""
+
+        def __init__(self) -> None:
+            self._inner = GatedStore()
+            self.name = "small"
+            self.limits = self._inner.limits
+            self.batching = self._inner.batching
+            self.timeouts = self._inner.timeouts
+            self.erases = False
+            self.open = self._inner.open
+            self.close = self._inner.close
+            self.durability = self._inner.durability
+            self.commit = self._inner.commit
+            self.snapshot = self._inner.snapshot
+            self.messages = self._inner.messages
+            self.holder = self._inner.holder
+
+    small, full = handle_over(Small()), handle_over(GatedStore())
+    required: list[type] = [Checkpointer, ReadsRanges, StatesDurability]
+    optional: list[type] = [ListsThreads, KeepsReceipts, ErasesThreads, MovesThreads]
+
+    for protocol in required:
+        assert isinstance(small, protocol)
+        assert isinstance(full, protocol)
+
+    for protocol in optional:
+        assert not isinstance(small, protocol)
+        assert isinstance(full, protocol)
+
+    async with small as cp:
+        assert await cp.append("t", [{}]) == 1
+        assert await cp.read("t") == [{}]
