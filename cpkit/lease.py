@@ -7,24 +7,28 @@
         version = 0 if data is None else data.version
         await cp.append("thread-1", messages, expected_version=version)
 
-How it is made
-    Of the six methods alone, in a thread of its own. A term is a call whose key is
-    that of the lease: the claim takes it, a failed result ends it, and ``attempt``,
-    one higher for each term, is the fencing ``token``. The holder renews by writing a
-    sign of life into that thread's extra; who waits watches the sign by its own
-    monotonic clock, and ends the term of a holder that shows none for ``stale_after``
-    seconds. No clocks are compared.
+How it works
+    The lease uses only the six methods, in a thread of its own. A term is a call whose
+    key is the lease's key. The claim starts the term, and a failed result ends it.
+    ``attempt`` is one higher for each term, and is the fencing ``token``. The holder
+    renews the lease: it writes a heartbeat into the extra of the lease's thread. A
+    waiting runner watches the heartbeat by its own monotonic clock, and ends the term
+    of a holder without a new heartbeat for ``stale_after`` seconds. No clocks are
+    compared.
 
 What it promises
-    While nobody is paused for longer than ``stale_after``, one runner at a time. The
-    holder counts its lease as lost when it could not renew for so long, before anybody
-    else may take it. What no lease can promise is that a paused process knows that it
-    was. So begin with `Lease.load` and fence every append with the version that it
-    gave, counted on by the term's own appends: once a successor has written, its
-    predecessor gets ``VersionConflict``. And pass ``token`` on to what compares tokens.
+    One runner at a time, as long as no process is paused for longer than
+    ``stale_after``. A holder that could not renew for so long counts its lease as lost,
+    before another runner may take it.
+
+What it does not promise
+    A paused process does not know that it was paused. So begin with `Lease.load`, and
+    pass ``expected_version`` to every append, starting from the version that the load
+    returned. Once a successor has written, its predecessor gets ``VersionConflict``.
+    Pass ``token`` to systems that compare tokens.
 
 When the lease is lost
-    The block is cancelled at its next await, and `LeaseLost` raised from the ``async
+    The block is cancelled at its next await, and `LeaseLost` is raised from the ``async
     with``, as ``asyncio.timeout`` does.
 """
 
@@ -34,7 +38,6 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Mapping
 from hashlib import sha256
 from types import TracebackType
 from typing import Any, Self
@@ -53,7 +56,7 @@ log = logging.getLogger("cpkit.lease")
 
 
 class LeaseLost(CheckpointerError):
-    """The lease was taken over, could not be renewed in time, or was given back."""
+    """The lease was taken over, could not be renewed in time, or was released."""
 
     def __init__(self, thread_id: str, token: int, reason: str) -> None:
         super().__init__(thread_id, token, reason)
@@ -66,7 +69,7 @@ class LeaseLost(CheckpointerError):
 
 
 class LeaseTimeout(CheckpointerError):
-    """Another runner holds the lease, and did so for as long as one would wait."""
+    """Another runner held the lease for the whole ``timeout``."""
 
     def __init__(self, thread_id: str, seconds: float, holder: str) -> None:
         super().__init__(thread_id, seconds, holder)
@@ -92,11 +95,12 @@ def thread_lease(
 ) -> Lease:
     """Return a context manager that holds the thread's lease while its block runs.
 
-    ``stale_after`` seconds without a sign of life end a term; those who wait go by
-    what the holder promised. ``timeout`` bounds the waiting (``None``: without end).
-    ``holder`` is how people read who it is; by default host and process.
+    A holder without a heartbeat for ``stale_after`` seconds loses its term. Waiting
+    runners use the value of the holder, which its claim records. ``timeout`` bounds the
+    wait; ``None`` means without limit. ``holder`` names the runner for people; the
+    default is the host name and the process id.
 
-    Entering raises ``LeaseTimeout`` and what the store raises; leaving raises
+    Entering raises ``LeaseTimeout`` and what the store raises. Leaving raises
     ``LeaseLost``.
     """
     return Lease(
@@ -107,7 +111,7 @@ def thread_lease(
 class Lease:
     """A term as the runner of a thread; made by `thread_lease`, entered once.
 
-    ``token`` is the term's number, higher than that of every earlier one.
+    ``token`` is the number of the term, higher than that of every earlier term.
     """
 
     def __init__(
@@ -120,19 +124,19 @@ class Lease:
         backoff: Backoff | None,
     ) -> None:
         if stale_after <= 0:
-            raise ValueError("stale_after must be positive")
+            raise ValueError(f"stale_after must be positive, not {stale_after!r}")
 
         self.thread_id = check_id("thread_id", thread_id)
         self.token = 0
         self._cp = cp
-        self._place = _lease_thread(self.thread_id)
+        self._lease_thread = _lease_thread_id(self.thread_id)
         self._stale_after = stale_after
         self._timeout = timeout
         self._holder = holder
         self._backoff = backoff or Backoff()
         self._reason: str | None = None
-        self._told = False
-        self._renewed = 0.0
+        self._cancelled_block = False
+        self._renewed_at = 0.0
         self._task: asyncio.Task[Any] | None = None
         self._call = self._new_call()
 
@@ -141,24 +145,23 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease is known to be lost, or was given back."""
+        """Whether the lease is known to be lost, or was released."""
         return self._reason is not None
 
     async def load(self) -> CheckpointData[Any] | None:
-        """Return the thread as it was while the lease was certainly held.
+        """Return a snapshot of the thread, loaded while the lease was certainly held.
 
-        A load alone does not say that: its runner may have been paused before it and
-        see what a successor wrote, as if that were its own to go on from. Raises
-        ``LeaseLost``.
+        ``cp.load`` alone does not prove that. A runner that was paused before the load
+        sees what its successor wrote, and would append after it. Raises ``LeaseLost``.
         """
         data = await self._cp.load(self.thread_id)
         await self.check()
         return data
 
     async def check(self) -> None:
-        """Ask the store; raise ``LeaseLost`` unless the lease is held right now."""
+        """Ask the store; raise ``LeaseLost`` unless this runner holds the lease now."""
         if self._reason is None and not await self._holds():
-            self._lose("another runner has taken it over")
+            self._lose("another runner took it over")
 
         if self._reason is not None:
             raise LeaseLost(self.thread_id, self.token, self._reason)
@@ -167,14 +170,14 @@ class Lease:
         try:
             await self._acquire()
         except (asyncio.CancelledError, BackendUnavailable):
-            # The claim may have arrived, and nobody would renew or release it.
+            # The claim may have been applied, and no task would renew or release it.
             await self._release()
             raise
 
         self._task = asyncio.current_task()
         assert self._task is not None
         self._cancelling = self._task.cancelling()
-        self._renewer = asyncio.create_task(self._keep())
+        self._renewer = asyncio.create_task(self._renew_until_lost())
         return self
 
     async def __aexit__(
@@ -184,16 +187,16 @@ class Lease:
         traceback: TracebackType | None,
     ) -> None:
         self._renewer.cancel()
-        # Whoever finds it lost from here on has no block to stop.
+        # A loss that is found from here on must not cancel the block, which has ended.
         task, self._task = self._task, None
         stopped = False
 
-        if self._told:
+        if self._cancelled_block:
             assert task is not None
             stopped = task.uncancel() <= self._cancelling
 
             if stopped and exc is None:
-                await self._deliver()
+                await self._absorb_cancellation()
 
         try:
             await asyncio.wait([self._renewer])
@@ -206,19 +209,19 @@ class Lease:
         if reason and (exc is None or (stopped and kind is asyncio.CancelledError)):
             raise LeaseLost(self.thread_id, self.token, reason) from exc
 
-    async def _deliver(self) -> None:
-        """Take the cancellation that the block ended too early to see."""
+    async def _absorb_cancellation(self) -> None:
+        """Receive a cancellation that came after the block's last await."""
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
-            log.debug("the block had ended when its lease was lost")
+            log.debug("the lease was lost after the last await of its block")
 
-    # Coming to hold it
+    # Acquire
 
     async def _acquire(self) -> None:
         clock = asyncio.get_running_loop().time
-        began = clock()
-        silence: StaleDetector | None = None
+        started = clock()
+        stale: StaleDetector | None = None
         watched = ""
 
         for pause in self._backoff.pauses(self._stale_after / 4):
@@ -226,23 +229,23 @@ class Lease:
             record = await self._claim()
 
             if record is None:
-                # Nobody could have seen this term as silent from an earlier moment.
-                self._renewed = asked
+                # No other runner can measure this term's silence from an earlier time.
+                self._renewed_at = asked
                 return
 
             if record.call.call_id != watched:
                 watched = record.call.call_id
-                silence = StaleDetector(_promised(record.call.args, self._stale_after))
+                stale = StaleDetector(_stale_after_of(record, self._stale_after))
 
-            assert silence is not None
+            assert stale is not None
 
-            if await silence.is_stale(self._sign):
+            if await stale.is_stale(self._read_heartbeat):
                 await self._end(watched, "taken over: its holder fell silent")
-                log.warning("took the lease of %r over", self.thread_id)
+                log.warning("took over the lease of %r", self.thread_id)
                 continue
 
             if self._timeout is not None:
-                left = began + self._timeout - clock()
+                left = started + self._timeout - clock()
                 pause = min(pause, left)
 
                 if left <= 0:
@@ -264,12 +267,13 @@ class Lease:
         )
 
     async def _claim(self) -> CallRecord | None:
-        """Take the lease (``None``), or return the term that is on."""
-        record = await self._ask()
+        """Take the lease and return ``None``, or return the current term."""
+        record = await self._issue()
 
         if record is None:
-            # Asking for what is on record writes nothing, and returns it.
-            record = await self._ask() or await self._ask()
+            # Issuing a recorded call again writes nothing and returns its record. The
+            # record has the attempt, which is the token.
+            record = await self._issue() or await self._issue()
 
         assert record is not None
 
@@ -280,25 +284,26 @@ class Lease:
             self.token = record.attempt
             return None
 
-        # The claim arrived, its answer was lost, and somebody ended the term since.
+        # The claim was applied, its answer was lost, and another runner has ended the
+        # term since.
         self._call = self._new_call()
         return await self._claim()
 
-    async def _ask(self) -> CallRecord | None:
+    async def _issue(self) -> CallRecord | None:
         return await retry_unclear(
-            lambda: self._cp.record_issued(self._place, self._call),
+            lambda: self._cp.record_issued(self._lease_thread, self._call),
             self._backoff,
             self._stale_after,
         )
 
-    async def _sign(self) -> JsonValue:
-        data = await self._cp.load(self._place)
+    async def _read_heartbeat(self) -> JsonValue:
+        data = await self._cp.load(self._lease_thread)
         return None if data is None else data.extra.get("renewed")
 
-    # Keeping it, and letting go
+    # Renew and release
 
-    async def _keep(self) -> None:
-        """Renew until cancelled, or until the lease is lost."""
+    async def _renew_until_lost(self) -> None:
+        """Renew the lease until this task is cancelled or the lease is lost."""
         count = 0
 
         while self._reason is None:
@@ -306,7 +311,7 @@ class Lease:
             count += 1
 
             try:
-                async with asyncio.timeout_at(self._renewed + self._stale_after):
+                async with asyncio.timeout_at(self._renewed_at + self._stale_after):
                     await self._renew(count)
             except TimeoutError:
                 self._lose(f"it could not be renewed for {self._stale_after:g} s")
@@ -315,28 +320,31 @@ class Lease:
         clock = asyncio.get_running_loop().time
 
         for pause in self._backoff.pauses(self._stale_after / 4):
-            began = clock()
+            started = clock()
 
             try:
                 if not await self._holds():
-                    self._lose("another runner has taken it over")
+                    self._lose("another runner took it over")
                     return
 
-                # One key for all terms, so that it does not grow. A term that was
-                # lost in between writes it once more at most, which its successor's
-                # next renewal covers.
-                sign: JsonValue = [self._call.call_id, count]
-                await self._cp.save_extra(self._place, {"renewed": sign})
-                self._renewed = began
+                # All terms share one extra key, so that extra does not grow. A lost
+                # term may still write it, one time at most. The successor's next
+                # renewal overwrites that.
+                heartbeat: JsonValue = [self._call.call_id, count]
+                await self._cp.save_extra(self._lease_thread, {"renewed": heartbeat})
+                self._renewed_at = started
                 return
             except Exception:
-                # Of any kind: a renewer that died unseen would be a lease held in vain.
-                log.warning("renewing the lease of %r", self.thread_id, exc_info=True)
+                # Any exception: without a renewer the lease is lost, and the block
+                # would not learn of it.
+                log.warning(
+                    "could not renew the lease of %r", self.thread_id, exc_info=True
+                )
 
             await asyncio.sleep(pause)
 
     async def _holds(self) -> bool:
-        data = await self._cp.load(self._place)
+        data = await self._cp.load(self._lease_thread)
         pending = () if data is None else data.pending
         return any(record.call.call_id == self._call.call_id for record in pending)
 
@@ -345,27 +353,30 @@ class Lease:
             self._reason = reason
             log.warning("the lease of %r was lost: %s", self.thread_id, reason)
 
-            # Who asks in the block itself gets the error instead.
+            # A check in the block itself raises the error instead.
             if self._task is not None and self._task is not asyncio.current_task():
-                self._told = True
+                self._cancelled_block = True
                 self._task.cancel()
 
     async def _release(self) -> None:
         try:
             await self._end(self._call.call_id, "released")
         except asyncio.CancelledError:
-            # Ending it twice is ending it once, and else all others wait for silence.
+            # Recording is idempotent. Without it, the next runner must wait until the
+            # term is stale.
             await self._end(self._call.call_id, "released")
             raise
         except BackendUnavailable:
-            # The block did its work; who comes next waits until the term is stale.
-            log.warning("could not release %r", self.thread_id, exc_info=True)
+            # The block did its work. The next runner waits until the term is stale.
+            log.warning(
+                "could not release the lease of %r", self.thread_id, exc_info=True
+            )
 
     async def _end(self, call_id: str, reason: str) -> None:
         try:
             await retry_unclear(
                 lambda: self._cp.record_result(
-                    self._place, call_id, {"released": reason}, success=False
+                    self._lease_thread, call_id, {"released": reason}, success=False
                 ),
                 self._backoff,
                 self._stale_after,
@@ -374,8 +385,8 @@ class Lease:
             log.debug("the lease thread of %r was forgotten", self.thread_id)
 
 
-def _lease_thread(thread_id: str) -> str:
-    """Return the id of the lease's own thread; two threads never share one."""
+def _lease_thread_id(thread_id: str) -> str:
+    """Return the id of the lease's own thread, different for every thread."""
     name = f"cpkit:lease:{thread_id}"
 
     if len(name.encode()) <= MAX_ID_BYTES:
@@ -384,10 +395,10 @@ def _lease_thread(thread_id: str) -> str:
     return f"cpkit:lease-of:{sha256(thread_id.encode()).hexdigest()}"
 
 
-def _promised(args: Mapping[str, JsonValue], default: float) -> float:
-    """Return the silence that the term's holder allows itself."""
-    promised = args.get("stale_after")
-    return float(promised) if isinstance(promised, (int, float)) else default
+def _stale_after_of(record: CallRecord, default: float) -> float:
+    """Return the ``stale_after`` that the term's holder recorded."""
+    recorded = record.call.args.get("stale_after")
+    return float(recorded) if isinstance(recorded, (int, float)) else default
 
 
 def _this_process() -> str:

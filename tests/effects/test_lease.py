@@ -74,7 +74,7 @@ async def test_a_dead_holder_is_taken_over(cp: Store, thread: str) -> None:
     async with lease_of(cp, thread, stale_after=30) as lease:
         assert lease.token == dead.token + 1
 
-        with pytest.raises(LeaseLost, match="taken it over"):
+        with pytest.raises(LeaseLost, match="took it over"):
             await dead.check()
 
 
@@ -136,7 +136,7 @@ async def test_a_block_that_ends_before_it_is_told_learns_it_too(
         async with lease:
             # What the renewer does, when the block has no await left.
             lease._reason = "taken over"
-            lease._told = True
+            lease._cancelled_block = True
             assert lease._task is not None
             lease._task.cancel()
 
