@@ -1,5 +1,5 @@
-"""A cpkit backend on LMDB; see `cpkit_lmdb.driver` for the manual."""
+"""A cpkit backend on LMDB; see `cpkit_lmdb.store` for the manual."""
 
-from cpkit_lmdb.driver import LMDBCheckpointer
+from cpkit_lmdb.store import LMDBStore
 
-__all__ = ["LMDBCheckpointer"]
+__all__ = ["LMDBStore"]
