@@ -116,9 +116,7 @@ class SessionLog(SessionEditor):
                 self.header = _header(lines[0], self.session_id)
                 self._is_stored = True
 
-            for entry in lines[1:]:
-                self._tree.add(entry)
-
+            self._tree.extend(lines[1:])
             return self._tree.entries[known:]
 
     async def fork(
@@ -140,12 +138,8 @@ class SessionLog(SessionEditor):
             self._cp, session_id, header, self._messages, self._custom_messages
         )
 
-        for entry in self.branch(entry_id):
-            fork._tree.add(entry)
-
-        for entry in fork._tree.following(_carried_over(self, fork)):
-            fork._tree.add(entry)
-
+        fork._tree.extend(self.branch(entry_id))
+        fork._tree.extend(fork._tree.following(_carried_over(self, fork)))
         await fork._create()
         return fork
 
@@ -187,9 +181,7 @@ class SessionLog(SessionEditor):
             custom_messages or {},
         )
 
-        for entry in entries:
-            log._tree.add(entry)
-
+        log._tree.extend(entries)
         await log._create()
         return log
 
@@ -218,9 +210,8 @@ class SessionLog(SessionEditor):
                     expected_version=self.version,
                 )
 
-            for entry in entries:
                 self._is_stored = True
-                self._tree.add(entry)
+                self._tree.extend(entries)
 
             return [entry["id"] for entry in entries]
 

@@ -9,10 +9,9 @@ from cpkit.driver.jsontext import encode_json, parse_json
 from cpkit.errors import CorruptThread
 from cpkit.sessions.entries import Entry, flaw, fresh_id, now
 from cpkit.sessions.errors import UnknownEntry
+from cpkit.sessions.links import NO_PARENT, link, newest_leaf
 
 __all__ = ["LogTree", "TreeNode"]
-
-NO_PARENT = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,9 +27,9 @@ class TreeNode:
 class LogTree:
     """Entries in the order of the log, and the tree that their parents make of them.
 
-    A parent stands before its child, so there is no cycle. An entry whose parent is
-    not there (its line was lost) is taken to follow the entry before it, so that the
-    rest of the branch stays in reach; ``orphans`` has the ids of such entries.
+    The tree depends on the entries alone, not on how many were added at a time.
+    `cpkit.sessions.links` says which entries are orphans and where they belong;
+    ``orphans`` has their ids.
     """
 
     def __init__(self, session_id: str) -> None:
@@ -41,48 +40,43 @@ class LogTree:
         self.orphans: list[str] = []
         self._places: dict[str, int] = {}
         self._parents: list[int] = []
+        self._missing: set[str] = set()
+        self._leaf = NO_PARENT
 
     def __contains__(self, entry_id: object) -> bool:
         return entry_id in self._places
 
-    def add(self, entry: Entry) -> None:
-        """Add the next entry of the log.
+    def extend(self, entries: Sequence[Entry]) -> None:
+        """Add the next entries of the log.
 
-        Raises ``CorruptThread``, and adds nothing, for what is no entry.
+        Raises ``CorruptThread``, and adds nothing, if one of them is not an entry.
         """
-        place = len(self.entries)
-        reason = flaw(entry)
+        if not entries:
+            return
 
-        if reason is not None:
-            raise self._corrupt(reason)
+        start = len(self.entries)
+        places = self._checked(entries)
+        self.entries += entries
+        self._places |= places
+        parents = [
+            self._parent_before(entry, place)
+            for place, entry in enumerate(entries, start)
+        ]
 
-        entry_id = entry.get("id")
+        # The usual case: no link that exists is changed by the new entries.
+        if None not in parents and self._missing.isdisjoint(places):
+            self._parents += [parent for parent in parents if parent is not None]
+            self._leaf = len(self.entries) - 1
+        else:
+            self._link_all()
 
-        if not isinstance(entry_id, str) or not entry_id:
-            raise self._corrupt("no id")
+        for entry in entries:
+            kind = entry["type"]
 
-        if entry_id in self._places:
-            raise self._corrupt(f"a second entry {entry_id!r}")
-
-        parent_id = entry.get("parentId")
-        parent = NO_PARENT
-
-        if parent_id is not None:
-            known = isinstance(parent_id, str)
-            parent = self._places.get(parent_id, place) if known else place
-
-            if parent == place:
-                parent = place - 1
-                self.orphans.append(entry_id)
-
-        self.entries.append(entry)
-        self._parents.append(parent)
-        self._places[entry_id] = place
-
-        if entry["type"] == "label":
-            self._take_label(entry)
-        elif entry["type"] == "session_info":
-            self.name = entry.get("name") or self.name
+            if kind == "label":
+                self._take_label(entry)
+            elif kind == "session_info":
+                self.name = entry.get("name") or self.name
 
     def following(self, drafts: Sequence[Entry]) -> list[Entry]:
         """Return the entries that the drafts make, one after the other from the leaf.
@@ -108,8 +102,12 @@ class LogTree:
 
     @property
     def leaf_id(self) -> str | None:
-        """The id of the last entry, which is where the session stands."""
-        return self.entries[-1]["id"] if self.entries else None
+        """The id of the last entry, which is where the session stands.
+
+        Where that entry is the parent of entries before it, its branch goes on, and
+        this is the newest of the entries at which the branch ends.
+        """
+        return None if self._leaf == NO_PARENT else self.entries[self._leaf]["id"]
 
     def entry(self, entry_id: str) -> Entry:
         """Return the entry, or raise ``UnknownEntry``."""
@@ -139,11 +137,11 @@ class LogTree:
     def roots(self) -> list[TreeNode]:
         """Return the tree; roots and children are in the order of the log."""
         roots: list[TreeNode] = []
-        nodes: list[TreeNode] = []
+        nodes = [
+            TreeNode(entry, self.labels.get(entry["id"])) for entry in self.entries
+        ]
 
-        for entry, parent in zip(self.entries, self._parents, strict=True):
-            node = TreeNode(entry, self.labels.get(entry["id"]))
-            nodes.append(node)
+        for node, parent in zip(nodes, self._parents, strict=True):
             (roots if parent == NO_PARENT else nodes[parent].children).append(node)
 
         return roots
@@ -153,6 +151,45 @@ class LogTree:
             return self._places[entry_id]
         except (KeyError, TypeError):
             raise UnknownEntry(self.session_id, entry_id) from None
+
+    def _checked(self, entries: Sequence[Entry]) -> dict[str, int]:
+        """Return the place of each new entry by its id."""
+        places: dict[str, int] = {}
+
+        for place, entry in enumerate(entries, len(self.entries)):
+            reason = flaw(entry)
+
+            if reason is not None:
+                raise self._corrupt(place, reason)
+
+            entry_id = entry.get("id")
+
+            if not isinstance(entry_id, str) or not entry_id:
+                raise self._corrupt(place, "no id")
+
+            if entry_id in self._places or entry_id in places:
+                raise self._corrupt(place, f"a second entry {entry_id!r}")
+
+            places[entry_id] = place
+
+        return places
+
+    def _parent_before(self, entry: Entry, place: int) -> int | None:
+        """Return the parent's place; ``None`` if it does not stand before the entry."""
+        parent_id = entry.get("parentId")
+
+        if parent_id is None:
+            return NO_PARENT
+
+        parent = self._places.get(parent_id) if isinstance(parent_id, str) else None
+        return parent if parent is not None and parent < place else None
+
+    def _link_all(self) -> None:
+        self._parents, orphans = link(self.entries, self._places)
+        self._leaf = newest_leaf(self._parents, len(self.entries) - 1)
+        self.orphans = [self.entries[place]["id"] for place in orphans]
+        named = (self.entries[place]["parentId"] for place in orphans)
+        self._missing = {name for name in named if isinstance(name, str)}
 
     def _take_label(self, entry: Entry) -> None:
         target = entry.get("targetId")
@@ -166,8 +203,6 @@ class LogTree:
         else:
             self.labels.pop(target, None)
 
-    def _corrupt(self, reason: str) -> CorruptThread:
+    def _corrupt(self, place: int, reason: str) -> CorruptThread:
         # The header is message 0.
-        return CorruptThread(
-            self.session_id, f"message {len(self.entries) + 1}", reason
-        )
+        return CorruptThread(self.session_id, f"message {place + 1}", reason)

@@ -53,7 +53,11 @@ class SessionView:
 
     @property
     def leaf_id(self) -> str | None:
-        """The entry that the next one will follow: the last one written."""
+        """The entry that the next one will follow: the last one written.
+
+        If earlier entries of the log follow the last one, this is the newest of the
+        entries at which its branch ends.
+        """
         return self._tree.leaf_id
 
     @property
@@ -68,9 +72,11 @@ class SessionView:
 
     @property
     def orphans(self) -> list[str]:
-        """Ids of entries whose parent is lost; each is taken to follow the one before.
+        """Ids of entries whose parent cannot be used, in the order of the log.
 
-        There are none in a log that was read whole.
+        The parent is not in the log, or the parents of some entries form a cycle and
+        this entry is the first of them. An orphan with its followers continues the
+        entry that stands before the first of them. A complete log has no orphans.
         """
         return list(self._tree.orphans)
 
@@ -118,6 +124,9 @@ class SessionView:
 
         if version == 1:
             return self._project([])
+
+        if version == last:
+            return self.context()
 
         return self.context(self._tree.entries[version - 2]["id"])
 

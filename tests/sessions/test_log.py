@@ -119,24 +119,6 @@ async def test_a_line_that_is_no_entry_is_corruption(
         await SessionLog.open(cp, session_id)
 
 
-async def test_an_entry_whose_parent_is_lost_follows_the_one_before(
-    cp: Store, session_id: str
-) -> None:
-    """One lost line does not take the branch before it with it, and is reported."""
-    header: dict[str, Any] = {"type": "session", "id": session_id, "version": 3}
-    entries: list[dict[str, Any]] = [
-        {"type": "message", "id": "a", "parentId": None, "message": user("a")},
-        {"type": "message", "id": "c", "parentId": "b", "message": user("c")},
-        {"type": "message", "id": "d", "parentId": "d", "message": user("d")},
-        {"type": "message", "id": "e", "parentId": ["?"], "message": user("e")},
-    ]
-    await cp.append(session_id, [header, *entries])
-    log = await SessionLog.open(cp, session_id)
-    assert texts(log.context().messages) == ["a", "c", "d", "e"]
-    assert log.orphans == ["c", "d", "e"]
-    assert log.entries == entries
-
-
 # Appending
 
 
