@@ -15,9 +15,10 @@ demo: .venv/all ## Run an agent, kill it in the middle, and see it resume
 test: .venv/dev ## Run the whole test suite against real stores
 	$(BIN)/python -m pytest --numprocesses auto --dist loadscope $(ARGS)
 
-lint: .venv/dev ## Check formatting, style and types
+lint: .venv/dev ## Check formatting, style, types and wording
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python tests/core/plain_words.py
 	$(BIN)/mypy
 	$(BIN)/mypy examples/agent.py examples/demo examples/payments.py examples/custom_backend/cpkit_lmdb
 
@@ -27,7 +28,7 @@ docs: .venv/dev ## Build the documentation into build/site
 bench: .venv/dev ## Measure cpkit against its floors and its peers
 	$(BIN)/python -m benchmarks $(ARGS)
 
-format: .venv/dev ## Format the code and mend what can be mended
+format: .venv/dev ## Format the code and apply automatic fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
