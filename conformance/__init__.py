@@ -15,8 +15,10 @@ if "pytest" in sys.modules:
     # Before the clauses are imported, so that their asserts tell what they compared.
     pytest.register_assert_rewrite("conformance.clauses")
 
+from conformance.catalog import all_clauses, select
 from conformance.certify import certify
-from conformance.clause import Clause, Level, Skip, all_clauses, clause, select
+from conformance.clause import Clause, Level, clause
+from conformance.failure import Failure, Skip
 from conformance.harness import FactoryHarness, Harness, URLHarness, harness_for
 from conformance.report import SUITE_VERSION, Report
 from conformance.runner import Outcome, Status, run_clause
@@ -29,6 +31,7 @@ __all__ = [
     "Clause",
     "ConformanceTests",
     "FactoryHarness",
+    "Failure",
     "Harness",
     "Level",
     "Outcome",

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, Protocol
 from uuid import uuid4
 
-from conformance.clause import Skip
+from conformance.failure import Failure, Skip
 from conformance.harness import Harness
 from cpkit import (
     Checkpointer,
@@ -105,19 +105,16 @@ class raises:
     ) -> bool:
         about = f" for {self.because}" if self.because else ""
 
+        expected = f"{self.expected.__name__}{about}"
+
         if error is None:
-            raise AssertionError(
-                f"expected {self.expected.__name__}{about}, seen no error"
-            )
+            raise Failure(expected, "no error")
 
         if isinstance(error, self.expected):
             self.error = error
             return True
 
         if isinstance(error, Exception):
-            raise AssertionError(
-                f"expected {self.expected.__name__}{about}, "
-                f"seen {type(error).__name__}: {error}"
-            ) from error
+            raise Failure(expected, f"{type(error).__name__}: {error}") from error
 
         return False

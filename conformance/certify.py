@@ -7,7 +7,8 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from conformance.case import Case
-from conformance.clause import Clause, Level, select
+from conformance.catalog import select
+from conformance.clause import Clause, Level
 from conformance.harness import Harness, harness_for
 from conformance.report import Report
 from conformance.runner import Hung, Outcome, perform, run_clause

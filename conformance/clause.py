@@ -1,27 +1,26 @@
-"""What a clause is, and the list of all of them.
+"""What a clause is, and how a check becomes one.
 
-A clause is one fact of the contract: a stable id, one sentence (its docstring), and a
+A clause is one fact of the contract: a stable id, one sentence (the docstring), and a
 function that checks it with plain ``assert``. The function takes a `Case`, which hands
-it an open store and fresh ids, so no clause depends on another or on what the store
-already holds.
+it an open store and fresh ids. So a clause depends neither on other clauses nor on
+what the store already holds.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from conformance.case import Case
+from conformance.case import Case
 
-__all__ = ["Clause", "Level", "Skip", "all_clauses", "clause", "select"]
+__all__ = ["REGISTERED", "Check", "Clause", "Level", "clause"]
 
 
 class Level(StrEnum):
-    """What a group of clauses proves; see DESIGN.md, section 3."""
+    """What a group of clauses proves."""
 
     CORE = "core"
     OPTIONAL = "optional"
@@ -30,11 +29,7 @@ class Level(StrEnum):
     BOUNDED = "bounded"
 
 
-class Skip(Exception):
-    """A clause cannot be asked here; the message says why."""
-
-
-Check = Callable[["Case"], Awaitable[None] | None]
+Check = Callable[[Case], Awaitable[None] | None]
 CheckT = TypeVar("CheckT", bound=Check)
 
 
@@ -42,9 +37,9 @@ CheckT = TypeVar("CheckT", bound=Check)
 class Clause:
     """One fact of the contract, and the function that checks it.
 
-    ``needs`` are what must be there for the clause to be asked: optional protocols (a
-    store without one is *unsupported*) and names of harness abilities (without one the
-    clause is *skipped*). ``deadline`` is in seconds, for one round.
+    ``needs`` are requirements: optional protocols (a store that lacks one is
+    *unsupported*) and names of harness abilities (if one is missing, the clause is
+    *skipped*). ``deadline`` is in seconds, for one round.
     """
 
     id: str
@@ -60,7 +55,7 @@ class Clause:
 
     @property
     def protocols(self) -> list[type]:
-        """The optional protocols that the store must have."""
+        """The optional protocols that the store must implement."""
         return [need for need in self.needs if isinstance(need, type)]
 
     @property
@@ -68,8 +63,14 @@ class Clause:
         """What the harness must be able to do."""
         return [need for need in self.needs if isinstance(need, str)]
 
+    @property
+    def runs_own_loops(self) -> bool:
+        """Whether the check is a plain function, which starts its own event loops."""
+        return not inspect.iscoroutinefunction(self.check)
 
-_clauses: dict[str, Clause] = {}
+
+REGISTERED: dict[str, Clause] = {}
+"""Clauses by id; `clause` adds to it."""
 
 
 def clause(
@@ -80,16 +81,16 @@ def clause(
 ) -> Callable[[CheckT], CheckT]:
     """Register a check under a stable id; its docstring is the clause's sentence.
 
-    The level is *optional* where a protocol is needed and *core* where none is, unless
-    one is given.
+    Without a level, a clause that needs a protocol is *optional* and any other is
+    *core*.
     """
 
     def register(check: CheckT) -> CheckT:
         sentence = inspect.getdoc(check)
-        assert sentence, f"{clause_id} has no sentence"
-        assert clause_id not in _clauses, f"{clause_id} is there twice"
+        assert sentence, f"the check of {clause_id} has no docstring"
+        assert clause_id not in REGISTERED, f"{clause_id} is registered twice"
         optional = any(isinstance(need, type) for need in needs)
-        _clauses[clause_id] = Clause(
+        REGISTERED[clause_id] = Clause(
             clause_id,
             " ".join(sentence.split()),
             level or (Level.OPTIONAL if optional else Level.CORE),
@@ -100,47 +101,3 @@ def clause(
         return check
 
     return register
-
-
-def all_clauses() -> list[Clause]:
-    """Return every clause, by level and then in the order of the contract."""
-    import conformance.clauses  # noqa: F401  # registers them; late, or it is a circle
-
-    order = list(Level)
-    return sorted(_clauses.values(), key=lambda found: order.index(found.level))
-
-
-def select(levels: Sequence[str] = (), ids: Sequence[str] = ()) -> list[Clause]:
-    """Return the clauses of the levels, or those of the ids.
-
-    An id may be a subject (``append``) and then stands for all of its clauses. Raises
-    ``ValueError`` for a name that there is not, and where nothing is left.
-    """
-    found = all_clauses()
-    unknown = {*levels} - {*Level}
-
-    if unknown:
-        raise ValueError(
-            f"no level {', '.join(sorted(unknown))}; there are {', '.join(Level)}"
-        )
-
-    for wanted in ids:
-        if not any(wanted in (one.id, one.subject) for one in found):
-            raise ValueError(f"no clause {wanted!r}")
-
-    chosen = [
-        one
-        for one in found
-        if (not levels or one.level in levels)
-        and (not ids or one.id in ids or one.subject in ids)
-    ]
-
-    if not chosen:
-        raise ValueError("none of these clauses is of these levels")
-
-    return chosen
-
-
-def is_sync(check: Callable[..., Any]) -> bool:
-    """Tell whether a check runs its own event loops."""
-    return not inspect.iscoroutinefunction(check)

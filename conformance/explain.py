@@ -1,21 +1,28 @@
-"""What was expected and what was seen, told from a failed ``assert``.
+"""Turn any exception of a check into a `Failure`.
 
-Under pytest its rewritten asserts say it. Elsewhere a plain ``AssertionError`` says
-nothing, so the statement's text and the values of the names in it are shown.
+A plain ``AssertionError`` carries no facts. So what was expected is the text of the
+failed ``assert``, and what was seen are the values of the variables in it. The message
+of the ``assert`` says in which circumstances, so it becomes a part of ``where``.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import linecache
 import reprlib
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 
-__all__ = ["expected_and_seen", "shown"]
+from conformance.case import Case
+from conformance.failure import Failure
 
-_HERE = str(Path(__file__).parent)
+__all__ = ["explain", "shown"]
+
+_SUITE = str(Path(__file__).parent)
 
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 300
@@ -25,72 +32,83 @@ _repr.maxlong = 60
 
 
 def shown(value: object) -> str:
-    """Return a repr that a person can read, however large the value."""
+    """Return the repr of a value, shortened if it is long."""
     return _repr.repr(value)
 
 
-def expected_and_seen(error: BaseException) -> tuple[str, str]:
-    """Return the two halves of the report of a failure."""
-    if not isinstance(error, AssertionError):
-        return "no error", f"{type(error).__name__}: {error}{_where(error)}"
+def explain(error: BaseException, check: Callable[..., object]) -> Failure:
+    """Return what was expected, what was seen, and where.
 
-    text = str(error)
-    frame, line = _failing(error.__traceback__)
-    statement = None if frame is None else _assert_at(frame, line)
+    ``check`` is the function that raised. An assertion that fails in its file, or in
+    the suite, is a broken expectation; any other error is a defect of the store.
+    """
+    files = (_SUITE, inspect.getfile(inspect.unwrap(check)))
+    innermost = _Frame.innermost(error)
+    place = str(_Frame.innermost(error, files))
 
-    if statement is None or frame is None:
-        expected, comma, seen = text.partition(", seen ")
-        expected = expected.removeprefix("expected ")
-        return (expected, seen) if comma else ("the clause to hold", text)
+    if isinstance(error, Failure):
+        return Failure(error.expected, error.seen, error.where or place)
 
-    source = ast.unparse(statement.test)
+    if not (isinstance(error, AssertionError) and innermost.is_in(files)):
+        return Failure("no error", f"{type(error).__name__}: {error}", str(innermost))
 
-    if text:
-        return source, text
+    statement = innermost.failed_assert()
 
-    values = [f"{name} = {shown(value)}" for name, value in _names(statement, frame)]
-    return source, "\n".join(values) or "it does not hold"
+    if statement is None:
+        return Failure("the clause to hold", str(error), place)
 
-
-def _failing(trace: TracebackType | None) -> tuple[FrameType | None, int]:
-    """Return the innermost frame of the suite's own code."""
-    found: tuple[FrameType | None, int] = (None, 0)
-
-    for frame, line in traceback.walk_tb(trace):
-        if frame.f_code.co_filename.startswith(_HERE):
-            found = frame, line
-
-    return found
+    values = [f"{name} = {shown(value)}" for name, value in innermost.names(statement)]
+    return Failure(
+        ast.unparse(statement.test),
+        "\n".join(values) or "it does not hold",
+        f"{error}\n{place}" if str(error) else place,
+    )
 
 
-def _assert_at(frame: FrameType, line: int) -> ast.Assert | None:
-    path = frame.f_code.co_filename
-    linecache.checkcache(path)
+@dataclass(frozen=True)
+class _Frame:
+    """One level of a traceback."""
 
-    try:
-        tree = ast.parse("".join(linecache.getlines(path)))
-    except SyntaxError:
+    frame: FrameType
+    line: int
+
+    @classmethod
+    def innermost(cls, error: BaseException, files: tuple[str, ...] = ("",)) -> _Frame:
+        """Return the last level in any of the files or folders, else the last one."""
+        levels = [cls(*level) for level in traceback.walk_tb(error.__traceback__)]
+        return next((one for one in reversed(levels) if one.is_in(files)), levels[-1])
+
+    def is_in(self, files: tuple[str, ...]) -> bool:
+        return self.frame.f_code.co_filename.startswith(files)
+
+    def failed_assert(self) -> ast.Assert | None:
+        """Return the ``assert`` statement at the line, if there is one."""
+        path = self.frame.f_code.co_filename
+        linecache.checkcache(path)
+
+        try:
+            tree = ast.parse("".join(linecache.getlines(path)))
+        except SyntaxError:
+            return None
+
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assert) and node.lineno <= self.line <= (
+                node.end_lineno or node.lineno
+            ):
+                return node
+
         return None
 
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assert) and node.lineno <= line <= (
-            node.end_lineno or node.lineno
-        ):
-            return node
+    def names(self, statement: ast.Assert) -> list[tuple[str, object]]:
+        """Return the local variables in the statement with their values."""
+        found = {}
 
-    return None
+        for node in ast.walk(statement.test):
+            if isinstance(node, ast.Name) and node.id in self.frame.f_locals:
+                found[node.id] = self.frame.f_locals[node.id]
 
+        return [pair for pair in found.items() if not isinstance(pair[1], Case)]
 
-def _names(statement: ast.Assert, frame: FrameType) -> list[tuple[str, object]]:
-    found = {}
-
-    for node in ast.walk(statement.test):
-        if isinstance(node, ast.Name) and node.id in frame.f_locals:
-            found[node.id] = frame.f_locals[node.id]
-
-    return list(found.items())
-
-
-def _where(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"\n  at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    def __str__(self) -> str:
+        code = self.frame.f_code
+        return f"{code.co_filename}:{self.line} in {code.co_name}"

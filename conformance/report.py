@@ -142,7 +142,7 @@ class Report:
                 "",
                 outcome.clause.sentence,
                 "",
-                *_fenced(f"expected  {outcome.expected}\nseen      {outcome.seen}"),
+                *_fenced(_facts(outcome)),
                 "",
                 *_fenced(self.again(outcome)),
             ]
@@ -195,8 +195,7 @@ class Report:
                 element, "failure", message=_xml_text(outcome.clause.sentence)
             )
             failure.text = _xml_text(
-                f"expected  {outcome.expected}\nseen      {outcome.seen}\n"
-                f"again     {self.again(outcome)}\n\n{outcome.trace}"
+                f"{_facts(outcome)}\nagain     {self.again(outcome)}\n\n{outcome.trace}"
             )
         elif _is_unasked(outcome):
             why = f"{outcome.status}: {outcome.reason}"
@@ -214,6 +213,7 @@ class Report:
         if outcome.status is Status.FAILED:
             found["expected"] = outcome.expected
             found["seen"] = outcome.seen
+            found["where"] = outcome.where
             found["again"] = self.again(outcome)
         elif _is_unasked(outcome):
             found["reason"] = outcome.reason
@@ -223,6 +223,15 @@ class Report:
 
 def _is_unasked(outcome: Outcome) -> bool:
     return outcome.status in (Status.SKIPPED, Status.UNSUPPORTED)
+
+
+def _facts(outcome: Outcome) -> str:
+    """Return what was expected and seen, and where, for people."""
+    facts = {"expected": outcome.expected, "seen": outcome.seen, "where": outcome.where}
+    return "\n".join(
+        f"{name:<10}" + text.replace("\n", "\n" + " " * 10)
+        for name, text in facts.items()
+    )
 
 
 def _fenced(text: str) -> list[str]:

@@ -20,8 +20,9 @@ from random import Random
 from typing import Any, cast
 
 from conformance.case import Case
-from conformance.clause import Clause, Skip, is_sync
-from conformance.explain import expected_and_seen
+from conformance.clause import Clause
+from conformance.explain import explain
+from conformance.failure import Failure, Skip
 from conformance.harness import Harness
 
 __all__ = ["Hung", "Outcome", "Status", "Unsupported", "perform", "run_clause"]
@@ -41,13 +42,18 @@ class Unsupported(Skip):
     """The store does not declare an optional protocol that the clause is about."""
 
 
-class Hung(AssertionError):
+class Hung(Failure):
     """A clause did not end within its deadline."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a clause; ``reason`` says why where it did not pass."""
+    """The result of one clause.
+
+    ``reason`` says why the clause did not pass. The fields after it are set only for
+    a failure: what was expected, what was seen, where, the traceback as text, and the
+    exception itself.
+    """
 
     clause: Clause
     status: Status
@@ -55,7 +61,9 @@ class Outcome:
     reason: str = ""
     expected: str = ""
     seen: str = ""
+    where: str = ""
     trace: str = ""
+    error: Exception | None = None
 
 
 def run_clause(
@@ -71,15 +79,17 @@ def run_clause(
     except Skip as exc:
         return _outcome(clause, Status.SKIPPED, start, str(exc))
     except Exception as exc:
-        expected, seen = expected_and_seen(exc)
+        failure = explain(exc, clause.check)
         return Outcome(
             clause,
             Status.FAILED,
             time.monotonic() - start,
             str(exc),
-            expected,
-            seen,
+            failure.expected,
+            failure.seen,
+            failure.where,
             "".join(traceback.format_exception(exc)),
+            exc,
         )
 
     return _outcome(clause, Status.PASSED, start, "")
@@ -111,12 +121,13 @@ def perform(
     thread = threading.Thread(target=body, name=clause.id, daemon=True)
     thread.start()
     # A check that is no coroutine cannot be cancelled, so it has no grace.
-    thread.join(clause.deadline + (0 if is_sync(clause.check) else GRACE))
+    thread.join(clause.deadline + (0 if clause.runs_own_loops else GRACE))
 
     if thread.is_alive():
         raise Hung(
-            f"expected an end within {clause.deadline:g} s, seen a thread that is "
-            f"still at\n{_stack(thread)}"
+            f"an end within {clause.deadline:g} s",
+            "a thread that still runs",
+            _stack(thread),
         )
 
     if raised:
@@ -128,7 +139,7 @@ def _run(clause: Clause, case: Case) -> None:
     with asyncio.Runner() as runner:
         runner.run(case.harness.reset())
 
-        if not is_sync(clause.check):
+        if not clause.runs_own_loops:
             runner.run(_within_deadline(clause, case))
             return
 
@@ -154,7 +165,7 @@ async def _within_deadline(clause: Clause, case: Case) -> None:
 
         done, _ = await asyncio.wait([task], timeout=0.1)
 
-    raise Hung(f"expected an end within {clause.deadline:g} s, seen waits at\n{waits}")
+    raise Hung(f"an end within {clause.deadline:g} s", "tasks that still wait", waits)
 
 
 async def _with_store(clause: Clause, case: Case) -> None:

@@ -19,7 +19,9 @@ from zlib import crc32
 
 import pytest
 
-from conformance.clause import Clause, Skip, all_clauses
+from conformance.catalog import all_clauses
+from conformance.clause import Clause
+from conformance.failure import Skip
 from conformance.harness import Harness
 from conformance.runner import perform
 

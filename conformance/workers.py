@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from conformance.failure import Failure
 from conformance.harness import Harness, address
 
 __all__ = ["Worker", "workers"]
@@ -42,9 +43,7 @@ class Worker:
         said = await self.line()
 
         if said != stage:
-            raise AssertionError(
-                f"expected another process to open the store, seen {self.errors()}"
-            )
+            raise Failure("another process to open the store", self.errors())
 
     def go(self) -> None:
         """Let the worker begin."""
@@ -72,9 +71,7 @@ class Worker:
         code = await asyncio.to_thread(self._process.wait)
 
         if code != 0:
-            raise AssertionError(
-                f"expected another process to use the store, seen {self.errors()}"
-            )
+            raise Failure("another process to use the store", self.errors())
 
         return said
 

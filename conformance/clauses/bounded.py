@@ -12,7 +12,8 @@ from statistics import median
 from typing import Any
 
 from conformance.case import Case, Store
-from conformance.clause import Level, Skip, clause
+from conformance.clause import Level, clause
+from conformance.failure import Skip
 from cpkit import ListsThreads, ReadsRanges
 
 BOUNDED = Level.BOUNDED

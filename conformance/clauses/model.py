@@ -206,7 +206,7 @@ class _Machine(RuleBasedStateMachine):
         if time.monotonic() > bench.until:
             raise _Enough
 
-        raise AssertionError(self.script.difference)
+        raise self.script.failure()
 
 
 @clause("model.agrees-with-reference", deadline=50)
@@ -247,8 +247,6 @@ def _drive(case: Case, machine: type[_Machine]) -> None:
 
     if bench.shortest is not None:
         until = time.monotonic() + SHRINKING
-        steps, difference = bench.run(
+        raise bench.run(
             shortened(bench.shortest, bench.begin, lambda: time.monotonic() > until)
         )
-        script = "\n".join(f"  {step}" for step in steps)
-        raise AssertionError(f"{difference}\nat the end of this script\n{script}")

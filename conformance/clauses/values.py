@@ -7,6 +7,8 @@ from typing import Any
 
 from conformance.case import Case, raises
 from conformance.clause import clause
+from conformance.explain import shown
+from conformance.failure import Failure
 from conformance.samples import JSON_VALUES, NOT_JSON, SUBCLASSES, exactly, nested
 from cpkit import SerializationError
 
@@ -41,12 +43,15 @@ async def _round_trip(case: Case, place: str, value: Any) -> Any:
     return loaded.pending[0].call.args["v"]
 
 
+def _check_same(seen: object, expected: object, where: str) -> None:
+    if not exactly(seen, expected):
+        raise Failure(shown(expected), shown(seen), where)
+
+
 async def _all_come_back(case: Case, place: str) -> None:
     for name, value in JSON_VALUES.items():
         seen = await _round_trip(case, place, value)
-        assert exactly(seen, value), (
-            f"{name} in {place}: expected {value!r:.200}, seen {seen!r:.200}"
-        )
+        _check_same(seen, value, f"{name} in {place}")
 
 
 @clause("values.messages-come-back")
@@ -59,9 +64,7 @@ async def messages_come_back(case: Case) -> None:
     assert loaded is not None
 
     for seen, expected in zip(loaded.messages, sent, strict=True):
-        assert exactly(seen, expected), (
-            f"expected {expected!r:.200}, seen {seen!r:.200}"
-        )
+        _check_same(seen, expected, f"{expected['name']} in message")
 
 
 @clause("values.extra-comes-back")

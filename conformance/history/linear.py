@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from conformance.clause import Skip
+from conformance.failure import Failure, Skip
 from conformance.history.models import THREAD, Model
 from conformance.history.op import Op, listing
 
@@ -31,7 +31,7 @@ class Undecided(Skip):
 
 
 def check_linearizable(model: Model, history: Iterable[Op]) -> None:
-    """Raise ``AssertionError`` with the smallest offending part of the history."""
+    """Raise `Failure` with the smallest offending part of the history."""
     subjects: dict[str, list[Op]] = {}
 
     for op in history:
@@ -43,10 +43,10 @@ def check_linearizable(model: Model, history: Iterable[Op]) -> None:
 
         if not _is_explained(model, ops):
             least = smallest(model, ops)
-            raise AssertionError(
-                f"expected an order of operations that explains what every client of "
-                f"{subject!r} saw, seen {len(least)} operations that have none:\n"
-                + listing(least)
+            raise Failure(
+                f"an order of operations that explains every answer about {subject!r}",
+                f"{len(least)} operations without such an order",
+                listing(least),
             )
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from conformance.case import Store
+from conformance.failure import Failure
 from conformance.samples import exactly
 from cpkit import (
     CallRecord,
@@ -39,12 +40,13 @@ class Step(NamedTuple):
 class Script:
     """Steps done so far, on ids that begin with a fresh token.
 
-    ``reopen`` returns the store; it closes and opens it again when asked to.
+    ``expected`` and ``seen`` are the two answers to the first step that they differ
+    in. ``reopen`` returns the store; it closes and opens it again when asked to.
     """
 
     def __init__(self, token: str, reopen: Callable[[bool], Awaitable[Store]]) -> None:
         self.steps: list[Step] = []
-        self.difference = ""
+        self.expected = self.seen = ""
         self._token = token
         self._reopen = reopen
         self._reference = MemoryCheckpointer[Any]()
@@ -69,9 +71,14 @@ class Script:
         if exactly(seen, expected):
             return True
 
-        said = f"expected {expected!r}, seen {seen!r}"
-        self.difference = said.replace(f"{self._token}-", "")
+        self.expected, self.seen = (
+            repr(answer).replace(f"{self._token}-", "") for answer in (expected, seen)
+        )
         return False
+
+    def failure(self) -> Failure:
+        """Return the difference, and the steps that lead to it."""
+        return Failure(self.expected, self.seen, "\n".join(map(str, self.steps)))
 
     async def _answer(self, cp: Store, step: Step) -> Any:
         # By their places: ids come first, and only these are given by keyword.
@@ -121,10 +128,10 @@ class Script:
 
 async def shortened(
     steps: list[Step], begin: Callable[[], Script], enough: Callable[[], bool]
-) -> tuple[list[Step], str]:
-    """Return what is left of the steps, and the difference, without the needless ones.
+) -> Failure:
+    """Return the difference with the steps that are not needed for it left out.
 
-    ``begin`` makes a script on fresh ids. Stops, with what it has, when it is enough.
+    ``begin`` makes a script on fresh ids. Stops early when ``enough`` returns true.
     """
 
     async def replay(some: list[Step]) -> Script | None:
@@ -151,4 +158,4 @@ async def shortened(
             rest = [*best.steps[:i], *best.steps[i + 1 :]]
             best = await replay(rest) or best
 
-    return best.steps, best.difference
+    return best.failure()

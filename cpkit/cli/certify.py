@@ -169,6 +169,7 @@ def _print(
         console.print(f"  {escape(outcome.clause.sentence)}", highlight=False)
         _labelled(console, "expected", outcome.expected)
         _labelled(console, "seen", outcome.seen)
+        _labelled(console, "where", outcome.where)
         _labelled(console, "again", report.again(outcome))
 
     table = Table(title=f"{escape(report.target)} by suite {version}")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-import conformance
 from conformance import SUITE_VERSION, Level, all_clauses, select
 
 LISTED = Path(__file__).parent / f"clauses-{SUITE_VERSION}.txt"
@@ -48,27 +45,3 @@ def test_clauses_are_chosen_by_level_and_id() -> None:
     for levels, ids in ((["cor"], []), ([], ["append.x"]), (["core"], ["erase"])):
         with pytest.raises(ValueError, match="no"):
             select(levels, ids)
-
-
-def test_the_suite_imports_only_what_it_may() -> None:
-    """The suite knows cpkit, pytest and hypothesis, and no driver."""
-    allowed = {
-        "conformance",
-        "cpkit",
-        "hypothesis",
-        "pydantic",
-        "pydantic_core",
-        "pytest",
-    }
-    allowed |= {"typing_extensions"}
-    folder = Path(conformance.__file__).parent
-    found = set()
-
-    for path in folder.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                found |= {name.name.partition(".")[0] for name in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                found.add(node.module.partition(".")[0])
-
-    assert found - sys.stdlib_module_names <= allowed

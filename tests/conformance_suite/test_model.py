@@ -11,9 +11,8 @@ def test_a_difference_is_shown_as_a_script() -> None:
     harness = FactoryHarness("tests.broken.extras:ReplacesExtra")
     outcome = run_clause(model, harness, seed=1)
     assert outcome.status is Status.FAILED
-    answer, script = outcome.seen.split("\nat the end of this script\n")
-    assert outcome.expected != answer
-    save, save_again, load = script.splitlines()
+    assert outcome.expected != outcome.seen
+    save, save_again, load = outcome.where.splitlines()
     assert "await cp.save_extra('" in save
     assert "await cp.save_extra('" in save_again
     assert "await cp.load('" in load

@@ -27,6 +27,7 @@ def outcome(clause_id: str, status: Status, level: Level = Level.CORE) -> Outcom
         reason,
         "x == 1" if failed else "",
         "x = '\0```'" if failed else "",
+        "clause.py:7\nin check" if failed else "",
         "Traceback \x1b" if failed else "",
     )
 
@@ -83,6 +84,7 @@ def test_as_json() -> None:
     statuses = {clause["id"]: clause["status"] for clause in found["clauses"]}
     assert statuses == {"a.holds": "passed", "a.fails": "failed", "d.skips": "skipped"}
     assert found["clauses"][1]["expected"] == "x == 1"
+    assert found["clauses"][1]["where"] == "clause.py:7\nin check"
     assert found["clauses"][2]["reason"] == "no server"
 
 
@@ -104,6 +106,7 @@ def test_as_markdown() -> None:
     assert SUITE_VERSION in page
     assert "| core | **fails** | 1 | 1 | 0 | 0 |" in page
     assert "````text\nexpected  x == 1" in page
+    assert "where     clause.py:7\n          in check\n````" in page
     assert "a.holds \\| holds." in page
     assert "(no server)" in page
 

@@ -100,7 +100,8 @@ def test_a_store_that_waits_for_ever_fails() -> None:
 
     outcome = run_clause(made(check, deadline=0.1), MEMORY)
     assert outcome.status is Status.FAILED
-    assert "never" in outcome.seen
+    assert outcome.expected == "an end within 0.1 s"
+    assert "never" in outcome.where
     assert ended.is_set()
 
 
@@ -133,7 +134,7 @@ def test_a_store_that_blocks_the_loop_fails(monkeypatch: pytest.MonkeyPatch) -> 
     outcome = run_clause(made(check, deadline=0.1), MEMORY)
     freed.set()
     assert outcome.status is Status.FAILED
-    assert "wait" in outcome.seen
+    assert "wait" in outcome.where
 
 
 def test_an_error_is_a_failure() -> None:

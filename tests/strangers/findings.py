@@ -36,7 +36,7 @@ def finding(outcome: Outcome) -> str:
     if outcome.clause.id in ADAPTERS:
         return "adapter"
 
-    if "NotImplementedError: the store keeps no" in outcome.trace:
+    if _is_caused_by(outcome.error, NotImplementedError):
         return "lacks"
 
     return "store"
@@ -49,6 +49,13 @@ def findings(outcomes: Iterable[Outcome]) -> dict[str, str]:
         for outcome in outcomes
         if outcome.status is Status.FAILED
     }
+
+
+def _is_caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
+    while error is not None and not isinstance(error, kind):
+        error = error.__cause__ or error.__context__
+
+    return error is not None
 
 
 if __name__ == "__main__":

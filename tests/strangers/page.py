@@ -86,8 +86,7 @@ def page_of(found: dict[str, list[Outcome]]) -> str:
 
 def _seen(outcome: Outcome) -> str:
     """Return what was seen, without what chance or this machine made up."""
-    seen = re.sub(r" at \S+:\d+", "", outcome.seen.partition("\ncase = ")[0])
-    seen = re.sub(r"-[0-9a-f]{16,32}", "-…", seen)
+    seen = re.sub(r"-[0-9a-f]{16,32}", "-…", outcome.seen)
     return _cell(re.sub(r" at 0x[0-9a-f]+", "", seen))
 
 
