@@ -17,13 +17,13 @@ import cpkit
 
 ROOT = Path(__file__).parents[2]
 
-# DESIGN.md, sections 1 and 2, and what pydantic's users need to annotate with.
+# The names of the contract, and what pydantic's users need to annotate with.
 DESIGNED = """
     BackendUnavailable CallMismatch CallRecord CheckpointData Checkpointer
     CheckpointerError Closed CorruptThread ErasesThreads InvalidId InvalidURL JsonValue
-    KeepsReceipts ListsThreads PayloadTooLarge ReadsRanges SchemaMismatch
-    SerializationError ThreadInfo ToolCall UnknownCall VersionConflict WrongEventLoop
-    open_checkpointer
+    KeepsReceipts KeyTaken ListsThreads MovesThreads PayloadTooLarge ReadsRanges
+    SchemaMismatch SerializationError ThreadDump ThreadInfo ToolCall UnknownCall
+    VersionConflict WrongEventLoop open_checkpointer
 """.split()
 
 MODULES = """
