@@ -1,7 +1,8 @@
 """The suite that certifies any backend of cpkit.
 
-Three doors: inherit `ConformanceTests` in pytest, ``cpkit certify URL`` on the command
-line, ``await certify(url_or_harness)`` in code. `Harness` is what an author supplies.
+Use it in one of three ways: inherit `ConformanceTests` in pytest, run ``cpkit certify
+URL``, or call ``await certify(url_or_harness)``. The author of a backend supplies a
+`Harness`, or only a URL.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if "pytest" in sys.modules:
     import pytest
 
-    # Before the clauses are imported, so that their asserts tell what they compared.
+    # Before the clauses are imported, so that pytest shows the values in their asserts.
     pytest.register_assert_rewrite("conformance.clauses")
 
 from conformance.catalog import all_clauses, select
@@ -49,7 +50,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs pytest when it is asked for: worker processes do not."""
+    """Import pytest only if it is needed: worker processes do without it."""
     if name == "ConformanceTests":
         from conformance.testing import ConformanceTests
 

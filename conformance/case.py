@@ -1,4 +1,4 @@
-"""What a clause works with: an open store, fresh ids, and its share of chance."""
+"""What a clause works with: an open store, fresh ids, and random numbers."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class Store(
     ErasesThreads,
     Protocol,
 ):
-    """A store with every optional ability; a clause uses those that it needs."""
+    """A store with every optional ability; a clause uses only what it needs."""
 
 
 @dataclass
 class Case:
     """One run of one clause.
 
-    ``cp`` is open for the time of the clause (not in clauses that run their own event
-    loops). ``random`` depends on the seed and the clause alone; ids are fresh always,
-    because the store remembers earlier runs. ``rounds`` scales the slow sweeps: 1 is
-    the default size.
+    ``cp`` is open while the clause runs. A clause that starts its own event loops has
+    no ``cp``. ``random`` depends only on the seed and the clause. Ids are always fresh,
+    because the store keeps what earlier runs wrote. ``rounds`` scales the slow clauses:
+    1 is the default size.
     """
 
     harness: Harness
@@ -57,11 +57,11 @@ class Case:
         return self._cp
 
     def open(self, **options: Any) -> AbstractAsyncContextManager[Store]:
-        """Return one more unopened handle of the store."""
+        """Return a new, unopened handle of the store."""
         return self.harness.open(**options)  # type: ignore[return-value]  # see Store
 
     def id(self, word: str = "thread") -> str:
-        """Return an id that no store has seen."""
+        """Return an id that was never used before."""
         return f"{word}-{uuid4().hex[:16]}"
 
     def call(
@@ -72,7 +72,7 @@ class Case:
         tool: str = "pay",
         args: Mapping[str, JsonValue] | None = None,
     ) -> ToolCall:
-        """Return a call with fresh ids where none are given."""
+        """Return a call, with fresh ids for those that are not given."""
         return ToolCall(
             call_id or self.id("call"),
             tool,
@@ -81,16 +81,16 @@ class Case:
         )
 
     def times(self, normal: int) -> int:
-        """Return how often to repeat, ``normal`` being the default."""
+        """Return how often to repeat: ``normal``, scaled by ``rounds``."""
         return max(1, round(normal * self.rounds))
 
     def skip(self, reason: str) -> None:
-        """Give up the clause: it cannot be asked here."""
+        """End the clause as skipped: it cannot be checked here."""
         raise Skip(reason)
 
 
 class raises:
-    """Expect an error of exactly this class or a subclass, and keep it as ``error``."""
+    """Expect an error of this class or a subclass, and keep it as ``error``."""
 
     def __init__(self, expected: type[Exception], because: str = "") -> None:
         self.expected = expected

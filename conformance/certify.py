@@ -1,4 +1,4 @@
-"""Certify a store in code; ``cpkit certify`` is a table around this."""
+"""Certify a store in code; ``cpkit certify`` prints the report of this call."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ async def certify(
     on_start: Callable[[Clause], None] | None = None,
     on_outcome: Callable[[Outcome], None] | None = None,
 ) -> Report:
-    """Ask a store the clauses of the levels, and return the report.
+    """Check a store against the clauses, and return the report.
 
-    ``target`` is a URL, ``package.module:factory`` or a `Harness`; no levels means all
-    of them, ``clauses`` narrows to ids or subjects. ``rounds`` scales the slow sweeps.
-    The store should be one for the purpose: what the clauses write stays in it.
+    ``target`` is a URL, ``package.module:factory`` or a `Harness`. No ``levels`` means
+    all levels; ``clauses`` selects ids or subjects. ``rounds`` scales the slow clauses.
+    Use a store made for this: what the clauses write stays in it.
 
-    A clause that fails is in the report. Raises ``ValueError`` or ``InvalidURL`` for a
-    target, level or clause that there is not, and ``BackendUnavailable`` where the
-    store cannot be opened at all.
+    A clause that fails does not raise; it is in the report. Raises ``ValueError`` or
+    ``InvalidURL`` for an unknown target, level or clause, and ``BackendUnavailable`` if
+    the store cannot be opened.
     """
     harness = harness_for(target)
     chosen = select(levels, clauses)
     seed = secrets.randbelow(2**32) if seed is None else seed
-    durability = await asyncio.to_thread(_opened, harness)
+    durability = await asyncio.to_thread(_stated_durability, harness)
     outcomes = []
 
     for clause in chosen:
@@ -58,13 +58,13 @@ async def certify(
     return Report(harness.name, durability, seed, rounds, outcomes, tuple(levels))
 
 
-def _opened(harness: Harness) -> str:
-    """Open the store once, and return what it says of its durability."""
-    said = []
+def _stated_durability(harness: Harness) -> str:
+    """Open the store once, and return the text of its durability."""
+    stated = []
 
     async def look(case: Case) -> None:
         cp: object = case.cp
-        said.append(
+        stated.append(
             str(cp.durability) if isinstance(cp, StatesDurability) else "not stated"
         )
 
@@ -73,4 +73,4 @@ def _opened(harness: Harness) -> str:
     except Hung as exc:
         raise BackendUnavailable(harness.name, str(exc)) from exc
 
-    return said[0]
+    return stated[0]

@@ -1,4 +1,4 @@
-"""How the suite reaches a store: what the author of a backend supplies.
+"""How the suite opens a store. The author of a backend supplies a harness.
 
 A simple store needs five lines::
 
@@ -36,76 +36,78 @@ __all__ = [
 
 
 class Harness:
-    """How to open one store, again and again.
+    """Opens handles of one store.
 
-    Only ``open`` is required; whatever else is there lets the suite ask more. For the
-    clauses that need other processes the harness is built again over there: it is a
-    dataclass in an importable module and its fields are JSON values (or `elsewhere`
-    returns one that is).
+    Only ``open`` is required. With the other methods the suite can check more clauses.
+    Some clauses start other processes, which build the harness again. So it must be a
+    dataclass in an importable module with JSON values as fields, or `elsewhere` returns
+    such a harness.
     """
 
     shared: bool = True
-    """Whether all handles that ``open`` returns are of one store."""
+    """Whether all handles that ``open`` returns share one store."""
 
     options: frozenset[str] = frozenset(
         {"max_payload", "message_type", "strict_roundtrip"}
     )
-    """The keywords that ``open`` takes."""
+    """The keyword options that ``open`` accepts."""
 
     @property
     def name(self) -> str:
-        """How reports and command lines call the store; it holds no password."""
+        """The store's name in reports and command lines, without a password."""
         return f"{type(self).__module__}:{type(self).__qualname__}"
 
     def open(self, **options: Any) -> AbstractAsyncContextManager[Checkpointer[Any]]:
         """Return an unopened handle."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how to open")
+        raise NotImplementedError(
+            f"{type(self).__name__} does not define open(): return an unopened handle"
+        )
 
     def elsewhere(self) -> Harness | None:
-        """Return the harness by which another process opens the store, if one can."""
+        """Return the harness for another process, or ``None`` if none can open."""
         return self
 
     async def reset(self) -> None:
-        """Prepare for a clause. Nothing is needed: clauses use fresh ids."""
+        """Prepare for a clause. The default does nothing: clauses use fresh ids."""
 
     async def bytes_written(self) -> int | None:
-        """Return how many bytes the store has written so far, by its own figures.
+        """Return how many bytes the store has written so far, by its own count.
 
-        Without it the bytes that this process writes are taken, where it writes any.
+        If this returns ``None``, the suite counts the bytes that this process writes.
         """
         return None
 
     async def kill(self) -> None:
-        """Kill the server, as ``kill -9`` does."""
+        """Kill the server with SIGKILL."""
         raise NotImplementedError("this harness has no server")
 
     async def start(self) -> None:
-        """Start the server after `kill`, on the same data and address; wait for it."""
+        """Start the server again, with the same data and address, and wait for it."""
         raise NotImplementedError("this harness has no server")
 
     def lacks(self, ability: str) -> str | None:
-        """Say why a clause that needs the ability cannot be asked, if it cannot."""
+        """Return why the harness lacks an ability, or ``None`` if it has it."""
         if ability in ("max_payload", "message_type", "strict_roundtrip"):
             if ability not in self.options:
                 return f"the harness opens stores without {ability}="
 
         elif ability == "handles":
             if not self.shared:
-                return "each handle is a store of its own"
+                return "each handle has its own store"
 
         elif ability == "processes":
-            return self._not_elsewhere()
+            return self._lacks_processes()
 
         elif ability == "server":
             if type(self).kill is Harness.kill:
                 return "the harness cannot kill and start a server"
 
         else:
-            raise ValueError(f"no ability {ability!r}")
+            raise ValueError(f"unknown ability {ability!r}")
 
         return None
 
-    def _not_elsewhere(self) -> str | None:
+    def _lacks_processes(self) -> str | None:
         there = self.elsewhere()
 
         if not self.shared or there is None:
@@ -122,12 +124,12 @@ class Harness:
 
 @dataclass(repr=False)
 class URLHarness(Harness):
-    """A store behind a URL; raises ``InvalidURL`` where it is none."""
+    """A store behind a URL. Raises ``InvalidURL`` for a URL that is not valid."""
 
     url: str
 
     def __post_init__(self) -> None:
-        # Checks the URL, and imports the driver here rather than in an event loop.
+        # Checks the URL, and imports the driver before an event loop runs.
         open_checkpointer(self.url)
 
     def __repr__(self) -> str:
@@ -138,7 +140,7 @@ class URLHarness(Harness):
         return redacted(self.url)
 
     @property
-    def shared(self) -> bool:  # type: ignore[override]  # a fact of the URL, read-only
+    def shared(self) -> bool:  # type: ignore[override]  # read-only, because it follows from the URL
         return self.url not in ("memory://", "sqlite:///:memory:")
 
     def open(self, **options: Any) -> AbstractAsyncContextManager[Checkpointer[Any]]:
@@ -150,7 +152,7 @@ class URLHarness(Harness):
 
 @dataclass
 class FactoryHarness(Harness):
-    """A store that ``package.module:factory`` opens, called with options by keyword."""
+    """A store that ``package.module:factory`` opens, called with keyword options."""
 
     factory: str
 
@@ -159,7 +161,7 @@ class FactoryHarness(Harness):
         return self.factory
 
     @property
-    def options(self) -> frozenset[str]:  # type: ignore[override]  # as it is callable
+    def options(self) -> frozenset[str]:  # type: ignore[override]  # read-only, because it follows from the signature
         parameters = inspect.signature(find(self.factory)).parameters
 
         if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -178,8 +180,8 @@ def harness_for(target: str | Harness) -> Harness:
     """Return the harness of a URL or of ``package.module:factory``.
 
     The factory is a `Harness`, a callable that returns one, or a callable that takes
-    options by keyword and returns an unopened handle. Raises ``ValueError`` or
-    ``ImportError`` where the target names none.
+    keyword options and returns an unopened handle. Raises ``InvalidURL`` for a URL
+    that is not valid, and ``ValueError`` for any other target.
     """
     if isinstance(target, Harness):
         return target
@@ -205,9 +207,9 @@ def harness_for(target: str | Harness) -> Harness:
 
 
 def address(harness: Harness) -> str:
-    """Return the text from which `rebuild` makes the harness again.
+    """Return a text from which `rebuild` makes the harness again.
 
-    Raises ``TypeError`` where it is no dataclass of JSON values.
+    Raises ``TypeError`` if it is not a dataclass of JSON values.
     """
     made: Any = harness
 
@@ -220,14 +222,14 @@ def address(harness: Harness) -> str:
 
 
 def rebuild(text: str) -> Harness:
-    """Return the harness of an `address`."""
+    """Return the harness that `address` described."""
     kind: str
     values: dict[str, JsonValue]
     kind, values = json.loads(text)
     found = find(kind)
 
     if not (isinstance(found, type) and issubclass(found, Harness)):
-        raise TypeError(f"{kind} is no harness")
+        raise TypeError(f"{kind} is not a subclass of Harness")
 
     return found(**values)
 

@@ -1,6 +1,6 @@
-"""The certificate: what was asked, what became of it, and how to ask again.
+"""The certificate: the outcome of every clause, and how to repeat a failed one.
 
-`Report` says it as data, as JSON, as Markdown and as JUnit's XML.
+`Report` is available as data, JSON, Markdown and JUnit XML.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from conformance.runner import Outcome, Status
 __all__ = ["SUITE_VERSION", "Report"]
 
 SUITE_VERSION = "1.0"
-"""Which clauses there are; a new or sharper clause comes with a new version."""
+"""The version of the list of clauses. A new or stricter clause needs a new version."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What became of the clauses that were asked of one store.
+    """The outcomes of the clauses for one store.
 
-    ``durability`` is what the store itself says of its acknowledgements.
+    ``durability`` is what the store itself states.
     """
 
     target: str
@@ -34,13 +34,13 @@ class Report:
     rounds: float
     outcomes: list[Outcome]
     asked: tuple[str, ...] = ()
-    """The levels that were asked for by name; none means: all that apply."""
+    """The levels that the caller named; empty means all that apply."""
 
     @property
     def ok(self) -> bool:
-        """Whether every clause holds that could be asked.
+        """Whether no clause failed.
 
-        A level asked for by name holds only when some clause of it passed.
+        A level that the caller named must also have a clause that passed.
         """
         return not self.failures and all(
             self.counts(level)[Status.PASSED] for level in self.asked
@@ -52,17 +52,17 @@ class Report:
 
     @property
     def levels(self) -> list[Level]:
-        """The levels of which a clause was asked."""
+        """The levels of all clauses in the report."""
         present = {one.clause.level for one in self.outcomes}
         return [level for level in Level if level in present]
 
     @property
     def unasked(self) -> dict[str, list[str]]:
-        """The ids of clauses that were not asked, by the reason why."""
+        """The ids of clauses that were not checked, by the reason."""
         found: dict[str, list[str]] = {}
 
         for one in self.outcomes:
-            if _is_unasked(one):
+            if _is_not_checked(one):
                 found.setdefault(one.reason, []).append(one.clause.id)
 
         return found
@@ -72,7 +72,7 @@ class Report:
         return Counter(one.status for one in self.outcomes if one.clause.level == level)
 
     def verdict(self, level: str) -> str:
-        """Say in a word how the store stands at a level."""
+        """Return ``holds``, ``fails`` or ``not asked`` for a level."""
         counts = self.counts(level)
 
         if counts[Status.FAILED]:
@@ -81,7 +81,7 @@ class Report:
         return "holds" if counts[Status.PASSED] else "not asked"
 
     def again(self, outcome: Outcome) -> str:
-        """Return the command that asks the store this one clause again."""
+        """Return the command that checks this one clause again."""
         words = ["cpkit", "certify", self.target, "--clause", outcome.clause.id]
         words += ["--seed", str(self.seed)]
 
@@ -150,7 +150,7 @@ class Report:
         lines += ["", "## Clauses", "", "| | Clause | Sentence |", "|---|---|---|"]
 
         for outcome in self.outcomes:
-            why = f" ({outcome.reason})" if _is_unasked(outcome) else ""
+            why = f" ({outcome.reason})" if _is_not_checked(outcome) else ""
             lines.append(
                 f"| {outcome.status} | `{outcome.clause.id}` | "
                 + _cell(outcome.clause.sentence + why)
@@ -160,7 +160,7 @@ class Report:
         return "\n".join(lines) + "\n"
 
     def to_junit(self) -> str:
-        """Return the report as JUnit's XML, a suite for each level."""
+        """Return the report as JUnit XML, with a test suite for each level."""
         root = xml.Element("testsuites", name=f"cpkit conformance {SUITE_VERSION}")
 
         for level in self.levels:
@@ -197,7 +197,7 @@ class Report:
             failure.text = _xml_text(
                 f"{_facts(outcome)}\nagain     {self.again(outcome)}\n\n{outcome.trace}"
             )
-        elif _is_unasked(outcome):
+        elif _is_not_checked(outcome):
             why = f"{outcome.status}: {outcome.reason}"
             xml.SubElement(element, "skipped", message=_xml_text(why))
 
@@ -215,18 +215,18 @@ class Report:
             found["seen"] = outcome.seen
             found["where"] = outcome.where
             found["again"] = self.again(outcome)
-        elif _is_unasked(outcome):
+        elif _is_not_checked(outcome):
             found["reason"] = outcome.reason
 
         return found
 
 
-def _is_unasked(outcome: Outcome) -> bool:
+def _is_not_checked(outcome: Outcome) -> bool:
     return outcome.status in (Status.SKIPPED, Status.UNSUPPORTED)
 
 
 def _facts(outcome: Outcome) -> str:
-    """Return what was expected and seen, and where, for people."""
+    """Return what was expected, what was seen and where, as text."""
     facts = {"expected": outcome.expected, "seen": outcome.seen, "where": outcome.where}
     return "\n".join(
         f"{name:<10}" + text.replace("\n", "\n" + " " * 10)
@@ -235,7 +235,7 @@ def _facts(outcome: Outcome) -> str:
 
 
 def _fenced(text: str) -> list[str]:
-    """Return a code block that the text cannot end."""
+    """Return a code block with a fence that is longer than any in the text."""
     fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text)), 3)
     return [f"{fence}text", text, fence]
 
@@ -245,7 +245,7 @@ def _cell(text: str) -> str:
 
 
 def _xml_text(text: str) -> str:
-    """Replace what XML 1.0 cannot hold."""
+    """Replace characters that XML 1.0 does not allow."""
     return re.sub(
         "[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "\ufffd", text
     )

@@ -1,9 +1,8 @@
 """Run one clause against one store, within its deadline.
 
-Each clause runs in a thread of its own with an event loop of its own. A store that
-waits for ever is cancelled at the deadline; one that blocks the event loop or swallows
-the cancellation is left behind in its thread. Either way the clause fails and the run
-goes on.
+Each clause runs in its own thread with its own event loop. A store that waits forever
+is cancelled at the deadline. If it blocks the event loop or swallows the cancellation,
+its thread is abandoned. Either way the clause fails and the run continues.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from conformance.harness import Harness
 __all__ = ["Hung", "Outcome", "Status", "Unsupported", "perform", "run_clause"]
 
 GRACE = 3.0
-"""Seconds that a cancelled clause has to come back, before it is left behind."""
+"""Seconds that a cancelled clause has to end, before its thread is abandoned."""
 
 
 class Status(StrEnum):
@@ -39,7 +38,7 @@ class Status(StrEnum):
 
 
 class Unsupported(Skip):
-    """The store does not declare an optional protocol that the clause is about."""
+    """The store does not implement an optional protocol that the clause needs."""
 
 
 class Hung(Failure):
@@ -69,7 +68,7 @@ class Outcome:
 def run_clause(
     clause: Clause, harness: Harness, *, seed: int = 0, rounds: float = 1.0
 ) -> Outcome:
-    """Return what became of the clause; whatever it raises is in the outcome."""
+    """Return the outcome of the clause; an exception of the check is in it."""
     start = time.monotonic()
 
     try:
@@ -98,8 +97,8 @@ def run_clause(
 def perform(
     clause: Clause, harness: Harness, *, seed: int = 0, rounds: float = 1.0
 ) -> None:
-    """Check the clause; raise what it raises, `Skip`, `Unsupported` or `Hung`."""
-    __tracebackhide__ = True  # pytest shows the clause, not how it was run
+    """Run the check; raise its exception, `Skip`, `Unsupported` or `Hung`."""
+    __tracebackhide__ = True  # pytest shows the frames of the clause only
     for ability in clause.abilities:
         lack = harness.lacks(ability)
 
@@ -120,7 +119,7 @@ def perform(
 
     thread = threading.Thread(target=body, name=clause.id, daemon=True)
     thread.start()
-    # A check that is no coroutine cannot be cancelled, so it has no grace.
+    # A plain function cannot be cancelled, so it gets no grace.
     thread.join(clause.deadline + (0 if clause.runs_own_loops else GRACE))
 
     if thread.is_alive():
@@ -147,7 +146,7 @@ def _run(clause: Clause, case: Case) -> None:
 
 
 async def _within_deadline(clause: Clause, case: Case) -> None:
-    """Run the clause as a task, and cancel all that there is when its time is up."""
+    """Run the clause as a task, and cancel every task at the deadline."""
     __tracebackhide__ = True
     task = asyncio.create_task(_with_store(clause, case))
     done, _ = await asyncio.wait([task], timeout=clause.deadline)
@@ -158,7 +157,7 @@ async def _within_deadline(clause: Clause, case: Case) -> None:
 
     waits = "".join(map(_waits_at, asyncio.all_tasks() - {asyncio.current_task()}))
 
-    # Again and again: what is cancelled may wait for others before it ends.
+    # Repeated, because a cancelled task may wait for other tasks before it ends.
     while not done:
         for other in asyncio.all_tasks() - {asyncio.current_task()}:
             other.cancel()
@@ -174,7 +173,7 @@ async def _with_store(clause: Clause, case: Case) -> None:
     async with case.open() as cp:
         for protocol in clause.protocols:
             if not isinstance(cp, protocol):
-                raise Unsupported(f"the store is no {protocol.__name__}")
+                raise Unsupported(f"the store does not implement {protocol.__name__}")
 
         case._cp = cp
         await cast(Awaitable[None], clause.check(case))
@@ -187,7 +186,7 @@ def _stack(thread: threading.Thread) -> str:
 
 
 def _waits_at(task: asyncio.Task[Any]) -> str:
-    """Return the innermost place, outside of asyncio, at which a task waits."""
+    """Return the innermost line outside asyncio where a task waits."""
     awaited: Any = task.get_coro()
     place = task.get_name()
 

@@ -1,4 +1,4 @@
-"""The suite as a pytest class: inherit it and say what the harness is.
+"""The suite as a pytest class: inherit it and define the fixture ``harness``.
 
 ::
 
@@ -8,7 +8,8 @@
             return MyHarness(str(tmp_path / "store"))
 
 Each clause is a test with its id as the name; no asyncio plugin is needed. The
-environment variables ``CPKIT_SEED`` and ``CPKIT_ROUNDS`` seed and size the sweeps.
+environment variables ``CPKIT_SEED`` and ``CPKIT_ROUNDS`` set the seed of random choices
+and scale the slow clauses.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ __all__ = ["ConformanceTests"]
 
 
 class ConformanceTests:
-    """Every clause as a test of its own."""
+    """Runs every clause as a separate test."""
 
     rounds: ClassVar[float] = float(os.environ.get("CPKIT_ROUNDS") or 1)
 
     @pytest.fixture
     def harness(self) -> Harness:
-        """Return the harness of the store; inheriting classes say which."""
+        """Return the harness of the store; a subclass must define this."""
         raise NotImplementedError("define a fixture 'harness' in your test class")
 
     @pytest.mark.parametrize("clause", all_clauses(), ids=lambda clause: clause.id)
     def test_clause(self, clause: Clause, harness: Harness) -> None:
-        """Hold the store to one clause of the contract."""
+        """Check one clause of the contract."""
         __tracebackhide__ = True
         seed = int(os.environ.get("CPKIT_SEED") or crc32(os.urandom(4)))
 

@@ -1,7 +1,7 @@
 """The process that `conformance.workers` starts: one client of the store.
 
-Nothing here trusts that it will live: each operation is printed, and the line flushed,
-when it is acknowledged and before the next one begins.
+It may be killed at any moment. So it prints and flushes one line for each operation, as
+soon as the operation is acknowledged and before the next one starts.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ from typing import Any
 __all__ = ["main"]
 
 
-def say(value: Any) -> None:
-    """Print one line of JSON, at once."""
+def emit(value: Any) -> None:
+    """Print one line of JSON and flush it."""
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    """Do the job that comes on standard input."""
+    """Run the job that is read from standard input."""
     job = json.loads(sys.stdin.readline())
     sys.path[:] = job["path"]
     asyncio.run(work(job))
 
 
 async def work(job: dict[str, Any]) -> None:
-    # Late: the job says where to look for modules.
+    # Imported here, because the job sets sys.path first.
     from conformance.harness import rebuild
     from conformance.history.client import use_keys, use_threads
     from conformance.history.op import Op
     from conformance.history.recorder import Recorder
 
     def sink(op: Op) -> None:
-        say(op.to_json())
+        emit(op.to_json())
 
     harness = rebuild(job["harness"])
-    say("opening")
+    emit("opening")
 
     async with harness.open() as cp:
-        say("ready")
+        emit("ready")
         sys.stdin.readline()
         random = Random(job["seed"])
         clients = []
 
         for name in job["clients"]:
-            client = Recorder(cp, name, sink)  # type: ignore[arg-type]  # see Store
+            client = Recorder(cp, name, sink)  # type: ignore[arg-type]  # a store may lack optional methods
             chance = Random(random.random())
             clients.append(
                 use_keys(client, chance, job["threads"], job["keys"], job["count"])

@@ -1,8 +1,8 @@
-"""Other processes that use the store: started, let go together, and killed.
+"""Other processes that use the store: the suite starts and kills them.
 
-A worker is ``python -m conformance.worker``. It reads its job as one line of JSON,
-says ``opening`` and, when the store is open, ``ready``, waits for ``go``, and then
-prints what it did, a line an operation, each before the next one begins.
+A worker is ``python -m conformance.worker``. It reads its job as one line of JSON and
+prints ``opening``, then ``ready`` when the store is open. After it has read ``go`` it
+prints one line for each operation, before the next operation starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Worker", "workers"]
 
 
 class Worker:
-    """One process, from its start to its end."""
+    """One worker process."""
 
     def __init__(self, harness: Harness, job: dict[str, Any]) -> None:
         there = harness.elsewhere()
@@ -35,45 +35,45 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._errors,
         )
-        # Not in the arguments, which other users can see: a URL may hold a password.
-        self._say({"path": sys.path, "harness": address(there), **job})
+        # Not as arguments, which other users can see: a URL may contain a password.
+        self._send({"path": sys.path, "harness": address(there), **job})
 
     async def reaches(self, stage: str) -> None:
-        """Wait until the worker is ``opening`` the store, or is ``ready``."""
-        said = await self.line()
+        """Wait until the worker prints ``opening`` or ``ready``."""
+        printed = await self.line()
 
-        if said != stage:
+        if printed != stage:
             raise Failure("another process to open the store", self.errors())
 
     def go(self) -> None:
-        """Let the worker begin."""
-        self._say("go")
+        """Start the worker's operations."""
+        self._send("go")
 
     async def line(self) -> Any:
-        """Return the next thing that the worker said, ``None`` at its end."""
+        """Return the next printed value, or ``None`` when the worker has ended."""
         assert self._process.stdout is not None
         text = await asyncio.to_thread(self._process.stdout.readline)
-        # A line without its end is one that the worker was killed over.
+        # A line without a newline is truncated: the worker was killed.
         return json.loads(text) if text.endswith(b"\n") else None
 
     async def lines(self) -> list[Any]:
-        """Return all that the worker says until its end."""
+        """Return every value that the worker prints until it ends."""
         found = []
 
-        while (said := await self.line()) is not None:
-            found.append(said)
+        while (value := await self.line()) is not None:
+            found.append(value)
 
         return found
 
     async def finished(self) -> list[Any]:
-        """Return what the worker said; it must have ended well."""
-        said = await self.lines()
+        """Return every printed value; a worker that crashed is a `Failure`."""
+        printed = await self.lines()
         code = await asyncio.to_thread(self._process.wait)
 
         if code != 0:
             raise Failure("another process to use the store", self.errors())
 
-        return said
+        return printed
 
     def kill(self) -> None:
         """Kill the worker with SIGKILL."""
@@ -85,7 +85,7 @@ class Worker:
         return self._errors.read().decode(errors="replace")[-4000:]
 
     def close(self) -> None:
-        """Kill the worker where it still runs, and let go of everything."""
+        """Kill the worker if it still runs, and close its pipes."""
         self._process.kill()
         self._process.wait()
         self._errors.close()
@@ -96,28 +96,28 @@ class Worker:
             try:
                 pipe.close()
             except BrokenPipeError:
-                continue  # it was killed before it had read its last order
+                continue  # the worker was killed before it read everything
 
-    def _say(self, value: Any) -> None:
+    def _send(self, value: Any) -> None:
         assert self._process.stdin is not None
 
         try:
             self._process.stdin.write(json.dumps(value).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            return  # it has died; what it said and its status tell the story
+            return  # the worker has ended; its output and exit code show why
 
 
 @asynccontextmanager
 async def workers(
     harness: Harness, jobs: list[dict[str, Any]]
 ) -> AsyncIterator[list[Worker]]:
-    """Start a process for each job, let them begin together; kill what is left."""
+    """Start a process for each job and release them together; kill them on exit."""
     started: list[Worker] = []
 
     try:
         for job in jobs:
-            started.append(Worker(harness, job))  # noqa: PERF401  # to close each one
+            started.append(Worker(harness, job))  # noqa: PERF401  # a failed start must not lose the earlier ones
 
         for stage in ("opening", "ready"):
             for worker in started:

@@ -1,11 +1,12 @@
-"""The clauses, a file a subject, in the order of the contract."""
+"""The clauses by subject. Importing this package registers all of them."""
 
-from conformance.clauses import (  # noqa: F401, I001  # this order is the report's
+from conformance.clauses import (  # noqa: F401, I001  # the order of the report
     handle,
     load,
     append,
     extra,
     claim,
+    mismatch,
     result,
     find,
     values,

@@ -1,4 +1,4 @@
-"""Appending: order, versions, all or none, and the fence of ``expected_version``."""
+"""Appending: order, versions, atomicity, and the check of ``expected_version``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cpkit import SerializationError, VersionConflict
 
 @clause("append.returns-version")
 async def returns_version(case: Case) -> None:
-    """An append returns the new version, which counts the messages."""
+    """An append returns the new version, which is the number of messages."""
     thread = case.id()
     versions = [
         await case.cp.append(thread, [{"n": 1}]),
@@ -39,7 +39,7 @@ async def keeps_order(case: Case) -> None:
 
 @clause("append.large-batch")
 async def large_batch(case: Case) -> None:
-    """A batch of any size is appended whole and in order."""
+    """A batch of 2,500 messages is appended whole and in order."""
     thread = case.id()
     batch = [{"n": n, "text": "x" * 50} for n in range(2500)]
     version = await case.cp.append(thread, batch)
@@ -51,7 +51,7 @@ async def large_batch(case: Case) -> None:
 
 @clause("append.keeps-duplicates")
 async def keeps_duplicates(case: Case) -> None:
-    """Equal messages are so many messages."""
+    """Equal messages are separate messages: duplicates are kept."""
     thread, message = case.id(), {"role": "user", "content": "yes"}
     await case.cp.append(thread, [message, message])
     version = await case.cp.append(thread, [message])
@@ -71,7 +71,7 @@ async def takes_tuples(case: Case) -> None:
 
 @clause("append.nothing-changes-nothing")
 async def nothing_changes_nothing(case: Case) -> None:
-    """No messages: nothing changes, no thread appears, the version comes back."""
+    """An append of no messages changes nothing and returns the current version."""
     thread = case.id()
     version = await case.cp.append(thread, [])
     assert version == 0
@@ -87,7 +87,7 @@ async def nothing_changes_nothing(case: Case) -> None:
 
 @clause("append.nothing-checks-version")
 async def nothing_checks_version(case: Case) -> None:
-    """No messages: the expected version is checked all the same."""
+    """An append of no messages still checks the expected version."""
     thread = case.id()
     await case.cp.append(thread, [{"n": 1}])
     version = await case.cp.append(thread, [], expected_version=1)
@@ -97,13 +97,13 @@ async def nothing_checks_version(case: Case) -> None:
         with raises(VersionConflict, f"version 1 expected to be {wrong}"):
             await case.cp.append(thread, [], expected_version=wrong)
 
-    with raises(VersionConflict, "a thread that is not there"):
+    with raises(VersionConflict, "a missing thread"):
         await case.cp.append(case.id(), [], expected_version=1)
 
 
 @clause("append.expected-version-writes")
 async def expected_version_writes(case: Case) -> None:
-    """With the right expected version, 0 for a new thread, an append writes."""
+    """An append with the current version expected writes; a new thread is at 0."""
     thread = case.id()
     assert await case.cp.append(thread, [], expected_version=0) == 0
     first = await case.cp.append(thread, [{"n": 1}], expected_version=0)
@@ -117,7 +117,7 @@ async def expected_version_writes(case: Case) -> None:
 
 @clause("append.expected-version-counts-messages")
 async def expected_version_counts_messages(case: Case) -> None:
-    """The version counts messages alone, not extra or calls."""
+    """The version counts messages only, not extra or calls."""
     thread = case.id()
     await case.cp.save_extra(thread, {"k": 1})
     await case.cp.record_issued(thread, case.call())
@@ -144,7 +144,7 @@ async def conflict_writes_nothing(case: Case) -> None:
 
 @clause("append.conflict-ahead")
 async def conflict_ahead(case: Case) -> None:
-    """An append that expects a version not yet reached raises and writes nothing."""
+    """An append that expects a later version raises and writes nothing."""
     thread = case.id()
     await case.cp.append(thread, [{"n": 1}])
     before = await case.cp.load(thread)
@@ -159,10 +159,10 @@ async def conflict_ahead(case: Case) -> None:
 
 @clause("append.conflict-makes-no-thread")
 async def conflict_makes_no_thread(case: Case) -> None:
-    """A conflict on a thread that is not there does not make it."""
+    """A conflict on a missing thread does not create the thread."""
     thread = case.id()
 
-    with raises(VersionConflict, "a thread that is not there"):
+    with raises(VersionConflict, "a missing thread"):
         await case.cp.append(thread, [{"n": 1}], expected_version=1)
 
     assert await case.cp.load(thread) is None
@@ -170,7 +170,7 @@ async def conflict_makes_no_thread(case: Case) -> None:
 
 @clause("append.conflict-tells-the-facts")
 async def conflict_tells_the_facts(case: Case) -> None:
-    """A conflict names the thread, the version expected and the actual one."""
+    """A conflict has the thread id, the expected and the actual version as fields."""
     thread = case.id()
     await case.cp.append(thread, [{"n": 1}, {"n": 2}])
 
@@ -183,7 +183,7 @@ async def conflict_tells_the_facts(case: Case) -> None:
 
 @clause("append.retry-cannot-duplicate")
 async def retry_cannot_duplicate(case: Case) -> None:
-    """Repeating an append with its expected version never writes it twice."""
+    """Repeating an append with the same expected version never writes it twice."""
     thread = case.id()
     await case.cp.append(thread, [{"n": 1}], expected_version=0)
 
@@ -216,7 +216,7 @@ async def all_or_none(case: Case) -> None:
 
 @clause("append.copies-its-input")
 async def copies_its_input(case: Case) -> None:
-    """Changing messages after they were appended changes nothing stored."""
+    """Changing a message object after the append does not change the stored one."""
     thread = case.id()
     inner: dict[str, Any] = {"list": [1]}
     batch: list[dict[str, Any]] = [{"inner": inner}, {"n": 2}]
@@ -245,7 +245,7 @@ async def leaves_the_rest(case: Case) -> None:
 
 @clause("append.takes-a-sequence-only")
 async def takes_a_sequence_only(case: Case) -> None:
-    """What is no list or tuple of messages is a TypeError, and nothing is written."""
+    """Messages that are not a list or tuple are a TypeError; nothing is written."""
     thread = case.id()
     wrong: dict[str, Any] = {
         "a generator": ({"n": n} for n in range(2)),
@@ -265,7 +265,7 @@ async def takes_a_sequence_only(case: Case) -> None:
 
 @clause("append.expected-version-is-a-count")
 async def expected_version_is_a_count(case: Case) -> None:
-    """A negative expected version is a ValueError, one that is no int a TypeError."""
+    """A negative expected version is a ValueError; a non-int is a TypeError."""
     thread = case.id()
     await case.cp.append(thread, [{"n": 1}])
 

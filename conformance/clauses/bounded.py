@@ -1,4 +1,4 @@
-"""What an operation costs does not grow with the thread: counted, not clocked."""
+"""The cost of an operation does not grow with the thread; counted, not timed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from cpkit import ListsThreads, ReadsRanges
 BOUNDED = Level.BOUNDED
 
 SHORT, LONG = 300, 3000
-"""Messages in the two threads that are compared; both larger than most buffers."""
+"""Messages in the two compared threads; both are larger than most buffers."""
 
 MESSAGE: dict[str, Any] = {"role": "assistant", "content": "x" * 1000}
 
 ALLOWANCE = 64 * 1024
-"""Bytes that may come on top: a page or two, a tree that is a level deeper."""
+"""Bytes of difference that are allowed: a page or two, a tree one level deeper."""
 
 SAMPLES = 9
 
@@ -46,9 +46,9 @@ async def _filled(case: Case, cp: Store) -> list[str]:
 async def _compare(
     threads: list[str], start: Read, end: Read, use: Use
 ) -> tuple[float, float]:
-    """Return what a use of each thread costs, at the median, by a meter's two readings.
+    """Return the median cost of a use of each thread: ``end()`` minus ``start()``.
 
-    In turn, so that whatever the store does now and then falls on both.
+    The threads take turns, so that occasional background work hits both.
     """
     costs: list[list[float]] = [[], []]
 
@@ -58,14 +58,14 @@ async def _compare(
             await use(thread, n)
             after = await end()
 
-            if n:  # the first time there are things to set up
+            if n:  # not counted: the first use may set things up
                 found.append(after - before)
 
     return median(costs[0]), median(costs[1])
 
 
 async def _check_memory(case: Case, use: Use) -> None:
-    """Compare the memory, in bytes, that the uses take at their peak."""
+    """Compare the peak memory of the uses, in bytes."""
     threads = await _filled(case, case.cp)
 
     async def start() -> float:
@@ -110,24 +110,24 @@ async def append_bytes(case: Case) -> None:
     )
 
     if short < len(MESSAGE["content"]):
-        case.skip("neither the harness nor the process has a figure of bytes written")
+        case.skip("neither the harness nor the process counts written bytes")
 
     assert long <= 2 * short + ALLOWANCE
 
 
 async def _process_bytes() -> int:
-    """Return how many bytes this process has written, as Linux counts them."""
+    """Return how many bytes this process has written, by Linux's count."""
     try:
         counters = await asyncio.to_thread(Path("/proc/self/io").read_text)
     except OSError:
-        raise Skip("the harness has no figure of bytes written") from None
+        raise Skip("the harness does not count written bytes") from None
 
     return int(counters.partition("wchar: ")[2].split()[0])
 
 
 @clause("bounded.append-calls", level=BOUNDED, deadline=50)
 def append_calls(case: Case) -> None:
-    """The calls that a store's code makes for an append do not grow with the thread."""
+    """The number of function calls of an append does not grow with the thread."""
     count = 0
 
     def profile(*_: object) -> None:
@@ -148,7 +148,7 @@ def append_calls(case: Case) -> None:
             )
 
     previous = sys.getprofile(), threading.getprofile()
-    # Before the handle is opened, so that threads that it starts are counted too.
+    # Set before the handle opens, so that its worker threads are counted too.
     sys.setprofile(profile)
     threading.setprofile(profile)
 
@@ -181,11 +181,11 @@ async def claim_memory(case: Case) -> None:
 
 @clause("bounded.read-memory", ReadsRanges, level=BOUNDED, deadline=50)
 async def read_memory(case: Case) -> None:
-    """A read costs what it returns, not the length of the thread."""
+    """The memory of a read depends on the result, not on the thread's length."""
     await _check_memory(case, lambda thread, _: case.cp.read(thread, -5))
 
 
 @clause("bounded.list-memory", ListsThreads, level=BOUNDED, deadline=50)
 async def list_memory(case: Case) -> None:
-    """Listing threads does not read what is in them."""
+    """Listing threads does not read their messages."""
     await _check_memory(case, lambda thread, _: case.cp.list_threads(prefix=thread))

@@ -1,4 +1,4 @@
-"""Cancellation: at any await an operation is wholly done or wholly not, and no more."""
+"""Cancellation: a cancelled operation is applied wholly or not at all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Work = Coroutine[Any, Any, Any]
 async def _moments(
     case: Case, sample: Callable[[], Work]
 ) -> list[Callable[[Work], Awaitable[bool]]]:
-    """Return ways to cancel an operation: at its awaits, and at times in its run."""
+    """Return ways to cancel an operation: at its n-th await, or after some time."""
     start = time.perf_counter()
     await sample()
     usual = time.perf_counter() - start
@@ -40,7 +40,7 @@ async def _moments(
 
 @clause("cancel.append-is-whole", level=CONCURRENT)
 async def append_is_whole(case: Case) -> None:
-    """A cancelled append has added all of its messages or none; the next one works."""
+    """A cancelled append adds all of its messages or none; the next append works."""
     thread = case.id()
     mine, calm = Recorder(case.cp, "cancelled"), Recorder(case.cp, "next")
 
@@ -59,7 +59,7 @@ async def append_is_whole(case: Case) -> None:
 
 @clause("cancel.merge-is-whole", level=CONCURRENT)
 async def merge_is_whole(case: Case) -> None:
-    """A cancelled merge has written all of its keys or none; the next one works."""
+    """A cancelled merge writes all of its keys or none; the next merge works."""
     thread = case.id()
     mine, calm = Recorder(case.cp, "cancelled"), Recorder(case.cp, "next")
 
@@ -78,7 +78,7 @@ async def merge_is_whole(case: Case) -> None:
 
 @clause("cancel.claim-is-whole", level=CONCURRENT)
 async def claim_is_whole(case: Case) -> None:
-    """A cancelled claim holds its key or does not, for everybody and at once."""
+    """A cancelled claim either holds its key or not, and every caller sees the same."""
     thread = case.id()
     mine, calm = Recorder(case.cp, "cancelled"), Recorder(case.cp, "next")
 
@@ -98,7 +98,7 @@ async def claim_is_whole(case: Case) -> None:
 
 @clause("cancel.result-is-whole", level=CONCURRENT)
 async def result_is_whole(case: Case) -> None:
-    """A cancelled result is on record or is not; a second one gets what stands."""
+    """A cancelled result is stored or not; the next result gets the stored record."""
     thread = case.id()
     mine, calm = Recorder(case.cp, "cancelled"), Recorder(case.cp, "next")
 
@@ -122,7 +122,7 @@ async def result_is_whole(case: Case) -> None:
 
 @clause("cancel.reads-do-no-harm", level=CONCURRENT)
 async def reads_do_no_harm(case: Case) -> None:
-    """After a cancelled read the handle works and returns what is there."""
+    """After a cancelled read the handle works and returns the stored thread."""
     thread, key = case.id(), case.id("key")
     await case.cp.append(thread, [{"n": n} for n in range(50)])
     expected = await case.cp.load(thread)
@@ -139,7 +139,7 @@ async def reads_do_no_harm(case: Case) -> None:
 
 @clause("cancel.retry-cannot-duplicate", level=CONCURRENT)
 async def retry_cannot_duplicate(case: Case) -> None:
-    """Repeating a cancelled append with its expected version writes it once."""
+    """Repeating a cancelled append with the same expected version writes it once."""
     thread = case.id()
 
     async def sample() -> None:
@@ -158,8 +158,8 @@ async def retry_cannot_duplicate(case: Case) -> None:
 
 
 @clause("cancel.blocks-nobody", level=CONCURRENT)
-async def blocks_nobody(case: Case) -> None:
-    """After a cancelled write any handle may write the thread and the key at once."""
+async def blocks_no_writer(case: Case) -> None:
+    """After a cancelled write every handle can write that thread and key at once."""
     thread, key = case.id(), case.id("key")
 
     async def write(cp: Store, n: int) -> None:
@@ -180,7 +180,7 @@ async def blocks_nobody(case: Case) -> None:
 
 @clause("cancel.some-of-many", level=CONCURRENT)
 async def some_of_many(case: Case) -> None:
-    """When some of many appends at once are cancelled the others are what they say."""
+    """When some concurrent appends are cancelled, the others are stored as returned."""
     thread = case.id()
     batches = [[{"n": n, "i": i} for i in range(3)] for n in range(60)]
     tasks = [asyncio.create_task(case.cp.append(thread, batch)) for batch in batches]
@@ -208,7 +208,7 @@ async def some_of_many(case: Case) -> None:
 
 @clause("cancel.is-not-swallowed", level=CONCURRENT)
 async def is_not_swallowed(case: Case) -> None:
-    """An operation that waits when it is cancelled ends with CancelledError."""
+    """An operation that is cancelled while it waits raises CancelledError."""
     thread = case.id()
     swallowed = 0
 
@@ -227,13 +227,13 @@ async def is_not_swallowed(case: Case) -> None:
         await asyncio.wait([task])
         swallowed += waited and not task.cancelled()
 
-    # Once in a while the answer comes just then.
+    # The answer may arrive in the same loop turn as the cancellation.
     assert swallowed < 10
 
 
 @clause("cancel.while-closing", level=CONCURRENT)
 async def while_closing(case: Case) -> None:
-    """A closing that is cancelled closes all the same, and leaves no task behind."""
+    """A close that is cancelled still closes the handle and leaves no task behind."""
     before = asyncio.all_tasks()
 
     async def use() -> None:
@@ -253,7 +253,7 @@ async def while_closing(case: Case) -> None:
 
 @clause("cancel.while-opening", level=CONCURRENT)
 async def while_opening(case: Case) -> None:
-    """After an opening that was cancelled the store opens and works."""
+    """After a cancelled open the store opens and works."""
     thread = case.id()
 
     async def use() -> None:

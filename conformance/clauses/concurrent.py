@@ -1,4 +1,4 @@
-"""Many at once: what must hold when tasks and handles share threads and keys."""
+"""Concurrency: tasks and handles that share threads and keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONCURRENT = Level.CONCURRENT
 
 @asynccontextmanager
 async def handles(case: Case) -> AsyncIterator[list[Store]]:
-    """Return three handles: of one store where handles share it, else one thrice."""
+    """Return three handles of the store; if handles do not share it, one thrice."""
     if case.harness.lacks("handles"):
         yield [case.cp] * 3
         return
@@ -29,7 +29,7 @@ async def handles(case: Case) -> AsyncIterator[list[Store]]:
 
 @clause("concurrent.appends-are-all-there", level=CONCURRENT)
 async def appends_are_all_there(case: Case) -> None:
-    """Of many appends at once each is there, whole, in one piece and in its place."""
+    """Every concurrent append is stored whole, contiguous, at its returned version."""
     thread = case.id()
     batches = [[{"n": n, "i": i} for i in range(n % 4 + 1)] for n in range(60)]
 
@@ -49,7 +49,7 @@ async def appends_are_all_there(case: Case) -> None:
 
 @clause("concurrent.one-wins-a-version", level=CONCURRENT)
 async def one_wins_a_version(case: Case) -> None:
-    """Of many appends that expect one version exactly one writes."""
+    """Of concurrent appends that expect the same version exactly one writes."""
     thread = case.id()
 
     async with handles(case) as cps:
@@ -72,7 +72,7 @@ async def one_wins_a_version(case: Case) -> None:
 
 @clause("concurrent.merges-are-not-lost", level=CONCURRENT)
 async def merges_are_not_lost(case: Case) -> None:
-    """Of many merges of different keys at once none is lost."""
+    """No concurrent merge of different keys is lost."""
     thread = case.id()
 
     async with handles(case) as cps:
@@ -87,7 +87,7 @@ async def merges_are_not_lost(case: Case) -> None:
 
 @clause("concurrent.merges-are-atomic", level=CONCURRENT)
 async def merges_are_atomic(case: Case) -> None:
-    """Nobody sees a merge of several keys half done."""
+    """A reader sees all keys of a merge or none of them."""
     thread = case.id()
     names = [f"key-{i}" for i in range(20)]
     await case.cp.save_extra(thread, dict.fromkeys(names, -1))
@@ -113,7 +113,7 @@ async def merges_are_atomic(case: Case) -> None:
 
 @clause("concurrent.loads-are-snapshots", level=CONCURRENT)
 async def loads_are_snapshots(case: Case) -> None:
-    """A load during writes extends every earlier one and sees no append half done."""
+    """A load during writes extends earlier loads and never sees a partial append."""
     thread = case.id()
     done = asyncio.Event()
 
@@ -130,7 +130,7 @@ async def loads_are_snapshots(case: Case) -> None:
             assert messages[: len(earlier)] == earlier
             assert [m["part"] for m in messages] == [0, 1, 2] * (len(messages) // 3)
             earlier = messages
-            await asyncio.sleep(0)  # a store in memory never waits by itself
+            await asyncio.sleep(0)  # an in-memory store never yields to the event loop
 
     async with handles(case) as cps:
         readers = [asyncio.create_task(read(cp)) for cp in cps]
@@ -144,7 +144,7 @@ async def loads_are_snapshots(case: Case) -> None:
 
 @clause("concurrent.one-claims-a-key", level=CONCURRENT)
 async def one_claims_a_key(case: Case) -> None:
-    """Of many claims of a key at once, in any threads, exactly one succeeds."""
+    """Of concurrent claims of a key, in any threads, exactly one succeeds."""
     threads = [case.id() for _ in range(3)]
 
     async with handles(case) as cps:
@@ -167,7 +167,7 @@ async def one_claims_a_key(case: Case) -> None:
 
 @clause("concurrent.one-takes-over", level=CONCURRENT)
 async def one_takes_over(case: Case) -> None:
-    """Of many claims at once of a key that came free one is the next attempt."""
+    """Of concurrent claims of a freed key exactly one becomes the next attempt."""
     thread, key = case.id(), case.id("key")
 
     async with handles(case) as cps:
@@ -186,7 +186,7 @@ async def one_takes_over(case: Case) -> None:
 
 @clause("concurrent.one-result-stays", level=CONCURRENT)
 async def one_result_stays(case: Case) -> None:
-    """Of many results of a call at once one stays, and all get its record."""
+    """Of concurrent results of a call one is stored, and all callers get its record."""
     thread = case.id()
 
     async with handles(case) as cps:
@@ -209,7 +209,7 @@ async def one_result_stays(case: Case) -> None:
 
 @clause("concurrent.same-call-claims-once", level=CONCURRENT)
 async def same_call_claims_once(case: Case) -> None:
-    """Of the same call claimed many times at once one claim succeeds."""
+    """Of concurrent claims of the same call exactly one succeeds."""
     thread = case.id()
 
     async with handles(case) as cps:
@@ -227,7 +227,7 @@ async def same_call_claims_once(case: Case) -> None:
 
 @clause("concurrent.threads-make-progress", level=CONCURRENT)
 async def threads_make_progress(case: Case) -> None:
-    """A thread under constant load keeps no other thread from being used."""
+    """Constant load on one thread does not block the use of another thread."""
     busy, calm = case.id(), case.id()
     done = asyncio.Event()
     await case.cp.append(busy, [{"text": "x" * 1000}] * 300)
@@ -256,7 +256,7 @@ async def threads_make_progress(case: Case) -> None:
 
 @clause("concurrent.opens-at-once", "processes", level=CONCURRENT, deadline=40)
 def opens_at_once(case: Case) -> None:
-    """Many processes and tasks that open a store at once, a new one too, all can."""
+    """Many processes and tasks can open a store at the same time, even a new one."""
 
     async def use() -> None:
         async with case.open() as cp:

@@ -1,4 +1,4 @@
-"""Optional: deleting a thread without undoing what its calls did."""
+"""Optional: deleting a thread; its calls keep their keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from conformance.case import Case, raises
 from conformance.clause import clause
-from conformance.samples import neighbours
+from conformance.sample_ids import similar_ids
 from cpkit import (
     CallMismatch,
     CallRecord,
@@ -29,14 +29,14 @@ async def _filled(case: Case, call: ToolCall | None = None) -> tuple[str, ToolCa
 
 
 def _erased(record: CallRecord) -> CallRecord:
-    """Return what deletion leaves of a record."""
+    """Return the record as it must be after a deletion."""
     bare = replace(record.call, args={})
     return replace(record, call=bare, result=None, erased=True)
 
 
 @clause("erase.thread-is-gone", ErasesThreads)
 async def thread_is_gone(case: Case) -> None:
-    """After deletion load gives None, whatever the thread had."""
+    """After a deletion load returns None."""
     thread, _ = await _filled(case)
     await case.cp.delete_thread(thread)
     assert await case.cp.load(thread) is None
@@ -44,7 +44,7 @@ async def thread_is_gone(case: Case) -> None:
 
 @clause("erase.starts-again-at-0", ErasesThreads)
 async def starts_again_at_0(case: Case) -> None:
-    """The id starts again at version 0, without the old extra and pending calls."""
+    """After a deletion the id starts at version 0, without old extra and pending."""
     thread, _ = await _filled(case)
     await case.cp.delete_thread(thread)
     version = await case.cp.append(thread, [{"n": 9}], expected_version=0)
@@ -55,8 +55,8 @@ async def starts_again_at_0(case: Case) -> None:
 
 
 @clause("erase.missing-is-no-error", ErasesThreads)
-async def missing_is_no_error(case: Case) -> None:
-    """Deleting what is not there, or twice, does nothing."""
+async def missing_does_nothing(case: Case) -> None:
+    """Deleting a missing thread, or deleting a thread twice, does nothing."""
     thread, _ = await _filled(case)
     never = case.id()
     await case.cp.delete_thread(never)
@@ -69,9 +69,9 @@ async def missing_is_no_error(case: Case) -> None:
 
 @clause("erase.leaves-the-neighbours", ErasesThreads)
 async def leaves_the_neighbours(case: Case) -> None:
-    """Deletion touches no other thread, however alike its id."""
+    """A deletion changes no other thread, however similar its id is."""
     token = case.id("t")
-    threads = neighbours(token)
+    threads = similar_ids(token)
 
     for n, thread in enumerate(threads):
         await case.cp.append(thread, [{"n": n}])
@@ -85,7 +85,7 @@ async def leaves_the_neighbours(case: Case) -> None:
         await case.cp.delete_thread(thread, forget_keys=n % 2 == 1)
 
     for thread, loaded in before.items():
-        assert await case.cp.load(thread) == loaded, f"{thread!r:.120} was touched"
+        assert await case.cp.load(thread) == loaded, f"thread {thread!r:.120}"
 
 
 @clause("erase.completed-stays-paid", ErasesThreads)
@@ -101,7 +101,7 @@ async def completed_stays_paid(case: Case) -> None:
 
 @clause("erase.issued-stays-issued", ErasesThreads)
 async def issued_stays_issued(case: Case) -> None:
-    """An issued call keeps its key over a deletion, and is no longer pending."""
+    """After a deletion an issued call keeps its key and is not pending."""
     thread, call = await _filled(case)
     await case.cp.delete_thread(thread)
     holder = await case.cp.record_issued(thread, case.call(call.idempotency_key))
@@ -114,7 +114,7 @@ async def issued_stays_issued(case: Case) -> None:
 
 @clause("erase.failed-stays-free", ErasesThreads)
 async def failed_stays_free(case: Case) -> None:
-    """A failed call holds no key after a deletion either; attempts go on counting."""
+    """After a deletion a failed call still holds no key, and attempts count on."""
     thread, call = await _filled(case)
     await case.cp.record_result(thread, call.call_id, "no", success=False)
     await case.cp.delete_thread(thread)
@@ -127,7 +127,7 @@ async def failed_stays_free(case: Case) -> None:
 
 @clause("erase.own-call-again", ErasesThreads)
 async def own_call_again(case: Case) -> None:
-    """A call id on an erased record is compared by key and tool alone."""
+    """A call id on an erased record is compared by key and tool only."""
     thread, call = await _filled(case)
     await case.cp.delete_thread(thread)
     again = await case.cp.record_issued(thread, replace(call, args={"other": 1}))
@@ -146,7 +146,7 @@ async def own_call_again(case: Case) -> None:
 
 @clause("erase.late-result", ErasesThreads)
 async def late_result(case: Case) -> None:
-    """A late result of an erased call moves its status and drops the content, once."""
+    """A late result of an erased call sets its status once and drops the content."""
     thread, call = await _filled(case)
     await case.cp.delete_thread(thread)
     done = await case.cp.record_result(thread, call.call_id, {"secret": 1})
@@ -155,7 +155,7 @@ async def late_result(case: Case) -> None:
     assert (done.status, done.result, done.erased) == ("completed", None, True)
     assert done.resolved_at is not None
     assert again == found == done
-    assert await case.cp.load(thread) is None, "a late result makes no thread"
+    assert await case.cp.load(thread) is None, "a late result creates no thread"
 
 
 @clause("erase.late-failure-frees", ErasesThreads)
@@ -173,7 +173,7 @@ async def late_failure_frees(case: Case) -> None:
 
 @clause("erase.forget-frees-keys", ErasesThreads)
 async def forget_frees_keys(case: Case) -> None:
-    """With forget_keys the records go too: keys are free and count from 1 again."""
+    """With forget_keys the records are deleted: keys are free, attempts start at 1."""
     thread, call = await _filled(case)
     await case.cp.record_result(thread, call.call_id, 1)
     await case.cp.delete_thread(thread, forget_keys=True)
@@ -182,7 +182,7 @@ async def forget_frees_keys(case: Case) -> None:
     with raises(UnknownCall):
         await case.cp.record_result(thread, call.call_id, 1)
 
-    assert await case.cp.record_issued(thread, call) is None, "the call id is new again"
+    assert await case.cp.record_issued(thread, call) is None, "the call id is free"
     loaded = await case.cp.load(thread)
     assert loaded is not None
     assert [record.attempt for record in loaded.pending] == [1]
@@ -190,7 +190,7 @@ async def forget_frees_keys(case: Case) -> None:
 
 @clause("erase.forget-after-delete", ErasesThreads)
 async def forget_after_delete(case: Case) -> None:
-    """forget_keys also forgets what an earlier deletion kept."""
+    """forget_keys also deletes the records that an earlier deletion kept."""
     thread, call = await _filled(case)
     await case.cp.delete_thread(thread)
     await case.cp.delete_thread(thread, forget_keys=True)
@@ -199,7 +199,7 @@ async def forget_after_delete(case: Case) -> None:
 
 @clause("erase.forget-is-of-one-thread", ErasesThreads)
 async def forget_is_of_one_thread(case: Case) -> None:
-    """forget_keys leaves other threads' records of the same keys."""
+    """forget_keys keeps the records that other threads have of the same keys."""
     thread, call = await _filled(case)
     await case.cp.record_result(thread, call.call_id, "no", success=False)
     other, second = case.id(), case.call(call.idempotency_key)
@@ -218,7 +218,7 @@ async def forget_is_of_one_thread(case: Case) -> None:
 
 @clause("erase.not-listed", ErasesThreads, ListsThreads)
 async def not_listed(case: Case) -> None:
-    """A deleted thread is not listed, with erased calls or a late result neither."""
+    """A deleted thread is not listed, even with erased calls or a late result."""
     thread, call = await _filled(case)
     await case.cp.delete_thread(thread)
     assert await case.cp.list_threads(prefix=thread) == []
@@ -231,7 +231,7 @@ async def not_listed(case: Case) -> None:
 
 @clause("erase.reads-nothing", ErasesThreads, ReadsRanges)
 async def reads_nothing(case: Case) -> None:
-    """Nothing of a deleted thread can be read."""
+    """read returns no message of a deleted thread."""
     thread, _ = await _filled(case)
     await case.cp.delete_thread(thread)
     assert await case.cp.read(thread) == []
@@ -241,7 +241,7 @@ async def reads_nothing(case: Case) -> None:
 
 @clause("erase.receipts-stay", ErasesThreads, KeepsReceipts)
 async def receipts_stay(case: Case) -> None:
-    """list_calls and find_call show erased records, before the calls that follow."""
+    """list_calls and find_call return erased records, before later calls."""
     thread, first = await _filled(case)
     second, third = case.call(args={"secret": 1}), case.call(args={"secret": 2})
     await case.cp.record_issued(thread, second)
@@ -265,7 +265,7 @@ async def receipts_stay(case: Case) -> None:
 
 @clause("erase.forget-leaves-no-receipt", ErasesThreads, KeepsReceipts)
 async def forget_leaves_no_receipt(case: Case) -> None:
-    """With forget_keys no record of the thread is left."""
+    """With forget_keys no call record of the thread is left."""
     thread, call = await _filled(case)
     await case.cp.delete_thread(thread, forget_keys=True)
     assert await case.cp.list_calls(thread) == []

@@ -1,4 +1,4 @@
-"""Extra: a shallow merge, atomic for all keys of a call."""
+"""Extra: a shallow merge that is atomic for all of its keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def _extra(case: Case, thread: str) -> dict[str, Any]:
 
 @clause("extra.merges")
 async def merges(case: Case) -> None:
-    """Keys that are not named stay as they are; keys that are take the new value."""
+    """A merge sets the given keys and keeps all other keys."""
     thread = case.id()
     await case.cp.save_extra(thread, {"a": 1, "b": 2})
     await case.cp.save_extra(thread, {"b": 3, "c": 4})
@@ -28,7 +28,7 @@ async def merges(case: Case) -> None:
 
 @clause("extra.is-shallow")
 async def is_shallow(case: Case) -> None:
-    """A value is replaced whole, never merged into."""
+    """A merge replaces a whole value; it does not merge nested objects."""
     thread = case.id()
     await case.cp.save_extra(thread, {"plan": {"a": 1, "b": [1, 2]}, "list": [1, 2]})
     await case.cp.save_extra(thread, {"plan": {"c": 3}, "list": [3]})
@@ -38,7 +38,7 @@ async def is_shallow(case: Case) -> None:
 
 @clause("extra.stores-none")
 async def stores_none(case: Case) -> None:
-    """None is a value that is stored, not a deletion."""
+    """None is stored as a value; it does not delete the key."""
     thread = case.id()
     await case.cp.save_extra(thread, {"a": 1, "b": None})
     await case.cp.save_extra(thread, {"a": None})
@@ -48,7 +48,7 @@ async def stores_none(case: Case) -> None:
 
 @clause("extra.nothing-changes-nothing")
 async def nothing_changes_nothing(case: Case) -> None:
-    """An empty mapping changes nothing and makes no thread."""
+    """An empty mapping changes nothing and creates no thread."""
     thread = case.id()
     await case.cp.save_extra(thread, {})
     assert await case.cp.load(thread) is None
@@ -113,7 +113,7 @@ async def many_keys(case: Case) -> None:
 
 @clause("extra.copies-its-input")
 async def copies_its_input(case: Case) -> None:
-    """Changing a mapping after it was saved changes nothing stored."""
+    """Changing a mapping after it was saved does not change the stored values."""
     thread = case.id()
     given: dict[str, Any] = {"plan": {"steps": ["a"]}}
     await case.cp.save_extra(thread, given)
@@ -125,7 +125,7 @@ async def copies_its_input(case: Case) -> None:
 
 @clause("extra.leaves-the-rest")
 async def leaves_the_rest(case: Case) -> None:
-    """A merge changes neither messages nor calls, and not the version."""
+    """A merge does not change messages, calls or the version."""
     thread = case.id()
     await case.cp.append(thread, [{"n": 1}])
     await case.cp.record_issued(thread, case.call())
@@ -140,7 +140,7 @@ async def leaves_the_rest(case: Case) -> None:
 
 @clause("extra.takes-a-mapping-only")
 async def takes_a_mapping_only(case: Case) -> None:
-    """What is no mapping is a TypeError, and nothing is written."""
+    """An extra that is not a mapping is a TypeError; nothing is written."""
     thread = case.id()
     wrong: list[Any] = [None, [("a", 1)], "a", 1]
 

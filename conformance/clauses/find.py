@@ -1,4 +1,4 @@
-"""Finding what was completed, by key, from any thread."""
+"""Finding the completed call of a key, from any thread."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from conformance.clause import clause
 
 
 @clause("find.unknown-is-none")
-async def unknown_is_none(case: Case) -> None:
+async def unknown_returns_none(case: Case) -> None:
     """A key that was never claimed has no completed record."""
     found = await case.cp.find_completed(case.id("key"))
     assert found is None
 
 
 @clause("find.issued-is-none")
-async def issued_is_none(case: Case) -> None:
-    """A key whose call is only issued has no completed record."""
+async def issued_returns_none(case: Case) -> None:
+    """A key whose call is issued but not resolved has no completed record."""
     call = case.call()
     await case.cp.record_issued(case.id(), call)
     found = await case.cp.find_completed(call.idempotency_key)
@@ -23,7 +23,7 @@ async def issued_is_none(case: Case) -> None:
 
 
 @clause("find.failed-is-none")
-async def failed_is_none(case: Case) -> None:
+async def failed_returns_none(case: Case) -> None:
     """A key whose call failed has no completed record."""
     thread, call = case.id(), case.call()
     await case.cp.record_issued(thread, call)
@@ -34,7 +34,7 @@ async def failed_is_none(case: Case) -> None:
 
 @clause("find.completed-from-any-thread")
 async def completed_from_any_thread(case: Case) -> None:
-    """The completed record of a key is found with its key alone, among many."""
+    """The completed record of a key is found by the key only, among other keys."""
     done = []
 
     for n in range(5):
@@ -49,7 +49,7 @@ async def completed_from_any_thread(case: Case) -> None:
 
 @clause("find.completed-after-failures")
 async def completed_after_failures(case: Case) -> None:
-    """After failed attempts the one that completed is found."""
+    """After failed attempts the completed attempt is found."""
     key = case.id("key")
 
     for _ in range(2):

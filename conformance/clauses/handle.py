@@ -1,4 +1,4 @@
-"""The handle: open, closed, closed too late, and in the wrong event loop."""
+"""The handle: opening, closing, errors, and use from another event loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cpkit import (
 
 
 def _six(case: Case, cp: Store) -> dict[str, Callable[[], Awaitable[object]]]:
-    """Return a use of each of the six methods, empty writes too."""
+    """Return a call of each of the six methods, with empty writes too."""
     thread = case.id()
     return {
         "load": lambda: cp.load(thread),
@@ -36,7 +36,7 @@ def _six(case: Case, cp: Store) -> dict[str, Callable[[], Awaitable[object]]]:
 
 @clause("handle.is-a-checkpointer")
 async def is_a_checkpointer(case: Case) -> None:
-    """What opening gives has the six methods."""
+    """An open handle has the six methods."""
     cp: object = case.cp
     assert isinstance(cp, Checkpointer)
 
@@ -58,7 +58,7 @@ async def closed_before(case: Case) -> None:
     manager: Any = case.open()
 
     if not isinstance(manager, Checkpointer):
-        case.skip("the handle does not exist before it is open")
+        case.skip("the harness returns no handle object before it is open")
 
     for name, use in _six(case, manager).items():
         with raises(Closed, name):
@@ -67,7 +67,7 @@ async def closed_before(case: Case) -> None:
 
 @clause("handle.closed-comes-first")
 async def closed_comes_first(case: Case) -> None:
-    """A closed handle says Closed, whatever else is wrong with the arguments."""
+    """A closed handle raises Closed even if the arguments are wrong too."""
     async with case.open() as cp:
         await cp.load(case.id())
 
@@ -97,7 +97,7 @@ async def close_is_idempotent(case: Case) -> None:
 
 @clause("handle.close-lets-writes-finish", "handles")
 async def close_lets_writes_finish(case: Case) -> None:
-    """Leaving the context lets what is in flight finish; what it said is stored."""
+    """Closing waits for operations in flight; every acknowledged write is stored."""
     threads = [case.id() for _ in range(10)]
 
     async with case.open() as cp:
@@ -110,7 +110,7 @@ async def close_lets_writes_finish(case: Case) -> None:
         there = await case.cp.load(thread)
         written = there is not None
         assert answer == 1 or isinstance(answer, Closed)
-        assert written == (answer == 1), "a write is acknowledged when it is stored"
+        assert written == (answer == 1), "stored exactly if acknowledged"
 
 
 @clause("handle.close-leaves-no-task")
@@ -127,7 +127,7 @@ async def close_leaves_no_task(case: Case) -> None:
 
 @clause("handle.opens-again", "handles")
 async def opens_again(case: Case) -> None:
-    """What one handle wrote is there for a handle that is opened after its close."""
+    """A handle sees what an earlier, closed handle wrote."""
     thread, call = case.id(), case.call()
 
     async with case.open() as first:
@@ -145,7 +145,7 @@ async def opens_again(case: Case) -> None:
 
 @clause("handle.shares-the-store", "handles")
 async def shares_the_store(case: Case) -> None:
-    """Two open handles see each other's writes at once."""
+    """Two open handles see each other's acknowledged writes at once."""
     thread = case.id()
 
     async with case.open() as other:
@@ -159,7 +159,7 @@ async def shares_the_store(case: Case) -> None:
 
 @clause("handle.shares-calls", "handles")
 async def shares_calls(case: Case) -> None:
-    """A claim or result that one handle acknowledged counts for all others at once."""
+    """A claim or result that one handle acknowledged counts for every handle."""
     thread = case.id()
 
     async with case.open() as other:
@@ -199,7 +199,7 @@ async def wrong_loop(case: Case) -> None:
 
 @clause("handle.wrong-loop-does-no-harm")
 async def wrong_loop_does_no_harm(case: Case) -> None:
-    """A handle that was used from another loop still works in its own."""
+    """A handle that was used from another event loop still works in its own."""
     thread = case.id()
 
     async def elsewhere() -> None:
@@ -213,7 +213,7 @@ async def wrong_loop_does_no_harm(case: Case) -> None:
 
 @clause("handle.works-after-errors")
 async def works_after_errors(case: Case) -> None:
-    """After any error the handle still works and nothing is blocked."""
+    """After an error the handle still works and blocks no other operation."""
     thread = case.id()
     await case.cp.append(thread, [{"n": 0}])
 
@@ -230,7 +230,7 @@ async def works_after_errors(case: Case) -> None:
 
 @clause("handle.states-durability", StatesDurability)
 async def states_durability(case: Case) -> None:
-    """What the store says of its durability is a level and words for people."""
+    """durability is a Durability with a level and a text for people."""
     stated = getattr(case.cp, "durability", None)
     assert isinstance(stated, Durability)
     assert stated.words.strip()

@@ -1,4 +1,4 @@
-"""Ids: opaque, compared exactly, never mistaken for one another."""
+"""Ids: opaque texts, compared exactly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from conformance.case import Case, raises
 from conformance.clause import clause
-from conformance.samples import ids_beyond, neighbours
+from conformance.sample_ids import invalid_ids, similar_ids
 from cpkit import (
     ErasesThreads,
     InvalidId,
@@ -20,12 +20,12 @@ from cpkit import (
 
 @clause("ids.threads-never-meet")
 async def threads_never_meet(case: Case) -> None:
-    """No two thread ids meet, however alike, hostile or long they are."""
-    threads = neighbours(case.id("t"))
+    """Two thread ids are never mixed up, however similar, hostile or long."""
+    threads = similar_ids(case.id("t"))
 
     for n, thread in enumerate(threads):
         version = await case.cp.append(thread, [{"n": n}])
-        assert version == 1, f"{thread!r:.120} met another id"
+        assert version == 1, f"{thread!r:.120} mixed up with another thread id"
         await case.cp.save_extra(thread, {"n": n})
 
     for n, thread in enumerate(threads):
@@ -36,13 +36,13 @@ async def threads_never_meet(case: Case) -> None:
 
 @clause("ids.keys-never-meet")
 async def keys_never_meet(case: Case) -> None:
-    """No two idempotency keys meet, however alike, hostile or long they are."""
-    thread, keys = case.id(), neighbours(case.id("k"))
+    """Two idempotency keys are never mixed up, however similar, hostile or long."""
+    thread, keys = case.id(), similar_ids(case.id("k"))
 
     for n, key in enumerate(keys):
         call = case.call(key, call_id=f"call-{n}", args={"n": n})
         seen = await case.cp.record_issued(thread, call)
-        assert seen is None, f"{key!r:.120} met another key"
+        assert seen is None, f"{key!r:.120} mixed up with another key"
         await case.cp.record_result(thread, f"call-{n}", n)
 
     for n, key in enumerate(keys):
@@ -53,13 +53,13 @@ async def keys_never_meet(case: Case) -> None:
 
 @clause("ids.calls-never-meet")
 async def calls_never_meet(case: Case) -> None:
-    """No two call ids or tool names meet, however alike, hostile or long they are."""
-    thread, call_ids = case.id(), neighbours(case.id("c"))
+    """Two call ids or tool names are never mixed up, however similar or long."""
+    thread, call_ids = case.id(), similar_ids(case.id("c"))
     calls = [case.call(call_id=one, tool=one, args={"id": one}) for one in call_ids]
 
     for call in calls:
         seen = await case.cp.record_issued(thread, call)
-        assert seen is None, f"{call.call_id!r:.120} met another call"
+        assert seen is None, f"{call.call_id!r:.120} mixed up with another call"
 
     loaded = await case.cp.load(thread)
     assert loaded is not None
@@ -72,7 +72,7 @@ async def calls_never_meet(case: Case) -> None:
 
 @clause("ids.parts-never-mix")
 async def parts_never_mix(case: Case) -> None:
-    """Thread and call ids never run together: ("a:b", "c") is not ("a", "b:c")."""
+    """Thread and call ids are never joined: ("a:b", "c") is not ("a", "b:c")."""
     token = case.id("p")
 
     for mark in (":", "/", "|", "\n", " ", ".", "-", "::", "}", "%3A"):
@@ -90,7 +90,7 @@ async def parts_never_mix(case: Case) -> None:
 
 @clause("ids.kinds-never-mix")
 async def kinds_never_mix(case: Case) -> None:
-    """One text may be a thread, a call, a tool and a key at once."""
+    """One text can be a thread id, call id, tool name and key at the same time."""
     text, other = case.id(), case.id()
     await case.cp.append(text, [{"n": 1}])
     await case.cp.save_extra(text, {text: 1})
@@ -114,7 +114,7 @@ class _Text(str):
 
 @clause("ids.subclass-is-its-text")
 async def subclass_is_its_text(case: Case) -> None:
-    """An id of a subclass of str is the id of its text."""
+    """An id of a str subclass is the same id as its plain text."""
     thread, key = case.id(), case.id("key")
     await case.cp.append(_Text(thread), [{"n": 1}])
     call = case.call(_Text(key), call_id=_Text("c"), tool=_Text("pay"))
@@ -131,14 +131,14 @@ async def subclass_is_its_text(case: Case) -> None:
 
 async def _refused(uses: dict[str, Callable[[Any], Awaitable[object]]]) -> None:
     for name, use in uses.items():
-        for what, value in ids_beyond().items():
+        for what, value in invalid_ids().items():
             with raises(InvalidId, f"{what} in {name}"):
                 await use(value)
 
 
 @clause("ids.refused")
 async def refused(case: Case) -> None:
-    """Empty, over 512 bytes of UTF-8, with NUL, no str: InvalidId, in every method."""
+    """An id that is empty, over 512 bytes, with NUL or not a str is an InvalidId."""
     thread = case.id()
     cp = case.cp
     await _refused(
@@ -168,7 +168,7 @@ async def refused(case: Case) -> None:
 
 @clause("ids.refused-first")
 async def refused_first(case: Case) -> None:
-    """An invalid id is refused before an invalid value is looked at."""
+    """An invalid id is refused before an invalid value is checked."""
     wrong: Any = object()
 
     with raises(InvalidId):
@@ -183,8 +183,8 @@ async def refused_first(case: Case) -> None:
 
 @clause("ids.refused-in-list", ListsThreads)
 async def refused_in_list(case: Case) -> None:
-    """list_threads refuses what is no id to start after, and a prefix with NUL."""
-    beyond = ids_beyond()
+    """list_threads refuses an invalid id in after, and a prefix with NUL."""
+    beyond = invalid_ids()
     del beyond["None"]  # is the default of after
 
     for what, value in beyond.items():
@@ -198,13 +198,13 @@ async def refused_in_list(case: Case) -> None:
 
 @clause("ids.refused-in-read", ReadsRanges)
 async def refused_in_read(case: Case) -> None:
-    """read refuses what is no id."""
+    """read refuses an invalid id."""
     await _refused({"read": lambda bad: case.cp.read(bad, 0, 1)})
 
 
 @clause("ids.refused-in-receipts", KeepsReceipts)
 async def refused_in_receipts(case: Case) -> None:
-    """list_calls and find_call refuse what is no id."""
+    """list_calls and find_call refuse an invalid id."""
     await _refused(
         {
             "list_calls": lambda bad: case.cp.list_calls(bad),
@@ -215,5 +215,5 @@ async def refused_in_receipts(case: Case) -> None:
 
 @clause("ids.refused-in-delete", ErasesThreads)
 async def refused_in_delete(case: Case) -> None:
-    """delete_thread refuses what is no id."""
+    """delete_thread refuses an invalid id."""
     await _refused({"delete_thread": lambda bad: case.cp.delete_thread(bad)})

@@ -1,4 +1,4 @@
-"""SIGKILL of writing processes: what was acknowledged is there, and nothing is torn."""
+"""SIGKILL of writing processes: acknowledged writes survive, and none is torn."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TASKS = ["a", "b"]
 
 
 async def _killed(case: Case, job: dict[str, Any]) -> list[Op]:
-    """Let processes write until they are killed, each at a moment of its own.
+    """Start writing processes, kill each at a random moment, and return the history.
 
-    Each line that a process printed was an acknowledgement, also when it was still on
-    its way to us at the kill.
+    Each printed line is an acknowledgement, even if it was still in the pipe when the
+    process was killed.
     """
     jobs = [
         {
@@ -51,7 +51,7 @@ async def _killed(case: Case, job: dict[str, Any]) -> list[Op]:
 
 @clause("kill.writes-survive", "processes", level=DURABLE, deadline=50)
 async def writes_survive(case: Case) -> None:
-    """After SIGKILL every acknowledged append and merge is there, and each is whole."""
+    """After SIGKILL every acknowledged append and merge is stored whole."""
     for _ in range(case.times(4)):
         threads = [case.id() for _ in range(2)]
         history = await _killed(case, {"threads": threads})
@@ -65,7 +65,7 @@ async def writes_survive(case: Case) -> None:
 
 @clause("kill.claims-survive", "processes", level=DURABLE, deadline=50)
 async def claims_survive(case: Case) -> None:
-    """After SIGKILL acknowledged claims and results stand; no key has two holders."""
+    """After SIGKILL all acknowledged claims and results are stored."""
     for _ in range(case.times(4)):
         keys = [case.id("key") for _ in range(4)]
         clients = [f"{process}{task}" for process in PROCESSES for task in TASKS]
@@ -98,7 +98,7 @@ async def next_write_works(case: Case) -> None:
 
 @clause("kill.earlier-stays", "processes", level=DURABLE, deadline=50)
 async def earlier_stays(case: Case) -> None:
-    """SIGKILL of writers changes nothing that was written before they began."""
+    """SIGKILL of writers changes nothing that was written before they started."""
     threads = [case.id() for _ in range(2)]
     before: list[CheckpointData[Any]] = []
 
@@ -125,7 +125,7 @@ async def earlier_stays(case: Case) -> None:
 
 @clause("kill.while-opening", "processes", level=DURABLE, deadline=50)
 def while_opening(case: Case) -> None:
-    """SIGKILL of processes that are opening the store leaves one that opens."""
+    """After SIGKILL of processes that open the store, the store still opens."""
 
     job = {"threads": [case.id()], "clients": ["a"], "count": 1, "seed": 1}
 
@@ -144,7 +144,7 @@ def while_opening(case: Case) -> None:
         worker.kill()
 
     async def run() -> None:
-        usual = 0.01  # until it is known: the first may have a store to create
+        usual = 0.01  # a guess for the first round, which may create the store
 
         for _ in range(case.times(4)):
             started = [Worker(case.harness, job) for _ in range(2)]
@@ -162,7 +162,7 @@ def while_opening(case: Case) -> None:
 
 @clause("kill.exit-loses-nothing", "processes", level=DURABLE, deadline=40)
 async def exit_loses_nothing(case: Case) -> None:
-    """What a process wrote that ended by itself is there for all others."""
+    """After a process exited normally, every other process sees its writes."""
     threads = [case.id()]
     job = {"threads": threads, "clients": ["process 1"], "count": 20, "seed": 1}
 

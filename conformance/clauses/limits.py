@@ -1,4 +1,4 @@
-"""Limits: ``max_payload`` counts the stored bytes of one value, inclusive."""
+"""Limits: ``max_payload`` is the largest number of stored bytes of one value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIMIT = 1000
 
 
 def _of_size(size: int, letter: str = "x") -> dict[str, str]:
-    """Return an object whose compact JSON has so many bytes of UTF-8."""
+    """Return an object whose compact JSON has ``size`` bytes of UTF-8."""
     room = size - len('{"t":""}')
     wide = len(letter.encode())
     return {"t": letter * (room // wide) + "x" * (room % wide)}
@@ -73,7 +73,7 @@ async def too_large_is_refused(case: Case) -> None:
 
 @clause("limits.too-large-tells-the-facts", "max_payload")
 async def too_large_tells_the_facts(case: Case) -> None:
-    """PayloadTooLarge names the path, the size and the limit."""
+    """PayloadTooLarge has the path, the size and the limit as fields."""
     async with case.open(max_payload=LIMIT) as cp:
         with raises(PayloadTooLarge) as caught:
             await cp.append(case.id(), [{"n": 0}, _of_size(LIMIT + 7)])
@@ -98,7 +98,7 @@ async def payload_is_of_one(case: Case) -> None:
 
 @clause("limits.a-megabyte-by-default")
 async def a_megabyte_by_default(case: Case) -> None:
-    """Without options a payload of some megabytes is stored."""
+    """With default options a payload of 3 MB is stored."""
     thread = case.id()
     value: Any = {"image": "x" * 3_000_000}
     await case.cp.append(thread, [value])

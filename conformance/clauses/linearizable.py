@@ -1,4 +1,4 @@
-"""Every history has an order that explains it, whoever the clients are."""
+"""Histories of tasks, handles and processes are linearizable."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from conformance.workers import workers
 CONCURRENT = Level.CONCURRENT
 
 CLIENTS = 4
-"""At once, on one thread or key: what the search for an order can take."""
+"""Concurrent clients of one thread or key. More would make the search too slow."""
 
 OPERATIONS = 15
-"""Of each client; the last look comes on top."""
+"""Operations of each client, without the reads after all clients are done."""
 
 
 async def check_threads(cp: Store, threads: list[str], history: list[Op]) -> None:
-    """Look once more when all is quiet, and check what everybody saw."""
-    last = Recorder(cp, "afterwards")
+    """Read the final state, and check that one order explains every answer."""
+    last = Recorder(cp, "final read")
 
     for thread in threads:
         await last.load(thread)
@@ -36,8 +36,8 @@ async def check_threads(cp: Store, threads: list[str], history: list[Op]) -> Non
 
 
 async def check_keys(cp: Store, keys: list[str], history: list[Op]) -> None:
-    """Look once more when all is quiet, and check what everybody saw."""
-    last = Recorder(cp, "afterwards")
+    """Read the final state, and check that one order explains every answer."""
+    last = Recorder(cp, "final read")
 
     for key in keys:
         await last.find_completed(key)
@@ -75,14 +75,14 @@ async def _keys(case: Case, cps: list[Store]) -> None:
 
 @clause("linearizable.threads-in-tasks", level=CONCURRENT, deadline=50)
 async def threads_in_tasks(case: Case) -> None:
-    """Tasks see appends, merges and loads in an order that explains all."""
+    """Appends, merges and loads of concurrent tasks are linearizable."""
     for _ in range(case.times(4)):
         await _threads(case, [case.cp] * CLIENTS)
 
 
 @clause("linearizable.threads-in-handles", "handles", level=CONCURRENT, deadline=50)
 async def threads_in_handles(case: Case) -> None:
-    """Handles see appends, merges and loads in an order that explains all."""
+    """Appends, merges and loads of concurrent handles are linearizable."""
     async with handles(case) as cps:
         for _ in range(case.times(4)):
             await _threads(case, [cps[n % 3] for n in range(CLIENTS)])
@@ -90,14 +90,14 @@ async def threads_in_handles(case: Case) -> None:
 
 @clause("linearizable.keys-in-tasks", level=CONCURRENT, deadline=50)
 async def keys_in_tasks(case: Case) -> None:
-    """Tasks see claims and results in an order that explains all."""
+    """Claims and results of concurrent tasks are linearizable."""
     for _ in range(case.times(4)):
         await _keys(case, [case.cp] * CLIENTS)
 
 
 @clause("linearizable.keys-in-handles", "handles", level=CONCURRENT, deadline=50)
 async def keys_in_handles(case: Case) -> None:
-    """Handles see claims and results in an order that explains all."""
+    """Claims and results of concurrent handles are linearizable."""
     async with handles(case) as cps:
         for _ in range(case.times(4)):
             await _keys(case, [cps[n % 3] for n in range(CLIENTS)])
@@ -106,7 +106,7 @@ async def keys_in_handles(case: Case) -> None:
 async def _in_processes(
     case: Case, job: dict[str, Any], clients: list[str]
 ) -> list[Op]:
-    """Return what the clients did, each in a process of its own."""
+    """Run each client in its own process, and return their history."""
     jobs = [
         {**job, "clients": [client], "seed": case.random.random()} for client in clients
     ]
@@ -119,7 +119,7 @@ async def _in_processes(
 
 @clause("linearizable.threads-in-processes", "processes", level=CONCURRENT, deadline=50)
 async def threads_in_processes(case: Case) -> None:
-    """Processes see appends, merges and loads in an order that explains all."""
+    """Appends, merges and loads of concurrent processes are linearizable."""
     threads = [case.id() for _ in range(2)]
     job = {"threads": threads, "count": case.times(25)}
     history = await _in_processes(case, job, ["process 1", "process 2", "process 3"])
@@ -128,7 +128,7 @@ async def threads_in_processes(case: Case) -> None:
 
 @clause("linearizable.keys-in-processes", "processes", level=CONCURRENT, deadline=50)
 async def keys_in_processes(case: Case) -> None:
-    """Processes see claims and results in an order that explains all."""
+    """Claims and results of concurrent processes are linearizable."""
     clients = ["process 1", "process 2", "process 3"]
     keys = [case.id("key") for _ in range(4)]
     threads = {client: case.id() for client in clients}

@@ -1,4 +1,4 @@
-"""Loading: a consistent snapshot that is the caller's."""
+"""Loading: a consistent snapshot that the caller may change."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from conformance.clause import clause
 
 
 @clause("load.nothing-is-none")
-async def nothing_is_none(case: Case) -> None:
-    """A thread for which nothing was recorded loads as None."""
+async def missing_returns_none(case: Case) -> None:
+    """A thread without any write loads as None."""
     loaded = await case.cp.load(case.id())
     assert loaded is None
 
 
 @clause("load.reading-records-nothing")
 async def reading_records_nothing(case: Case) -> None:
-    """Looking at a thread does not make it exist."""
+    """Reading a thread does not create it."""
     thread = case.id()
     await case.cp.load(thread)
     await case.cp.find_completed(case.id("key"))
@@ -41,7 +41,7 @@ async def all_three_fields(case: Case) -> None:
 
 @clause("load.version-counts-messages")
 async def version_counts_messages(case: Case) -> None:
-    """The version of what is loaded is the number of its messages."""
+    """The version of a loaded thread is the number of its messages."""
     thread = case.id()
 
     for n in range(1, 4):
@@ -53,7 +53,7 @@ async def version_counts_messages(case: Case) -> None:
 
 @clause("load.only-extra")
 async def only_extra(case: Case) -> None:
-    """A thread that has only extra loads, at version 0."""
+    """A thread with only extra is loaded at version 0."""
     thread = case.id()
     await case.cp.save_extra(thread, {"plan": "a"})
     loaded = await case.cp.load(thread)
@@ -63,7 +63,7 @@ async def only_extra(case: Case) -> None:
 
 @clause("load.only-calls")
 async def only_calls(case: Case) -> None:
-    """A thread that has only calls loads, also when none of them is pending."""
+    """A thread with only calls is loaded, even if no call is pending."""
     thread, call = case.id(), case.call()
     await case.cp.record_issued(thread, call)
     loaded = await case.cp.load(thread)
@@ -79,7 +79,7 @@ async def only_calls(case: Case) -> None:
 
 @clause("load.twice-is-equal")
 async def twice_is_equal(case: Case) -> None:
-    """Two loads with no write between them are equal, times included."""
+    """Two loads without a write between them are equal, times included."""
     thread = case.id()
     await case.cp.append(thread, [{"n": 1.5}, {"n": [None, True, "é"]}])
     await case.cp.save_extra(thread, {"b": 1, "a": {"x": [1]}})
@@ -92,7 +92,7 @@ async def twice_is_equal(case: Case) -> None:
 
 @clause("load.is-the-callers")
 async def is_the_callers(case: Case) -> None:
-    """Changing what was loaded changes nothing stored."""
+    """Changing a loaded object does not change the stored thread."""
     thread = case.id()
     await case.cp.append(thread, [{"deep": {"list": [1, 2]}}, {"n": 2}])
     await case.cp.save_extra(thread, {"plan": {"steps": ["a"]}})
@@ -103,9 +103,9 @@ async def is_the_callers(case: Case) -> None:
 
     mine.messages[0]["deep"]["list"].append(3)
     del mine.messages[1]
-    mine.extra["plan"]["steps"].append("b")  # type: ignore[index,call-overload,union-attr]  # known above
+    mine.extra["plan"]["steps"].append("b")  # type: ignore[index,call-overload,union-attr]  # checked above
     mine.extra["new"] = 1
-    mine.pending[0].call.args["to"]["name"] = "y"  # type: ignore[index,call-overload]  # likewise
+    mine.pending[0].call.args["to"]["name"] = "y"  # type: ignore[index,call-overload]  # checked above
     mine.pending.clear()
 
     after = await case.cp.load(thread)
@@ -114,7 +114,7 @@ async def is_the_callers(case: Case) -> None:
 
 @clause("load.extends-earlier")
 async def extends_earlier(case: Case) -> None:
-    """Every load extends every earlier one: the earlier messages are a prefix."""
+    """The messages of an earlier load are a prefix of every later load."""
     thread = case.id()
     earlier: list[object] = []
 
@@ -129,7 +129,7 @@ async def extends_earlier(case: Case) -> None:
 
 @clause("load.threads-are-separate")
 async def threads_are_separate(case: Case) -> None:
-    """Nothing that is written to one thread shows in another."""
+    """A write to one thread is not visible in another."""
     one, other = case.id(), case.id()
     await case.cp.append(other, [{"n": "other"}])
     await case.cp.save_extra(other, {"k": "other"})

@@ -1,4 +1,4 @@
-"""Chance against the reference: any sequence of operations gives what memory gives.
+"""Random sequences of operations give the same answers as the in-memory store.
 
 A Hypothesis state machine drives the store and an in-memory reference side by side and
 compares every answer. On a failure it shrinks the sequence to the shortest script that
@@ -35,7 +35,7 @@ from cpkit import (
 EXAMPLES, STEPS = 100, 25
 
 SHRINKING = 6.0
-"""Seconds, from the first difference, for Hypothesis; then each step is tried alone."""
+"""Seconds that Hypothesis has to shrink a script, and `shortened` again."""
 
 KEYS = ["k", "l"]
 
@@ -60,11 +60,11 @@ _bounds = st.none() | st.integers(-6, 6)
 
 
 class _Enough(BaseException):
-    """Ends the shrinking. An ``Exception`` would be one more failure to shrink."""
+    """Ends the shrinking. Hypothesis would try to shrink an ``Exception`` too."""
 
 
 class _Bench:
-    """The store that the scripts of one run are tried on."""
+    """Runs the scripts of one run against the store."""
 
     def __init__(self, case: Case, runner: asyncio.Runner) -> None:
         self._case = case
@@ -97,7 +97,7 @@ class _Bench:
 
 
 class _Machine(RuleBasedStateMachine):
-    """One script that chance writes."""
+    """One random script."""
 
     bench: ClassVar[_Bench]
 
@@ -148,7 +148,7 @@ class _Machine(RuleBasedStateMachine):
 
     @rule(thread=_threads, call_id=_calls, key=_keys, success=st.booleans())
     def make_a_call(self, thread: str, call_id: str, key: str, success: bool) -> None:
-        """Claim and resolve: the common case, which chance alone seldom hits on."""
+        """Claim and resolve: a common case that is rare among random steps."""
         self.record_issued(thread, call_id, key, "pay", {"n": 1})
         self.record_result(thread, call_id, key, success)
 
@@ -188,11 +188,11 @@ class _Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.may_reopen and len(self.script.steps) > 8)
     @rule()
     def reopen(self) -> None:
-        self.may_reopen = False  # once in a script: it can take its time
+        self.may_reopen = False  # once in a script, because opening can be slow
         self.do("reopen")
 
     def do(self, method: str, *args: Any, **options: Any) -> None:
-        """Do a step; on a difference fail, or say that it is enough."""
+        """Do a step; on a difference fail, or end the shrinking when time is up."""
         if self.bench.run(self.script.do(Step(method, args, options))):
             return
 
@@ -211,7 +211,7 @@ class _Machine(RuleBasedStateMachine):
 
 @clause("model.agrees-with-reference", deadline=50)
 def agrees_with_reference(case: Case) -> None:
-    """Any sequence of operations answers as the in-memory reference does."""
+    """Any sequence of operations gives the same answers as the in-memory store."""
     with asyncio.Runner() as runner:
         opened = _Bench(case, runner)
 

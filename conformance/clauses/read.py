@@ -1,4 +1,4 @@
-"""Optional: a part of a thread, with the semantics of a slice."""
+"""Optional: reading a part of a thread, like a slice of a list."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cpkit import ReadsRanges
 
 @clause("read.is-a-slice", ReadsRanges)
 async def is_a_slice(case: Case) -> None:
-    """read(start, stop) returns messages[start:stop], negative and beyond too."""
+    """read(start, stop) returns messages[start:stop], for any integers."""
     thread = case.id()
     messages = [{"n": n} for n in range(7)]
     await case.cp.append(thread, messages[:3])
@@ -27,7 +27,7 @@ async def is_a_slice(case: Case) -> None:
 
 @clause("read.defaults-to-all", ReadsRanges)
 async def defaults_to_all(case: Case) -> None:
-    """Without a range all messages come back."""
+    """read without a range returns all messages."""
     thread = case.id()
     messages = [{"n": n} for n in range(5)]
     await case.cp.append(thread, messages)
@@ -38,7 +38,7 @@ async def defaults_to_all(case: Case) -> None:
 
 @clause("read.missing-is-empty", ReadsRanges)
 async def missing_is_empty(case: Case) -> None:
-    """A missing thread, and one without messages, is the empty list."""
+    """read of a missing thread, or one without messages, returns an empty list."""
     thread, only_extra = case.id(), case.id()
     await case.cp.save_extra(only_extra, {"k": 1})
 
@@ -51,7 +51,7 @@ async def missing_is_empty(case: Case) -> None:
 
 @clause("read.is-the-callers", ReadsRanges)
 async def is_the_callers(case: Case) -> None:
-    """Changing what was read changes nothing stored."""
+    """Changing a read message does not change the stored one."""
     thread = case.id()
     await case.cp.append(thread, [{"list": [1]}])
     mine = await case.cp.read(thread)
@@ -62,7 +62,7 @@ async def is_the_callers(case: Case) -> None:
 
 @clause("read.arguments", ReadsRanges)
 async def arguments(case: Case) -> None:
-    """Bounds that are no integers are a TypeError."""
+    """A bound that is not an integer is a TypeError."""
     thread = case.id()
     wrong: list[Any] = ["1", 1.0, True]
 

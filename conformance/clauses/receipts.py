@@ -1,4 +1,4 @@
-"""Optional: every call on record, and who holds a key."""
+"""Optional: listing every stored call, and finding the holder of a key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cpkit import KeepsReceipts
 
 @clause("receipts.every-attempt-in-order", KeepsReceipts)
 async def every_attempt_in_order(case: Case) -> None:
-    """list_calls shows every attempt of the thread, in the order of claims."""
+    """list_calls returns every attempt of the thread, in the order of claims."""
     thread, key = case.id(), case.id("key")
     calls = [case.call(key), case.call(), case.call(key), case.call(), case.call(key)]
     expected: list[tuple[str, Any]] = []
@@ -37,7 +37,7 @@ async def every_attempt_in_order(case: Case) -> None:
 
 @clause("receipts.order-is-of-claims", KeepsReceipts)
 async def order_is_of_claims(case: Case) -> None:
-    """Resolving calls in another order does not move them in list_calls."""
+    """Resolving calls in another order does not change the order of list_calls."""
     thread = case.id()
     calls = [case.call() for _ in range(15)]
 
@@ -53,7 +53,7 @@ async def order_is_of_claims(case: Case) -> None:
 
 @clause("receipts.own-thread-only", KeepsReceipts)
 async def own_thread_only(case: Case) -> None:
-    """list_calls shows the calls of its thread alone; one without calls has none."""
+    """list_calls returns the calls of its own thread only."""
     one, other, key = case.id(), case.id(), case.id("key")
     call = case.call(key)
     await case.cp.record_issued(one, call)
@@ -66,7 +66,7 @@ async def own_thread_only(case: Case) -> None:
 
 @clause("receipts.same-record-everywhere", KeepsReceipts)
 async def same_record_everywhere(case: Case) -> None:
-    """A call is the same record in load, list_calls, find_call and a repeated claim."""
+    """load, list_calls, find_call and a repeated claim return the same record."""
     thread, call = case.id(), case.call()
     await case.cp.record_issued(thread, call)
     loaded = await case.cp.load(thread)
@@ -83,7 +83,7 @@ async def same_record_everywhere(case: Case) -> None:
 
 @clause("receipts.find-call-is-the-holder", KeepsReceipts)
 async def find_call_is_the_holder(case: Case) -> None:
-    """find_call returns who holds a key, issued or completed, and None if nobody."""
+    """find_call returns the issued or completed call that holds a key, or None."""
     key = case.id("key")
     assert await case.cp.find_call(key) is None
 
@@ -105,7 +105,7 @@ async def find_call_is_the_holder(case: Case) -> None:
 
 @clause("receipts.are-the-callers", KeepsReceipts)
 async def are_the_callers(case: Case) -> None:
-    """Changing listed records changes nothing stored."""
+    """Changing a listed record does not change the stored one."""
     thread, call = case.id(), case.call(args={"to": ["x"]})
     await case.cp.record_issued(thread, call)
     await case.cp.record_result(thread, call.call_id, {"lines": [1]})
@@ -120,7 +120,7 @@ async def are_the_callers(case: Case) -> None:
 
 @clause("receipts.looking-records-nothing", KeepsReceipts)
 async def looking_records_nothing(case: Case) -> None:
-    """Listing calls and finding keys makes no thread and holds no key."""
+    """list_calls and find_call create no thread and hold no key."""
     thread, key = case.id(), case.id("key")
     await case.cp.list_calls(thread)
     await case.cp.find_call(key)

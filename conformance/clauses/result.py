@@ -1,4 +1,4 @@
-"""Results: written once; what stands on record is what counts."""
+"""Results: the first one is stored and stays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def _issued(case: Case, key: str | None = None) -> tuple[str, ToolCall]:
 
 @clause("result.completes")
 async def completes(case: Case) -> None:
-    """A result returns the completed record, and the call is no longer pending."""
+    """record_result returns the completed record; the call is no longer pending."""
     thread, call = await _issued(case)
     record = await case.cp.record_result(thread, call.call_id, {"id": [1, "x"]})
     loaded = await case.cp.load(thread)
@@ -54,7 +54,7 @@ async def first_stays(case: Case) -> None:
 
 @clause("result.late-failure-undoes-nothing")
 async def late_failure_undoes_nothing(case: Case) -> None:
-    """A completed call stays completed when a failure comes late; its key is held."""
+    """A late failure does not change a completed call; its key stays held."""
     thread, call = await _issued(case)
     first = await case.cp.record_result(thread, call.call_id, "paid")
     late = await case.cp.record_result(thread, call.call_id, "no", success=False)
@@ -65,7 +65,7 @@ async def late_failure_undoes_nothing(case: Case) -> None:
 
 @clause("result.late-success-revives-nothing")
 async def late_success_revives_nothing(case: Case) -> None:
-    """A failed call stays failed when a success comes late; its key is free."""
+    """A late success does not change a failed call; its key stays free."""
     thread, call = await _issued(case)
     first = await case.cp.record_result(thread, call.call_id, "no", success=False)
     late = await case.cp.record_result(thread, call.call_id, "paid")
@@ -78,7 +78,7 @@ async def late_success_revives_nothing(case: Case) -> None:
 
 @clause("result.superseded-learns-it")
 async def superseded_learns_it(case: Case) -> None:
-    """A late result of a superseded attempt gets its failed record, moving nothing."""
+    """A late result of a superseded attempt gets its failed record, changes nothing."""
     thread, call = await _issued(case)
     failed = await case.cp.record_result(thread, call.call_id, "taken", success=False)
     other, second = case.id(), case.call(call.idempotency_key)
@@ -110,7 +110,7 @@ async def falsy_is_a_result(case: Case) -> None:
 
 @clause("result.unknown-call")
 async def unknown_call(case: Case) -> None:
-    """A result for a call never issued raises UnknownCall and writes nothing."""
+    """A result for an unknown call raises UnknownCall and writes nothing."""
     thread, call_id = case.id(), case.id("call")
 
     with raises(UnknownCall) as caught:
@@ -122,7 +122,7 @@ async def unknown_call(case: Case) -> None:
 
 @clause("result.unknown-in-another-thread")
 async def unknown_in_another_thread(case: Case) -> None:
-    """A call is known in its own thread alone."""
+    """A call is known only in its own thread."""
     _, call = await _issued(case)
     other, mine = await _issued(case)
 
@@ -149,7 +149,7 @@ async def refused_leaves_issued(case: Case) -> None:
 
 @clause("result.success-is-a-bool")
 async def success_is_a_bool(case: Case) -> None:
-    """A success that is no bool is a TypeError, and the call stays issued."""
+    """A success that is not a bool is a TypeError, and the call stays issued."""
     thread, call = await _issued(case)
     wrong: list[Any] = [None, 1, "yes"]
 
@@ -164,7 +164,7 @@ async def success_is_a_bool(case: Case) -> None:
 
 @clause("result.copies-its-input")
 async def copies_its_input(case: Case) -> None:
-    """Changing a result after it was recorded changes nothing stored."""
+    """Changing a result after it was recorded does not change the stored one."""
     thread, call = await _issued(case)
     given: dict[str, Any] = {"lines": [1]}
     await case.cp.record_result(thread, call.call_id, given)
@@ -176,7 +176,7 @@ async def copies_its_input(case: Case) -> None:
 
 @clause("result.record-is-the-callers")
 async def record_is_the_callers(case: Case) -> None:
-    """Changing a record that came back changes nothing stored."""
+    """Changing a returned record does not change the stored one."""
     thread, call = await _issued(case)
     mine: Any = await case.cp.record_result(thread, call.call_id, {"lines": [1]})
     mine.result["lines"].append(2)

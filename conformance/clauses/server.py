@@ -1,4 +1,4 @@
-"""SIGKILL of the store's server: typed errors, and what an acknowledgement is worth."""
+"""SIGKILL of the store's server: typed errors, and acknowledged writes survive."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ DURABLE = Level.DURABLE
 CLIENTS = ["task 1", "task 2", "task 3"]
 
 OPERATIONS, PACE = 60, 0.002
-"""Of each client, and seconds between them: some before the kill, some after it."""
+"""Operations of each client, and seconds between them. Some run after the kill."""
 
 
 @asynccontextmanager
 async def _down(case: Case) -> AsyncIterator[None]:
-    """Kill the server, and start it again whatever happens."""
+    """Kill the server, and start it again when the block ends."""
     await case.harness.kill()
 
     try:
@@ -36,19 +36,19 @@ async def _down(case: Case) -> AsyncIterator[None]:
 
 
 def _promises(case: Case) -> None:
-    """Skip unless the store says that it survives a kill of the server."""
+    """Skip if the store does not promise to survive a kill of the server."""
     cp: object = case.cp
 
     if isinstance(cp, StatesDurability) and cp.durability.survives is Survives.NONE:
-        case.skip(f"the store promises nothing: {cp.durability.words}")
+        case.skip(f"the store promises no durability: {cp.durability.words}")
 
 
 async def _killed_under(
     case: Case, recorders: list[Recorder], work: list[Coroutine[Any, Any, None]]
 ) -> list[Op]:
-    """Kill the server in the middle of the work, start it again, and end the work.
+    """Kill the server while clients work, start it again, and return the history.
 
-    A client whose operation failed has ended; the others go on for a moment.
+    A client stops at its first error. The other clients work until they are done.
     """
     clients = [asyncio.create_task(one) for one in work]
     await asyncio.sleep(0.02 + case.random.random() * 0.15)
@@ -70,7 +70,7 @@ async def _killed_under(
 
 @clause("server.writes-survive", "server", level=DURABLE, deadline=50)
 async def writes_survive(case: Case) -> None:
-    """After SIGKILL of the server acknowledged appends and merges are there, whole."""
+    """After SIGKILL of the server acknowledged appends and merges are stored whole."""
     _promises(case)
 
     for _ in range(case.times(2)):
@@ -88,7 +88,7 @@ async def writes_survive(case: Case) -> None:
 
 @clause("server.claims-survive", "server", level=DURABLE, deadline=50)
 async def claims_survive(case: Case) -> None:
-    """After SIGKILL of the server acknowledged claims and results stand."""
+    """After SIGKILL of the server acknowledged claims and results are stored."""
     _promises(case)
 
     for _ in range(case.times(2)):
@@ -128,7 +128,7 @@ async def down_is_unavailable(case: Case) -> None:
             "opening a handle": opening,
         }
 
-        # All at once: a store may take its time to be sure.
+        # Concurrently, because a store may retry for some time before it raises.
         answers = await asyncio.gather(
             *(use() for use in uses.values()), return_exceptions=True
         )
@@ -139,7 +139,7 @@ async def down_is_unavailable(case: Case) -> None:
 
 @clause("server.handle-comes-back", "server", level=DURABLE, deadline=50)
 async def handle_comes_back(case: Case) -> None:
-    """A handle that lost its server works again when the server is back."""
+    """A handle that lost its server works again when the server runs again."""
     thread = case.id()
     await case.cp.append(thread, [{"n": 1}])
 
@@ -147,7 +147,7 @@ async def handle_comes_back(case: Case) -> None:
         with raises(BackendUnavailable):
             await case.cp.load(thread)
 
-    # What is left of the thread is another clause's.
+    # Not expected to be 1: server.writes-survive checks durability.
     version = await case.cp.append(thread, [])
     written = await case.cp.append(thread, [{"n": 2}])
     assert written == version + 1

@@ -1,4 +1,4 @@
-"""Optional: which threads there are, in order and by pages."""
+"""Optional: listing threads, in order and by pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from conformance.case import Case, raises
 from conformance.clause import clause
 from conformance.clauses.claim import is_utc
-from conformance.samples import neighbours
+from conformance.sample_ids import similar_ids
 from cpkit import ListsThreads, ThreadInfo
 
 
@@ -20,7 +20,7 @@ async def _info(case: Case, thread: str) -> ThreadInfo | None:
 
 @clause("threads.ordered-by-code-point", ListsThreads)
 async def ordered_by_code_point(case: Case) -> None:
-    """Threads are listed once each, in the order of code points of their ids."""
+    """Each thread is listed once, ordered by the code points of the ids."""
     token = case.id("t")
     tails = ["b", "a", "B", "\uffff", "\U0001f600", "é", "e\u0301", "~", "10", "9", ""]
     threads = [token + tail for tail in tails]
@@ -35,7 +35,7 @@ async def ordered_by_code_point(case: Case) -> None:
 
 @clause("threads.pages", ListsThreads)
 async def pages(case: Case) -> None:
-    """Pages of any size, each started after the last id, cover every thread once."""
+    """Pages of any size, each after the last id, contain every thread once."""
     token = case.id("t")
     threads = sorted(f"{token}-{n}" for n in range(23))
 
@@ -59,7 +59,7 @@ async def pages(case: Case) -> None:
 
 @clause("threads.limit-is-100", ListsThreads)
 async def limit_is_100(case: Case) -> None:
-    """Without a limit a page has 100 threads."""
+    """Without a limit a page has at most 100 threads."""
     token = case.id("t")
 
     for n in range(103):
@@ -72,7 +72,7 @@ async def limit_is_100(case: Case) -> None:
 
 @clause("threads.after-is-exclusive", ListsThreads)
 async def after_is_exclusive(case: Case) -> None:
-    """A page starts after an id, which itself is not listed and need not exist."""
+    """A page starts after the given id; the id is excluded and need not exist."""
     token = case.id("t")
 
     for tail in "ace":
@@ -92,9 +92,9 @@ async def after_is_exclusive(case: Case) -> None:
 
 @clause("threads.prefix-is-literal", ListsThreads)
 async def prefix_is_literal(case: Case) -> None:
-    """A prefix is text, without patterns, and compared exactly."""
+    """A prefix is plain text, not a pattern, and is compared exactly."""
     token = case.id("t")
-    threads = neighbours(token)
+    threads = similar_ids(token)
 
     for thread in threads:
         await case.cp.save_extra(thread, {"n": 1})
@@ -126,7 +126,7 @@ async def prefix_is_literal(case: Case) -> None:
 
 @clause("threads.tells-version-and-times", ListsThreads)
 async def tells_version_and_times(case: Case) -> None:
-    """A thread is listed with its version and times in UTC; created_at stays."""
+    """A thread is listed with its version and times in UTC; created_at is fixed."""
     thread = case.id()
     await case.cp.append(thread, [{"n": 1}, {"n": 2}])
     first = await _info(case, thread)
@@ -142,7 +142,7 @@ async def tells_version_and_times(case: Case) -> None:
 
 
 async def _clock_passes(case: Case, time: datetime) -> None:
-    """Wait until the store's clock is past a time, as another thread shows."""
+    """Wait until the store's clock is past a time. Writes to another thread."""
     other = case.id()
     n = 0
 
@@ -196,7 +196,7 @@ async def updated_by_changes_only(case: Case) -> None:
 
 @clause("threads.knows-those-without-messages", ListsThreads)
 async def knows_those_without_messages(case: Case) -> None:
-    """A thread that has only extra or only calls is listed, at version 0."""
+    """A thread with only extra or only calls is listed, at version 0."""
     token = case.id("t")
     await case.cp.save_extra(f"{token}-a", {"k": 1})
     await case.cp.record_issued(f"{token}-b", case.call())
@@ -209,7 +209,7 @@ async def knows_those_without_messages(case: Case) -> None:
 
 @clause("threads.lists-no-others", ListsThreads)
 async def lists_no_others(case: Case) -> None:
-    """A thread to which nothing was written is not listed."""
+    """A thread without any write is not listed."""
     token = case.id("t")
     key = case.id("key")
     await case.cp.record_issued(case.id("elsewhere"), case.call(key))
@@ -223,7 +223,7 @@ async def lists_no_others(case: Case) -> None:
 
 @clause("threads.arguments", ListsThreads)
 async def arguments(case: Case) -> None:
-    """A limit below 1 is a ValueError, one that is no int a TypeError."""
+    """A limit below 1 is a ValueError; a non-int is a TypeError."""
     for limit in (0, -1):
         with raises(ValueError, f"limit {limit}"):
             await case.cp.list_threads(limit=limit)

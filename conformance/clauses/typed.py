@@ -1,4 +1,4 @@
-"""Typed messages: whatever pydantic validates, by ``message_type``."""
+"""Typed messages: any type that pydantic validates, by ``message_type``."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ class Square(BaseModel):
 
 
 class Forgetful(BaseModel):
-    """Comes back without what it does not write."""
+    """Loses a field when it is written."""
 
     text: str
     secret: str = Field(default="", exclude=True)
 
 
 class Broken(BaseModel):
-    """Cannot be loaded from what it writes."""
+    """Writes a value that it cannot load."""
 
     count: int
 
     @field_serializer("count")
-    def _in_words(self, count: int) -> str:
+    def _as_text(self, count: int) -> str:
         return "many"
 
 
@@ -101,7 +101,7 @@ async def keeps_unknown_fields(case: Case) -> None:
 
 @clause("typed.refuses-another-type", "message_type")
 async def refuses_another_type(case: Case) -> None:
-    """A message of another type is refused, with its index, and nothing is written."""
+    """A message of another type is refused with its index; nothing is written."""
     thread = case.id()
     wrong: list[Any] = [Circle.model_construct(radius="wide"), object(), 5, None]
 
@@ -117,7 +117,7 @@ async def refuses_another_type(case: Case) -> None:
 
 @clause("typed.refuses-the-unloadable", "message_type")
 async def refuses_the_unloadable(case: Case) -> None:
-    """A typed message that could not be loaded again is refused at append."""
+    """append refuses a typed message that could not be loaded again."""
     thread = case.id()
 
     async with case.open(message_type=Broken) as cp:
@@ -136,7 +136,7 @@ async def refuses_the_unloadable(case: Case) -> None:
 
 @clause("typed.strict-roundtrip", "message_type", "strict_roundtrip")
 async def strict_roundtrip(case: Case) -> None:
-    """With strict_roundtrip a message that would come back different is refused."""
+    """With strict_roundtrip append refuses a message that would load differently."""
     thread = case.id()
 
     async with case.open(message_type=Forgetful, strict_roundtrip=True) as cp:
@@ -153,7 +153,7 @@ async def strict_roundtrip(case: Case) -> None:
 
 @clause("typed.misfit-is-told-at-load", "message_type", "handles")
 async def misfit_is_told_at_load(case: Case) -> None:
-    """A stored message that does not fit message_type names thread and position."""
+    """Loading a message of another type raises with the thread id and position."""
     thread = case.id()
     await case.cp.append(thread, [{"kind": "circle", "radius": 1}, {"radius": "wide"}])
 

@@ -1,4 +1,4 @@
-"""Values: JSON in equals JSON out, and what JSON cannot hold is refused."""
+"""Values: JSON values come back unchanged, and any other value is refused."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from conformance.case import Case, raises
 from conformance.clause import clause
 from conformance.explain import shown
 from conformance.failure import Failure
-from conformance.samples import JSON_VALUES, NOT_JSON, SUBCLASSES, exactly, nested
+from conformance.sample_values import JSON_VALUES, NOT_JSON, SUBCLASSES, exactly, nested
 from cpkit import SerializationError
 
 
 async def _round_trip(case: Case, place: str, value: Any) -> Any:
-    """Store a value in a place, and return it as it comes back."""
+    """Store a value in a place, and return the loaded value."""
     thread = case.id()
 
     if place == "message":
@@ -29,7 +29,7 @@ async def _round_trip(case: Case, place: str, value: Any) -> Any:
         await case.cp.record_result(thread, call.call_id, {"v": value})
         found = await case.cp.find_completed(call.idempotency_key)
         assert found is not None
-        return found.result["v"]  # type: ignore[index,call-overload]  # as given above
+        return found.result["v"]  # type: ignore[index,call-overload]  # a dict, as given above
 
     loaded = await case.cp.load(thread)
     assert loaded is not None
@@ -56,7 +56,7 @@ async def _all_come_back(case: Case, place: str) -> None:
 
 @clause("values.messages-come-back")
 async def messages_come_back(case: Case) -> None:
-    """A message comes back as it was: Unicode, integers, float bits, key order."""
+    """A message comes back unchanged: Unicode, integers, float bits, key order."""
     thread = case.id()
     sent = [{"name": name, "v": value} for name, value in JSON_VALUES.items()]
     await case.cp.append(thread, sent)
@@ -69,25 +69,25 @@ async def messages_come_back(case: Case) -> None:
 
 @clause("values.extra-comes-back")
 async def extra_comes_back(case: Case) -> None:
-    """A value in extra comes back as it was."""
+    """A value in extra comes back unchanged."""
     await _all_come_back(case, "extra")
 
 
 @clause("values.args-come-back")
 async def args_come_back(case: Case) -> None:
-    """A call's args come back as they were."""
+    """A call's args come back unchanged."""
     await _all_come_back(case, "args")
 
 
 @clause("values.results-come-back")
 async def results_come_back(case: Case) -> None:
-    """A result comes back as it was."""
+    """A result comes back unchanged."""
     await _all_come_back(case, "result")
 
 
 @clause("values.any-object-is-a-message")
 async def any_object_is_a_message(case: Case) -> None:
-    """Any JSON object is a message, the empty one and one of odd keys too."""
+    """Any JSON object can be a message: an empty one, or one with unusual keys."""
     thread = case.id()
     sent: list[dict[str, Any]] = [
         {},
@@ -103,7 +103,7 @@ async def any_object_is_a_message(case: Case) -> None:
 
 @clause("values.message-is-an-object")
 async def message_is_an_object(case: Case) -> None:
-    """A message that is no JSON object is refused, with its index as the path."""
+    """A message that is not a JSON object is refused, with its index as the path."""
     thread = case.id()
     wrong: list[Any] = [None, 1, "x", ["a"], (1,), b"x"]
 
@@ -118,7 +118,7 @@ async def message_is_an_object(case: Case) -> None:
 
 @clause("values.deep-nesting")
 async def deep_nesting(case: Case) -> None:
-    """Nesting of 200 levels comes back everywhere."""
+    """200 nested arrays come back unchanged, in every place."""
     for place in ("message", "extra", "args", "result"):
         value = nested(199 if place != "extra" else 200)
         seen = await _round_trip(case, place, value)
@@ -127,7 +127,7 @@ async def deep_nesting(case: Case) -> None:
 
 @clause("values.beyond-all-limits")
 async def beyond_all_limits(case: Case) -> None:
-    """Deeper nesting and longer integers come back or are refused, in every place."""
+    """Deeper nesting and longer integers come back unchanged or are refused."""
     beyond: dict[str, Any] = {
         "201 levels": nested(201),
         "100,000 levels": nested(100_000),
@@ -146,7 +146,7 @@ async def beyond_all_limits(case: Case) -> None:
 
 
 def _same_depth(seen: Any, value: Any) -> bool:
-    """Compare chains of nested lists without recursion, anything else by value."""
+    """Compare nested lists without recursion, and other values with ``==``."""
     while isinstance(value, list) and value:
         if not isinstance(seen, list) or len(seen) != 1:
             return False
@@ -174,7 +174,7 @@ async def _refused(
 
 @clause("values.refused-in-messages")
 async def refused_in_messages(case: Case) -> None:
-    """What JSON cannot hold is refused in a message, with the path, nothing written."""
+    """A non-JSON value in a message is refused with its path; nothing is written."""
     thread = case.id()
     await _refused(
         case,
@@ -186,7 +186,7 @@ async def refused_in_messages(case: Case) -> None:
 
 @clause("values.refused-in-extra")
 async def refused_in_extra(case: Case) -> None:
-    """What JSON cannot hold is refused in extra, with the path, nothing written."""
+    """A non-JSON value in extra is refused with its path; nothing is written."""
     thread = case.id()
     await _refused(
         case, lambda value: case.cp.save_extra(thread, {"a": 1, "v": value}), ("v",)
@@ -202,7 +202,7 @@ async def refused_in_extra(case: Case) -> None:
 
 @clause("values.refused-in-args")
 async def refused_in_args(case: Case) -> None:
-    """What JSON cannot hold is refused in args, with the path, and claims nothing."""
+    """A non-JSON value in args is refused with its path; nothing is claimed."""
     thread, key = case.id(), case.id("key")
     await _refused(
         case,
@@ -215,7 +215,7 @@ async def refused_in_args(case: Case) -> None:
 
 @clause("values.refused-in-results")
 async def refused_in_results(case: Case) -> None:
-    """What JSON cannot hold is refused in a result, with the path, nothing written."""
+    """A non-JSON value in a result is refused with its path; nothing is written."""
     thread, call = case.id(), case.call()
     await case.cp.record_issued(thread, call)
     before = await case.cp.load(thread)
@@ -237,7 +237,7 @@ async def tuples_are_arrays(case: Case) -> None:
 
 @clause("values.subclasses-are-their-base")
 async def subclasses_are_their_base(case: Case) -> None:
-    """Subclasses of JSON's types are stored as their base value."""
+    """Subclasses of JSON types are stored as their base value."""
     for place in ("message", "extra", "args", "result"):
         for name, (value, expected) in SUBCLASSES.items():
             seen = await _round_trip(case, place, value)

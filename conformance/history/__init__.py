@@ -1,1 +1,1 @@
-"""What clients did to a store and when, and whether any order of it explains it."""
+"""Histories: what clients did, when, and whether the answers are linearizable."""

@@ -1,4 +1,4 @@
-"""What a client does in the histories: chance picks, so that every case comes up."""
+"""What a client of a history does: random operations that reach every case."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ async def use_threads(
     count: int,
     pace: float = 0,
 ) -> None:
-    """Append, merge and load, on threads that others use as well.
+    """Append, merge and load, on threads that other clients use too.
 
-    ``pace`` is in seconds between operations. With none others still get a turn, on a
-    store in memory too, which never waits by itself.
+    ``pace`` is in seconds between operations. Even with 0 the client yields to other
+    tasks, because an in-memory store never yields.
     """
     versions = dict.fromkeys(threads, 0)
 
@@ -33,7 +33,7 @@ async def use_threads(
         if dice < 0.35:
             await recorder.append(thread, tokens)
         elif dice < 0.55:
-            # A guess that is right often enough: where the others were just now.
+            # The last version that this client saw: current often enough.
             await recorder.append(thread, tokens, versions[thread])
         elif dice < 0.75:
             value = f"{recorder.client}.{n}"
@@ -53,10 +53,11 @@ async def use_keys(
     count: int,
     pace: float = 0,
 ) -> None:
-    """Claim, resolve and find, on keys that others claim as well.
+    """Claim, resolve and find, on keys that other clients claim too.
 
-    ``threads`` has each client's thread; a call id tells whose it is, so that one
-    client can send a result for another's call, late, twice or of nobody's.
+    ``threads`` maps a client to its thread. A call id contains the client's name. So a
+    client can send a result for another client's call: late, twice, or for an unknown
+    call.
     """
     for n in range(count):
         await asyncio.sleep(pace)
@@ -94,7 +95,7 @@ async def use_keys(
 
 
 def _last_version(recorder: Recorder, thread: str, known: int) -> int:
-    """Return the latest version of the thread that the client has seen."""
+    """Return the latest version of the thread that the client saw."""
     last = recorder.last.get(thread)
 
     if last is None:

@@ -1,4 +1,4 @@
-"""Cancel an operation at a chosen moment: at one of its awaits, or after a while."""
+"""Cancel an operation at its n-th await, or after some time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["cancelled_after", "cancelled_at"]
 
 
 async def cancelled_at(work: Coroutine[Any, Any, Any], suspension: int) -> bool:
-    """Run work and cancel it at its n-th suspension; tell whether it was cancelled."""
+    """Run work, cancel it at its n-th await, and return whether it was cancelled."""
     return await _was_cancelled(asyncio.create_task(_run(_Counted(work, suspension))))
 
 
 async def cancelled_after(work: Coroutine[Any, Any, Any], seconds: float) -> bool:
-    """Run work and cancel it after a time; tell whether it was cancelled."""
+    """Run work, cancel it after a time, and return whether it was cancelled."""
     task = asyncio.create_task(_run(work))
     await asyncio.wait([task], timeout=seconds)
     task.cancel()
@@ -37,7 +37,7 @@ async def _was_cancelled(task: asyncio.Task[None]) -> bool:
 
 
 class _Counted:
-    """Awaits a coroutine and cancels the task when it suspends for the n-th time."""
+    """Awaits a coroutine and cancels the current task at the n-th await."""
 
     def __init__(self, work: Coroutine[Any, Any, Any], suspension: int) -> None:
         self._work = work

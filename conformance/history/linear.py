@@ -1,11 +1,12 @@
-"""Is there an order of the operations that explains what every client saw?
+"""Check whether a history is linearizable.
 
-A history is linearizable when each operation can be thought to happen at one instant
-between its start and its end (Herlihy and Wing, 1990). The search is Wing and Gong's
-(1993) with Lowe's memoisation (2017): take any operation that started before all the
-others ended, apply it to the model, go on with the rest; and never visit the same set
-of operations in the same state again. A subject's operations are independent of other
-subjects', so each is searched alone.
+A history is linearizable if each operation can be placed at one instant between its
+start and its end, so that all answers are right in this order (Herlihy and Wing, 1990).
+The search is by Wing and Gong (1993) with Lowe's memoisation (2017). It takes any
+operation that started before all others ended, applies it to the model, and continues
+with the rest. It never visits the same set of operations in the same state twice.
+
+Operations on different subjects are independent, so each subject is searched alone.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from conformance.history.op import Op, listing
 __all__ = ["Undecided", "check_linearizable", "is_linearizable", "smallest"]
 
 BUDGET = 100_000
-"""States to visit in a search that decides: a second or two, some ten megabytes."""
+"""States that the deciding search may visit: a second or two, about ten megabytes."""
 
 LESS = 3_000
-"""States to visit in one of the many searches that make a history smaller."""
+"""States that each of the many searches in `smallest` may visit."""
 
 
 class Undecided(Skip):
-    """A history has too many orders to try them all."""
+    """The search has visited too many states without an answer."""
 
 
 def check_linearizable(model: Model, history: Iterable[Op]) -> None:
-    """Raise `Failure` with the smallest offending part of the history."""
+    """Raise `Failure` with a small part of the history that has no order."""
     subjects: dict[str, list[Op]] = {}
 
     for op in history:
@@ -51,10 +52,10 @@ def check_linearizable(model: Model, history: Iterable[Op]) -> None:
 
 
 def is_linearizable(model: Model, history: list[Op], budget: int = BUDGET) -> bool:
-    """Tell whether one subject's history has an order that explains it.
+    """Return whether one subject's history has an order that explains it.
 
-    An operation of unknown outcome may stand anywhere after its start, or nowhere.
-    Raises `Undecided` where the search would take too long.
+    An operation of unknown outcome may be placed anywhere after its start, or left out.
+    Raises `Undecided` if the search takes too long.
     """
     ops = sorted(history, key=lambda op: op.start)
     must = sum(1 << i for i, op in enumerate(ops) if op.end is not None)
@@ -78,7 +79,7 @@ def is_linearizable(model: Model, history: list[Op], budget: int = BUDGET) -> bo
         for i in _next(ops, done):
             after, out = model.apply(state, ops[i])
 
-            # An unknown operation that changes nothing might as well be nowhere.
+            # Leaving out an unknown operation that changes nothing is the same.
             if out == ops[i].out or (ops[i].out is None and after != state):
                 stack.append((done | 1 << i, after))
 
@@ -86,15 +87,15 @@ def is_linearizable(model: Model, history: list[Op], budget: int = BUDGET) -> bo
 
 
 def _is_explained(model: Model, history: list[Op], budget: int = BUDGET) -> bool:
-    """Tell whether an order was found."""
+    """Return whether the search found an order within its budget."""
     try:
         return is_linearizable(model, history, budget)
     except Undecided:
         return False
 
 
-def _goes_wrong(model: Model, history: list[Op]) -> bool:
-    """Tell whether a short search shows that there is no order."""
+def _has_no_order(model: Model, history: list[Op]) -> bool:
+    """Return whether a short search proves that there is no order."""
     try:
         return not is_linearizable(model, history, LESS)
     except Undecided:
@@ -102,7 +103,7 @@ def _goes_wrong(model: Model, history: list[Op]) -> bool:
 
 
 def _next(ops: list[Op], done: int) -> list[int]:
-    """Return the operations not done that started before any of the others ended."""
+    """Return the remaining operations that started before any remaining one ended."""
     found = []
     horizon: float = float("inf")
 
@@ -124,11 +125,11 @@ def _next(ops: list[Op], done: int) -> list[int]:
 def smallest(model: Model, history: list[Op]) -> list[Op]:
     """Return a small part of a history that has no order either.
 
-    First the shortest time in which it goes wrong: what ends later counts as unknown.
-    Then everything is left out that is not needed to see it: reads, and writes whose
-    answer does not matter and whose effect nobody saw.
+    First finds the shortest prefix without an order; operations that end later count as
+    unknown. Then leaves out each operation that is not needed for that: reads, and
+    writes whose answer does not matter and whose effect no client saw.
 
-    Raises `Undecided` where all that can be said is that no order was found.
+    Raises `Undecided` if it cannot prove that the history has no order.
     """
     ends = sorted(op.end for op in history if op.end is not None)
     low, high = 0, len(ends) - 1
@@ -142,13 +143,13 @@ def smallest(model: Model, history: list[Op]) -> list[Op]:
             high = middle
 
     least = _until(history, ends[high])
-    is_linearizable(model, least)  # raises where it is not even known to go wrong
+    is_linearizable(model, least)  # raises Undecided if the short search only gave up
 
     for op in sorted(least, key=lambda op: op.start, reverse=True):
         rest = [other for other in least if other is not op]
         weaker = rest if _is_read(op) else [*rest, op.unknown()]
 
-        if _goes_wrong(model, weaker):
+        if _has_no_order(model, weaker):
             least = weaker
 
     return _without_unseen(least)
@@ -163,11 +164,11 @@ def _until(history: list[Op], time: int) -> list[Op]:
 
 
 def _without_unseen(history: list[Op]) -> list[Op]:
-    """Leave out writes of unknown outcome of which nobody ever saw anything.
+    """Leave out writes of unknown outcome whose effect no client ever saw.
 
-    They may be thought never to have happened, in a thread's history that ends with a
-    load when all is quiet: an append that took effect shows there, and a merge of
-    which no value ever showed explains nothing. The search would try each subset.
+    The history of a thread ends with a load after all clients are done. An append that
+    took effect is visible there. A merge whose values are never visible explains no
+    answer. So both can be left out. With them the search would try each subset.
     """
     seen = {text for op in history if op.out is not None for text in _texts(op.out)}
     return [op for op in history if op.out is not None or seen & _texts(op.args)]
@@ -178,7 +179,7 @@ def _is_read(op: Op) -> bool:
 
 
 def _texts(value: Any) -> set[str]:
-    """Return what clients made up, in nested tuples: it has their name and a dot."""
+    """Return the texts in nested tuples that clients generated: they contain a dot."""
     if isinstance(value, tuple):
         return set().union(*map(_texts, value))
 

@@ -1,7 +1,7 @@
-"""The contract as two small machines: a thread, and an idempotency key.
+"""The contract as two small state machines: a thread, and an idempotency key.
 
-A model says what an operation makes of a state. States are hashable, so that the
-search over orders of operations can remember where it has been.
+A model returns the next state and the answer of an operation. States are hashable, so
+that the search can remember which states it has visited.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Thread:
 
 
 class _Key:
-    """The attempts at a key, in order; each is ``(call id, status, result)``."""
+    """The attempts of a key, in order; each is ``(call id, status, result)``."""
 
     initial: State = ()
 

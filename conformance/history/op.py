@@ -1,4 +1,4 @@
-"""One operation of a history: who did what, what came back, and between which times."""
+"""One operation of a history: client, arguments, answer, start and end."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Op:
     """An operation on one thread or key, the history's *subject*.
 
     Times are nanoseconds of the machine's monotonic clock, which all its processes
-    share. ``out`` and ``end`` are ``None`` where the outcome is unknown: the operation
-    may have taken effect at any time since, or never.
+    share. ``out`` and ``end`` are ``None`` if the outcome is unknown: the operation may
+    have taken effect at any time after its start, or never.
     """
 
     client: str
@@ -35,12 +35,12 @@ class Op:
         return cls(*map(frozen, values))
 
     def unknown(self) -> Op:
-        """Return the operation as it is when its answer never came."""
+        """Return the operation as if its answer had never arrived."""
         return replace(self, out=None, end=None)
 
 
 def merged(lines: list[list[Any]]) -> list[Op]:
-    """Return the history of what a process said: what it began, and what ended."""
+    """Return the history that a worker printed: each operation at its start and end."""
     found = {}
 
     for values in lines:
@@ -51,12 +51,12 @@ def merged(lines: list[list[Any]]) -> list[Op]:
 
 
 def frozen(value: Any) -> Any:
-    """Return a JSON value with its arrays as tuples, so that it can be compared."""
+    """Return a JSON value with its arrays as tuples, so that it is hashable."""
     return tuple(map(frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
 def listing(history: list[Op]) -> str:
-    """Return a history for people, a line an operation, times in microseconds."""
+    """Return a history as text: one line for each operation, times in microseconds."""
     first = min((op.start for op in history), default=0)
     lines = []
 

@@ -1,4 +1,4 @@
-"""A handle that writes down every operation, in the words of the models."""
+"""A handle that records every operation as an `Op`, for the models."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["Recorder"]
 class Recorder:
     """One client of a store, and the history of what it did.
 
-    Messages are ``{"token": ...}``. A cancelled operation, and one whose answer was
-    lost, is recorded as of unknown outcome. ``last`` is what each thread or key last
-    answered. A ``sink`` is called with each operation in place of keeping it, twice:
-    when it begins, as of unknown outcome, and when it has ended (see `merged`).
+    Messages are ``{"token": ...}``. An operation that is cancelled, or whose answer is
+    lost, has an unknown outcome. ``last`` is the last answer for each thread or key. If
+    a ``sink`` is given, it is called twice for each operation, and the operation is not
+    kept: at the start with an unknown outcome, and at the end (see `merged`).
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class Recorder:
         await self._record(thread, "load", (), run)
 
     async def record_issued(self, thread: str, call_id: str, key: str) -> bool:
-        """Claim, and tell whether the claim succeeded."""
+        """Claim, and return whether the claim succeeded."""
         call = ToolCall(call_id, "pay", {"call": call_id}, key)
 
         async def run() -> tuple[Any, ...]:
             record = await self.cp.record_issued(thread, call)
-            return ("claimed",) if record is None else _told(record)
+            return ("claimed",) if record is None else _answer(record)
 
         return await self._record(key, "record_issued", (call_id,), run) == ("claimed",)
 
@@ -94,7 +94,7 @@ class Recorder:
     ) -> None:
         async def run() -> tuple[Any, ...]:
             try:
-                return _told(
+                return _answer(
                     await self.cp.record_result(
                         thread, call_id, result, success=success
                     )
@@ -108,14 +108,14 @@ class Recorder:
     async def find_completed(self, key: str) -> None:
         async def run() -> tuple[Any, ...]:
             record = await self.cp.find_completed(key)
-            return ("nothing",) if record is None else _told(record)
+            return ("nothing",) if record is None else _answer(record)
 
         await self._record(key, "find_completed", (), run)
 
     async def find_call(self, key: str) -> None:
         async def run() -> tuple[Any, ...]:
             record = await self.cp.find_call(key)
-            return ("nothing",) if record is None else _told(record)
+            return ("nothing",) if record is None else _answer(record)
 
         await self._record(key, "find_call", (), run)
 
@@ -134,7 +134,7 @@ class Recorder:
         try:
             out = await run()
         except BackendUnavailable as exc:
-            # Where it is proven not to have run, it is no part of the history.
+            # An operation that certainly did not run is not part of the history.
             if exc.maybe_applied:
                 self.history.append(op)
 
@@ -149,6 +149,6 @@ class Recorder:
         return out
 
 
-def _told(record: CallRecord) -> tuple[Any, ...]:
+def _answer(record: CallRecord) -> tuple[Any, ...]:
     call = record.call
     return "record", call.call_id, record.status, record.result, record.attempt

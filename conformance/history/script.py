@@ -1,4 +1,4 @@
-"""A sequence of calls on a store and on the reference, and whether they differ."""
+"""A sequence of calls on a store and on the in-memory store, and how they differ."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from conformance.case import Store
 from conformance.failure import Failure
-from conformance.samples import exactly
+from conformance.sample_values import exactly
 from cpkit import (
     CallRecord,
     CheckpointData,
@@ -22,7 +22,7 @@ __all__ = ["Script", "Step", "shortened"]
 
 
 class Step(NamedTuple):
-    """A call of a method; ids in it are names that `Script` makes fresh ids of."""
+    """A call of a method; `Script` replaces the ids in it by fresh ids."""
 
     method: str
     args: tuple[Any, ...]
@@ -38,10 +38,10 @@ class Step(NamedTuple):
 
 
 class Script:
-    """Steps done so far, on ids that begin with a fresh token.
+    """The steps done so far, on ids that start with a fresh token.
 
-    ``expected`` and ``seen`` are the two answers to the first step that they differ
-    in. ``reopen`` returns the store; it closes and opens it again when asked to.
+    ``expected`` and ``seen`` are the two answers to the first step with a difference.
+    ``reopen(True)`` closes and opens the store again; it always returns the store.
     """
 
     def __init__(self, token: str, reopen: Callable[[bool], Awaitable[Store]]) -> None:
@@ -58,7 +58,7 @@ class Script:
         await self._reference.aclose()
 
     async def do(self, step: Step) -> bool:
-        """Do a step on both, and tell whether their answers are the same."""
+        """Do a step on both stores, and return whether their answers are equal."""
         self.steps.append(step)
         store = await self._reopen(step.method == "reopen")
 
@@ -77,36 +77,37 @@ class Script:
         return False
 
     def failure(self) -> Failure:
-        """Return the difference, and the steps that lead to it."""
+        """Return the difference and the steps that lead to it."""
         return Failure(self.expected, self.seen, "\n".join(map(str, self.steps)))
 
     async def _answer(self, cp: Store, step: Step) -> Any:
-        # By their places: ids come first, and only these are given by keyword.
+        # Ids are the first positional arguments. The only id by keyword is ``prefix``.
         ids = 0 if step.method == "list_threads" else 1
-        args = [self._named(a) if i < ids else a for i, a in enumerate(step.args)]
+        args = [self._fresh_id(a) if i < ids else a for i, a in enumerate(step.args)]
         options = {
-            k: self._named(v) if k == "prefix" else v for k, v in step.options.items()
+            k: self._fresh_id(v) if k == "prefix" else v
+            for k, v in step.options.items()
         }
 
         if args and isinstance(args[-1], ToolCall):
-            key = self._named(args[-1].idempotency_key)
+            key = self._fresh_id(args[-1].idempotency_key)
             args[-1] = replace(args[-1], idempotency_key=key)
 
         try:
-            return self._told(await getattr(cp, step.method)(*args, **options))
+            return self._comparable(await getattr(cp, step.method)(*args, **options))
         except VersionConflict as exc:
             return ["VersionConflict", exc.expected, exc.actual]
         except CheckpointerError as exc:
             return [type(exc).__name__]
 
-    def _named(self, name: Any) -> str:
+    def _fresh_id(self, name: Any) -> str:
         return f"{self._token}-{name}"
 
-    def _told(self, value: Any) -> Any:
-        """Return an answer without its times, and without the order of extra's keys."""
+    def _comparable(self, value: Any) -> Any:
+        """Return an answer without its times and without the order of extra's keys."""
         if isinstance(value, CheckpointData):
             extra = [list(item) for item in sorted(value.extra.items())]
-            return [value.messages, extra, self._told(value.pending)]
+            return [value.messages, extra, self._comparable(value.pending)]
 
         if isinstance(value, CallRecord):
             call = value.call
@@ -118,7 +119,7 @@ class Script:
             ]
 
         if isinstance(value, list):
-            return [self._told(one) for one in value]
+            return [self._comparable(one) for one in value]
 
         if hasattr(value, "updated_at"):
             return [value.thread_id, value.version]
@@ -129,7 +130,7 @@ class Script:
 async def shortened(
     steps: list[Step], begin: Callable[[], Script], enough: Callable[[], bool]
 ) -> Failure:
-    """Return the difference with the steps that are not needed for it left out.
+    """Leave out steps that are not needed for the difference, and return it.
 
     ``begin`` makes a script on fresh ids. Stops early when ``enough`` returns true.
     """
@@ -148,7 +149,9 @@ async def shortened(
         return None
 
     best = await replay(steps)
-    assert best is not None, "the same steps gave a difference before, and none now"
+    assert best is not None, (
+        "the steps gave a difference at first, but not when repeated"
+    )
 
     for i in reversed(range(len(steps))):
         if enough():

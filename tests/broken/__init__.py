@@ -1,12 +1,12 @@
 """Backends that are broken on purpose, at least one for every clause.
 
-They prove that the suite bites, and show what each clause is there to catch.
+They prove that each clause can fail, and show which defect it catches.
 """
 
-from tests.broken import (  # noqa: F401  # they register what they break
+from tests.broken import (  # noqa: F401  # each module registers its backends
     appends,
-    calls,
     cancelled,
+    claims,
     costs,
     crashes,
     erasing,
@@ -15,6 +15,7 @@ from tests.broken import (  # noqa: F401  # they register what they break
     loads,
     races,
     reading,
+    results,
     servers,
     values,
 )

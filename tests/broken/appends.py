@@ -1,4 +1,4 @@
-"""Appends that lose, repeat, reorder, or do not look where they write."""
+"""Appends that lose or repeat messages, or skip a check."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from cpkit import CheckpointData, VersionConflict
 from tests.broken.store import Broken, breaks
 
 
-class _Version(Broken):
-    """Knows the version of a thread."""
+class _WithVersion(Broken):
+    """Adds a method that returns the version of a thread."""
 
     def version(self, thread_id: str) -> int:
         thread = self._store.threads.get(thread_id)
@@ -25,7 +25,7 @@ class ReturnsTheCount(Broken):
 
 
 @breaks("append.large-batch")
-class CutsBatches(Broken):
+class TruncatesBatches(Broken):
     async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
         return await super().append(thread_id, messages[:1000], **options)
 
@@ -38,7 +38,7 @@ class DropsDuplicates(Broken):
 
 
 @breaks("append.takes-tuples")
-class WantsLists(Broken):
+class RequiresLists(Broken):
     async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
         if not isinstance(messages, list):
             raise TypeError("messages must be a list")
@@ -47,7 +47,7 @@ class WantsLists(Broken):
 
 
 @breaks("append.nothing-changes-nothing")
-class CreatesForNothing(Broken):
+class CreatesThreadOnEmptyAppend(Broken):
     async def append(self, thread_id: str, *args: Any, **options: Any) -> int:
         version = await super().append(thread_id, *args, **options)
         self._store.touch(thread_id)
@@ -55,7 +55,7 @@ class CreatesForNothing(Broken):
 
 
 @breaks("append.nothing-checks-version")
-class ChecksNothingForNothing(_Version):
+class SkipsCheckOnEmptyAppend(_WithVersion):
     async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
         if not messages:
             return self.version(thread_id)
@@ -64,7 +64,7 @@ class ChecksNothingForNothing(_Version):
 
 
 @breaks("append.expected-version-writes")
-class ExpectsAThread(_Version):
+class RefusesVersionZero(_WithVersion):
     async def append(
         self, thread_id: str, *args: Any, expected_version: int | None = None
     ) -> int:
@@ -75,7 +75,7 @@ class ExpectsAThread(_Version):
 
 
 @breaks("append.expected-version-counts-messages")
-class CountsExtraToo(Broken):
+class CountsExtraInVersion(Broken):
     async def append(
         self, thread_id: str, *args: Any, expected_version: int | None = None
     ) -> int:
@@ -89,7 +89,7 @@ class CountsExtraToo(Broken):
 
 
 @breaks("append.conflict-writes-nothing", "append.conflict-makes-no-thread")
-class WritesThenChecks(_Version):
+class WritesThenChecks(_WithVersion):
     async def append(
         self, thread_id: str, *args: Any, expected_version: int | None = None
     ) -> int:
@@ -103,7 +103,7 @@ class WritesThenChecks(_Version):
 
 
 @breaks("append.conflict-ahead")
-class ChecksOnlyBehind(_Version):
+class AcceptsLaterVersions(_WithVersion):
     async def append(
         self, thread_id: str, *args: Any, expected_version: int | None = None
     ) -> int:
@@ -114,7 +114,7 @@ class ChecksOnlyBehind(_Version):
 
 
 @breaks("append.conflict-tells-the-facts")
-class TellsConflictsBackwards(Broken):
+class SwapsConflictFields(Broken):
     async def append(self, *args: Any, **options: Any) -> int:
         try:
             return await super().append(*args, **options)
@@ -123,7 +123,7 @@ class TellsConflictsBackwards(Broken):
 
 
 @breaks("append.retry-cannot-duplicate")
-class TakesZeroForNone(Broken):
+class TreatsZeroAsNone(Broken):
     async def append(self, *args: Any, expected_version: int | None = None) -> int:
         return await super().append(*args, expected_version=expected_version or None)
 
@@ -165,13 +165,13 @@ class ClearsExtra(Broken):
 
 
 @breaks("append.takes-a-sequence-only")
-class TakesAnyIterable(Broken):
+class AcceptsAnyIterable(Broken):
     async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
         return await super().append(thread_id, list(messages or ()), **options)
 
 
 @breaks("append.expected-version-is-a-count")
-class TakesAnyVersion(Broken):
+class AcceptsAnyVersion(Broken):
     async def append(self, *args: Any, expected_version: Any = None) -> int:
         version = None if expected_version is None else abs(int(expected_version))
         return await super().append(*args, expected_version=version)

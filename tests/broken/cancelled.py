@@ -1,4 +1,4 @@
-"""What a cancellation leaves half done, held, or for the next one to trip over."""
+"""Cancellations that leave an operation half done, a lock held, or a wrong state."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.broken.store import Broken, breaks, pause
 
 @breaks("cancel.append-is-whole")
 class LeavesHalfABatch(AppendsInView):
-    """Appends message by message, and stops where it is cancelled."""
+    """Appends message by message, and stops when it is cancelled."""
 
 
 @breaks("cancel.merge-is-whole")
 class LeavesHalfAMerge(MergesKeyByKey):
-    """Merges key by key, and stops where it is cancelled."""
+    """Merges key by key, and stops when it is cancelled."""
 
 
 @breaks("cancel.claim-is-whole")
@@ -64,8 +64,8 @@ class ResolvesInTwoSteps(Broken):
 
 
 @breaks("cancel.reads-do-no-harm")
-class LosesItsPlace(Broken):
-    """Reads on a connection that a cancelled read leaves in the middle of an answer."""
+class LeavesConnectionInUse(Broken):
+    """Uses one connection for reads. A cancelled read leaves it in use forever."""
 
     _reading = False
 
@@ -80,25 +80,27 @@ class LosesItsPlace(Broken):
 
 
 @breaks("cancel.retry-cannot-duplicate")
-class ChecksAnOldVersion(Broken):
-    """Notes a thread's version after it has written, and checks the note."""
+class ChecksACachedVersion(Broken):
+    """Caches a thread's version after the write, and checks the cached version."""
 
     async def append(
         self, thread_id: str, messages: Any, *, expected_version: int | None = None
     ) -> int:
-        notes = self.__dict__.setdefault("_notes", {})
+        versions = self.__dict__.setdefault("_versions", {})
 
-        if expected_version not in (None, notes.get(thread_id, 0)):
-            raise VersionConflict(thread_id, expected_version or 0, notes[thread_id])
+        if expected_version not in (None, versions.get(thread_id, 0)):
+            raise VersionConflict(thread_id, expected_version or 0, versions[thread_id])
 
         version = await super().append(thread_id, messages)
         await pause()
-        notes[thread_id] = version
+        versions[thread_id] = version
         return version
 
 
 @breaks("cancel.blocks-nobody", hangs=True)
 class LeaksALock(Broken):
+    """Does not release its lock when it is cancelled."""
+
     async def append(self, *args: Any, **options: Any) -> int:
         lock = self.__dict__.setdefault("_lock", asyncio.Lock())
         await lock.acquire()
@@ -109,8 +111,8 @@ class LeaksALock(Broken):
 
 
 @breaks("cancel.some-of-many")
-class DropsTheNext(Broken):
-    """Takes the wrong operation out of its queue when one is cancelled."""
+class DropsTheNextAppend(Broken):
+    """On a cancellation removes the wrong operation from its queue."""
 
     _dropped = 0
 
@@ -143,6 +145,8 @@ class SwallowsCancellation(Broken):
 
 @breaks("cancel.while-closing")
 class ClosesInTwoSteps(Broken):
+    """Cancels its background task only if the close is not cancelled."""
+
     async def __aenter__(self) -> Self:
         self._beat = asyncio.create_task(asyncio.sleep(3600))
         return await super().__aenter__()
@@ -155,11 +159,13 @@ class ClosesInTwoSteps(Broken):
 
 @breaks("cancel.while-opening")
 class StaysHalfOpen(Broken):
+    """Marks the store as opening, and keeps the mark when it is cancelled."""
+
     opening: bool = False
 
     async def __aenter__(self) -> Self:
         if type(self).opening:
-            raise BackendUnavailable("broken", "somebody else is creating the store")
+            raise BackendUnavailable("broken", "another handle is creating the store")
 
         type(self).opening = True
         await pause()

@@ -1,4 +1,4 @@
-"""Operations that cost more the longer the thread is."""
+"""Operations whose cost grows with the length of the thread."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ class LoadsToAppend(Broken):
 
 
 @breaks("bounded.append-calls")
-class CountsToAppend(Broken):
+class VisitsEveryMessage(Broken):
+    """Makes one function call for each stored message."""
+
     async def append(self, thread_id: str, *args: Any, **options: Any) -> int:
         version = await super().append(thread_id, *args, **options)
-        return (
-            sum(len([body]) for body in self._store.threads[thread_id].bodies)
-            or version
-        )
 
+        for body in self._store.threads[thread_id].bodies:
+            len(body)
 
-def _one(_: bytes) -> int:
-    return 1
+        return version
 
 
 @breaks("bounded.append-bytes")
-class WritesEverything(Broken):
-    """Saves the whole thread at each append."""
+class WritesWholeThread(Broken):
+    """Writes the whole thread at each append."""
 
     async def append(self, thread_id: str, *args: Any, **options: Any) -> int:
         version = await super().append(thread_id, *args, **options)

@@ -1,4 +1,4 @@
-"""Stores on disk that say "done" before it is, or leave a lock when they die."""
+"""Stores on disk that acknowledge too early, or leave a lock behind when killed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.broken.store import breaks
 
 @dataclass
 class DiskHarness(Harness):
-    """A `Disk`, or what is broken of it, in a folder."""
+    """Opens a `Disk`, or a subclass, in a folder."""
 
     kind: str
     folder: str
@@ -37,10 +37,10 @@ class DiskHarness(Harness):
 
 
 class Disk(Reference):
-    """The reference on disk: a log of writes that every handle replays for itself.
+    """The reference on disk: a log of writes that every handle replays.
 
-    Correct, and no more than the broken ones below need: a line a write, under a lock
-    of the file that the kernel lets go of when its holder dies.
+    It is correct, and has only what the broken classes below need. Each write is one
+    line, written under a file lock that the kernel releases when the process dies.
     """
 
     def __init__(self, folder: str, **options: Any) -> None:
@@ -95,14 +95,14 @@ class Disk(Reference):
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[BinaryIO]:
-        """Hold the log, with all that others wrote replayed."""
-        with self._log.open("ab+") as log:  # never suspends in here
+        """Lock the log, and replay what other handles wrote."""
+        with self._log.open("ab+") as log:  # never awaits while it holds the lock
             fcntl.flock(log, fcntl.LOCK_EX)
             log.seek(self._read)
 
             for line in log:
                 if not line.endswith(b"\n"):
-                    log.truncate(self._read)  # torn: never acknowledged
+                    log.truncate(self._read)  # truncated: never acknowledged
                     break
 
                 await self._replay(*json.loads(line))
@@ -142,7 +142,7 @@ class Disk(Reference):
     harness=DiskHarness,
 )
 class AcknowledgesEarly(Disk):
-    """Writes thirty lines at a time, and says that each is written."""
+    """Acknowledges each line, but writes them in batches of thirty."""
 
     _buffer: bytes = b""
 
@@ -158,7 +158,7 @@ class AcknowledgesEarly(Disk):
 
 @breaks("kill.next-write-works", harness=DiskHarness, hangs=True)
 class LeavesItsLock(Disk):
-    """Locks with a file that stays when its maker dies."""
+    """Locks with a directory that stays when its creator is killed."""
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[BinaryIO]:
@@ -179,8 +179,8 @@ class LeavesItsLock(Disk):
 
 
 @breaks("kill.earlier-stays", harness=DiskHarness)
-class StartsAfresh(Disk):
-    """Creates the store when it is opened, also where there is one."""
+class TruncatesOnOpen(Disk):
+    """Truncates the store whenever a handle opens it."""
 
     async def __aenter__(self) -> Self:
         self._log.write_bytes(b"")
@@ -189,7 +189,7 @@ class StartsAfresh(Disk):
 
 @breaks("kill.while-opening", harness=DiskHarness, hangs=True)
 class WaitsForADeadCreator(Disk):
-    """Creates the store under a mark that stays when its maker dies."""
+    """Marks creation with a directory that stays when its creator is killed."""
 
     async def __aenter__(self) -> Self:
         while True:
@@ -205,8 +205,8 @@ class WaitsForADeadCreator(Disk):
 
 
 @breaks("concurrent.opens-at-once", harness=DiskHarness)
-class IsCreatedByOne(Disk):
-    """Does not open while somebody else is creating the store."""
+class RefusesDuringCreation(Disk):
+    """Refuses to open while another process is creating the store."""
 
     async def __aenter__(self) -> Self:
         try:

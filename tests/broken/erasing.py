@@ -1,4 +1,4 @@
-"""Deletions that take too little, or somebody else's."""
+"""Deletions that delete too little, too much, or another thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.broken.store import Broken, breaks
 
 
 @breaks("erase.thread-is-gone")
-class HidesMessages(Broken):
+class DeletesOnlyMessages(Broken):
     async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
         if thread_id in self._store.threads:
             self._store.threads[thread_id].bodies.clear()
@@ -24,8 +24,6 @@ class HidesMessages(Broken):
 
 @breaks("erase.starts-again-at-0")
 class KeepsExtra(Broken):
-    _kept: dict[str, JsonValue] = {}  # never changed in place
-
     async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
         loaded = await self.load(thread_id)
         await super().delete_thread(thread_id, forget_keys=forget_keys)
@@ -40,7 +38,7 @@ class KeepsExtra(Broken):
 
 
 @breaks("erase.missing-is-no-error")
-class MissesWhatIsGone(Broken):
+class RaisesOnMissingDelete(Broken):
     async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
         self._store.threads[thread_id]
         await super().delete_thread(thread_id, forget_keys=forget_keys)
@@ -55,13 +53,13 @@ class DeletesByPrefix(Broken):
 
 
 @breaks("erase.completed-stays-paid", "erase.receipts-stay")
-class AlwaysForgets(Broken):
+class AlwaysForgetsKeys(Broken):
     async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
         await super().delete_thread(thread_id, forget_keys=True)
 
 
 @breaks("erase.issued-stays-issued")
-class FailsWhatIsPending(Broken):
+class FailsPendingCalls(Broken):
     async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
         for record in await self.list_calls(thread_id):
             await self.record_result(thread_id, record.call.call_id, 0, success=False)
@@ -70,7 +68,7 @@ class FailsWhatIsPending(Broken):
 
 
 @breaks("erase.failed-stays-free")
-class ForgetsFailures(Broken):
+class ForgetsFailedCalls(Broken):
     async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
         calls = await self.list_calls(thread_id)
         failed = all(one.status == "failed" for one in calls)
@@ -89,7 +87,7 @@ class ComparesErasedArgs(Broken):
 
 
 @breaks("erase.late-result")
-class KnowsNoErasedCalls(Broken):
+class RefusesLateResults(Broken):
     async def record_result(
         self, thread_id: str, call_id: str, result: JsonValue, **options: Any
     ) -> CallRecord:
@@ -113,7 +111,7 @@ class HoldsErasedKeys(Broken):
 
 
 @breaks("erase.forget-frees-keys", "erase.forget-leaves-no-receipt")
-class NeverForgets(Broken):
+class NeverForgetsKeys(Broken):
     async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
         await super().delete_thread(thread_id)
 
@@ -136,7 +134,7 @@ class ForgetsWholeKeys(Broken):
 
 
 @breaks("erase.not-listed")
-class ListsTheErased(Broken):
+class ListsErasedThreads(Broken):
     async def list_threads(self, **options: Any) -> list[ThreadInfo]:
         for thread in list(self._store.calls_of):
             self._store.touch(thread)

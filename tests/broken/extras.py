@@ -1,4 +1,4 @@
-"""Merges that replace, dig too deep, or know a value when they see one."""
+"""Merges that replace too much, merge nested objects, or lose keys."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class MergesDeep(Broken):
 
 
 @breaks("extra.stores-none")
-class TakesNoneForDelete(Broken):
+class TreatsNoneAsDelete(Broken):
     async def load(self, thread_id: str) -> CheckpointData[Any] | None:
         loaded = await super().load(thread_id)
 
         for key in [k for k, v in loaded.extra.items() if v is None] if loaded else ():
-            del loaded.extra[key]  # type: ignore[union-attr]  # there are keys
+            del loaded.extra[key]  # type: ignore[union-attr]  # loaded is not None here
 
         return loaded
 
 
 @breaks("extra.nothing-changes-nothing")
-class CreatesForNoKeys(Broken):
+class CreatesThreadOnEmptyMerge(Broken):
     async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
         await super().save_extra(thread_id, extra)
         self._store.touch(thread_id)
@@ -64,7 +64,7 @@ class FoldsKeys(Broken):
 
 
 @breaks("extra.many-keys")
-class SavesAFewKeys(Broken):
+class SavesAThousandKeys(Broken):
     async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
         await super().save_extra(thread_id, dict(list(extra.items())[:1000]))
 
@@ -85,13 +85,13 @@ class KeepsTheCallersMapping(Broken):
 
 
 @breaks("extra.leaves-the-rest")
-class LogsMerges(Broken):
+class AppendsMergesAsMessages(Broken):
     async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
         await super().save_extra(thread_id, extra)
         await self.append(thread_id, [dict(extra)])
 
 
 @breaks("extra.takes-a-mapping-only")
-class TakesPairs(Broken):
+class AcceptsPairs(Broken):
     async def save_extra(self, thread_id: str, extra: Any) -> None:
         await super().save_extra(thread_id, dict(extra or ()))

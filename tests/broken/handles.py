@@ -1,4 +1,4 @@
-"""Handles that are open when closed, closed when open, or at home in every loop."""
+"""Handles that ignore that they are closed, or in which event loop they are used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AnswersWhenClosed(Broken):
 
 
 @breaks("handle.close-is-idempotent")
-class ClosesOnce(Broken):
+class RaisesOnSecondClose(Broken):
     async def aclose(self) -> None:
         self._check_usable()
         await super().aclose()
@@ -51,16 +51,16 @@ class LeavesATask(Broken):
 
 
 @breaks("handle.opens-again", "handle.shares-the-store", "typed.misfit-is-told-at-load")
-class KeepsToItself(Reference):
-    """A store of its own for each handle, and says that it is shared."""
+class SharesNothing(Reference):
+    """Each handle has its own store, although the harness says that it is shared."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(None, **options)
 
 
 @breaks("handle.shares-calls")
-class RemembersItsPending(Broken):
-    """Keeps the pending calls of a thread as this handle last saw them."""
+class CachesPending(Broken):
+    """Returns the pending calls of a thread from a stale cache."""
 
     async def load(self, thread_id: str) -> CheckpointData[Any] | None:
         loaded = await super().load(thread_id)
@@ -86,7 +86,7 @@ class ClosesInTheWrongLoop(Broken):
 
 
 @breaks("handle.works-after-errors")
-class BreaksOnError(Broken):
+class BreaksAfterConflicts(Broken):
     _failed = False
 
     async def append(self, *args: Any, **options: Any) -> int:
@@ -101,7 +101,7 @@ class BreaksOnError(Broken):
 
 
 @breaks("handle.states-durability")
-class IsSilentOnDurability(Broken):
+class StatesNoText(Broken):
     @property
     def durability(self) -> Durability:
         return Durability(Survives.MACHINE)

@@ -1,4 +1,4 @@
-"""Loads that show too much, too little, or something that others hold."""
+"""Loads that return too much, too little, or shared objects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.broken.store import Broken, breaks
 
 
 class _Changed(Broken):
-    """Changes what was loaded."""
+    """Changes the result of a load."""
 
     async def load(self, thread_id: str) -> CheckpointData[Any] | None:
         loaded = await super().load(thread_id)
@@ -23,13 +23,13 @@ class _Changed(Broken):
 
 
 @breaks("load.nothing-is-none")
-class LoadsNothingAsEmpty(Broken):
+class LoadsMissingAsEmpty(Broken):
     async def load(self, thread_id: str) -> CheckpointData[Any] | None:
         return await super().load(thread_id) or CheckpointData([], {}, [])
 
 
 @breaks("load.reading-records-nothing")
-class RecordsReads(Broken):
+class CreatesThreadOnRead(Broken):
     async def load(self, thread_id: str) -> CheckpointData[Any] | None:
         loaded = await super().load(thread_id)
         self._store.touch(thread_id)
@@ -55,7 +55,7 @@ class NeedsMessages(_Changed):
 
 
 @breaks("load.twice-is-equal")
-class TellsTheTime(_Changed):
+class ReturnsTheCurrentTime(_Changed):
     def changed(self, loaded: CheckpointData[Any]) -> CheckpointData[Any]:
         now = datetime.now(UTC)
         pending = [replace(record, issued_at=now) for record in loaded.pending]
@@ -63,13 +63,13 @@ class TellsTheTime(_Changed):
 
 
 @breaks("load.is-the-callers")
-class LendsItsCache(Broken):
-    """Returns one object to all callers for as long as it counts as fresh."""
+class ReturnsItsCache(Broken):
+    """Returns the same cached object to every caller."""
 
     async def load(self, thread_id: str) -> CheckpointData[Any] | None:
         cache = self.__dict__.setdefault("_cache", {})
         loaded = await super().load(thread_id)
-        return cache.setdefault(thread_id, loaded)  # type: ignore[no-any-return]  # it is
+        return cache.setdefault(thread_id, loaded)  # type: ignore[no-any-return]  # an untyped cache
 
 
 @breaks("load.extends-earlier", "append.keeps-order")

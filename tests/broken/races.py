@@ -1,4 +1,4 @@
-"""Steps that ought to be one, with room for others in between."""
+"""Operations in two steps; other tasks can run between them."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ class ChecksThenClaims(Broken):
 
 
 @breaks("concurrent.threads-make-progress", hangs=True)
-class WaitsForSilence(Broken):
-    """Appends once nobody has loaded anything for a while, in any thread."""
+class WaitsForIdleReaders(Broken):
+    """Appends only after no load of any thread has happened for some time."""
 
     loads: ClassVar[int] = 0
 
     async def load(self, thread_id: str) -> CheckpointData[Any] | None:
-        WaitsForSilence.loads += 1
+        WaitsForIdleReaders.loads += 1
         return await super().load(thread_id)
 
     async def append(self, thread_id: str, *args: Any, **options: Any) -> int:

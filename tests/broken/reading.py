@@ -1,4 +1,4 @@
-"""Lists, ranges and receipts that are out of order, off by one, or somebody else's."""
+"""Lists, ranges and receipts in the wrong order, off by one, or of other threads."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StartsAtAfter(Broken):
 
 
 @breaks("threads.prefix-is-literal")
-class TakesPrefixesForPatterns(Broken):
+class TreatsPrefixAsPattern(Broken):
     async def list_threads(
         self, *, prefix: str = "", after: str | None = None, limit: int = 100
     ) -> list[ThreadInfo]:
@@ -55,23 +55,23 @@ class TakesPrefixesForPatterns(Broken):
 
 
 class _Infos(Broken):
-    """Changes what is told of a thread."""
+    """Changes the listed data of a thread."""
 
     async def list_threads(self, **options: Any) -> list[ThreadInfo]:
-        return [self.told(info) for info in await super().list_threads(**options)]
+        return [self.changed(info) for info in await super().list_threads(**options)]
 
-    def told(self, info: ThreadInfo) -> ThreadInfo:
+    def changed(self, info: ThreadInfo) -> ThreadInfo:
         return info
 
 
 @breaks("threads.tells-version-and-times")
-class TellsOneTime(_Infos):
-    def told(self, info: ThreadInfo) -> ThreadInfo:
+class ListsTheCurrentTime(_Infos):
+    def changed(self, info: ThreadInfo) -> ThreadInfo:
         return replace(info, created_at=datetime.now(UTC))
 
 
 @breaks("threads.updated-by-every-change")
-class IsUpdatedByMessages(Broken):
+class IgnoresResultsInUpdatedAt(Broken):
     async def record_result(
         self, thread_id: str, *args: Any, **options: Any
     ) -> CallRecord:
@@ -82,8 +82,8 @@ class IsUpdatedByMessages(Broken):
 
 
 @breaks("threads.updated-by-changes-only")
-class UpdatesByLooking(_Infos):
-    def told(self, info: ThreadInfo) -> ThreadInfo:
+class UpdatesOnList(_Infos):
+    def changed(self, info: ThreadInfo) -> ThreadInfo:
         return replace(info, updated_at=datetime.now(UTC))
 
 
@@ -101,7 +101,7 @@ class ListsRefusedClaims(Broken):
 
 
 @breaks("threads.arguments")
-class TakesAnyLimit(Broken):
+class AcceptsAnyLimit(Broken):
     async def list_threads(
         self, *, limit: Any = 100, **options: Any
     ) -> list[ThreadInfo]:
@@ -125,46 +125,46 @@ class ReadsAPage(Broken):
 
 
 @breaks("read.missing-is-empty")
-class MissesThreads(Broken):
+class RaisesOnMissingRead(Broken):
     async def read(self, thread_id: str, *args: Any, **options: Any) -> list[Any]:
         self._store.threads[thread_id]
         return await super().read(thread_id, *args, **options)
 
 
 @breaks("read.is-the-callers")
-class LendsItsMessages(Broken):
+class ReturnsCachedMessages(Broken):
     async def read(self, thread_id: str, *args: Any, **options: Any) -> list[Any]:
         cache = self.__dict__.setdefault("_cache", {})
         found = await super().read(thread_id, *args, **options)
-        return cache.setdefault(thread_id, found)  # type: ignore[no-any-return]  # it is
+        return cache.setdefault(thread_id, found)  # type: ignore[no-any-return]  # an untyped cache
 
 
 @breaks("read.arguments")
-class TakesAnyBound(Broken):
+class AcceptsAnyBound(Broken):
     async def read(self, thread_id: str, start: Any = 0, stop: Any = None) -> list[Any]:
         last = None if stop is None else int(stop)
         return await super().read(thread_id, int(start or 0), last)
 
 
 class _Receipts(Broken):
-    """Changes the receipts of a thread."""
+    """Changes the listed calls of a thread."""
 
     async def list_calls(self, thread_id: str) -> list[CallRecord]:
-        return self.listed(await super().list_calls(thread_id))
+        return self.changed(await super().list_calls(thread_id))
 
-    def listed(self, calls: list[CallRecord]) -> list[CallRecord]:
+    def changed(self, calls: list[CallRecord]) -> list[CallRecord]:
         return calls
 
 
 @breaks("receipts.every-attempt-in-order")
 class ListsLastAttempts(_Receipts):
-    def listed(self, calls: list[CallRecord]) -> list[CallRecord]:
+    def changed(self, calls: list[CallRecord]) -> list[CallRecord]:
         return list({one.call.idempotency_key: one for one in calls}.values())
 
 
 @breaks("receipts.order-is-of-claims")
 class ListsResolvedFirst(_Receipts):
-    def listed(self, calls: list[CallRecord]) -> list[CallRecord]:
+    def changed(self, calls: list[CallRecord]) -> list[CallRecord]:
         return sorted(calls, key=lambda one: one.status)
 
 
@@ -175,27 +175,27 @@ class ListsByKey(Broken):
 
 
 @breaks("receipts.same-record-everywhere")
-class TellsOtherTimes(_Receipts):
-    def listed(self, calls: list[CallRecord]) -> list[CallRecord]:
+class ReturnsOtherTimes(_Receipts):
+    def changed(self, calls: list[CallRecord]) -> list[CallRecord]:
         return [replace(one, issued_at=datetime.now(UTC)) for one in calls]
 
 
 @breaks("receipts.find-call-is-the-holder")
-class HoldsByTheFirst(Broken):
+class FindsTheFirstAttempt(Broken):
     async def find_call(self, idempotency_key: str) -> CallRecord | None:
         places = self._store.attempts.get(idempotency_key)
         return self._codec.record(self._store.calls[places[0]]) if places else None
 
 
 @breaks("receipts.are-the-callers")
-class LendsItsRecords(_Receipts):
-    def listed(self, calls: list[CallRecord]) -> list[CallRecord]:
+class ReturnsCachedRecords(_Receipts):
+    def changed(self, calls: list[CallRecord]) -> list[CallRecord]:
         cache = self.__dict__.setdefault("_cache", calls)
         return list(cache)
 
 
 @breaks("receipts.looking-records-nothing")
-class RecordsLooks(Broken):
+class CreatesThreadOnList(Broken):
     async def list_calls(self, thread_id: str) -> list[CallRecord]:
         self._store.touch(thread_id)
         return await super().list_calls(thread_id)

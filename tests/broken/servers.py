@@ -1,4 +1,4 @@
-"""Clients of a server that is killed: untyped errors, lost writes, no way back."""
+"""Clients of a killed server: untyped errors, lost writes, no reconnect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.broken.store import Broken, breaks
 
 @dataclass
 class ServedHarness(Harness):
-    """A `Served`, or what is broken of it, with its pretended server."""
+    """Opens a `Served`, or a subclass, and kills its simulated server."""
 
     kind: str
     folder: str
@@ -58,7 +58,7 @@ class Served(Broken):
 
 
 @breaks("server.writes-survive", "server.claims-survive", harness=ServedHarness)
-class LosesItsMemory(Served):
+class LosesItsData(Served):
     @classmethod
     def server_dies(cls) -> None:
         super().server_dies()
@@ -66,12 +66,12 @@ class LosesItsMemory(Served):
 
 
 @breaks("server.down-is-unavailable", harness=ServedHarness)
-class RaisesItsClientsErrors(Served):
+class RaisesUntypedErrors(Served):
     down = ConnectionRefusedError("connection refused")
 
 
 @breaks("server.handle-comes-back", harness=ServedHarness)
-class NeverComesBack(Served):
+class NeverReconnects(Served):
     """Stays disconnected after the first operation that found the server down."""
 
     _disconnected = False

@@ -1,7 +1,7 @@
-"""What the broken backends are made of: the reference, and a list of what each breaks.
+"""The base class of the broken backends, and the list of clauses that each one breaks.
 
-A broken backend is the reference with one promise broken, as small as that can be. It
-says which clauses must catch it; the suite's own tests hold it to that.
+A broken backend is a small subclass of the reference that breaks one promise. It names
+the clauses that must fail on it; tests/conformance_suite checks that they do.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["BROKEN", "Break", "Broken", "breaks", "pause"]
 class Break:
     """A backend, and a clause that must fail on it.
 
-    ``make`` takes a new folder's path and returns the backend's harness. Where the
-    clause fails by its deadline, ``hangs`` is set and it is asked with a short one.
+    ``make`` takes the path of a new folder and returns the backend's harness. If
+    ``hangs`` is true, the clause fails by its deadline, and the test shortens that.
     """
 
     name: str
@@ -37,10 +37,12 @@ ClassT = TypeVar("ClassT", bound=type)
 
 
 class Broken(Reference):
-    """The reference, one store for all handles of a class."""
+    """The reference; all handles of one class share one store."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(f"broken {type(self).__qualname__}", **options)
+        super().__init__(
+            f"{type(self).__module__}.{type(self).__qualname__}", **options
+        )
 
 
 @dataclass
@@ -54,10 +56,10 @@ def breaks(
     harness: Callable[[str, str], Harness] | None = None,
     hangs: bool = False,
 ) -> Callable[[ClassT], ClassT]:
-    """Say which clauses must catch a class.
+    """Register the clauses that must fail on a class.
 
-    ``harness`` takes the class's dotted name and a folder; without one the class is
-    called in this process, with the options of the clause.
+    ``harness`` takes the dotted name of the class and a folder. Without it handles are
+    opened in this process only.
     """
 
     def register(broken: ClassT) -> ClassT:
@@ -73,5 +75,5 @@ def breaks(
 
 
 async def pause() -> None:
-    """Let others run, in the middle of what ought to be one step."""
+    """Yield to other tasks, in the middle of an operation that must be atomic."""
     await asyncio.sleep(0)

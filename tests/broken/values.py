@@ -1,4 +1,4 @@
-"""Values, ids, limits and types that do not come back as they were."""
+"""Values, ids, limits and types that are changed or not refused."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ from cpkit import (
 from tests.broken.store import Broken, breaks
 
 
-class _Through(Broken):
-    """Lets every value pass through `way` before it is stored."""
+class _Changed(Broken):
+    """Changes every value before it is stored."""
 
-    def way(self, value: Any) -> Any:
+    def changed(self, value: Any) -> Any:
         return value
 
     async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
         return await super().append(
-            thread_id, [self.way(message) for message in messages], **options
+            thread_id, [self.changed(message) for message in messages], **options
         )
 
     async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
-        await super().save_extra(thread_id, {k: self.way(v) for k, v in extra.items()})
+        await super().save_extra(
+            thread_id, {k: self.changed(v) for k, v in extra.items()}
+        )
 
     async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
-        args = self.way(call.args)
+        args = self.changed(call.args)
         given = ToolCall(call.call_id, call.tool_name, args, call.idempotency_key)
         return await super().record_issued(thread_id, given)
 
@@ -44,7 +46,7 @@ class _Through(Broken):
         self, thread_id: str, call_id: str, result: JsonValue, **options: Any
     ) -> CallRecord:
         return await super().record_result(
-            thread_id, call_id, self.way(result), **options
+            thread_id, call_id, self.changed(result), **options
         )
 
 
@@ -54,20 +56,22 @@ class _Through(Broken):
     "values.args-come-back",
     "values.results-come-back",
 )
-class NormalizesUnicode(_Through):
-    def way(self, value: Any) -> Any:
+class NormalizesUnicode(_Changed):
+    def changed(self, value: Any) -> Any:
         if isinstance(value, str):
             return unicodedata.normalize("NFC", value)
 
         if isinstance(value, dict):
-            return {self.way(k): self.way(v) for k, v in value.items()}
+            return {self.changed(k): self.changed(v) for k, v in value.items()}
 
-        return [self.way(one) for one in value] if isinstance(value, list) else value
+        return (
+            [self.changed(one) for one in value] if isinstance(value, list) else value
+        )
 
 
 @breaks("values.any-object-is-a-message")
-class WantsARole(_Through):
-    def way(self, value: Any) -> Any:
+class RequiresAField(_Changed):
+    def changed(self, value: Any) -> Any:
         if isinstance(value, dict) and not value:
             raise SerializationError((0,), "has no role")
 
@@ -82,15 +86,15 @@ class WrapsMessages(Broken):
 
 
 @breaks("values.deep-nesting")
-class IsShallow(_Through):
-    def way(self, value: Any, depth: int = 0) -> Any:
+class LimitsNesting(_Changed):
+    def changed(self, value: Any, depth: int = 0) -> Any:
         if depth > 100:
             raise SerializationError((), "too deep")
 
         inner = value.values() if isinstance(value, dict) else value
 
         for one in inner if isinstance(value, (dict, list)) else ():
-            self.way(one, depth + 1)
+            self.changed(one, depth + 1)
 
         return value
 
@@ -102,12 +106,12 @@ class IsShallow(_Through):
     "values.refused-in-args",
     "values.refused-in-results",
 )
-class StoresWhatItCan(_Through):
-    """Writes ``null`` for what it cannot write, as some encoders do."""
+class StoresWhatItCan(_Changed):
+    """Writes ``null`` for a value that is not JSON, as some encoders do."""
 
-    def way(self, value: Any) -> Any:
+    def changed(self, value: Any) -> Any:
         if isinstance(value, dict):
-            return {str(k): self.way(v) for k, v in value.items()}
+            return {str(k): self.changed(v) for k, v in value.items()}
 
         try:
             self._codec.resolve("t", "c", value, True)
@@ -118,14 +122,14 @@ class StoresWhatItCan(_Through):
 
 
 @breaks("values.tuples-are-arrays", "values.subclasses-are-their-base")
-class IsPedantic(_Through):
-    def way(self, value: Any) -> Any:
+class RefusesSubclasses(_Changed):
+    def changed(self, value: Any) -> Any:
         if isinstance(value, dict):
             for inner in value.values():
-                self.way(inner)
+                self.changed(inner)
 
         elif type(value) not in (str, int, float, bool, list, type(None)):
-            raise SerializationError((), "is no plain JSON")
+            raise SerializationError((), "is not a plain JSON type")
 
         return value
 
@@ -169,13 +173,13 @@ class SharesANamespace(Broken):
 
 
 @breaks("ids.subclass-is-its-text")
-class AsksStr(Broken):
+class CallsStr(Broken):
     async def append(self, thread_id: str, *args: Any, **options: Any) -> int:
         return await super().append(str(thread_id), *args, **options)
 
 
 @breaks("ids.refused", "ids.refused-first")
-class IsEasyOnIds(Broken):
+class AcceptsEmptyIds(Broken):
     async def append(self, thread_id: str, *args: Any, **options: Any) -> int:
         return await super().append(thread_id or "default", *args, **options)
 
@@ -186,7 +190,7 @@ class IsEasyOnIds(Broken):
     "ids.refused-in-receipts",
     "ids.refused-in-delete",
 )
-class FindsNothingForNoId(Broken):
+class ReturnsNothingForInvalidIds(Broken):
     async def list_threads(self, **options: Any) -> list[ThreadInfo]:
         try:
             return await super().list_threads(**options)
@@ -211,7 +215,7 @@ class FindsNothingForNoId(Broken):
 
 
 @breaks("limits.payload-is-inclusive")
-class IsExclusive(Broken):
+class LimitsExclusively(Broken):
     def __init__(self, *, max_payload: int = 2**24, **options: Any) -> None:
         super().__init__(max_payload=max_payload - 1, **options)
 
@@ -223,7 +227,7 @@ class CountsCharacters(Broken):
 
 
 @breaks("limits.too-large-tells-the-facts")
-class TellsNoSize(Broken):
+class RaisesWithoutSize(Broken):
     async def append(self, *args: Any, **options: Any) -> int:
         try:
             return await super().append(*args, **options)
@@ -243,7 +247,7 @@ class LimitsTheSum(Broken):
 
 
 @breaks("limits.a-megabyte-by-default")
-class IsStingy(Broken):
+class LimitsToOneMegabyte(Broken):
     def __init__(self, *, max_payload: int = 2**20, **options: Any) -> None:
         super().__init__(max_payload=max_payload, **options)
 
@@ -256,7 +260,7 @@ class IsStingy(Broken):
     "typed.strict-roundtrip",
 )
 class ForgetsTypes(Broken):
-    """Stores typed messages as JSON, and never makes them typed again."""
+    """Stores typed messages as JSON, and loads them as dicts."""
 
     def __init__(self, *, message_type: Any = dict, **options: Any) -> None:
         super().__init__(**options)

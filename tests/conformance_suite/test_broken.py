@@ -1,4 +1,4 @@
-"""The suite bites: every clause has a broken backend that it catches."""
+"""Every clause has a broken backend that it catches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.broken.servers import Served, ServedHarness
 CLAUSES = {clause.id: clause for clause in all_clauses()}
 
 SHORT = 6.0
-"""Seconds that a clause has against a backend that hangs."""
+"""The deadline in seconds for a clause against a backend that hangs."""
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def _empty_stores() -> None:
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda one: f"{one.name}-{one.clause}")
 def test_a_broken_backend_is_caught(broken: Break, tmp_path: Path) -> None:
-    """A broken backend fails the clause that it is meant for."""
+    """A broken backend fails the clauses that it is registered for."""
     clause = CLAUSES[broken.clause]
 
     if broken.hangs:
@@ -40,7 +40,7 @@ def test_a_broken_backend_is_caught(broken: Break, tmp_path: Path) -> None:
 
 
 def test_every_clause_has_a_broken_backend() -> None:
-    """No clause is there that nothing has ever failed."""
+    """Each clause is proven by a backend that fails it."""
     assert CLAUSES.keys() == {broken.clause for broken in BROKEN}
 
 
@@ -63,7 +63,7 @@ def test_the_reference_passes(seed: int) -> None:
     ids=lambda clause: clause.id,
 )
 def test_the_reference_on_disk_passes(clause: object, tmp_path: Path) -> None:
-    """What the crashing ones break works when it is not broken."""
+    """The base class of the crashing backends passes what they fail."""
     harness = DiskHarness(f"{Disk.__module__}:{Disk.__qualname__}", str(tmp_path))
     outcome = run_clause(clause, harness, rounds=0.5)  # type: ignore[arg-type]  # a Clause
     assert (outcome.status, outcome.seen) == (Status.PASSED, "")
@@ -75,7 +75,7 @@ def test_the_reference_on_disk_passes(clause: object, tmp_path: Path) -> None:
     ids=lambda clause: clause.id,
 )
 def test_the_reference_behind_a_server_passes(clause: object) -> None:
-    """What those with a server break works when it is not broken."""
+    """The base class of the backends with a server passes what they fail."""
     harness = ServedHarness(f"{Served.__module__}:{Served.__qualname__}", "")
     outcome = run_clause(clause, harness)  # type: ignore[arg-type]  # a Clause
     assert (outcome.status, outcome.seen) == (Status.PASSED, "")

@@ -14,11 +14,11 @@ import pytest
 from conformance import Clause, Outcome, certify
 from cpkit import BackendUnavailable, InvalidURL
 
-BROKEN = "tests.broken.erasing:AlwaysForgets"
+BROKEN = "tests.broken.erasing:AlwaysForgetsKeys"
 
 
 async def test_certify_in_code() -> None:
-    """A call returns the report, and tells how far it is."""
+    """certify() returns the report, and calls back before and after each clause."""
     started: list[Clause] = []
     ended: list[Outcome] = []
     report = await certify(
@@ -36,8 +36,8 @@ async def test_certify_in_code() -> None:
     assert {outcome.clause.subject for outcome in ended} == {"append"}
 
 
-async def test_certify_refuses_what_is_not_there() -> None:
-    """Bad targets and names are errors, a store that is down is unavailable."""
+async def test_certify_refuses_unknown_targets_and_names() -> None:
+    """Unknown targets and clauses are errors; a store that is down is unavailable."""
     with pytest.raises(InvalidURL):
         await certify("nope://x")
 
@@ -60,7 +60,7 @@ def command(folder: Path, *args: str) -> tuple[int, str, str]:
 
 
 def test_the_command_prints_a_certificate(tmp_path: Path) -> None:
-    """A store that holds: a table, and exit code 0."""
+    """For a correct store: a table, and exit code 0."""
     code, out, _ = command(tmp_path, "sqlite:///x.db", "--clause", "append")
     assert code == 0
     assert "core" in out
@@ -68,8 +68,8 @@ def test_the_command_prints_a_certificate(tmp_path: Path) -> None:
     assert "machine: " in out
 
 
-def test_the_command_says_what_fails(tmp_path: Path) -> None:
-    """A store that does not: sentence, expected, seen, how to ask again, code 1."""
+def test_the_command_explains_a_failure(tmp_path: Path) -> None:
+    """For a broken store: sentence, expected, seen, where, the command; exit code 1."""
     code, out, _ = command(
         tmp_path, BROKEN, "--clause", "erase.completed-stays-paid", "--seed", "4"
     )
@@ -77,6 +77,7 @@ def test_the_command_says_what_fails(tmp_path: Path) -> None:
     assert "A completed call keeps its key" in out
     assert "expected  found == holder == _erased(done)" in out
     assert "found = None" in out
+    assert "erase.py:" in out
     again = f"cpkit certify {BROKEN} --clause erase.completed-stays-paid --seed 4"
     assert again in out
 
@@ -95,8 +96,8 @@ def test_the_command_writes_reports(tmp_path: Path) -> None:
     assert "| core | **holds** |" in (tmp_path / "report.md").read_text()
 
 
-def test_the_command_asks_one_clause_again(tmp_path: Path) -> None:
-    """The line that a failure prints asks just that clause, with the same chance."""
+def test_the_printed_command_repeats_a_failure(tmp_path: Path) -> None:
+    """The printed command checks only the failed clause, with the same seed."""
     first = command(tmp_path, BROKEN, "--clause", "erase", "--seed", "4", "--json")
     failed = [c for c in json.loads(first[1])["clauses"] if c["status"] == "failed"]
     words = shlex.split(failed[-1]["again"])
@@ -108,7 +109,7 @@ def test_the_command_asks_one_clause_again(tmp_path: Path) -> None:
 
 
 def test_bad_use_of_the_command(tmp_path: Path) -> None:
-    """A target, level or clause that there is not: a message, and exit code 2."""
+    """An unknown target, level or clause: a message, and exit code 2."""
     for args in (
         ["nope://x"],
         ["no.such.module:factory"],
@@ -125,7 +126,7 @@ def test_bad_use_of_the_command(tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_down(tmp_path: Path) -> None:
-    """A store that cannot be opened: exit code 3, and no password in what is said."""
+    """A store that cannot be opened: exit code 3, and no password in the output."""
     code, out, err = command(
         tmp_path, "redis://u:s3cret@127.0.0.1:1/0?connect_timeout=1"
     )
@@ -135,7 +136,7 @@ def test_a_store_that_is_down(tmp_path: Path) -> None:
 
 
 def test_a_store_that_hangs_does_not_hang_the_command(tmp_path: Path) -> None:
-    """A clause that blocks its thread for ever fails, and the command ends."""
+    """A clause that blocks its thread forever fails, and the command ends."""
     (tmp_path / "stuck.py").write_text(
         "import threading\n"
         "from cpkit import MemoryCheckpointer\n"

@@ -1,4 +1,4 @@
-"""The harness: what names one, what it can do, and how it gets to other processes."""
+"""The harness: its names, its abilities, and how another process builds it again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cpkit import InvalidURL, MemoryCheckpointer
 
 @dataclass
 class Mine(Harness):
-    """The five lines of an author."""
+    """The five lines that an author writes."""
 
     path: str
 
@@ -35,13 +35,13 @@ def open_plain(max_payload: int = 100) -> MemoryCheckpointer[Any]:
 
 
 def test_a_url_names_a_harness(tmp_path: Path) -> None:
-    """Every form of URL is one, also where it looks like a module and a name."""
+    """Every form of URL names a harness, even if it looks like module:name."""
     for url in ("memory://x", f"sqlite:///{tmp_path}/x.db", "file:folder"):
         assert harness_for(url) == URLHarness(url)
 
 
 def test_a_dotted_name_names_a_harness() -> None:
-    """A harness, a function that returns one, or one that opens the store."""
+    """The name of a harness, of a function that returns one, or of a factory."""
     assert harness_for(f"{__name__}:MINE") is MINE
     assert harness_for(f"{__name__}:make_mine") is MINE
     assert harness_for(f"{__name__}:open_plain") == FactoryHarness(
@@ -52,21 +52,21 @@ def test_a_dotted_name_names_a_harness() -> None:
 @pytest.mark.parametrize(
     "target", ["no.such:thing", f"{__name__}:nothing", "json:codecs"]
 )
-def test_what_names_no_harness_is_an_error(target: str) -> None:
-    """The error is a ValueError, for a message and not a traceback."""
+def test_an_unknown_target_is_an_error(target: str) -> None:
+    """The error is a ValueError, which the command prints without a traceback."""
     with pytest.raises(ValueError, match=target.partition(":")[0]):
         harness_for(target)
 
 
 @pytest.mark.parametrize("url", ["nope://x", "x", "sqlite:///x?colour=red"])
 def test_a_bad_url_is_an_error(url: str) -> None:
-    """The registry's own error says what is wrong."""
+    """The registry's error is raised unchanged."""
     with pytest.raises(InvalidURL):
         harness_for(url)
 
 
 def test_a_harness_is_built_again_from_its_address() -> None:
-    """A dataclass of JSON values gets to another process; nothing else does."""
+    """Only a dataclass of JSON values can be built again in another process."""
     assert rebuild(address(Mine("somewhere"))) == Mine("somewhere")
     assert rebuild(address(URLHarness("memory://x"))) == URLHarness("memory://x")
 
@@ -80,8 +80,8 @@ def test_a_harness_is_built_again_from_its_address() -> None:
         rebuild('["json:JSONDecoder", {}]')
 
 
-def test_what_cannot_be_built_elsewhere_lacks_processes() -> None:
-    """The reason is told, and it is no error."""
+def test_a_harness_without_address_lacks_processes() -> None:
+    """The clause is skipped with the reason; it does not fail."""
 
     @dataclass
     class Local(Harness):

@@ -1,4 +1,4 @@
-"""What the suite's modules import: few packages, and each other without a cycle."""
+"""The suite's modules import few packages, and each other without a cycle."""
 
 from __future__ import annotations
 

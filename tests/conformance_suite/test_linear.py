@@ -1,4 +1,4 @@
-"""The checker itself: histories with an order that explains them, and without."""
+"""The linearizability checker, on histories with and without an order."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ EXPLAINED: dict[str, list[Op]] = {
         append("b", 4, 5, "yz", 3),
         load(6, 7, "a.x", "b.y", "b.z"),
     ],
-    "at once, in the other order": [
+    "concurrent, in the other order": [
         append("a", 1, 10, "x", 2),
         append("b", 2, 9, "y", 1),
         load(11, 12, "b.y", "a.x"),
@@ -57,17 +57,17 @@ EXPLAINED: dict[str, list[Op]] = {
         append("a", 1, 10, "x", 1),
         load(2, 3, "a.x"),
     ],
-    "or does not": [
+    "a load in the middle of an append does not see it": [
         append("a", 1, 10, "x", 1),
         op("reader", 2, 3, "load", out=("nothing",)),
     ],
-    "of unknown outcome, and it happened late": [
+    "unknown outcome, applied late": [
         append("a", 1, None, "x", None),
         append("b", 2, 3, "y", 1),
         load(4, 5, "b.y"),
         load(6, 7, "b.y", "a.x"),
     ],
-    "of unknown outcome, and it never happened": [
+    "unknown outcome, never applied": [
         append("a", 1, None, "x", None),
         append("b", 2, 3, "y", 1),
         load(9, 10, "b.y"),
@@ -84,27 +84,30 @@ UNEXPLAINED: dict[str, list[Op]] = {
         append("a", 1, 10, "x", 1),
         append("b", 2, 9, "y", 1),
     ],
-    "a torn batch": [append("a", 1, 10, "xy", 2), load(2, 3, "a.x")],
+    "a partial batch": [append("a", 1, 10, "xy", 2), load(2, 3, "a.x")],
     "a stale load": [
         append("a", 1, 2, "x", 1),
         op("reader", 3, 4, "load", out=("nothing",)),
     ],
-    "a load that goes back": [
+    "a load older than an earlier load": [
         append("a", 1, 10, "x", 1),
         load(2, 3, "a.x"),
         op("reader", 4, 5, "load", out=("nothing",)),
     ],
-    "an order that changes": [
+    "an order that contradicts the versions": [
         append("a", 1, 10, "x", 2),
         append("b", 2, 9, "y", 1),
         load(11, 12, "a.x", "b.y"),
     ],
-    "a message of nobody": [append("a", 1, 2, "x", 1), load(3, 4, "a.x", "c.z")],
+    "a message that no client sent": [
+        append("a", 1, 2, "x", 1),
+        load(3, 4, "a.x", "c.z"),
+    ],
     "half of an append of unknown outcome": [
         append("a", 1, None, "xy", None),
         load(2, 3, "a.x"),
     ],
-    "a conflict with what was right": [
+    "a conflict at the current version": [
         op("a", 1, 2, "append", ("a.x",), 0, out=("conflict", 0)),
     ],
 }
@@ -112,14 +115,14 @@ UNEXPLAINED: dict[str, list[Op]] = {
 
 @pytest.mark.parametrize("name", EXPLAINED)
 def test_a_history_with_an_order(name: str) -> None:
-    """What some order explains is linearizable."""
+    """A history is linearizable if some order explains it."""
     assert is_linearizable(THREAD, EXPLAINED[name])
     check_linearizable(THREAD, EXPLAINED[name])
 
 
 @pytest.mark.parametrize("name", UNEXPLAINED)
 def test_a_history_without_an_order(name: str) -> None:
-    """What no order explains is not linearizable."""
+    """A history is not linearizable if no order explains it."""
     assert not is_linearizable(THREAD, UNEXPLAINED[name])
 
     with pytest.raises(Failure, match="operations without such an order"):
@@ -127,7 +130,7 @@ def test_a_history_without_an_order(name: str) -> None:
 
 
 def test_two_holders_of_a_key() -> None:
-    """Two claims that both succeed have no order, whenever they were."""
+    """Two claims of a key that both succeed have no order."""
     first, second = claim("a", 1, 10, ("claimed",)), claim("b", 2, 9, ("claimed",))
     held = ("record", "a.1", "issued", None, 1)
     assert not is_linearizable(KEY, [first, second])
@@ -138,7 +141,7 @@ def test_two_holders_of_a_key() -> None:
 
 
 def test_attempts_of_a_key() -> None:
-    """A key that came free is claimed as the next attempt, and not before."""
+    """A claim of a freed key is the next attempt; it cannot happen earlier."""
     failed = ("record", "a.1", "failed", "a.no", 1)
     history = [
         claim("a", 1, 2, ("claimed",)),
@@ -153,7 +156,7 @@ def test_attempts_of_a_key() -> None:
 
 
 def test_the_smallest_part_is_shown() -> None:
-    """Of a long history that goes wrong a few operations are shown."""
+    """Only a few operations of a long history without an order are shown."""
     fine = [append("a", 10 * n, 10 * n + 5, "x", n + 1) for n in range(40)]
     reads = [load(10 * n + 6, 10 * n + 7, *["a.x"] * (n + 1)) for n in range(40)]
     wrong = append("b", 402, 404, "y", 3)
@@ -166,8 +169,8 @@ def test_the_smallest_part_is_shown() -> None:
     assert listing(least).count("\n") == len(least) - 1
 
 
-def test_what_a_killed_process_said() -> None:
-    """An operation that began and did not end is of unknown outcome."""
+def test_the_output_of_a_killed_process() -> None:
+    """An operation that started and did not end has an unknown outcome."""
     ended = append("a", 1, 2, "x", 1)
     begun = append("a", 3, None, "y", None)
     said = [ended.unknown().to_json(), ended.to_json(), begun.to_json()]

@@ -1,4 +1,4 @@
-"""The state machine: a difference comes as a short script that shows it."""
+"""The state machine reports a difference as a short script."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from conformance import FactoryHarness, Status, run_clause, select
 
 
 def test_a_difference_is_shown_as_a_script() -> None:
-    """The operations that lead to it, and no others, as calls on a checkpointer."""
+    """The script has only the calls that are needed for the difference."""
     (model,) = select(ids=["model"])
     harness = FactoryHarness("tests.broken.extras:ReplacesExtra")
     outcome = run_clause(model, harness, seed=1)

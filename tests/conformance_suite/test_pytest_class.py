@@ -1,4 +1,4 @@
-"""The pytest class, as the author of a backend meets it: in a project of their own."""
+"""The pytest class, as the author of a backend uses it in another project."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TestForgotten(ConformanceTests):
 
 
 def run(folder: Path, *args: str) -> str:
-    """Run pytest in the project, without any plugin or configuration of ours."""
+    """Run pytest in the project, without plugins and without cpkit's configuration."""
     for name, text in PROJECT.items():
         (folder / name).write_text(text)
 
@@ -86,12 +86,12 @@ def test_a_failure_can_be_read(tmp_path: Path) -> None:
 def test_other_processes_find_the_harness(tmp_path: Path) -> None:
     """A harness in a test file can be built in a worker process."""
     said = run(tmp_path, "test_mine.py", "-k", "kill.exit-loses-nothing")
-    # A store in memory: the worker opens one of its own, and that is found out.
+    # The store is in memory, so the worker process opens another store.
     assert "an order of operations that explains every answer" in said
     assert "expected another process" not in said
 
 
-def test_a_missing_fixture_is_told(tmp_path: Path) -> None:
-    """Who forgets the fixture reads what to do."""
+def test_a_missing_fixture_is_explained(tmp_path: Path) -> None:
+    """Without the fixture, pytest's output says what to define."""
     said = run(tmp_path, "test_forgotten.py", "-k", "append.keeps-order")
     assert "define a fixture 'harness' in your test class" in said

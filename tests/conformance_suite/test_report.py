@@ -1,4 +1,4 @@
-"""The report: verdicts, and the same facts as JSON, Markdown and JUnit's XML."""
+"""The report: verdicts, and the same facts as JSON, Markdown and JUnit XML."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conformance.case import Case
 
 
 async def check(case: Case) -> None:
-    """Stand for a check."""
+    """Do nothing: the outcomes are made by hand."""
 
 
 def outcome(clause_id: str, status: Status, level: Level = Level.CORE) -> Outcome:
@@ -43,13 +43,13 @@ def report(*outcomes: Outcome, asked: tuple[str, ...] = ()) -> Report:
 
 
 def test_unsupported_is_not_failed() -> None:
-    """What is not there, or cannot be asked, does not fail a store."""
+    """A clause that is unsupported or skipped does not fail a store."""
     assert report(PASSED, SKIPPED, UNSUPPORTED).ok
     assert not report(PASSED, FAILED).ok
 
 
-def test_a_level_asked_for_by_name_must_hold() -> None:
-    """Nothing asked is nothing proven."""
+def test_a_named_level_must_hold() -> None:
+    """A named level without a passed clause is not ok."""
     assert report(PASSED, asked=("core",)).ok
     assert not report(PASSED, SKIPPED, asked=("core", "durable")).ok
 
@@ -62,8 +62,8 @@ def test_a_verdict_for_each_level() -> None:
     assert report(PASSED).verdict("core") == "holds"
 
 
-def test_a_failure_says_how_to_ask_again() -> None:
-    """The command is one line, and a shell takes it apart as it was meant."""
+def test_a_failure_has_a_command_that_repeats_it() -> None:
+    """The command is one line that a shell splits correctly."""
     words = shlex.split(report(FAILED).again(FAILED))
     assert words[:3] == ["cpkit", "certify", "memory://x y"]
     assert words[3:] == ["--clause", "a.fails", "--seed", "7", "--rounds", "2"]
@@ -89,7 +89,7 @@ def test_as_json() -> None:
 
 
 def test_as_junit() -> None:
-    """XML is well-formed, whatever a store has said."""
+    """The XML is well-formed, whatever characters an error contains."""
     root = xml.fromstring(report(PASSED, FAILED, SKIPPED, UNSUPPORTED).to_junit())
     suites = {suite.get("name"): suite for suite in root}
     assert suites["core"].get("tests") == "2"
@@ -101,7 +101,7 @@ def test_as_junit() -> None:
 
 
 def test_as_markdown() -> None:
-    """A page has a table, the failures, and nothing that breaks out of its block."""
+    """The page has a table and the failures; no text breaks out of its block."""
     page = report(PASSED, FAILED, SKIPPED).to_markdown()
     assert SUITE_VERSION in page
     assert "| core | **fails** | 1 | 1 | 0 | 0 |" in page
@@ -112,6 +112,6 @@ def test_as_markdown() -> None:
 
 
 @pytest.mark.parametrize("form", ["to_json", "to_junit", "to_markdown"])
-def test_nothing_asked_is_no_error(form: str) -> None:
-    """A report of nothing is a report."""
+def test_an_empty_report_is_valid(form: str) -> None:
+    """A report without clauses can be written in every form."""
     assert getattr(report(), form)()

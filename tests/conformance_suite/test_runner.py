@@ -1,4 +1,4 @@
-"""Running a clause: outcomes, deadlines, and what is said of a failure."""
+"""Running a clause: outcomes, deadlines, and the facts of a failure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def made(check: Check, *needs: Any, deadline: float = 5) -> Clause:
 
 
 class Plain:
-    """The six methods and no more."""
+    """A store with only the six methods."""
 
     def __init__(self, **options: Any) -> None:
         self._inner = MemoryCheckpointer[Any](**options)
@@ -53,22 +53,22 @@ def test_a_clause_that_holds_passes() -> None:
     assert run_clause(made(check), MEMORY).status is Status.PASSED
 
 
-def test_what_a_store_does_not_declare_is_unsupported() -> None:
-    """An optional protocol that is not there makes no failure."""
+def test_a_missing_protocol_is_unsupported() -> None:
+    """A clause is unsupported if the store lacks its protocol."""
 
     async def check(case: Case) -> None:
-        raise AssertionError("not asked")
+        raise AssertionError("must not run")
 
     outcome = run_clause(made(check, ListsThreads), PLAIN)
     assert outcome.status is Status.UNSUPPORTED
     assert "ListsThreads" in outcome.reason
 
 
-def test_what_a_harness_cannot_do_is_skipped() -> None:
-    """An ability that the harness lacks makes no failure, and the reason is told."""
+def test_a_missing_ability_is_skipped() -> None:
+    """A clause is skipped, with the reason, if the harness lacks its ability."""
 
     async def check(case: Case) -> None:
-        raise AssertionError("not asked")
+        raise AssertionError("must not run")
 
     outcome = run_clause(made(check, "server"), MEMORY)
     assert outcome.status is Status.SKIPPED
@@ -76,17 +76,17 @@ def test_what_a_harness_cannot_do_is_skipped() -> None:
 
 
 def test_a_clause_can_skip_itself() -> None:
-    """What shows only when the store is open can still be a reason to skip."""
+    """A check can skip after the store is open."""
 
     async def check(case: Case) -> None:
-        case.skip("no moon tonight")
+        case.skip("the store is too old")
 
     outcome = run_clause(made(check), MEMORY)
-    assert (outcome.status, outcome.reason) == (Status.SKIPPED, "no moon tonight")
+    assert (outcome.status, outcome.reason) == (Status.SKIPPED, "the store is too old")
 
 
-def test_a_store_that_waits_for_ever_fails() -> None:
-    """A clause that waits is cancelled at its deadline, and says where it waited."""
+def test_a_store_that_waits_forever_fails() -> None:
+    """A clause that waits is cancelled at its deadline, and reports the line."""
     ended = threading.Event()
 
     async def never() -> None:
@@ -106,7 +106,7 @@ def test_a_store_that_waits_for_ever_fails() -> None:
 
 
 def test_a_store_that_resists_cancellation_fails() -> None:
-    """One cancellation may be lost; the run goes on all the same."""
+    """The runner cancels again until the clause ends."""
     lost = 0
 
     async def check(case: Case) -> None:
@@ -124,7 +124,7 @@ def test_a_store_that_resists_cancellation_fails() -> None:
 
 
 def test_a_store_that_blocks_the_loop_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A blocked event loop is left behind in its thread, and said where it is."""
+    """The thread of a blocked event loop is abandoned, and its line is reported."""
     monkeypatch.setattr("conformance.runner.GRACE", GRACE / 30)
     freed = threading.Event()
 
@@ -138,7 +138,7 @@ def test_a_store_that_blocks_the_loop_fails(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_error_is_a_failure() -> None:
-    """What a store raises and should not is told with its type."""
+    """An unexpected exception is reported with its type."""
 
     async def check(case: Case) -> None:
         raise KeyError("oops")
@@ -149,8 +149,8 @@ def test_an_error_is_a_failure() -> None:
     assert "KeyError: 'oops'" in outcome.seen
 
 
-def test_an_error_expected_and_not_raised_is_told() -> None:
-    """The report says which error, and for what."""
+def test_a_missing_error_is_reported() -> None:
+    """The failure names the expected error and the reason."""
 
     async def check(case: Case) -> None:
         with raises(VersionConflict, "a stale version"):
@@ -161,8 +161,8 @@ def test_an_error_expected_and_not_raised_is_told() -> None:
     assert outcome.seen == "no error"
 
 
-def test_chance_comes_from_the_seed() -> None:
-    """The same seed gives the same chance, ids are fresh always."""
+def test_random_choices_depend_on_the_seed() -> None:
+    """The same seed gives the same choices; ids are always fresh."""
     seen: list[tuple[float, str]] = []
 
     async def check(case: Case) -> None:
@@ -171,6 +171,6 @@ def test_chance_comes_from_the_seed() -> None:
     for seed in (1, 1, 2):
         run_clause(made(check), MEMORY, seed=seed)
 
-    chances, ids = zip(*seen, strict=True)
-    assert chances[0] == chances[1] != chances[2]
+    choices, ids = zip(*seen, strict=True)
+    assert choices[0] == choices[1] != choices[2]
     assert len(set(ids)) == 3

@@ -28,9 +28,6 @@ NOT_YET_PLAIN: set[str] = {
     "benchmarks",
     "benchmarks/floors",
     "benchmarks/peers",
-    "conformance",
-    "conformance/clauses",
-    "conformance/history",
     "cpkit",
     "cpkit/cli",
     "cpkit/driver",
@@ -53,10 +50,8 @@ NOT_YET_PLAIN: set[str] = {
     "examples/demo",
     "tests",
     "tests/benchmarks",
-    "tests/broken",
     "tests/cadence",
     "tests/cli",
-    "tests/conformance_suite",
     "tests/core",
     "tests/docs",
     "tests/effects",
@@ -70,7 +65,6 @@ NOT_YET_PLAIN: set[str] = {
     "tests/sessions",
     "tests/simulation",
     "tests/sqlite",
-    "tests/strangers",
 }
 
 # A space stands for any white space, line ends included. Letter case is ignored,

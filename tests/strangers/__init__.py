@@ -1,1 +1,1 @@
-"""Other people's stores, put behind the contract as far as they go, and certified."""
+"""Stores of other projects, adapted to the contract and certified."""

@@ -1,7 +1,7 @@
-"""Say what the suite finds in a stranger: ``-m tests.strangers.findings KIND WHERE``.
+"""Print what the suite finds in a store: ``-m tests.strangers.findings KIND WHERE``.
 
-Each is certified in a process of its own, because a store that is used in ways that it
-was not made for can hang its event loop for good, or crash the interpreter.
+Each store is certified in a separate process. These stores were not made for such use:
+they can block the event loop forever, or crash the interpreter.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tests.strangers.harnesses import Stranger
 
 __all__ = ["finding", "findings", "outcomes_of"]
 
-# The adapter compares versions, makes a list or a model of what it is given, and does
-# so before the store sees anything.
+# Failures caused by the adapter: it compares versions, and converts messages to lists
+# or models, before it calls the store.
 ADAPTERS = {
     "append.expected-version-is-a-count",
     "append.takes-a-sequence-only",
@@ -27,12 +27,12 @@ ADAPTERS = {
 
 
 async def outcomes_of(stranger: Stranger) -> list[Outcome]:
-    """Certify a stranger at the level core."""
+    """Certify a store at the level core."""
     return (await certify(stranger, levels=["core"], seed=1)).outcomes
 
 
 def finding(outcome: Outcome) -> str:
-    """Return whose a failure is: the store's, the adapter's, or nobody's."""
+    """Return the cause of a failure: ``store``, ``adapter`` or ``lacks``."""
     if outcome.clause.id in ADAPTERS:
         return "adapter"
 
@@ -43,7 +43,7 @@ def finding(outcome: Outcome) -> str:
 
 
 def findings(outcomes: Iterable[Outcome]) -> dict[str, str]:
-    """Return whose each failure is, by the id of the clause."""
+    """Return the cause of each failure, by the id of the clause."""
     return {
         outcome.clause.id: finding(outcome)
         for outcome in outcomes

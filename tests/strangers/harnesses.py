@@ -1,4 +1,4 @@
-"""How the suite reaches each stranger, here and in other processes."""
+"""The harness of each store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STRANGERS = {
     "Agents SDK, SQLite": stores.AgentsSQLite,
     "Agents SDK, Redis": stores.AgentsRedis,
 }
-"""The stores by the name that the page has for them."""
+"""The adapters, by the name of the store on the page."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Stranger(Harness):
         return self.kind
 
     @property
-    def shared(self) -> bool:  # type: ignore[override]  # a fact of the store, read-only
+    def shared(self) -> bool:  # type: ignore[override]  # read-only, because it follows from ``where``
         return bool(self.where)
 
     def open(self, **options: Any) -> AbstractAsyncContextManager[Any]:

@@ -18,33 +18,35 @@ __all__ = ["PAGE"]
 PAGE = Path(__file__).parents[2] / "docs" / "strangers.md"
 
 HEAD = """\
-# What the suite found in other people's stores
+# What the suite finds in stores of other projects
 
-The suite is for any store, so it was let loose on five that were not written for it,
-with adapters that add nothing ([`tests/strangers`](../tests/strangers)): CubePi 0.13.6
-in memory, on SQLite and on Postgres, and the sessions of the OpenAI Agents SDK on
-SQLite and Redis. These are good stores for what they promise. The table says what an
-agent could *not* rely on if it took them for the contract of cpkit.
+The suite can certify any store. This page shows its results for five stores that were
+not written for cpkit: CubePi 0.13.6 in memory, on SQLite and on Postgres, and the
+sessions of the OpenAI Agents SDK on SQLite and Redis. Small adapters connect them
+([`tests/strangers`](../tests/strangers)). These are good stores for what they promise.
+The tables list what an agent could *not* rely on if it used them in place of a store
+that keeps the contract of cpkit.
 
-Each clause that failed at the level *core* is listed with what was seen, and with whose
-it is:
+Each failed clause of the level *core* is listed with what was seen and with its cause:
 
-- **store**: the store does otherwise than the contract says, which it often never
-  promised.
-- **lacks**: the clause needs calls or extra, and the store has none. Many clauses write
-  all three to see that they leave each other alone; these say nothing about the rest.
-- **adapter**: our adapter is at fault. No store takes an expected version, so the
-  adapter loads, compares and then appends; and it makes a model or a list of what it is
-  given.
+- **store**: the store behaves differently from the contract. In most cases the store
+  never promised this behaviour.
+- **lacks**: the clause needs calls or extra, and the store does not have them. Many
+  clauses write messages, extra and calls to check that they are independent. A failure
+  of such a clause says nothing about the parts that the store has.
+- **adapter**: the adapter causes the failure. No store takes an expected version, so
+  the adapter loads, compares and then appends. It also converts messages to lists or
+  models.
 
-The same comparison makes the adapters' `append` unsafe for two writers: in a run of the
-level *concurrent*, all twelve of twelve tasks that expected one version were let in
-(`concurrent.one-wins-a-version`). That is the adapters' fault as well, because a fence
-must be the store's own, and so the page stops at *core*.
+The comparison in the adapter is not atomic, so its `append` is not safe for two
+writers. In a run of the level *concurrent*, twelve of twelve tasks that expected the
+same version could write (`concurrent.one-wins-a-version`). The adapter causes this too:
+only the store itself could check the version atomically. So this page shows the level
+*core* only.
 
-`python -m tests.strangers.page` writes this page again; a test holds it to what the
-suite says today. CubePi on Postgres is left out of that test: used from another event
-loop (`handle.wrong-loop`) it has crashed the interpreter.
+`python -m tests.strangers.page` writes this page, and a test compares it with what the
+suite finds today. The test leaves out CubePi on Postgres: when used from another event
+loop (`handle.wrong-loop`), it has crashed the interpreter.
 """
 
 
@@ -52,7 +54,7 @@ def page_of(found: dict[str, list[Outcome]]) -> str:
     """Return the page's text."""
     lines = [
         HEAD,
-        "| Store | Holds | Store | Lacks | Adapter | Not asked |",
+        "| Store | Passed | Store | Lacks | Adapter | Not checked |",
         "|---|---:|---:|---:|---:|---:|",
     ]
 
@@ -70,7 +72,7 @@ def page_of(found: dict[str, list[Outcome]]) -> str:
             "",
             f"## {kind}",
             "",
-            "| Clause | Whose | What the contract says | Seen |",
+            "| Clause | Cause | What the contract says | Seen |",
             "|---|---|---|---|",
         ]
         lines += [
@@ -79,13 +81,16 @@ def page_of(found: dict[str, list[Outcome]]) -> str:
             for one in failed
             if finding(one) != "lacks"
         ]
-        lines += ["", f"Lacks what these need: {', '.join(f'`{i}`' for i in lacks)}."]
+        lines += [
+            "",
+            f"Lacks a part that these need: {', '.join(f'`{i}`' for i in lacks)}.",
+        ]
 
     return "\n".join(lines) + "\n"
 
 
 def _seen(outcome: Outcome) -> str:
-    """Return what was seen, without what chance or this machine made up."""
+    """Return what was seen, without random ids and memory addresses."""
     seen = re.sub(r"-[0-9a-f]{16,32}", "-…", outcome.seen)
     return _cell(re.sub(r" at 0x[0-9a-f]+", "", seen))
 

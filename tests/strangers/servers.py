@@ -1,4 +1,4 @@
-"""A place for each stranger's state, on real servers and in a fresh folder."""
+"""Fresh servers and folders for the stores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["placed"]
 
 
 async def placed(kind: str, folder: Path) -> Stranger:
-    """Return the stranger's harness, its store made and empty."""
+    """Return the harness of a store that is created and empty."""
     if kind == "CubePi, Postgres":
         url = shared_postgres(schema="strangers").partition("?")[0]
         await create_tables(url)

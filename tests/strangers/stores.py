@@ -1,13 +1,12 @@
-"""Adapters from other people's stores to the contract.
+"""Adapters from the stores of other projects to the contract.
 
-An adapter adds nothing that the store has not got: it checks nothing, translates no
-error and keeps no state. So what the suite finds is the store's doing, with three
-exceptions, which the page says where it matters:
+An adapter adds nothing: it checks nothing, translates no error and keeps no state. So
+what the suite finds is the behaviour of the store, with three exceptions:
 
-- no store takes an expected version, so the adapter compares before it appends, and
-  between the two another writer can come;
-- no store records calls, so the three call methods raise;
-- CubePi's messages are models, so a message travels as one's ``metadata``.
+- No store takes an expected version. So the adapter compares the version before it
+  appends; another writer can append between these two steps.
+- No store records calls. So the three call methods raise.
+- CubePi's messages are models. So a message is stored as the ``metadata`` of a model.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class _NoCalls:
 
 
 class _CubePi(_NoCalls):
-    """CubePi 0.13.6: ``load``, ``append`` and ``save_extra`` are its own."""
+    """CubePi 0.13.6: ``load``, ``append`` and ``save_extra`` call its own methods."""
 
     inner: Any
 
@@ -101,7 +100,7 @@ class CubePiMemory(_CubePi):
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Close nothing: the store has no close."""
+        """Do nothing: the store has no close method."""
 
 
 class CubePiSQLite(_CubePi):
@@ -112,20 +111,20 @@ class CubePiSQLite(_CubePi):
 
 
 class CubePiPostgres(_CubePi):
-    """CubePi's checkpointer on Postgres; the tables are made beforehand."""
+    """CubePi's checkpointer on Postgres; the tables exist already."""
 
     def __init__(self, dsn: str) -> None:
         self.inner = PostgresCheckpointer(dsn)
 
 
 class _Agents(_NoCalls):
-    """A session of the OpenAI Agents SDK for each thread; it has no extra."""
+    """A session of the OpenAI Agents SDK for each thread, without extra."""
 
     def __init__(self) -> None:
         self.sessions: dict[str, Any] = {}
 
     def session(self, thread_id: str) -> Any:
-        raise NotImplementedError("each store opens its own sessions")
+        raise NotImplementedError("a subclass must define session()")
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,10 +1,9 @@
-"""Values and ids that have broken stores, by name, and an exact comparison."""
+"""Values that have broken stores, by name, and an exact comparison."""
 
 from __future__ import annotations
 
 import enum
 import struct
-import unicodedata
 from collections import OrderedDict
 from typing import Any
 
@@ -13,14 +12,12 @@ __all__ = [
     "NOT_JSON",
     "SUBCLASSES",
     "exactly",
-    "ids_beyond",
     "nested",
-    "neighbours",
 ]
 
 
 def nested(levels: int) -> Any:
-    """Return that many arrays, one in the other."""
+    """Return nested empty arrays, ``levels`` deep."""
     value: Any = []
 
     for _ in range(levels - 1):
@@ -77,10 +74,10 @@ FLOATS = {
     "1e23": 1e23,
     "123456789012345680.0": 123456789012345680.0,
     "2.0**53": 2.0**53,
-    "the least": 5e-324,
-    "the least normal": 2.2250738585072014e-308,
-    "below the least normal": 2.225073858507201e-308,
-    "the greatest": 1.7976931348623157e308,
+    "the smallest": 5e-324,
+    "the smallest normal": 2.2250738585072014e-308,
+    "below the smallest normal": 2.225073858507201e-308,
+    "the largest": 1.7976931348623157e308,
     "-1e-7": -1e-7,
 }
 
@@ -98,7 +95,7 @@ JSON_VALUES: dict[str, Any] = {
     "an array of many": list(range(2000)),
     "an object of many": {f"k{n}": n for n in range(2000, 0, -1)},
 }
-"""What JSON holds; each comes back exactly, as `exactly` compares."""
+"""JSON values; each must come back unchanged, compared by `exactly`."""
 
 _SURROGATE = "a\ud800b"
 _CYCLE: list[Any] = []
@@ -128,7 +125,7 @@ NOT_JSON: dict[str, tuple[Any, tuple[str | int, ...]]] = {
     "a bytes key": ({b"a": 1}, ("b'a'",)),
     "a cycle": (_CYCLE, ()),
 }
-"""What JSON cannot hold, with the path to it; ``()`` where the value itself is it."""
+"""Non-JSON values, with the path to the wrong part; ``()`` is the value itself."""
 
 
 class _Str(str):
@@ -174,11 +171,11 @@ SUBCLASSES: dict[str, tuple[Any, Any]] = {
     "dict": (_Dict({_Str("a"): _Dict()}), {"a": {}}),
     "OrderedDict": (OrderedDict([("b", 1), ("a", 2)]), {"b": 1, "a": 2}),
 }
-"""Subclasses of JSON's types, with the base value as which they are stored."""
+"""Subclasses of JSON types, with the base value that must be stored."""
 
 
 def exactly(seen: object, expected: object) -> bool:
-    """Tell whether two values are one: types, float bits and key order included."""
+    """Return whether two values are equal in type, float bits and key order too."""
     if type(seen) is not type(expected):
         return False
 
@@ -194,112 +191,3 @@ def exactly(seen: object, expected: object) -> bool:
         return len(seen) == len(expected) and all(map(exactly, seen, expected))
 
     return seen == expected
-
-
-def neighbours(token: str) -> list[str]:
-    """Return ids that careless stores take for one another, or for something else.
-
-    All contain the token, so that none was ever used before.
-    """
-    composed = f"{token}-é-Å-한"
-    found = [
-        token,
-        *(token + tail for tail in ":;/\\|*?%_~.-+@#$&='\"`<>[](){},! \t\n\r\x7f"),
-        *(token + tail for tail in ("b", "a:", "::", ":b", "/b", "/", "//", "/.")),
-        *(f"{c}{token}" for c in "../:*?%_'\"`~-+ \n{[("),
-        f"../{token}",
-        f"../../{token}",
-        f"/{token}",
-        f"./{token}",
-        f"C:\\{token}",
-        f"..\\{token}",
-        f"~/{token}",
-        f"{token}/..",
-        f"{token}/../{token}",
-        f"{token}%00",
-        f"{token}%2e",
-        f"{token}%2F..",
-        f"{token}\\0",
-        f"{{{token}}}",
-        f"{{a}}{token}b",
-        f"{{}}{token}",
-        f"{token}{{}}",
-        f"{{{token}}}:b",
-        f"'; DROP TABLE cpkit_threads; --{token}",
-        f"{token}' OR '1'='1",
-        f"{token}\\' --",
-        f"$({token})",
-        f"`{token}`",
-        f"{token}\r\nFLUSHALL\r\n",
-        f"{token}-a",
-        f"{token}-A",
-        f"{token}-ß",
-        f"{token}-ss",
-        f"{token}-ı",
-        f"{token}-I",
-        f"{token}-İ",
-        composed,
-        unicodedata.normalize("NFD", composed),
-        f"{token}-ﬁ",
-        f"{token}-fi",
-        f"{token}-\u200b",
-        f"{token}-\u200d",
-        f"{token}-\ufeff",
-        f"\ufeff{token}",
-        f"{token}\uffff",
-        f"{token}\U0001f600",
-        f"{token}\U0010ffff",
-        f"con.{token}",
-        f"CON.{token}",
-        f"nul.{token}.txt",
-        f"aux.{token}",
-        f"{token}.",
-        f"{token}..",
-        f"{token} ",
-        f" {token}",
-        f"{token}.jsonl",
-        f"{token}.lock",
-        f"{token}.db-wal",
-        f"{token}-{'0'}",
-        f"{token}-{'00'}",
-        f"{token}-{'0.0'}",
-        *_long(token),
-    ]
-    return list(dict.fromkeys(found))
-
-
-def _long(token: str) -> list[str]:
-    """Return ids of 512 bytes that differ in the last character, or in its case."""
-    room = 512 - len(token)
-    wide = room // 4
-    rest = "x" * (room - wide * 4)
-    return [
-        token + "x" * room,
-        token + "x" * (room - 1) + "y",
-        token + "x" * (room - 1) + "X",
-        token + "x" * (room - 1),
-        token + "/" * room,
-        token + "." * room,
-        token + rest + "😀" * wide,
-        token + rest + "😀" * (wide - 1) + "😁",
-    ]
-
-
-def ids_beyond() -> dict[str, Any]:
-    """Return what is no id, by name."""
-    return {
-        "an empty id": "",
-        "513 bytes": "x" * 513,
-        "513 bytes in 257 characters": "é" * 256 + "x",
-        "a million characters": "x" * 1_000_000,
-        "NUL": "a\0b",
-        "only NUL": "\0",
-        "NUL at the end": "a\0",
-        "a lone surrogate": "a\ud800",
-        "None": None,
-        "an int": 1,
-        "a bool": True,
-        "bytes": b"a",
-        "a tuple": ("a",),
-        "a list": ["a"],
-    }
