@@ -1,23 +1,23 @@
-"""Orders are charged exactly once, by workers that are killed all the time.
+"""Charges orders exactly once, with workers that are killed all the time.
 
 ::
 
     python examples/payments.py
     python examples/payments.py --orders 1000 --url postgresql://localhost/mydb
 
-Three worker processes charge the same orders at a payment server on this machine, and
-are killed with ``kill -9`` at random and started again. Orders above a limit need an
-approval, which another process gives or refuses. In the end the payment server's own
-books, of which cpkit knows nothing, say who was charged how often.
+Three worker processes charge the same orders at a payment server on this machine. They
+are killed with ``kill -9`` at random, and started again. Orders above a limit need an
+approval, which another process gives or refuses. Afterwards the payment server's own
+books show how often each order was charged. The server knows nothing of cpkit.
 
-It runs three times on the same orders:
+The example runs three times on the same orders:
 
-``none``    without the ledger: look whether it was charged, charge, take a note
-``verify``  with the ledger; what a killed worker left is looked up at the server
-``key``     with the ledger; its key goes to the server, which knows a repetition by it
+``none``    without the ledger: look whether it was charged, charge, note it down
+``verify``  with the ledger; ``verify`` looks up at the server what a killed worker did
+``key``     with the ledger; the server gets the effect's key and ignores repetitions
 
-The exit status is 1 unless both runs with the ledger charged every order that they
-should have exactly once, and no other. It needs a POSIX system.
+The exit status is 0 if both runs with the ledger charged every approved order exactly
+once, and no other order. The example needs a POSIX system.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from cpkit.effects import (
 )
 
 WORKERS = 3
-AT_ONCE = 16
+CONCURRENT = 16
 LIMIT = 1500
-"""Dollars that may be charged without asking."""
+"""Dollars that may be charged without an approval."""
 STALE_AFTER = 4.0
-"""Seconds of silence that mean death. Far more than a charge takes: a worker that was
-merely paused for longer could still charge after `verify` has looked."""
+"""Seconds without a heartbeat until a worker counts as dead. A charge takes far less. A
+worker that was only paused for longer could still charge after `verify` looked."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What there is to be charged; the same orders each time."""
+    """An order to charge; the same number is always the same order."""
 
     number: int
 
@@ -74,7 +74,7 @@ class Order:
 
     @property
     def refused(self) -> bool:
-        """What the person at the other end will say."""
+        """Whether the approver will deny this order."""
         return self.needs_approval and self.number % 5 == 0
 
     @property
@@ -82,8 +82,8 @@ class Order:
         return {"order": self.number, "amount": self.amount}
 
     @classmethod
-    def of(cls, asked: Effect | ApprovalRequest) -> Order:
-        number = asked.args["order"]
+    def of(cls, effect: Effect | ApprovalRequest) -> Order:
+        number = effect.args["order"]
         assert isinstance(number, int)
         return cls(number)
 
@@ -95,9 +95,10 @@ class Order:
 class Bank:
     """A payment server on loopback, with its own books.
 
-    A request is a line of JSON, and so is its answer. It does what it is told as often
-    as it is told, unless the request has a key that it has seen. It takes its time
-    before and after an entry in its books, and finishes a request whose sender died.
+    A request is a line of JSON, and so is its answer. The server repeats a charge as
+    often as it is requested, unless the request has a key that was used before. It
+    pauses before and after it writes to its books, and finishes a request even if the
+    sender died.
     """
 
     books: list[dict[str, Any]] = field(default_factory=list)
@@ -107,10 +108,10 @@ class Bank:
     async def serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        if line := await reader.readline():  # else its sender died before it asked
+        if line := await reader.readline():  # empty if the sender died first
             request = json.loads(line)
             await asyncio.sleep(random.uniform(0, 0.02))
-            answer = getattr(self, request.pop("do"))(**request)
+            answer = getattr(self, request.pop("action"))(**request)
             await asyncio.sleep(random.uniform(0, 0.02))
             writer.write(json.dumps(answer).encode() + b"\n")
 
@@ -144,37 +145,37 @@ async def ask(port: int, **request: Any) -> Any:
     return answer
 
 
-# A worker, which may be killed anywhere in here
+# A worker; it may be killed at any line below
 
 
 async def work(url: str, thread: str, port: int, how: str, orders: list[Order]) -> None:
-    """Charge all orders, many at a time, in an order of its own."""
-    # Each takeover is a warning, for somebody to look at; here there are hundreds.
+    """Charge all orders, several at a time, in random order."""
+    # Each takeover logs a warning for a person; this example has hundreds of them.
     logging.getLogger("cpkit.effects").setLevel(logging.ERROR)
     random.shuffle(orders)
-    turns = asyncio.Semaphore(AT_ONCE)
+    slots = asyncio.Semaphore(CONCURRENT)
 
     async with open_checkpointer(url) as cp:
         charge = (
-            _naively(cp, thread, port)
+            _without_ledger(cp, thread, port)
             if how == "none"
-            else _once(cp, thread, port, how)
+            else _with_ledger(cp, thread, port, how)
         )
         print("ready", flush=True)
 
-        async def in_turn(order: Order) -> None:
-            async with turns:
+        async def charge_in_slot(order: Order) -> None:
+            async with slots:
                 await charge(order)
 
         async with asyncio.TaskGroup() as group:
             for order in orders:
-                group.create_task(in_turn(order))
+                group.create_task(charge_in_slot(order))
 
 
-def _once(
+def _with_ledger(
     cp: Checkpointer[Any], thread: str, port: int, how: str
 ) -> Callable[[Order], Awaitable[object]]:
-    """Charge through the ledger: this is the part to copy."""
+    """Charge through the ledger. This is the part to copy."""
     ledger = EffectLedger(
         cp,
         requires_approval=lambda effect: Order.of(effect).needs_approval,
@@ -184,10 +185,10 @@ def _once(
 
     async def charge(effect: Effect) -> Any:
         key = effect.key if how == "key" else None
-        return await ask(port, do="charge", key=key, **effect.args)
+        return await ask(port, action="charge", key=key, **effect.args)
 
     async def verify(effect: Effect) -> Landed | NotLanded:
-        found = await ask(port, do="find", order=effect.args["order"])
+        found = await ask(port, action="find", order=effect.args["order"])
         return NotLanded() if found is None else Landed(found)
 
     async def run(order: Order) -> object:
@@ -206,10 +207,10 @@ def _once(
     return run
 
 
-def _naively(
+def _without_ledger(
     cp: Checkpointer[Any], thread: str, port: int
 ) -> Callable[[Order], Awaitable[object]]:
-    """Charge as many an agent does: look, act, take a note."""
+    """Charge as many agents do: look, charge, note it down."""
 
     async def run(order: Order) -> object:
         data = await cp.load(thread)
@@ -217,7 +218,7 @@ def _naively(
         if data is not None and str(order.number) in data.extra:
             return None
 
-        number = await ask(port, do="charge", key=None, **order.args)
+        number = await ask(port, action="charge", key=None, **order.args)
         await cp.save_extra(thread, {str(order.number): number})
         return number
 
@@ -225,33 +226,33 @@ def _naively(
 
 
 async def decide(url: str, thread: str, port: int) -> None:
-    """Be the person who approves and refuses, in a process of their own."""
+    """Approve and deny requests, in place of a person."""
     parent = os.getppid()
 
     async with open_checkpointer(url) as cp:
         ledger = EffectLedger(cp)
         print("ready", flush=True)
 
-        while os.getppid() == parent:  # else the one who started it was killed
+        while os.getppid() == parent:  # changes if the parent process was killed
             for request in await ledger.pending(thread):
                 order = Order.of(request)
 
                 if order.refused:
                     await ledger.deny(thread, request.key, reason="too much")
                 else:
-                    # The server is told first, so its books can tell what came early.
-                    await ask(port, do="approve", order=order.number)
+                    # The server learns it first, so it can detect an early charge.
+                    await ask(port, action="approve", order=order.number)
                     await ledger.approve(thread, request.key, by="a person")
 
             await asyncio.sleep(0.1)
 
 
-# The one who starts them all, kills them, and reads the books
+# The parent process: starts the others, kills workers, and reads the books
 
 
 @dataclass
-class Verdict:
-    """What the books say about a run."""
+class Summary:
+    """What the books show about a run."""
 
     how: str
     kills: int
@@ -276,8 +277,8 @@ class Verdict:
 HEADER = "ledger    kills   charged   twice   never   unapproved   refused   seconds"
 
 
-async def run(how: str, url: str, orders: list[Order], kills: int) -> Verdict:
-    """Run the workers to their end, whatever happens to them on the way."""
+async def run(how: str, url: str, orders: list[Order], kills: int) -> Summary:
+    """Run workers until all orders are done, and kill some of them meanwhile."""
     began = time.monotonic()
     bank = Bank()
     thread = f"payments-{uuid4().hex}"
@@ -287,20 +288,20 @@ async def run(how: str, url: str, orders: list[Order], kills: int) -> Verdict:
         await stack.enter_async_context(server)
         port = server.sockets[0].getsockname()[1]
         command = [url, thread, str(port), how, str(len(orders))]
-        person = await _start("decide", command)
-        stack.push_async_callback(_stop, person)
+        approver = await _start("decide", command)
+        stack.push_async_callback(_stop, approver)
 
         async with asyncio.TaskGroup() as group:
             killer = _Killer(kills, bank, len(orders))
-            ends = [
+            workers = [
                 group.create_task(_until_done(command, killer)) for _ in range(WORKERS)
             ]
-            there = group.create_task(_stays(person))
-            done = sum(await asyncio.gather(*ends))
-            there.cancel()
+            watcher = group.create_task(_watch(approver))
+            done = sum(await asyncio.gather(*workers))
+            watcher.cancel()
 
     times = Counter(entry["order"] for entry in bank.books)
-    return Verdict(
+    return Summary(
         how,
         done,
         sum(times[order.number] > 0 for order in orders),
@@ -313,7 +314,7 @@ async def run(how: str, url: str, orders: list[Order], kills: int) -> Verdict:
 
 
 class _Killer:
-    """Kills workers while there is work left, each at a moment of its own."""
+    """Kills workers at random moments, while orders are left."""
 
     def __init__(self, kills: int, bank: Bank, orders: int) -> None:
         self.left = kills
@@ -321,11 +322,11 @@ class _Killer:
         self._orders = orders
 
     async def strike(self, worker: asyncio.subprocess.Process) -> None:
-        """Kill the worker after a while, unless it is done by then."""
+        """Kill the worker after some more charges, unless it ends first."""
         start = len(self._bank.books)
         share = max(1, self._orders // 10)
 
-        # By progress rather than by time, so that slow stores are hit as hard.
+        # Counts charges and not time, so that slow stores get as many kills.
         while len(self._bank.books) < start + random.randrange(1, share + 1):
             await asyncio.sleep(random.uniform(0, 0.05))
 
@@ -337,7 +338,7 @@ class _Killer:
 
 
 async def _until_done(command: list[str], killer: _Killer) -> int:
-    """Start a worker again until it has come to its end; return how often it died."""
+    """Restart a worker until it finishes; return how often it was killed."""
     kills = 0
 
     while True:
@@ -360,13 +361,13 @@ async def _until_done(command: list[str], killer: _Killer) -> int:
         kills += 1
 
 
-async def _stays(person: asyncio.subprocess.Process) -> None:
-    """Raise when the process ends: without it all would wait for ever."""
-    raise RuntimeError(f"the approver ended with status {await person.wait()}")
+async def _watch(approver: asyncio.subprocess.Process) -> None:
+    """Raise when the approver ends: without it, the workers would wait for ever."""
+    raise RuntimeError(f"the approver ended with status {await approver.wait()}")
 
 
 async def _start(role: str, command: list[str]) -> asyncio.subprocess.Process:
-    """Start a process, and wait until it has opened the store."""
+    """Start a process, and wait until it opened the store."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, __file__, f"--role={role}", *command, stdout=-1
     )
@@ -383,40 +384,40 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 
 async def show(args: argparse.Namespace) -> bool:
-    """Run it all, and print what the books say."""
+    """Run all modes, and print what the books show."""
     orders = [Order(number) for number in range(args.orders)]
     good = True
 
     with tempfile.TemporaryDirectory() as folder:
         url = args.url or f"sqlite:///{folder}/payments.db"
         refused = sum(order.refused for order in orders)
-        asked = sum(order.needs_approval for order in orders)
+        above = sum(order.needs_approval for order in orders)
         print(
-            f"{len(orders)} orders, {asked} of them above {LIMIT} dollars: "
-            f"{asked - refused} will be approved and {refused} refused.\n"
-            f"So {len(orders) - refused} orders are to be charged. "
-            f"In the columns after that, each number is a mistake.\n\n{HEADER}",
+            f"{len(orders)} orders, {above} of them above {LIMIT} dollars: "
+            f"{above - refused} will be approved and {refused} refused.\n"
+            f"So {len(orders) - refused} orders must be charged. In the columns after "
+            f"that, every number above 0 is a mistake.\n\n{HEADER}",
             flush=True,
         )
 
         for how in args.ledger:
-            verdict = await run(how, url, list(orders), args.kills)
-            good = good and (verdict.good or how == "none")
-            print(verdict, flush=True)
+            summary = await run(how, url, list(orders), args.kills)
+            good = good and (summary.good or how == "none")
+            print(summary, flush=True)
 
     if not good:
-        print("\nThe books show what must not be.")
+        print("\nThe books show mistakes of the ledger.")
     elif args.ledger != ["none"]:
         print(
-            "\nWith the ledger every order was charged exactly once and none "
-            "unapproved, by the books."
+            "\nThe books show that with the ledger every order was charged exactly "
+            "once, and none without its approval."
         )
 
     return good
 
 
 def main() -> None:
-    """Read the command line: a person's, or that of one of its own processes."""
+    """Run the example, or with ``--role`` one of its child processes."""
     if len(sys.argv) > 1 and sys.argv[1].startswith("--role="):
         url, thread, port, how, count = sys.argv[2:]
         orders = [Order(number) for number in range(int(count))]

@@ -194,7 +194,7 @@ def _call_id(key: str) -> str:
 
 
 def _decision(record: CallRecord) -> bool | None:
-    """Return the recorded decision; ``None`` if there is none, or it was erased."""
+    """Return the recorded decision; ``None`` if it is missing or was erased."""
     if record.status != "completed" or record.erased:
         return None
 
