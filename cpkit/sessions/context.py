@@ -1,7 +1,7 @@
-"""What the model is shown: a projection of one branch of the log.
+"""The context for the model: a projection of one branch of the log.
 
-Nothing here changes the log, and nothing is executed again: a branch is read from the
-root to an entry, and read again it gives the same.
+A branch is the entries from the root to one entry. The same branch always gives the
+same context. Nothing here changes the log or executes anything.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from cpkit.sessions.toolcalls import MissingResult, answered_call, calls_in
 __all__ = ["CustomMessages", "Model", "SessionContext", "copied", "project"]
 
 CustomMessages = Mapping[str, Callable[[Entry], Message | None]]
-"""By type of custom entry: what makes a message of one, or ``None`` of it."""
+"""By type of custom entry: a function that makes a message of it, or ``None``."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """The model that the branch is at; the provider where it is known."""
+    """The model that the branch uses; the provider if it is known."""
 
     provider: str | None
     model_id: str
@@ -30,12 +30,12 @@ class Model:
 
 @dataclass(frozen=True)
 class SessionContext:
-    """The state of a session at one entry; the caller's to keep and to change.
+    """The state of a session at one entry. The caller may change it.
 
-    ``messages`` are what to send, in order. ``model`` is the default, ``None`` where
-    nothing named one. ``state`` is merged from the branch. ``compaction`` is the entry
-    whose summary stands in for what came before, if there is one.
-    ``missing_results`` are the tool calls among the messages that have no result.
+    ``messages`` are the messages to send, in order. ``model`` is the default, or
+    ``None`` if the branch names none. ``state`` is merged along the branch.
+    ``compaction`` is the entry whose summary replaces earlier messages, if there is
+    one. ``missing_results`` are the tool calls in the messages that have no result.
     """
 
     messages: list[Any]
@@ -51,17 +51,17 @@ def project(
     custom_messages: CustomMessages,
     load: Callable[[Entry], Any],
 ) -> SessionContext:
-    """Return the context of a branch, given from the root on.
+    """Return the context of a branch, whose entries start at the root.
 
-    ``load`` returns the message of a message entry, as the caller wants it; those that
-    are projected from other entries are dicts always.
+    ``load`` returns the message of a message entry, typed or as a dict. Messages that
+    are projected from other entries are always dicts.
     """
     model: Model | None = None
     thinking_level = "off"
     state: dict[str, Any] = {}
     compaction: int | None = None
 
-    for place, entry in enumerate(branch):
+    for index, entry in enumerate(branch):
         kind = entry["type"]
 
         if kind == "message":
@@ -71,12 +71,12 @@ def project(
         elif kind == "thinking_level_change":
             thinking_level = str(entry.get("thinkingLevel"))
         elif kind == "compaction":
-            compaction = place
+            compaction = index
         elif kind == "custom" and entry.get("customType") == STATE:
             data = entry.get("data")
             state |= copied(data) if isinstance(data, dict) else {}
 
-    shown = _placed(_shown(branch, compaction, custom_messages))
+    shown = _with_results_moved(_shown(branch, compaction, custom_messages))
     return SessionContext(
         [load(e) if e["type"] == "message" else copied(m) for e, m in shown],
         model,
@@ -106,7 +106,7 @@ def _model_of(message: Message) -> Model | None:
 def _shown(
     branch: Sequence[Entry], compaction: int | None, custom_messages: CustomMessages
 ) -> list[tuple[Entry, Message]]:
-    """Return the entries that are messages, and the messages that they are."""
+    """Return the entries that are shown as messages, each with its message."""
     entries = list(branch)
 
     if compaction is not None:
@@ -115,13 +115,13 @@ def _shown(
         kept = next(
             (at for at in range(compaction) if branch[at]["id"] == first), compaction
         )
-        # Compactions among those kept are skipped below: the newest says it all.
+        # Older compactions among the kept entries give no message (see `_message`).
         entries = [summary, *branch[kept:compaction], *branch[compaction + 1 :]]
 
     shown = []
 
-    for place, entry in enumerate(entries):
-        is_summary = place == 0 and compaction is not None
+    for index, entry in enumerate(entries):
+        is_summary = index == 0 and compaction is not None
         message = _summary(entry) if is_summary else _message(entry, custom_messages)
 
         if message is not None:
@@ -171,46 +171,50 @@ def _message(entry: Entry, custom_messages: CustomMessages) -> Message | None:
     return None
 
 
-def _placed(shown: list[tuple[Entry, Message]]) -> list[tuple[Entry, Message]]:
-    """Put each synthetic result behind the call that it closes.
+def _with_results_moved(
+    shown: list[tuple[Entry, Message]],
+) -> list[tuple[Entry, Message]]:
+    """Move each synthetic result behind the message with its call.
 
-    It was appended at the leaf, when the conversation may have gone on already, and a
-    provider wants a result right after its call. One whose call is not shown goes.
+    A synthetic result is appended at the leaf, maybe after later messages, but a
+    provider wants a result right after its call. A synthetic result whose call is not
+    shown is left out.
     """
-    closing = defaultdict(list)
+    results = defaultdict(list)
 
     for entry, message in shown:
-        if (call := _closed(entry, message)) is not None:
-            closing[call].append((entry, message))
+        if (caller_id := _closed_entry(entry, message)) is not None:
+            results[caller_id].append((entry, message))
 
-    if not closing:
+    if not results:
         return shown
 
-    placed: list[tuple[Entry, Message]] = []
-    due: list[tuple[Entry, Message]] = []
+    moved: list[tuple[Entry, Message]] = []
+    waiting: list[tuple[Entry, Message]] = []
 
     for entry, message in shown:
-        if _closed(entry, message) is not None:
+        if _closed_entry(entry, message) is not None:
             continue
 
+        # Real results of the same message stay in front of the synthetic ones.
         if answered_call(message) is None:
-            placed += due
-            due = closing.get(entry["id"], [])
+            moved += waiting
+            waiting = results.get(entry["id"], [])
 
-        placed.append((entry, message))
+        moved.append((entry, message))
 
-    return placed + due
+    return moved + waiting
 
 
-def _closed(entry: Entry, message: Message) -> str | None:
-    """Return the id of the entry whose call this is a synthetic result of, if it is."""
+def _closed_entry(entry: Entry, message: Message) -> str | None:
+    """Return the id of the entry whose call a synthetic result closes."""
     closes = entry.get("closes")
     is_result = isinstance(closes, str) and answered_call(message) is not None
     return closes if is_result else None
 
 
 def _missing(shown: list[tuple[Entry, Message]]) -> list[MissingResult]:
-    # Models repeat ids: a result answers the newest call of its id.
+    # Models use a call id again: a result answers the newest call with its id.
     unanswered: dict[str, list[MissingResult]] = defaultdict(list)
 
     for entry, message in shown:
@@ -222,6 +226,6 @@ def _missing(shown: list[tuple[Entry, Message]]) -> list[MissingResult]:
         if answered is not None and unanswered[answered]:
             unanswered[answered].pop()
 
-    order = {entry["id"]: place for place, (entry, _) in enumerate(shown)}
+    order = {entry["id"]: index for index, (entry, _) in enumerate(shown)}
     missing = [call for calls in unanswered.values() for call in calls]
     return sorted(missing, key=lambda call: order[call.entry_id])

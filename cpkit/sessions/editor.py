@@ -1,4 +1,4 @@
-"""`SessionEditor`: every kind of entry that can be appended."""
+"""`SessionEditor`: one method for each kind of entry."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ NO_RESULT = (
 
 
 class SessionEditor(SessionView, ABC):
-    """The appends, each of one entry that follows the leaf and becomes the new leaf.
+    """The methods that append entries.
 
-    What makes the entries (*drafts*) runs when their turn has come, so what it reads
-    of the session is what they follow.
+    Each entry follows the leaf and becomes the new leaf. Appends take turns. A function
+    that makes entries (*drafts*) runs in its turn, so that it sees the session which
+    its entries follow.
     """
 
     async def append_entry(self, entry: Entry) -> str:
@@ -44,18 +45,18 @@ class SessionEditor(SessionView, ABC):
         return await self._append(entry)
 
     async def append_message(self, message: Any) -> str:
-        """Append a message: a dict, or one of ``message_type``."""
+        """Append a message: a dict, or an object of ``message_type``."""
         plain = self._messages.dump(message, self.session_id)
         return await self._append(draft("message", message=plain))
 
     async def append_model_change(self, provider: str, model_id: str) -> str:
-        """Set the default model of the branch; it is no message."""
+        """Set the default model of the branch. The context gets no message."""
         return await self._append(
             draft("model_change", provider=provider, modelId=model_id)
         )
 
     async def append_thinking_level(self, level: str) -> str:
-        """Set the thinking level of the branch; it is ``off`` until then."""
+        """Set the thinking level of the branch, which is ``off`` at first."""
         return await self._append(draft("thinking_level_change", thinkingLevel=level))
 
     async def append_compaction(
@@ -66,10 +67,10 @@ class SessionEditor(SessionView, ABC):
         tokens_before: int = 0,
         details: JsonValue = None,
     ) -> str:
-        """Let a summary stand in for what the branch has before its first kept entry.
+        """Replace the messages before the first kept entry by a summary.
 
-        Nothing is deleted: branches from before the compaction still see the whole.
-        Raises ``UnknownEntry`` where the first kept entry is not on the branch.
+        Nothing is deleted: a branch from an earlier entry still shows all messages.
+        Raises ``UnknownEntry`` if the first kept entry is not on the branch.
         """
 
         def drafts() -> list[Entry]:
@@ -91,7 +92,7 @@ class SessionEditor(SessionView, ABC):
         return (await self._write(drafts))[0]
 
     async def append_custom(self, custom_type: str, data: JsonValue = None) -> str:
-        """Append a custom entry, which is no message unless its type is registered."""
+        """Append a custom entry. It gives a message only if its type is registered."""
         return await self._append(draft("custom", customType=custom_type, data=data))
 
     async def append_custom_message(
@@ -102,7 +103,7 @@ class SessionEditor(SessionView, ABC):
         display: bool = True,
         details: JsonValue = None,
     ) -> str:
-        """Append content that the model is shown, in its place, as a custom message.
+        """Append a message of role ``custom`` for the model.
 
         ``display`` and ``details`` are for a user interface.
         """
@@ -121,43 +122,43 @@ class SessionEditor(SessionView, ABC):
         return await self.append_custom(STATE, dict(changes))
 
     async def move_to(self, entry_id: str | None, summary: str | None = None) -> str:
-        """Move the leaf: what is appended next follows this entry; ``None``: the start.
+        """Move the leaf, so that the next entry follows this one, or none for ``None``.
 
-        The branch that is left stays as it is; a ``summary`` of it becomes a message on
-        the new one. Returns the id of the entry that records the move.
+        The old branch stays as it is. A ``summary`` of it becomes a message on the new
+        branch. Returns the id of the entry that records the move.
         """
         if entry_id is not None:
             self.entry(entry_id)
 
         def drafts() -> list[Entry]:
-            left = self.leaf_id or "root"
-            move = draft("custom", customType=LEAF, data={"fromId": left})
+            old_leaf = self.leaf_id or "root"
+            move = draft("custom", customType=LEAF, data={"fromId": old_leaf})
 
             if summary is not None:
-                move = draft("branch_summary", fromId=left, summary=summary)
+                move = draft("branch_summary", fromId=old_leaf, summary=summary)
 
             return [{**move, "parentId": entry_id}]
 
         return (await self._write(drafts))[0]
 
     async def label(self, entry_id: str, label: str | None) -> str:
-        """Give an entry a label, or with ``None`` take it away."""
+        """Give an entry a label; ``None`` removes its label."""
         self.entry(entry_id)
         return await self._append(draft("label", targetId=entry_id, label=label))
 
     async def set_name(self, name: str) -> str:
         """Give the session a name."""
         if not name.strip():
-            raise ValueError("a session's name has at least one character")
+            raise ValueError(f"a session's name must not be empty, not {name!r}")
 
         return await self._append(draft("session_info", name=name.strip()))
 
     async def close_missing_results(self, text: str = NO_RESULT) -> list[str]:
-        """Append a result that says ``text`` for each tool call that has none.
+        """Append a synthetic result with this text for each tool call without one.
 
-        For after a crash, as providers refuse a call without a result. Nothing is
-        executed and nothing rewritten: the context puts each of these results behind
-        its call. Returns the new ids; all or none are appended.
+        Use it after a crash: providers refuse a call without a result. Nothing is
+        executed, and no entry changes. The context shows each of these results behind
+        its call. Returns the new ids. Either all results are appended or none.
         """
 
         def drafts() -> list[Entry]:
@@ -178,4 +179,4 @@ class SessionEditor(SessionView, ABC):
 
     @abstractmethod
     async def _write(self, drafts: Callable[[], Sequence[Entry]]) -> list[str]:
-        """Append the entries that the drafts make, all or none; return their ids."""
+        """Append all entries that ``drafts`` returns, or none; return their ids."""

@@ -1,10 +1,11 @@
-"""What a session's log is made of.
+"""The header and the entries of a session.
 
-A session is a thread of JSON objects. The first is the *header*; each one after it is
-an *entry* with ``type``, ``id``, ``parentId`` and ``timestamp``, whose parent is the
-entry that it follows. So the thread is a log by position and a tree by parents. The
-format is version 3 of the coding-agent sessions of badlogic/pi-mono (packages/
-coding-agent/docs/session.md); types and fields that are not known here are kept.
+A session is a thread of JSON objects. The first is the *header*. Each later one is an
+*entry* with ``type``, ``id``, ``parentId`` and ``timestamp``; its parent is the entry
+that it follows. So the thread is a log by position and a tree by parents.
+
+The format is version 3 of the coding-agent sessions of badlogic/pi-mono
+(packages/coding-agent/docs/session.md). Unknown types and fields are kept.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ STATE = "cpkit.state"
 """Type of the custom entries whose ``data`` is merged into the state of a branch."""
 
 LEAF = "cpkit.leaf"
-"""Type of the custom entries that do nothing but move the leaf."""
+"""Type of the custom entries that only move the leaf."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -56,16 +57,15 @@ def new_header(session_id: str, cwd: str, parent_session: str | None = None) -> 
 
 
 def draft(kind: str, **fields: Any) -> Entry:
-    """Return an entry's own fields; those that are ``None`` are left out."""
+    """Return an entry's own fields, without those that are ``None``."""
     given = {name: value for name, value in fields.items() if value is not None}
     return {"type": kind, **given}
 
 
 def fresh_id(taken: Container[str]) -> str:
-    """Return eight hex digits that are no entry's id yet.
+    """Return eight hex digits that are not the id of an entry yet.
 
-    Eight are enough: another writer's entry cannot come in between, because appends
-    are fenced.
+    Eight are enough: appends are fenced, so no other writer can take the id meanwhile.
     """
     while (entry_id := uuid4().hex[:8]) in taken:
         continue
@@ -74,7 +74,7 @@ def fresh_id(taken: Container[str]) -> str:
 
 
 def flaw(entry: object) -> str | None:
-    """Say why this is no entry, if it is none; whether it has an id is not asked."""
+    """Return why this is not an entry, or ``None``. The id is not checked."""
     if not isinstance(entry, dict):
         return "not a JSON object"
 
@@ -93,7 +93,7 @@ def now() -> str:
 
 
 def time_of(entry: Entry) -> datetime | None:
-    """Return when the entry was made, if it says so in words that can be read."""
+    """Return the entry's time, or ``None`` if it has none that can be parsed."""
     try:
         time = datetime.fromisoformat(entry["timestamp"])
     except (KeyError, TypeError, ValueError):
@@ -103,6 +103,6 @@ def time_of(entry: Entry) -> datetime | None:
 
 
 def milliseconds(entry: Entry) -> int | None:
-    """Return the entry's time in milliseconds since 1970, as messages have it."""
+    """Return the entry's time in milliseconds since 1970, as in messages."""
     time = time_of(entry)
     return None if time is None else (time - _EPOCH) // timedelta(milliseconds=1)

@@ -1,4 +1,4 @@
-"""What the session layer raises beside the errors of the contract."""
+"""Errors of the session layer, beside those of the contract."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["UnknownEntry"]
 
 
 class UnknownEntry(CheckpointerError):
-    """An entry id is not in the session, or not on the branch that it must be on."""
+    """The session, or the branch in question, has no entry with this id."""
 
     def __init__(self, session_id: str, entry_id: object, where: str = "") -> None:
         super().__init__(session_id, entry_id, where)
@@ -20,5 +20,5 @@ class UnknownEntry(CheckpointerError):
         place = f" {self.where}" if self.where else ""
         return (
             f"session {self.session_id!r} has no entry {self.entry_id!r}{place}; "
-            "'log.entries' has them all, 'await log.refresh()' fetches new ones"
+            "'log.entries' has all entries, 'await log.refresh()' fetches new ones"
         )

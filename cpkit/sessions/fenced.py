@@ -1,4 +1,4 @@
-"""An append at one version, through answers that get lost on the way."""
+"""An append at one version that survives lost answers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from cpkit.protocol import Checkpointer, ReadsRanges
 
 __all__ = ["append_once", "read_range"]
 
-# The first try and two more: enough for a connection that dropped, too few to hide
-# that a store is down.
-TRIES = 3
+# Enough for a dropped connection, and too few to hide that a store is down.
+_TRIES = 3
 
 
 async def append_once(
@@ -25,19 +24,19 @@ async def append_once(
     maybe_there: bool = False,
     same: Callable[[list[Any], list[Any]], bool] = operator.eq,
 ) -> None:
-    """Append the messages at this version, once, whatever becomes of the answers.
+    """Append the messages at this version exactly once, even if an answer is lost.
 
-    An append whose answer was lost is made again at the same version: either that one
-    lands, and the first never can, or the version is taken, and what stands there
-    tells by whom. ``same`` compares that with the messages; ``maybe_there`` says that
-    an earlier call of this function ended without an answer.
+    An append without an answer is retried at the same version. Either the retry
+    succeeds, and the first append can never be applied, or the version is taken. Then
+    ``same(stored, messages)`` decides whether the stored messages are these.
+    ``maybe_there`` says that an earlier call of this function got no answer.
 
-    Raises ``VersionConflict`` where another writer has the version, and
-    ``BackendUnavailable``, with ``maybe_applied``, where the store stays silent.
+    Raises ``VersionConflict`` if another writer has the version, and
+    ``BackendUnavailable``, with ``maybe_applied``, if no try gets an answer.
     """
     failure: BackendUnavailable
 
-    for _ in range(TRIES):
+    for _ in range(_TRIES):
         try:
             await cp.append(thread_id, messages, expected_version=expected_version)
             return
@@ -54,12 +53,12 @@ async def append_once(
             end = expected_version + len(messages)
 
             try:
-                found = await read_range(cp, thread_id, expected_version, end)
+                stored = await read_range(cp, thread_id, expected_version, end)
             except BackendUnavailable as exc:
                 failure = exc
                 continue
 
-            if same(found, list(messages)):
+            if same(stored, list(messages)):
                 return
 
             raise
@@ -72,7 +71,7 @@ async def append_once(
 async def read_range(
     cp: Checkpointer[Any], thread_id: str, start: int = 0, stop: int | None = None
 ) -> list[Any]:
-    """Return ``messages[start:stop]``, at the price of that part where possible."""
+    """Return ``messages[start:stop]``; a store without ``read`` loads the thread."""
     if isinstance(cp, ReadsRanges):
         part: list[Any] = await cp.read(thread_id, start, stop)
         return part

@@ -1,18 +1,18 @@
-"""Session files: one JSON object a line, the header first.
+"""Session files: one JSON object on each line, the header first.
 
-Written as JavaScript's ``JSON.stringify`` writes, so a file that came from there comes
-out byte for byte: keys in their order, no spaces, characters as they are, numbers in
-ECMAScript's form. What JavaScript does not have is kept too: a whole float stays
-``1.0``, an integer of any size stays exact.
+Files are written as JavaScript's ``JSON.stringify`` writes them: keys in their order,
+no spaces, characters unescaped, numbers in ECMAScript's form. So a file from JavaScript
+is exported byte for byte as it was imported. Python's numbers are kept too: a whole
+float stays ``1.0``, and an integer of any size stays exact.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +23,8 @@ from cpkit.sessions.entries import Entry, flaw
 from cpkit.sessions.migrate import version_of
 
 __all__ = ["SessionFile", "SkippedLine", "json_line", "read_jsonl", "write_jsonl"]
+
+_json_string = json.JSONEncoder(ensure_ascii=False).encode
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class SkippedLine:
 class SessionFile:
     """A session file as it was read, in its own version of the format.
 
-    ``lines`` are the header and the entries; ``skipped`` what was passed over. A torn
-    last line, which a writer did not finish, is among them and is no error.
+    ``lines`` are the header and the entries. ``skipped`` are all other lines. A last
+    line that its writer did not finish is skipped too, and is not an error.
     """
 
     name: str
@@ -56,13 +58,15 @@ class SessionFile:
 def read_jsonl(
     path: str | os.PathLike[str], on_corrupt: Literal["raise", "skip"] = "raise"
 ) -> SessionFile:
-    """Read a session file of any version; `migrate` makes it the present one.
+    """Read a session file of any version; `migrate` converts it to version 3.
 
-    Empty lines count for nothing. A last line without a newline that does not parse is
-    set aside. Any other line that is no entry raises ``CorruptThread`` with its number,
-    or is skipped. Without a header there is no session, so that one always raises.
-    ``SchemaMismatch`` is raised for a version above 3, ``OSError`` as `open` does.
-    It blocks: in an event loop, call it through `asyncio.to_thread`.
+    Empty lines are ignored. A last line without a newline that does not parse is
+    skipped. Any other line that is not an entry is skipped or raises
+    ``CorruptThread`` with its number, as ``on_corrupt`` says. A missing header always
+    raises ``CorruptThread``.
+
+    Raises ``SchemaMismatch`` for a version above 3, and ``OSError`` as `open` does. It
+    blocks: in an event loop, call it through `asyncio.to_thread`.
     """
     if on_corrupt not in ("raise", "skip"):
         raise ValueError(f"on_corrupt is 'raise' or 'skip', not {on_corrupt!r}")
@@ -104,10 +108,9 @@ def read_jsonl(
 
 
 def write_jsonl(path: str | os.PathLike[str], lines: Iterable[Entry]) -> None:
-    """Write a session file, which appears whole or not at all.
+    """Write a session file completely or not at all.
 
-    It is readable by its owner alone, and synced before it takes the place of one that
-    is there.
+    Only the owner may read the file. It is synced before it replaces an existing file.
     """
     target = Path(path)
     handle, draft = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
@@ -125,15 +128,15 @@ def write_jsonl(path: str | os.PathLike[str], lines: Iterable[Entry]) -> None:
 
 
 def json_line(value: Any) -> str:
-    """Return the text of a JSON value, as ``JSON.stringify`` writes it."""
+    """Return the text of a JSON value as ``JSON.stringify`` writes it."""
     if isinstance(value, dict):
-        members = (f"{encode_basestring(n)}:{json_line(v)}" for n, v in value.items())
+        members = (f"{_json_string(n)}:{json_line(v)}" for n, v in value.items())
         return "{" + ",".join(members) + "}"
 
     if isinstance(value, list):
         return "[" + ",".join(map(json_line, value)) + "]"
 
-    # The canonical form has no 1.0, which would come back as an integer, and no -0.0.
+    # The canonical form writes 1.0 as 1, which is read as an integer, and -0.0 as 0.
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e21:
         return f"{value:.1f}"
 
@@ -141,18 +144,18 @@ def json_line(value: Any) -> str:
 
 
 def _parsed(text: bytes) -> tuple[Any, str | None]:
-    """Return what a line says, or why it says nothing that could be stored."""
+    """Return the line's value, or the reason why it cannot be stored."""
     try:
         line = parse_json(text)
         encode_json(line, ())
     except (ValueError, SerializationError) as exc:
-        return None, f"no JSON that can be stored: {exc}"
+        return None, f"not JSON that can be stored: {exc}"
 
     return line, None
 
 
 def _flaw_in_file(line: Any, before: list[Entry], seen: set[str]) -> str | None:
-    """Say why the line cannot stand after those before it; remember its id."""
+    """Return why the line is not the next line of a session; remember its id."""
     reason = flaw(line)
 
     if reason is not None:

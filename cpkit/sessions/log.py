@@ -1,4 +1,4 @@
-"""`SessionLog`: a session in a store, to append to, to fork, to import and export."""
+"""`SessionLog`: a session in a store, with forks, imports and exports."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ logger = logging.getLogger("cpkit.sessions")
 class SessionLog(SessionEditor):
     """One session: an append-only log of entries that form a tree.
 
-    The log in the store is the truth, and this is a copy of it that knows every entry
-    up to ``version``. Reading does no I/O; `refresh` fetches what others wrote.
+    This object is a copy of the log in the store, up to ``version``. Reading it does no
+    I/O; `refresh` fetches the entries of other writers.
 
-    Each ``append_*``, `move_to`, `label` and `set_name` is one append of one entry. It
-    follows ``leaf_id``, becomes the new leaf, and is fenced: where another writer was
-    first, ``VersionConflict`` is raised and nothing written. `refresh`, look at what
-    came, and decide again. Tasks that share one log take turns. After
-    ``BackendUnavailable`` with ``maybe_applied`` only `refresh` tells whether the entry
-    is there. A cancelled append still runs to its end.
+    Each ``append_*``, `move_to`, `label` and `set_name` is one append of one entry. The
+    entry follows ``leaf_id`` and becomes the new leaf. The append is fenced: if another
+    writer appended first, it raises ``VersionConflict`` and writes nothing. Then call
+    `refresh`, look at the new entries, and decide again.
+
+    Tasks that share one log take turns. A cancelled append is still completed. After
+    ``BackendUnavailable`` with ``maybe_applied``, `refresh` shows whether the entry was
+    written.
     """
 
     def __init__(
@@ -61,17 +63,17 @@ class SessionLog(SessionEditor):
         message_type: Any = dict,
         custom_messages: CustomMessages | None = None,
     ) -> Self:
-        """Read the session from the store; one that is not there is new and empty.
+        """Read the session from the store, or start a new one.
 
-        The session is the thread of its id, and ``cp`` holds JSON objects. A new one is
-        written, with ``cwd`` in its header, together with its first entry.
+        The session is the thread with its id, in a store of JSON objects. A new session
+        is written with its first entry, and has ``cwd`` in its header.
 
         ``message_type`` is what `append_message` takes and `context` returns: dicts, or
         a type that pydantic validates and whose JSON is an object. ``custom_messages``
-        makes messages of custom entries, by their type.
+        has functions that make messages of custom entries, by their type.
 
-        Raises ``CorruptThread`` for a thread that is no session, and
-        ``SchemaMismatch`` for one of another version of the format.
+        Raises ``CorruptThread`` if the thread is not a session, and ``SchemaMismatch``
+        if the session has another version of the format.
         """
         log = cls(
             cp,
@@ -88,14 +90,14 @@ class SessionLog(SessionEditor):
 
     @property
     def version(self) -> int:
-        """The thread's version as far as this log knows; 0 before the first entry."""
+        """The thread's version that this log has read; 0 before the first entry."""
         return 1 + len(self._tree.entries) if self._is_stored else 0
 
     async def refresh(self) -> list[Entry]:
-        """Fetch what other writers appended, and return those entries.
+        """Fetch the entries that other writers appended, and return them.
 
-        Reads the last line that is known and what comes after it. Raises
-        ``CorruptThread`` where that line is another now: the thread was deleted.
+        Reads the last known line and all later lines. Raises ``CorruptThread`` if the
+        store has another line in its place, because the thread was deleted.
         """
         async with self._turn:
             known = len(self._tree.entries)
@@ -109,8 +111,8 @@ class SessionLog(SessionEditor):
                     raise CorruptThread(
                         self.session_id,
                         f"message {known}",
-                        "not the line that was there: the session was deleted or "
-                        "replaced; open it again",
+                        "not the line that was read before: the session was deleted "
+                        "or replaced; open it again",
                     )
             elif lines:
                 self.header = _header(lines[0], self.session_id)
@@ -128,9 +130,9 @@ class SessionLog(SessionEditor):
     ) -> Self:
         """Copy the branch up to this entry, or to the leaf, into a new session.
 
-        Entries keep their ids, the labels on them and the name go along, and the new
-        header names this session as ``parentSession``. This one is not changed. Raises
-        ``VersionConflict`` where the new session is there already.
+        Entries keep their ids. Their labels and the session's name are copied too. The
+        new header names this session as ``parentSession``; this session is not changed.
+        Raises ``VersionConflict`` if the new session exists already.
         """
         folder = self.header.get("cwd", "") if cwd is None else os.fspath(cwd)
         header = new_header(session_id, folder, self.session_id)
@@ -154,15 +156,15 @@ class SessionLog(SessionEditor):
         message_type: Any = dict,
         custom_messages: CustomMessages | None = None,
     ) -> Self:
-        """Write a session file into the store, all or nothing, and return its log.
+        """Write a session file into the store, completely or not at all.
 
-        ``source`` is a path, or what `read_jsonl` returned. The session has the
-        header's id, unless another is given. Versions 1 and 2 are migrated; nothing
-        else changes, and `export_jsonl` gives it back. Skipped lines are logged as
-        warnings.
+        ``source`` is a path, or the result of `read_jsonl`. The session's id is the
+        header's, unless ``session_id`` is given. Versions 1 and 2 are migrated. Nothing
+        else changes, and `export_jsonl` writes the same lines. A warning is logged for
+        each skipped line.
 
-        Raises ``VersionConflict`` where the session has entries already, and what
-        `read_jsonl` raises.
+        Raises ``VersionConflict`` if the session has entries already, and the errors of
+        `read_jsonl`.
         """
         file = source
 
@@ -186,16 +188,16 @@ class SessionLog(SessionEditor):
         return log
 
     async def export_jsonl(self, path: str | os.PathLike[str]) -> None:
-        """Write the session, as this log knows it, to a file.
+        """Write the session, up to this log's version, to a file.
 
-        The file appears whole or not at all, replaces one that is there, and is for its
-        owner alone to read. Raises ``OSError`` as `open` does.
+        The file is written completely or not at all, and replaces an existing one. Only
+        its owner may read it. Raises ``OSError`` as `open` does.
         """
         await asyncio.to_thread(write_jsonl, path, [self.header, *self._tree.entries])
 
     async def _write(self, drafts: Callable[[], Sequence[Entry]]) -> list[str]:
-        # To its end even where the caller is cancelled: this copy would not know
-        # otherwise whether the entries are there.
+        # Shielded: after a cancelled append, this copy would not know whether the
+        # store has the entries.
         return await asyncio.shield(asyncio.create_task(self._commit(drafts)))
 
     async def _commit(self, drafts: Callable[[], Sequence[Entry]]) -> list[str]:
@@ -216,7 +218,7 @@ class SessionLog(SessionEditor):
             return [entry["id"] for entry in entries]
 
     async def _create(self) -> None:
-        """Write the whole session, which is in memory alone so far."""
+        """Write the complete session, which is only in memory yet."""
         lines = [self.header, *self._tree.entries]
         await append_once(self._cp, self.session_id, lines, expected_version=0)
         self._is_stored = True
@@ -224,23 +226,29 @@ class SessionLog(SessionEditor):
 
 def _header(line: object, session_id: str) -> Entry:
     if not isinstance(line, dict):
-        raise TypeError("open the store of a session without message_type=")
+        raise TypeError(
+            f"thread {session_id!r} holds {type(line).__name__} objects, not dicts; "
+            "open the store of a session without message_type="
+        )
 
     if line.get("type") != "session":
         raise CorruptThread(
-            session_id, "message 0", "no session header; this thread is no session"
+            session_id, "message 0", "no session header; the thread is not a session"
         )
 
     if version_of(line, f"session {session_id!r}") != VERSION:
         raise CorruptThread(
-            session_id, "message 0", "an old session; export it and import it again"
+            session_id,
+            "message 0",
+            f"a session of version {line.get('version', 1)!r} of the format, not "
+            f"{VERSION}; export it and import it again",
         )
 
     return line
 
 
 def _carried_over(source: SessionView, fork: SessionView) -> list[Entry]:
-    """Return drafts of what holds for a copied branch but was said elsewhere."""
+    """Return drafts of the labels and the name that other branches set."""
     drafts = [
         draft("label", targetId=entry["id"], label=source.labels.get(entry["id"]))
         for entry in fork.entries

@@ -1,8 +1,8 @@
-"""Old versions of the session format, brought to the one of today.
+"""Migration of session files from versions 1 and 2 of the format to version 3.
 
-Version 1 had no ids: entries followed each other, and a compaction gave the first kept
-entry by its index in the file, the header being 0. Version 2 called the role of custom
-messages ``hookMessage``.
+Version 1 had no ids: each entry followed the one before it, and a compaction named the
+first kept entry by its index in the file, where the header has index 0. Version 2
+called the role of custom messages ``hookMessage``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["migrate", "version_of"]
 
 
 def version_of(header: Entry, source: str) -> int:
-    """Return the header's version; raise ``SchemaMismatch`` if it is none of 1 to 3."""
+    """Return the header's version; raise ``SchemaMismatch`` if it is not 1, 2 or 3."""
     version = header.get("version", 1)
 
     if type(version) is not int or not 1 <= version <= VERSION:
@@ -28,16 +28,16 @@ def version_of(header: Entry, source: str) -> int:
 def migrate(entries: Sequence[Entry]) -> list[Entry]:
     """Return copies of the entries, the header first, in version 3.
 
-    Always the same for the same entries: an entry without an id gets its index, as
-    eight hex digits, and one without a parent the entry before it as its parent. Ids
-    and parents that are there stay, but for a parent that is the header, which is
-    none. Order, unknown types and unknown fields are kept.
+    The result depends on the entries alone. An entry without an id gets its index, as
+    eight hex digits, and an entry without a parent gets the entry before it. Existing
+    ids and parents stay, except that a parent which is the header becomes ``None``.
+    Order, unknown types and unknown fields are kept.
 
-    Raises ``ValueError`` where no header comes first, and ``SchemaMismatch`` for a
-    version above 3.
+    Raises ``ValueError`` if the first entry is not a header, and ``SchemaMismatch`` for
+    a version above 3.
     """
     if not entries or entries[0].get("type") != "session":
-        raise ValueError("the first entry is no session header")
+        raise ValueError("the first entry is not a session header")
 
     header = entries[0]
     version = version_of(header, f"session {header.get('id')!r}")
@@ -62,7 +62,7 @@ def _with_version(header: Entry) -> Entry:
 
 def _with_ids(entries: Sequence[Entry]) -> list[Entry]:
     taken = {entry["id"] for entry in entries if "id" in entry}
-    # By index in the file; the header's stands for the first entry.
+    # By index in the file; index 0, the header, is set to the first entry below.
     ids: list[str | None] = [None]
 
     for index, entry in enumerate(entries, 1):
@@ -88,7 +88,7 @@ def _free(entry_id: str, taken: set[str]) -> str:
 
 
 def _with_kept_id(entry: Entry, ids: Sequence[str | None]) -> Entry:
-    """Turn a compaction's index into an id; one that points nowhere is left there."""
+    """Replace a compaction's index by an id, unless no entry has that index."""
     index = entry.get("firstKeptEntryIndex")
 
     if (
@@ -121,7 +121,7 @@ def _with_role(entry: Entry) -> Entry:
 
 
 def _without_header(entry: Entry, header_id: object) -> Entry:
-    """Let an entry that follows the header, which is not of the tree, follow none."""
+    """Replace a parent that is the header, which is not in the tree, by ``None``."""
     parent = entry.get("parentId")
     return (
         entry if parent is None or parent != header_id else {**entry, "parentId": None}

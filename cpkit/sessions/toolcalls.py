@@ -1,8 +1,10 @@
-"""Tool calls and their results in messages, in the forms that are known.
+"""Tool calls and their results in messages, in three known forms.
 
-Three forms: the session format's own (``toolCall`` blocks, ``toolResult`` messages),
-that of `cpkit.messages` (``tool_call`` blocks, ``tool`` messages) and that of OpenAI's
-chat API (``tool_calls``, ``tool`` messages). In any other nothing is found.
+- The session format: ``toolCall`` blocks and ``toolResult`` messages.
+- `cpkit.messages`: ``tool_call`` blocks and ``tool`` messages.
+- OpenAI's chat API: ``tool_calls`` and ``tool`` messages.
+
+In messages of another form no calls are found.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ __all__ = ["MissingResult", "answered_call", "calls_in", "synthetic_result"]
 
 @dataclass(frozen=True)
 class MissingResult:
-    """A tool call that no result follows; ``entry_id`` is of the message that asks."""
+    """A tool call without a result; ``entry_id`` is the entry with the call."""
 
     entry_id: str
     call_id: str
@@ -27,7 +29,7 @@ class MissingResult:
 
 
 def calls_in(entry_id: str, message: Message) -> Iterator[MissingResult]:
-    """Yield the calls that an assistant's message asks for."""
+    """Yield the calls in an assistant's message."""
     if message.get("role") != "assistant":
         return
 
@@ -46,7 +48,7 @@ def calls_in(entry_id: str, message: Message) -> Iterator[MissingResult]:
 
 
 def answered_call(message: Message) -> str | None:
-    """Return the id of the call that the message is the result of, if it is one."""
+    """Return the call id of a result message, or ``None`` for another message."""
     field = {"toolResult": "toolCallId", "tool": "tool_call_id"}.get(
         str(message.get("role"))
     )
@@ -54,7 +56,7 @@ def answered_call(message: Message) -> str | None:
 
 
 def synthetic_result(missing: MissingResult, text: str, timestamp: int) -> Message:
-    """Return a result that says, in the call's own form, that there is none."""
+    """Return a result message with this text, in the form of the call."""
     if missing.form == "toolCall":
         return {
             "role": "toolResult",

@@ -1,4 +1,4 @@
-"""The log in memory: entries by position, found by id, linked by parent."""
+"""The log in memory: entries by position, found by id, linked by parents."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["LogTree", "TreeNode"]
 
 @dataclass(frozen=True, eq=False)
 class TreeNode:
-    """An entry, its label if it has one, and the entries that follow it."""
+    """An entry, its label or ``None``, and the entries that follow it."""
 
     entry: Entry
     label: str | None
-    # Not in the repr: a session is deeper than Python's stack.
+    # Not in the repr: a session may be deeper than Python's stack.
     children: list[TreeNode] = field(default_factory=list, repr=False)
 
 
@@ -79,10 +79,10 @@ class LogTree:
                 self.name = entry.get("name") or self.name
 
     def following(self, drafts: Sequence[Entry]) -> list[Entry]:
-        """Return the entries that the drafts make, one after the other from the leaf.
+        """Make entries of the drafts and return them, without adding them.
 
-        A draft with a ``parentId`` follows that entry instead. They are as a load
-        would return them, and not added.
+        Each follows the one before it, and the first follows the leaf, unless a draft
+        has a ``parentId``. They are equal to what a load would return.
         """
         entries: list[Entry] = []
         parent = self.leaf_id
@@ -102,10 +102,9 @@ class LogTree:
 
     @property
     def leaf_id(self) -> str | None:
-        """The id of the last entry, which is where the session stands.
+        """The id of the last entry, or of the newest leaf of its branch.
 
-        Where that entry is the parent of entries before it, its branch goes on, and
-        this is the newest of the entries at which the branch ends.
+        The two differ only if entries of the log stand before their parents.
         """
         return None if self._leaf == NO_PARENT else self.entries[self._leaf]["id"]
 
@@ -114,7 +113,7 @@ class LogTree:
         return self.entries[self._place(entry_id)]
 
     def branch(self, entry_id: str | None) -> list[Entry]:
-        """Return the entries from the root to this one; no id, no entries."""
+        """Return the entries from the root to this one; none for ``None``."""
         place = NO_PARENT if entry_id is None else self._place(entry_id)
         path = []
 
@@ -126,7 +125,7 @@ class LogTree:
         return path
 
     def leaves(self) -> list[str]:
-        """Return the ids of the entries that none follows, in the order of the log."""
+        """Return the ids of the entries without followers, in the order of the log."""
         followed = set(self._parents)
         return [
             entry["id"]

@@ -1,4 +1,4 @@
-"""Messages of people's own types: told apart by a field, dumped and loaded again."""
+"""Messages of the caller's own types, to JSON objects and back."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from cpkit.sessions.entries import Entry, Message
 
 __all__ = ["TypedMessages", "message_union"]
 
-USUAL = ("role", "kind", "type")
+_USUAL_FIELDS = ("role", "kind", "type")
 
 
 def message_union(*types: type, by: str | None = None) -> Any:
-    """Return the ``message_type`` for classes that a field tells apart.
+    """Return a ``message_type`` for several classes that differ in one field.
 
-    For dataclasses and pydantic models, of which each has a field, ``by`` or else the
-    first of ``role``, ``kind`` and ``type`` that all have, whose value is fixed by a
-    ``Literal`` or a default, and no other class's::
+    The classes are dataclasses or pydantic models. The field is ``by``, or else the
+    first of ``role``, ``kind`` and ``type`` that all classes have. A ``Literal`` type
+    or a default fixes its values, and no two classes share a value::
 
         @dataclass
         class User:
@@ -34,9 +34,9 @@ def message_union(*types: type, by: str | None = None) -> Any:
 
         open_checkpointer(url, message_type=message_union(User, Assistant))
 
-    Raises ``TypeError`` where the classes cannot be told apart.
+    Raises ``TypeError`` if no field is different in all classes.
     """
-    names = USUAL if by is None else (by,)
+    names = _USUAL_FIELDS if by is None else (by,)
     field = next((n for n in names if all(_values(t, n) for t in types)), None)
 
     if field is None or not types:
@@ -67,27 +67,30 @@ def message_union(*types: type, by: str | None = None) -> Any:
 
 
 class TypedMessages:
-    """The messages of a session as their owner has them: dicts, or of a type."""
+    """Converts a session's messages between the caller's type and JSON objects."""
 
     def __init__(self, message_type: Any = dict) -> None:
         self._is_typed = message_type is not dict
-        # How large an entry may be is the store's to say.
+        # The store checks the size of entries.
         self._codec: Codec[Any] = Codec(message_type, max_payload=sys.maxsize)
 
     def dump(self, message: Any, session_id: str) -> Message:
-        """Return a message's JSON; one that could not be loaded again is refused."""
+        """Return a message's JSON; refuse a message that could not be loaded again."""
         body = self._codec.append(session_id, [message], None).bodies[0]
-        dumped: Message = parse_json(body)
+        dumped: Any = parse_json(body)
 
         if not isinstance(dumped, dict):
-            raise SerializationError((0,), "a session's message is a JSON object")
+            kind = type(dumped).__name__
+            raise SerializationError(
+                (0,), f"a session's message must be a JSON object, not a {kind}"
+            )
 
         return dumped
 
     def load(self, entry: Entry, session_id: str) -> Any:
         """Return the message of a message entry.
 
-        Raises ``SerializationError``, with the entry's id, where it does not fit.
+        Raises ``SerializationError``, with the entry's id, if it does not fit the type.
         """
         if not self._is_typed:
             return copied(entry["message"])
@@ -101,7 +104,7 @@ class TypedMessages:
 
 
 def _values(one: type, name: str) -> tuple[str, ...]:
-    """Return the values that the class's field can have, if they are fixed."""
+    """Return the fixed values of the class's field; none if they are not fixed."""
     hint = get_type_hints(one).get(name)
 
     if get_origin(hint) is Literal:

@@ -1,4 +1,4 @@
-"""`SessionView`: a session in memory, to walk and to project. No I/O happens here."""
+"""`SessionView`: a session in memory, for reading. It does no I/O."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["SessionVersion", "SessionView"]
 
 @dataclass(frozen=True)
 class SessionVersion:
-    """A point in a session's history, which `SessionView.at` shows.
+    """A point in a session's history, for `SessionView.at`.
 
-    ``version`` is the thread's when ``entry_id`` was its last entry; ``label`` is the
-    entry's label of today.
+    ``version`` is the thread's version after ``entry_id`` was appended. ``label`` is
+    the entry's current label.
     """
 
     version: int
@@ -28,9 +28,10 @@ class SessionVersion:
 
 
 class SessionView:
-    """What is known of a session. Entries and header are its own: do not change them.
+    """The entries of a session that have been read.
 
-    What `context` and `at` return is the caller's.
+    Do not change the entries and the header. The results of `context` and `at` are
+    copies, which the caller may change.
     """
 
     def __init__(
@@ -48,26 +49,26 @@ class SessionView:
 
     @property
     def entries(self) -> list[Entry]:
-        """All entries in the order in which they were written, without the header."""
+        """All entries in the order of the log, without the header."""
         return list(self._tree.entries)
 
     @property
     def leaf_id(self) -> str | None:
-        """The entry that the next one will follow: the last one written.
+        """The entry that the next one follows: the last entry of the log.
 
-        If earlier entries of the log follow the last one, this is the newest of the
-        entries at which its branch ends.
+        If the last entry has followers that stand before it in the log, this is the
+        newest leaf of its branch.
         """
         return self._tree.leaf_id
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels in force, by entry id."""
+        """The current labels, by entry id."""
         return dict(self._tree.labels)
 
     @property
     def name(self) -> str | None:
-        """The session's name, if it was given one."""
+        """The session's name, or ``None``."""
         return self._tree.name
 
     @property
@@ -89,17 +90,17 @@ class SessionView:
         return self._tree.branch(self.leaf_id if entry_id is None else entry_id)
 
     def leaves(self) -> list[str]:
-        """Return the ids of the entries at which branches end, oldest first."""
+        """Return the ids of the entries without followers, in the order of the log."""
         return self._tree.leaves()
 
     def tree(self) -> list[TreeNode]:
-        """Return the roots of the tree; there is one unless the leaf went to None."""
+        """Return the roots of the tree: one, unless the leaf was moved to ``None``."""
         return self._tree.roots()
 
     def context(self, entry_id: str | None = None) -> SessionContext:
-        """Project the branch up to this entry, or to the leaf.
+        """Return the context at this entry, or at the leaf.
 
-        Costs by the length of the branch, not of the log.
+        The cost grows with the length of the branch, not of the log.
         """
         return self._project(self.branch(entry_id))
 
@@ -114,7 +115,7 @@ class SessionView:
         ]
 
     def at(self, version: int) -> SessionContext:
-        """Return the context as it was at a version; 1 is the header alone."""
+        """Return the context at a version; version 1 has only the header."""
         last = len(self._tree.entries) + 1
 
         if not 1 <= version <= last:

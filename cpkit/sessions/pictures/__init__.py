@@ -1,9 +1,9 @@
-"""Pictures of a session's branches: for the terminal, as Mermaid, as SVG.
+"""Pictures of a session's branches: for the terminal, as Mermaid and as SVG.
 
-Each shows straight runs of entries folded to what a person looks for (where branches
-begin and end, what the user said, labels, compactions), unless ``everything`` is asked
-for. What entries say is text that somebody else wrote: it is shortened, and never
-markup, an escape sequence or code.
+Unless ``everything`` is true, a picture shows the entries that a person looks for: the
+ends of branches, the user's messages, labels and compactions. Runs of other entries are
+folded into one line. The text of entries is untrusted: it is shortened, and can never
+become markup, an escape sequence or code.
 """
 
 from cpkit.sessions.pictures.mermaid import draw_mermaid

@@ -1,4 +1,4 @@
-"""An entry in a few words, and the kind by which pictures colour it."""
+"""A short text for each entry, and the kind that gives its colour."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ __all__ = ["Kind", "describe", "kind_of", "shortened"]
 
 Kind = Literal["user", "assistant", "tool", "summary", "setting", "fold"]
 
-WIDTH = 72
+_WIDTH = 72
 
 
-def shortened(text: str, width: int = WIDTH) -> str:
-    """Return the text on one line, without what is not printable, cut at the width."""
-    # Enough of a long text that spaces can go and the width still be filled.
+def shortened(text: str, width: int = _WIDTH) -> str:
+    """Return the printable text on one line, cut at the width."""
+    # A part of a long text that fills the width even if most of it is spaces.
     words = " ".join(text[: width * 8].split())
     line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
 def describe(entry: Entry) -> str:
-    """Return what the entry is, on one line."""
+    """Return a description of the entry on one line."""
     return shortened(_words(entry))
 
 
 def kind_of(entry: Entry) -> Kind:
-    """Return what a reader takes the entry for."""
+    """Return the entry's kind, as a reader sees it."""
     kind = entry["type"]
 
     if kind in ("compaction", "branch_summary"):

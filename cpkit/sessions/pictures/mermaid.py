@@ -23,8 +23,8 @@ COLOURS = {
 def draw_mermaid(session: SessionView, *, everything: bool = False) -> str:
     """Return the text of a flowchart, from the first entry down to the leaves.
 
-    The branches that were left are joined by dotted lines. Mermaid draws no more than
-    500 lines as it comes, and so no longer session with ``everything``.
+    Lines to inactive branches are dotted. By default Mermaid draws at most 500 lines,
+    so a longer session cannot be drawn with ``everything``.
     """
     lines = ["flowchart TD"]
     last: dict[int, str] = {}
@@ -58,5 +58,5 @@ def _label(item: Item) -> str:
     if item.is_leaf:
         text += " ◀"
 
-    # Anything that could be markup, as the numeric entity that Mermaid knows.
+    # Characters that could be markup become numeric entities of Mermaid.
     return re.sub(r"[^\w\s.,:/…◀→-]", lambda found: f"#{ord(found[0])};", text)

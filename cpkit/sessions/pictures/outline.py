@@ -1,4 +1,4 @@
-"""A session's tree as straight runs of entries, folded to what is worth a line."""
+"""A session's tree as runs of entries, with uninteresting entries folded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Item", "Run", "every_run", "outline"]
 
 @dataclass(frozen=True)
 class Item:
-    """A line of a picture: one entry, or several that were folded."""
+    """A line of a picture: one entry, or several folded entries."""
 
     text: str
     kind: Kind
@@ -27,7 +27,7 @@ class Item:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Entries that follow each other without a fork, and the runs that follow them."""
+    """Entries that follow each other without a fork, and the runs after them."""
 
     items: list[Item] = field(default_factory=list)
     forks: list[Run] = field(default_factory=list, repr=False)
@@ -36,7 +36,7 @@ class Run:
 def outline(session: SessionView, *, everything: bool = False) -> list[Run]:
     """Return the runs that start at the roots."""
     active = {entry["id"] for entry in session.branch()}
-    order = {entry["id"]: place for place, entry in enumerate(session.entries)}
+    order = {entry["id"]: index for index, entry in enumerate(session.entries)}
     roots: list[Run] = []
     todo = [(node, roots) for node in reversed(session.tree())]
 
@@ -70,7 +70,7 @@ def outline(session: SessionView, *, everything: bool = False) -> list[Run]:
 
 
 def every_run(roots: list[Run]) -> Iterator[tuple[Run, Run | None]]:
-    """Yield each run with the one that it follows, which comes before it."""
+    """Yield each run with the run that it follows. Parents come first."""
     todo: list[tuple[Run, Run | None]] = [(run, None) for run in reversed(roots)]
 
     while todo:
@@ -80,19 +80,19 @@ def every_run(roots: list[Run]) -> Iterator[tuple[Run, Run | None]]:
 
 
 def _folded(line: list[TreeNode], everything: bool) -> list[list[TreeNode]]:
-    """Divide a run into groups of one, which are shown, and more, which are folded."""
+    """Divide a run into groups: one shown entry, or several folded entries."""
     groups: list[list[TreeNode]] = []
-    dull: list[TreeNode] = []
+    folded: list[TreeNode] = []
 
-    for place, node in enumerate(line):
-        is_end = place in (0, len(line) - 1)
+    for index, node in enumerate(line):
+        is_end = index in (0, len(line) - 1)
 
         if not (everything or is_end or node.label or _is_landmark(node.entry)):
-            dull.append(node)
+            folded.append(node)
             continue
 
-        groups += [dull, [node]] if dull else [[node]]
-        dull = []
+        groups += [folded, [node]] if folded else [[node]]
+        folded = []
 
     return groups
 

@@ -1,4 +1,4 @@
-"""A session's tree as an SVG: time goes down, each branch has a lane of its own."""
+"""A session's tree as an SVG: time goes down, and each branch has its own lane."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLOURS = {
     "fold": "#adb5bd",
 }
 
-# Pixels: from lane to lane, from row to row, around the whole, and of a letter.
+# Pixels: the distance of lanes, the distance of rows, the margin, a letter's width.
 LANE, ROW, EDGE, LETTER = 18, 22, 20, 6.6
 
 HEAD = """\
@@ -33,13 +33,13 @@ HEAD = """\
 
 
 def draw_svg(session: SessionView, *, everything: bool = False) -> str:
-    """Return the text of an SVG file; the branches that were left are pale."""
+    """Return the text of an SVG file; inactive branches are pale."""
     roots = outline(session, everything=everything)
     lanes = _lanes(roots)
     items = sorted((i for run in lanes for i in run.items), key=lambda i: i.order)
     rows = {item.order: row for row, item in enumerate(items)}
     text_at = EDGE + LANE * (max(lanes.values(), default=0) + 1)
-    longest = max((len(_words(item)) for item in items), default=0)
+    longest = max((len(_text(item)) for item in items), default=0)
     head = HEAD.format(
         width=round(text_at + LETTER * longest + EDGE),
         height=ROW * len(items) + 2 * EDGE,
@@ -64,7 +64,7 @@ def draw_svg(session: SessionView, *, everything: bool = False) -> str:
 
 
 def _lanes(roots: list[Run]) -> dict[Run, int]:
-    """Give each run a lane; the first that follows a run stays in that one's."""
+    """Give each run a lane; the first run after a fork stays in its parent's lane."""
     lanes: dict[Run, int] = {}
     last = -1
 
@@ -92,17 +92,18 @@ def _line(start: tuple[int, int], end: tuple[int, int], item: Item) -> str:
 def _mark(here: tuple[int, int], text_at: int, item: Item) -> list[str]:
     x, y = here
     dot = f'<circle cx="{x}" cy="{y}" r="{3 if item.kind == "fold" else 5}"'
-    ring = ' stroke="#212529" stroke-width="2"' if item.is_leaf else ""
+    border = ' stroke="#212529" stroke-width="2"' if item.is_leaf else ""
     weight = ' font-weight="bold"' if item.kind == "user" else ""
-    words = escape(_words(item))
+    colour = COLOURS[item.kind]
+    text = escape(_text(item))
     return [
-        # White below, so that no line shines through a pale one.
-        f'{dot} fill="#ffffff"/>{dot} fill="{COLOURS[item.kind]}"{ring}{_pale(item)}/>',
-        f'<text x="{text_at}" y="{y + 4}"{weight}{_pale(item)}>{words}</text>',
+        # White below a pale dot, so that lines do not show through it.
+        f'{dot} fill="#ffffff"/>{dot} fill="{colour}"{border}{_pale(item)}/>',
+        f'<text x="{text_at}" y="{y + 4}"{weight}{_pale(item)}>{text}</text>',
     ]
 
 
-def _words(item: Item) -> str:
+def _text(item: Item) -> str:
     label = f"  [{shortened(item.label, 24)}]" if item.label else ""
     return f"{item.text}{label}{'  ◀' if item.is_leaf else ''}"
 

@@ -25,9 +25,9 @@ STYLES = {
 
 
 def draw_terminal(session: SessionView, *, everything: bool = False) -> Tree:
-    """Return the tree for rich to print; the branches that were left are dim.
+    """Return the tree for rich to print; inactive branches are dim.
 
-    A fork is indented below the entry that it leaves. Needs ``cpkit[cli]``.
+    A branch is indented below the entry where it forks. Needs ``cpkit[cli]``.
     """
     from rich.text import Text
     from rich.tree import Tree
@@ -44,7 +44,7 @@ def draw_terminal(session: SessionView, *, everything: bool = False) -> Tree:
         for item in run.items:
             spot = below.add(_line(item))
 
-            # One of several runs is a line of its own, with its rest below that.
+            # After a fork, the first line of a run carries the run's other lines.
             if item is run.items[0] and (below is not picture or len(roots) > 1):
                 below = spot
 
