@@ -31,7 +31,6 @@ NOT_YET_PLAIN: set[str] = {
     "cpkit",
     "cpkit/cli",
     "cpkit/driver",
-    "cpkit/effects",
     "cpkit/integrations",
     "cpkit/integrations/langgraph",
     "cpkit/tools/benchmark",
@@ -51,7 +50,6 @@ NOT_YET_PLAIN: set[str] = {
     "tests/cli",
     "tests/core",
     "tests/docs",
-    "tests/effects",
     "tests/examples",
     "tests/file",
     "tests/importing",
@@ -60,7 +58,6 @@ NOT_YET_PLAIN: set[str] = {
     "tests/redis",
     "tests/servers",
     "tests/sessions",
-    "tests/simulation",
     "tests/sqlite",
 }
 

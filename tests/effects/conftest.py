@@ -1,4 +1,4 @@
-"""Every case runs on every store, with the six methods and what else the store has."""
+"""Fixtures that run each test on every store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.servers.redis import shared_redis
 
 @pytest.fixture(params=["memory", "sqlite", "file", "postgres", "redis"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A store, which other processes can open unless it is memory."""
+    """The URL of a new store; other processes can open it, except memory."""
     match request.param:
         case "memory":
             return f"memory://effects-{uuid4().hex}"
@@ -39,5 +39,5 @@ async def cp(url: str) -> AsyncIterator[Store]:
 
 @pytest.fixture
 def thread() -> str:
-    """A thread that no store has seen."""
+    """The id of a new thread."""
     return f"thread-{uuid4().hex}"

@@ -1,4 +1,4 @@
-"""What the tests work with: a store's type, a quick ledger, and a shop to charge at."""
+"""Tools of the tests: a type for stores, a fast ledger, and a shop that charges."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUICK = Backoff(0.001, 0.02)
 
 
 class Store(Checkpointer[Any], KeepsReceipts, ErasesThreads, ListsThreads, Protocol):
-    """A store as the tests look into it."""
+    """A store with the optional abilities that the tests use."""
 
 
 class OnlySix:
@@ -44,38 +44,38 @@ class OnlySix:
 
 
 class Counting:
-    """A store that notes what is asked of it, with or without its other abilities."""
+    """A store that logs its calls, with or without its optional abilities."""
 
     def __init__(self, cp: Store, receipts: bool) -> None:
-        self.asked: list[str] = []
-        self.load = self._noted(cp.load)
-        self.append = self._noted(cp.append)
-        self.save_extra = self._noted(cp.save_extra)
-        self.record_issued = self._noted(cp.record_issued)
-        self.record_result = self._noted(cp.record_result)
-        self.find_completed = self._noted(cp.find_completed)
+        self.calls: list[str] = []
+        self.load = self._logged(cp.load)
+        self.append = self._logged(cp.append)
+        self.save_extra = self._logged(cp.save_extra)
+        self.record_issued = self._logged(cp.record_issued)
+        self.record_result = self._logged(cp.record_result)
+        self.find_completed = self._logged(cp.find_completed)
 
         if receipts:
-            self.list_calls = self._noted(cp.list_calls)
-            self.find_call = self._noted(cp.find_call)
-            self.delete_thread = self._noted(cp.delete_thread)
+            self.list_calls = self._logged(cp.list_calls)
+            self.find_call = self._logged(cp.find_call)
+            self.delete_thread = self._logged(cp.delete_thread)
 
-    def _noted(self, method: Method[P, T]) -> Method[P, T]:
-        async def noted(*args: P.args, **options: P.kwargs) -> T:
-            self.asked.append(method.__name__)
+    def _logged(self, method: Method[P, T]) -> Method[P, T]:
+        async def logged(*args: P.args, **options: P.kwargs) -> T:
+            self.calls.append(method.__name__)
             return await method(*args, **options)
 
-        return noted
+        return logged
 
 
 def quick(cp: Checkpointer[Any], **options: Any) -> EffectLedger:
-    """Return a ledger that looks often and gives up soon."""
+    """Return a ledger with short pauses and a short timeout."""
     return EffectLedger(cp, **{"backoff": QUICK, "timeout": 10.0, **options})
 
 
 @dataclass
 class Shop:
-    """Counts the charges; ``result`` is what each returns, or raises."""
+    """Counts charges. Each returns ``result``, or raises it if it is an exception."""
 
     result: Any = field(default_factory=lambda: {"charge": 1})
     effects: list[Effect] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Shop:
     gate: asyncio.Event | None = None
 
     async def charge(self, effect: Effect) -> JsonValue:
-        """Charge a card, when the gate is open."""
+        """Charge a card, once the gate is open."""
         self.effects.append(effect)
         self.began.set()
 
@@ -97,16 +97,16 @@ class Shop:
         return result
 
     def charge_now(self, effect: Effect) -> JsonValue:
-        """Charge a card in a sync handler."""
+        """Charge a card, as a sync handler."""
         self.effects.append(effect)
         result: JsonValue = self.result
         return result
 
 
-async def until(condition: Any, patience: float = 10.0) -> None:
+async def until(condition: Any, timeout: float = 10.0) -> None:
     """Wait until an async condition holds."""
-    async with asyncio.timeout(patience):
-        while not await condition():  # noqa: ASYNC110  # in a store, no event tells
+    async with asyncio.timeout(timeout):
+        while not await condition():  # noqa: ASYNC110  # a store has no event
             await asyncio.sleep(0.005)
 
 
@@ -117,7 +117,7 @@ async def claim(
     args: Mapping[str, JsonValue],
     tool: str = "charge",
 ) -> CallRecord:
-    """Leave an issued effect behind, as a process that was killed does."""
+    """Leave an issued effect behind, like a process that was killed."""
     call = ToolCall(f"effect:{key[:8]}", tool, {"args": dict(args)}, key)
     assert await cp.record_issued(thread, call) is None
     record = await cp.record_issued(thread, call)

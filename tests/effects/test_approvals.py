@@ -1,4 +1,4 @@
-"""Nothing runs unapproved, whoever crashes when; what is denied never runs."""
+"""Approvals: no effect runs unapproved, and a denied effect never runs."""
 
 from __future__ import annotations
 
@@ -26,41 +26,41 @@ OTHER: dict[str, JsonValue] = {"order": "7", "amount": 9000}
 
 
 def careful(cp: Any, **options: Any) -> EffectLedger:
-    """Return a ledger whose every effect needs an approval."""
+    """Return a ledger that needs an approval for every effect."""
     return quick(cp, requires_approval=lambda _: True, **options)
 
 
-async def asked(cp: Store, thread: str, count: int = 1) -> None:
-    """Wait until the requests are on record."""
+async def requested(cp: Store, thread: str, count: int = 1) -> None:
+    """Wait until the requests are recorded."""
 
-    async def there() -> bool:
+    async def recorded() -> bool:
         return len(await quick(cp).pending(thread)) == count
 
-    await until(there)
+    await until(recorded)
 
 
 async def test_an_effect_waits_for_its_approval(cp: Store, thread: str) -> None:
-    """Another process sees what is pending, approves it, and only then it runs."""
+    """Another ledger sees the request and approves it; only then the effect runs."""
     shop = Shop()
     run = asyncio.create_task(careful(cp).run(thread, "charge", ARGS, shop.charge))
-    await asked(cp, thread)
+    await requested(cp, thread)
     assert shop.effects == []
     (request,) = await quick(cp).pending(thread)
     assert (request.tool, request.args, request.thread_id) == ("charge", ARGS, thread)
     assert await quick(cp).approve(thread, request.key, by="ann")
     assert await run == {"charge": 1}
     assert await quick(cp).pending(thread) == []
-    # The policy is not asked on a replay, and the decision stays what it is.
+    # A replay does not call the policy, and the decision does not change.
     assert await quick(cp).run(thread, "charge", ARGS, shop.charge) == {"charge": 1}
     assert await quick(cp).approve(thread, request.key)
     assert not await quick(cp).deny(thread, request.key)
 
 
 async def test_a_denial_is_final(cp: Store, thread: str) -> None:
-    """It is replayed to everybody with its reason, and no approval undoes it."""
+    """Every later run gets it with its reason, and no approval undoes it."""
     shop = Shop()
     run = asyncio.create_task(careful(cp).run(thread, "charge", ARGS, shop.charge))
-    await asked(cp, thread)
+    await requested(cp, thread)
     key = quick(cp).key(thread, "charge", ARGS)
     assert await quick(cp).deny(thread, key, reason="too much", by="bob")
 
@@ -76,8 +76,8 @@ async def test_a_denial_is_final(cp: Store, thread: str) -> None:
     assert shop.effects == []
 
 
-async def test_a_race_of_decisions_has_one_winner(cp: Store, thread: str) -> None:
-    """Exactly one of an approval and a denial is told that it is on record."""
+async def test_two_decisions_at_once_have_one_winner(cp: Store, thread: str) -> None:
+    """Of an approval and a denial, exactly one returns ``True``."""
     for number in range(5):
         args: dict[str, JsonValue] = {"n": number}
         key = quick(cp).key(thread, "charge", args)
@@ -93,8 +93,10 @@ async def test_a_race_of_decisions_has_one_winner(cp: Store, thread: str) -> Non
         assert sorted(both) == [False, True]
 
 
-async def test_nothing_asked_is_nothing_decided(cp: Store, thread: str) -> None:
-    """A decision before the request is ``False``, and decides nothing."""
+async def test_a_decision_before_the_request_does_nothing(
+    cp: Store, thread: str
+) -> None:
+    """It returns ``False``, and the later request is undecided."""
     key = quick(cp).key(thread, "charge", ARGS)
     assert not await quick(cp).approve(thread, key)
     assert not await quick(cp).deny(thread, key)
@@ -110,7 +112,7 @@ async def test_nothing_asked_is_nothing_decided(cp: Store, thread: str) -> None:
 
 
 async def test_an_approval_binds_all_arguments(cp: Store, thread: str) -> None:
-    """With ``key_fields`` another amount is the same effect, and another request."""
+    """With ``key_fields``, another amount is the same effect but a new request."""
     shop = Shop()
     ledger = careful(cp, approval_timeout=0)
     options: dict[str, Any] = {"key_fields": ["order"]}
@@ -137,10 +139,10 @@ async def test_an_approval_binds_all_arguments(cp: Store, thread: str) -> None:
     assert [effect.args for effect in shop.effects] == [OTHER]
 
 
-async def test_a_decision_by_key_alone_is_about_the_first_request(
+async def test_a_decision_by_key_alone_is_for_the_first_request(
     cp: Store, thread: str
 ) -> None:
-    """Nobody approves by it what was asked for after they had looked."""
+    """A person cannot approve by it a request that came after they looked."""
     ledger = careful(cp, approval_timeout=0)
     options: dict[str, Any] = {"key_fields": ["order"]}
     key = ledger.key(thread, "charge", ARGS, key_fields=["order"])
@@ -148,8 +150,8 @@ async def test_a_decision_by_key_alone_is_about_the_first_request(
     with pytest.raises(EffectTimeout):
         await ledger.run(thread, "charge", ARGS, Shop().charge, **options)
 
-    # Somebody sees this request, and before they approve it another denies it, and the
-    # model asks for more.
+    # A person sees this request. Before they approve it, another person denies it, and
+    # the model requests a larger amount.
     assert await ledger.deny(thread, key)
 
     with pytest.raises(EffectTimeout):
@@ -165,10 +167,10 @@ async def test_a_decision_by_key_alone_is_about_the_first_request(
     assert not await ledger.approve(thread, key)
 
 
-async def test_a_given_key_is_asked_for_with_one_set_of_args(
+async def test_a_given_key_is_requested_with_one_set_of_args(
     cp: Store, thread: str
 ) -> None:
-    """Other arguments raise ``KeyReused`` before anybody is asked."""
+    """Other arguments raise ``KeyReused`` before a second request is recorded."""
     ledger = careful(cp, approval_timeout=0)
     options: dict[str, Any] = {"idempotency_key": "order-7"}
 
@@ -179,8 +181,10 @@ async def test_a_given_key_is_asked_for_with_one_set_of_args(
         await ledger.run(thread, "charge", OTHER, Shop().charge, **options)
 
 
-async def test_it_works_on_six_methods(cp: Store, thread: str) -> None:
-    """Also what was decided before is known without receipts."""
+async def test_approvals_work_with_the_six_methods_alone(
+    cp: Store, thread: str
+) -> None:
+    """Earlier decisions are found without receipts too."""
     ledger = careful(OnlySix(cp), approval_timeout=0)
     shop = Shop()
 
@@ -194,10 +198,10 @@ async def test_it_works_on_six_methods(cp: Store, thread: str) -> None:
     assert await ledger.run(thread, "charge", ARGS, shop.charge) == {"charge": 1}
 
 
-async def test_the_request_is_durable_before_anybody_is_asked(
+async def test_the_request_is_recorded_before_the_notifier_is_called(
     cp: Store, thread: str
 ) -> None:
-    """The notifier finds it on record, and can approve it on the spot."""
+    """The notifier finds the request, and can approve it at once."""
 
     async def notify(effect: Effect) -> None:
         assert [r.key for r in await quick(cp).pending(effect.thread_id)] == [
@@ -209,16 +213,16 @@ async def test_the_request_is_durable_before_anybody_is_asked(
     assert await ledger.run(thread, "charge", ARGS, Shop().charge) == {"charge": 1}
 
 
-async def test_the_notifier_is_told_once_in_each_process(
+async def test_each_process_calls_the_notifier_once(
     cp: Store, thread: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By whoever finds the request undecided; its errors are logged, never fatal."""
-    told: list[str] = []
+    """It is called for an undecided request, and its errors are only logged."""
+    notified: list[str] = []
 
     def notify(effect: Effect) -> None:
-        told.append(effect.key)
+        notified.append(effect.key)
 
-        if len(told) == 1:
+        if len(notified) == 1:
             raise OSError("mail is down")
 
     for process in range(2):
@@ -231,18 +235,18 @@ async def test_the_notifier_is_told_once_in_each_process(
             ):
                 await ledger.run(thread, "charge", ARGS, Shop().charge)
 
-        # The one that failed was told again.
-        assert len(told) == 2 + process
+        # The call that failed was retried.
+        assert len(notified) == 2 + process
 
     assert "on_approval_required failed" in caplog.text
 
 
-def test_a_notifier_that_fails_is_tried_again_at_leisure() -> None:
-    """Not at every look at the request: here every 30 seconds, ``patience``."""
-    told: list[float] = []
+def test_a_notifier_that_fails_is_retried_after_patience() -> None:
+    """It is not called at every look at the request, but every 30 seconds."""
+    called_at: list[float] = []
 
     def notify(_: Effect) -> None:
-        told.append(asyncio.get_running_loop().time())
+        called_at.append(asyncio.get_running_loop().time())
         raise OSError("mail is down")
 
     async def main() -> None:
@@ -253,13 +257,13 @@ def test_a_notifier_that_fails_is_tried_again_at_leisure() -> None:
                 await ledger.run("t", "charge", ARGS, Shop().charge)
 
     simulated_loop(Random(0)).run(main())
-    assert [round(when / 10) for when in told] == [0, 3, 6, 9]
+    assert [round(when / 10) for when in called_at] == [0, 3, 6, 9]
 
 
-async def test_a_policy_may_be_async_and_is_asked_about_the_arguments(
+async def test_a_policy_may_be_async_and_gets_the_arguments(
     cp: Store, thread: str
 ) -> None:
-    """It sees the effect before the claim, and what it raises stops the run."""
+    """It is called before the claim, and its exception stops the run."""
 
     async def policy(effect: Effect) -> bool:
         assert (effect.call_id, effect.attempt) == ("", 0)
@@ -291,7 +295,7 @@ async def test_begin_needs_an_approval_too(cp: Store, thread: str) -> None:
 async def test_a_global_request_is_decided_in_the_global_thread(
     cp: Store, thread: str
 ) -> None:
-    """``cpkit:global`` stands for the thread, and the notifier's effect says so."""
+    """``cpkit:global`` replaces the thread, also in the notifier's effect."""
     args: dict[str, JsonValue] = {"who": thread}
     seen: list[Effect] = []
     ledger = careful(cp, approval_timeout=0, on_approval_required=seen.append)
@@ -305,8 +309,8 @@ async def test_a_global_request_is_decided_in_the_global_thread(
     assert await ledger.run(thread, "mail", args, Shop().charge, scope="global")
 
 
-async def test_an_erased_approval_is_none(cp: Store, thread: str) -> None:
-    """Whether decided or not: the run says that it was erased and does nothing."""
+async def test_an_erased_approval_does_not_count(cp: Store, thread: str) -> None:
+    """The run raises ``EffectErased``, whether the request was decided or not."""
     shop = Shop()
     ledger = careful(cp, approval_timeout=0)
 
@@ -332,10 +336,10 @@ async def test_an_erased_approval_is_none(cp: Store, thread: str) -> None:
     assert shop.effects == []
 
 
-async def test_a_withdrawn_or_strange_decision_is_no_approval(
+async def test_a_withdrawn_or_malformed_decision_does_not_approve(
     cp: Store, thread: str
 ) -> None:
-    """Only a completed record that says ``approved`` lets an effect run."""
+    """Only a completed record with ``approved: true`` lets an effect run."""
     ledger = careful(cp, approval_timeout=0)
     results: list[tuple[JsonValue, bool]] = [
         ({}, True),
@@ -360,7 +364,7 @@ async def test_a_withdrawn_or_strange_decision_is_no_approval(
 
 
 async def test_a_takeover_needs_the_approval(cp: Store, thread: str) -> None:
-    """A claim that a crash left without approval is not taken over."""
+    """An unapproved claim, left by a crash, is not taken over."""
     key = quick(cp).key(thread, "charge", ARGS)
     await claim(cp, thread, key, ARGS)
     shop = Shop()
@@ -378,8 +382,8 @@ async def test_a_takeover_needs_the_approval(cp: Store, thread: str) -> None:
     assert shop.effects == []
 
 
-async def test_foreign_calls_are_no_requests(cp: Store, thread: str) -> None:
-    """``pending`` shows approvals alone."""
+async def test_other_calls_do_not_show_as_requests(cp: Store, thread: str) -> None:
+    """``pending`` returns approval requests only."""
     await cp.record_issued(thread, ToolCall("c1", "charge", {}, f"k-{thread}"))
     await cp.record_issued(thread, ToolCall("c2", "cpkit:approval", {}, f"l-{thread}"))
     assert await quick(cp).pending(thread) == []

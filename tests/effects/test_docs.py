@@ -1,4 +1,4 @@
-"""The code in docs/effects.md runs as it stands there."""
+"""The code blocks in docs/effects.md run unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOCKS = blocks_of("effects.md")
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_each_block_runs(tmp_path: Path, number: int) -> None:
-    """Its own assertions hold."""
+    """A block runs without an error, so its own assertions hold."""
     printed = printed_by(BLOCKS[number], tmp_path)
 
     if number == 0:
@@ -26,14 +26,14 @@ def test_each_block_runs(tmp_path: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("module", [effects, lease, errors])
-def test_public_names_are_there(module: object) -> None:
-    """__all__ names what exists."""
+def test_all_names_only_what_exists(module: object) -> None:
+    """``__all__`` has no duplicates, and every name in it exists."""
     names: list[str] = module.__all__  # type: ignore[attr-defined]  # all have it
     assert sorted(names) == sorted(set(names))
     assert all(hasattr(module, name) for name in names)
 
 
-def test_the_tree_of_errors_is_the_one_drawn() -> None:
-    """Each class is in the docstring's tree, and the tree has no other."""
+def test_the_docstring_draws_every_error() -> None:
+    """The tree in the docstring has exactly the classes of the module."""
     drawn = re.findall(r"[├└]── (\w+)", errors.__doc__ or "")
     assert sorted(drawn) == sorted(errors.__all__)

@@ -1,4 +1,4 @@
-"""What names an effect: nothing forged, nothing confused."""
+"""The keys of effects: stable, and different for different effects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def key(thread: str, tool: str, args: Any, **options: Any) -> str:
 
 
 def test_the_key_is_the_digest_of_a_canonical_array() -> None:
-    """A stored format: another version of this code must find what this one paid."""
+    """This is a stored format: a later version must find these records."""
     text = '[["thread","t"],"charge","arguments",{"a":1,"b":"é"}]'
     assert key("t", "charge", {"b": "é", "a": 1.0}) == sha256(text.encode()).hexdigest()
     text = '[["global"],"charge","fields",{"a":1}]'
@@ -33,7 +33,7 @@ def test_the_key_is_the_digest_of_a_canonical_array() -> None:
 
 
 def test_no_two_effects_share_a_key() -> None:
-    """Thread, tool, kind and chosen values are told apart, whatever is in them."""
+    """Thread, tool, kind and chosen values matter, whatever these contain."""
     effects: list[tuple[str, str, Any, dict[str, Any]]] = [
         ("t", "charge", ARGS, {}),
         ("t|charge", "", ARGS, {}),
@@ -61,8 +61,8 @@ def test_no_two_effects_share_a_key() -> None:
         assert keys[one] != keys[two], (named[one], named[two])
 
 
-def test_order_of_names_and_form_of_numbers_do_not_count() -> None:
-    """What is the same JSON is the same effect."""
+def test_equal_json_gives_the_same_key() -> None:
+    """The order of names and the spelling of numbers do not matter."""
     assert key("t", "x", {"a": 1, "b": 2}) == key("t", "x", {"b": 2.0, "a": 1})
     fields = [["a", "b"], ["b", "a"], ["a", "b", "a"]]
     made = {key("t", "x", {"a": 1, "b": 2, "c": 3}, key_fields=f) for f in fields}
@@ -72,7 +72,7 @@ def test_order_of_names_and_form_of_numbers_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"key_fields": ["nowhere"]}, ValueError),
+        ({"key_fields": ["unknown"]}, ValueError),
         ({"key_fields": []}, ValueError),
         ({"key_fields": "a"}, TypeError),
         ({"key_fields": ["a"], "resource": "r"}, ValueError),
@@ -80,17 +80,17 @@ def test_order_of_names_and_form_of_numbers_do_not_count() -> None:
         ({"scope": "world"}, ValueError),
     ],
 )
-def test_what_names_no_effect_is_refused(
+def test_options_that_name_no_effect_are_refused(
     options: dict[str, Any], error: type[Exception]
 ) -> None:
-    """A slip is told before anything runs under a key that nobody meant."""
+    """A mistake raises before the handler runs under an unintended key."""
     with pytest.raises(error):
         key("t", "charge", ARGS, **options)
 
 
 @pytest.mark.parametrize("tool", ["", "cpkit:approval", "a\0b"])
-def test_tool_names_obey_the_rules_of_ids(tool: str) -> None:
-    """Those that start with ``cpkit:`` are the layer's own."""
+def test_tool_names_follow_the_rules_of_ids(tool: str) -> None:
+    """Names that start with ``cpkit:`` are reserved."""
     with pytest.raises(InvalidId):
         key("t", tool, ARGS)
 
@@ -112,8 +112,8 @@ JSON = st.recursive(
 
 
 @given(value=JSON)
-def test_the_quick_encoder_writes_what_the_canonical_one_does(value: JsonValue) -> None:
-    """Whichever made it, a key is the digest of the canonical text."""
+def test_the_fast_encoder_gives_the_canonical_key(value: JsonValue) -> None:
+    """A key is the digest of the canonical text, whichever encoder wrote it."""
     plain_value = records.copy_json(value, "value")
     made = records.effect_key("thread", "t", "x", "resource", plain_value)
     text = canonical_json([["thread", "t"], "x", "resource", plain_value])

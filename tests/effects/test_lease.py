@@ -1,4 +1,4 @@
-"""One runner for each thread, and a zombie that cannot write."""
+"""Leases: one runner per thread, and a paused runner that cannot write."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tests.effects.shop import QUICK, OnlySix, Store, until
 
 
 def lease_of(cp: Store | OnlySix, thread: str, **options: Any) -> Lease:
-    """Return a lease that looks often."""
+    """Return a lease with short pauses."""
     return thread_lease(cp, thread, **{"stale_after": 0.5, "backoff": QUICK, **options})
 
 
 async def abandon(cp: Store, thread: str) -> Lease:
-    """Take the lease as a process does that is killed then."""
+    """Take the lease and never release it, like a process that is killed."""
     lease = lease_of(cp, thread)
     await lease._acquire()
     return lease
 
 
 async def test_one_runner_at_a_time(cp: Store, thread: str) -> None:
-    """Many take turns; each term has a higher token than the one before."""
+    """Runners take turns, and each term has a higher token than the one before."""
     inside = 0
     tokens = []
 
@@ -43,8 +43,10 @@ async def test_one_runner_at_a_time(cp: Store, thread: str) -> None:
     assert tokens == list(range(1, 9))
 
 
-async def test_other_threads_are_not_held_up(cp: Store, thread: str) -> None:
-    """A lease is one thread's, however long its id is."""
+async def test_leases_of_different_threads_are_independent(
+    cp: Store, thread: str
+) -> None:
+    """This holds for ids of the maximal length, which differ in one character."""
     long = thread.ljust(512, "x")
 
     async with lease_of(cp, thread), lease_of(cp, long), lease_of(cp, f"{long[:-1]}y"):
@@ -53,7 +55,7 @@ async def test_other_threads_are_not_held_up(cp: Store, thread: str) -> None:
 
 
 async def test_a_held_lease_is_renewed(cp: Store, thread: str) -> None:
-    """Who waits longer than ``stale_after`` still does not get it."""
+    """A runner that waits longer than ``stale_after`` does not get the lease."""
     async with lease_of(cp, thread, stale_after=0.4) as lease:
         with pytest.raises(LeaseTimeout):
             await lease_of(cp, thread, timeout=1.2).__aenter__()
@@ -63,12 +65,12 @@ async def test_a_held_lease_is_renewed(cp: Store, thread: str) -> None:
 
     data = await cp.load(f"cpkit:lease:{thread}")
     assert data is not None
-    assert list(data.extra) == ["renewed"]  # it does not grow
+    assert list(data.extra) == ["renewed"]  # extra does not grow
     assert data.pending == []
 
 
 async def test_a_dead_holder_is_taken_over(cp: Store, thread: str) -> None:
-    """With a higher token, after the silence that the holder promised."""
+    """The new token is higher, and the holder's own ``stale_after`` applies."""
     dead = await abandon(cp, thread)
 
     async with lease_of(cp, thread, stale_after=30) as lease:
@@ -78,11 +80,13 @@ async def test_a_dead_holder_is_taken_over(cp: Store, thread: str) -> None:
             await dead.check()
 
 
-async def test_a_zombie_cannot_write(cp: Store, thread: str) -> None:
-    """Not with the version that its term began with, whatever it believes."""
+async def test_a_runner_that_lost_its_lease_cannot_write(
+    cp: Store, thread: str
+) -> None:
+    """The version of its term is out of date, so its append conflicts."""
     await cp.append(thread, [{"n": 1}])
-    zombie = await abandon(cp, thread)
-    data = await zombie.load()
+    paused = await abandon(cp, thread)
+    data = await paused.load()
     assert data is not None
 
     async with lease_of(cp, thread) as lease:
@@ -91,19 +95,19 @@ async def test_a_zombie_cannot_write(cp: Store, thread: str) -> None:
         await cp.append(thread, [{"n": 2}], expected_version=found.version)
 
     with pytest.raises(VersionConflict):
-        await cp.append(thread, [{"zombie": 2}], expected_version=data.version)
+        await cp.append(thread, [{"paused": 2}], expected_version=data.version)
 
     with pytest.raises(LeaseLost):
-        await zombie.load()  # what it would see now is not its own to go on from
+        await paused.load()  # the thread has its successor's messages now
 
 
-async def test_the_block_is_told_that_its_lease_is_lost(cp: Store, thread: str) -> None:
-    """It is cancelled at its next await, and ``LeaseLost`` comes out."""
+async def test_a_lost_lease_cancels_the_block(cp: Store, thread: str) -> None:
+    """The block is cancelled at its next await, and ``LeaseLost`` is raised."""
     lease = lease_of(cp, thread)
-    told = False
+    cancelled = False
 
     async def work() -> None:
-        nonlocal told
+        nonlocal cancelled
 
         async with lease:
             call = lease._call.call_id
@@ -112,13 +116,13 @@ async def test_the_block_is_told_that_its_lease_is_lost(cp: Store, thread: str) 
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
-                told = True
+                cancelled = True
                 raise
 
     with pytest.raises(LeaseLost) as lost:
         await work()
 
-    assert told
+    assert cancelled
     assert lost.value.token == lease.token == 1
     assert lease.lost
     task = asyncio.current_task()
@@ -126,15 +130,13 @@ async def test_the_block_is_told_that_its_lease_is_lost(cp: Store, thread: str) 
     assert task.cancelling() == 0
 
 
-async def test_a_block_that_ends_before_it_is_told_learns_it_too(
-    cp: Store, thread: str
-) -> None:
-    """The cancellation does not leak out of the block."""
+async def test_a_loss_after_the_last_await_raises_too(cp: Store, thread: str) -> None:
+    """The cancellation does not leak out of the ``async with``."""
     lease = lease_of(cp, thread)
 
     async def work() -> None:
         async with lease:
-            # What the renewer does, when the block has no await left.
+            # What the renewer does, after the last await of the block.
             lease._reason = "taken over"
             lease._cancelled_block = True
             assert lease._task is not None
@@ -143,11 +145,13 @@ async def test_a_block_that_ends_before_it_is_told_learns_it_too(
     with pytest.raises(LeaseLost):
         await work()
 
-    await asyncio.sleep(0)  # nothing is left to be cancelled by
+    await asyncio.sleep(0)  # raises if a cancellation is left
 
 
-async def test_a_holder_that_cannot_renew_stops_in_time(cp: Store, thread: str) -> None:
-    """By its own clock, before anybody else may have taken the lease."""
+async def test_a_holder_that_cannot_renew_stops_before_a_takeover(
+    cp: Store, thread: str
+) -> None:
+    """It measures with its own clock."""
 
     class Away(OnlySix):
         async def refuse(self, *_: object) -> None:
@@ -164,37 +168,37 @@ async def test_a_holder_that_cannot_renew_stops_in_time(cp: Store, thread: str) 
         await work()
 
 
-async def test_a_renewal_that_fails_in_an_odd_way_is_tried_again(
+async def test_a_renewal_that_raises_any_exception_is_retried(
     cp: Store, thread: str
 ) -> None:
-    """A renewer that died of it would leave a lease that others take unseen."""
-    odd = 0
+    """Without its renewer, the holder would not learn that the lease is lost."""
+    calls = 0
 
-    class Odd(OnlySix):
+    class FailsOnce(OnlySix):
         async def fail_once(self, thread_id: str, extra: Any) -> None:
-            nonlocal odd
-            odd += 1
+            nonlocal calls
+            calls += 1
 
-            if odd == 1:
+            if calls == 1:
                 raise RuntimeError("a bug in a driver")
 
             await cp.save_extra(thread_id, extra)
 
-    store: Any = Odd(cp)
+    store: Any = FailsOnce(cp)
     store.save_extra = store.fail_once
 
     async with lease_of(store, thread, stale_after=0.3) as lease:
 
         async def renewed() -> bool:
-            return odd > 2
+            return calls > 2
 
         await until(renewed)
         await lease.check()
 
 
 @pytest.mark.parametrize("how", ["returns", "raises", "is cancelled"])
-async def test_it_is_released_on_exit(cp: Store, thread: str, how: str) -> None:
-    """However the block ends, the next one need not wait for silence."""
+async def test_a_lease_is_released_on_exit(cp: Store, thread: str, how: str) -> None:
+    """However the block ends, the next runner gets the lease at once."""
 
     async def block() -> None:
         async with lease_of(cp, thread, stale_after=60):
@@ -225,8 +229,10 @@ async def test_it_is_released_on_exit(cp: Store, thread: str, how: str) -> None:
         assert lease.token == 2
 
 
-async def test_an_error_of_the_block_is_not_hidden(cp: Store, thread: str) -> None:
-    """``VersionConflict``, the fence, comes out as it is although the lease is lost."""
+async def test_an_error_of_the_block_is_raised_unchanged(
+    cp: Store, thread: str
+) -> None:
+    """``VersionConflict`` is raised, even if the lease is lost."""
 
     async def work() -> None:
         async with lease_of(cp, thread) as lease:
@@ -242,10 +248,10 @@ async def test_an_error_of_the_block_is_not_hidden(cp: Store, thread: str) -> No
         await work()
 
 
-async def test_a_foreign_record_with_odd_args_holds_it_like_any_other(
+async def test_a_term_with_malformed_args_can_be_taken_over(
     cp: Store, thread: str
 ) -> None:
-    """What is stored is data: a promise that is no number is not believed."""
+    """A recorded ``stale_after`` that is not a number is ignored."""
     mine = lease_of(cp, thread)
     odd = ToolCall(
         "odd", "cpkit:lease", {"stale_after": "x"}, mine._call.idempotency_key

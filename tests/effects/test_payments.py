@@ -1,4 +1,4 @@
-"""Real processes, real kills: the payment server's own books show each order once."""
+"""The payments example: the server's books show each order once, despite kills."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILE = Path(__file__).parents[2] / "examples" / "payments.py"
 
 
 async def payments(*options: str) -> subprocess.CompletedProcess[str]:
-    """Run the example to its end."""
+    """Run the example until it exits."""
     return await asyncio.to_thread(
         subprocess.run,
         [sys.executable, str(FILE), *options],
@@ -24,10 +24,10 @@ async def payments(*options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-async def check_that_each_is_charged_once(url: str, how: str) -> None:
-    """Workers are killed with SIGKILL; nobody is charged twice, unasked or never."""
+async def check_each_is_charged_once(url: str, how: str) -> None:
+    """Run the example with kills; no order is charged twice, unapproved or never."""
     if url.startswith("memory:"):
-        pytest.skip("memory is of one process")
+        pytest.skip("only one process can open a memory store")
 
     done = await payments(
         "--url", url, "--orders", "40", "--kills", "4", "--ledger", how
@@ -40,21 +40,21 @@ async def check_that_each_is_charged_once(url: str, how: str) -> None:
     assert (row[1], row[2]) == ("4", "37")
 
 
-# Classes, because each goes to one of the processes that share the tests.
+# Two classes, so that two test processes share the work.
 class TestVerify:
     async def test_orders_are_charged_exactly_once(self, url: str) -> None:
-        """With a hook that looks up what a killed worker left."""
-        await check_that_each_is_charged_once(url, "verify")
+        """``verify`` looks up what a killed worker did."""
+        await check_each_is_charged_once(url, "verify")
 
 
 class TestKey:
     async def test_orders_are_charged_exactly_once(self, url: str) -> None:
-        """With the key passed downstream."""
-        await check_that_each_is_charged_once(url, "key")
+        """The handler passes the key downstream."""
+        await check_each_is_charged_once(url, "key")
 
 
 async def test_without_the_ledger_the_books_show_duplicates() -> None:
-    """What the same workers do without it is what it is for."""
+    """The same workers without the ledger charge orders twice, and without approval."""
     done = await payments("--orders", "40", "--kills", "3", "--ledger", "none")
     row = re.search(r"^none +3 +40 +(\d+) +0 +(\d+)", done.stdout, re.MULTILINE)
     assert row is not None, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""What a crash left is settled where it can be told, and shown where it cannot."""
+"""After a crash, resume records known outcomes and reports the unknown ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def nothing() -> None:
 
 
 def verify(effect: Effect) -> Landed | NotLanded | None:
-    """Answer as the arguments say."""
+    """Answer what the arguments say."""
     match effect.args["landed"]:
         case "yes":
             return Landed("found")
@@ -41,13 +41,14 @@ TOOLS = [READ, PAY, MAIL]
 
 
 async def leave(cp: Store, thread: str, tool: str, args: dict[str, JsonValue]) -> None:
+    """Leave an issued call behind, like a process that was killed."""
     await claim(cp, thread, quick(cp).key(thread, tool, args), args, tool)
 
 
-async def test_each_pending_call_is_settled_as_its_tool_allows(
+async def test_resume_handles_each_call_as_its_tool_allows(
     cp: Store, thread: str
 ) -> None:
-    """Discarded, landed, released or surfaced; nothing is executed."""
+    """A call is discarded, landed, released or surfaced, and never executed."""
     await leave(cp, thread, "search", {})
     await leave(cp, thread, "pay", {"landed": "yes"})
     await leave(cp, thread, "pay", {"landed": "no"})
@@ -69,17 +70,17 @@ async def test_each_pending_call_is_settled_as_its_tool_allows(
     assert statuses == ["failed", "completed", "failed"] + ["issued"] * 4
     ledger = quick(cp)
     shop = Shop("ran")
-    told = [
+    got = [
         await ledger.run(thread, "pay", {"landed": answer}, shop.charge)
         for answer in ("yes", "no")
     ]
-    assert told == ["found", "ran"]
+    assert got == ["found", "ran"]
 
 
-async def test_the_report_reads_well_and_can_be_acted_on(
+async def test_a_person_can_decide_the_calls_in_the_report(
     cp: Store, thread: str
 ) -> None:
-    """What it surfaces is settled by a person, in code."""
+    """The report is readable, and its records work with ``commit`` and ``release``."""
     await leave(cp, thread, "mail", {"to": "ann"})
     await leave(cp, thread, "mail", {"to": "bob"})
     ledger = quick(cp)
@@ -95,15 +96,15 @@ async def test_the_report_reads_well_and_can_be_acted_on(
         f"thread {thread!r}: nothing was pending"
     )
     shop = Shop("sent now")
-    told = [
+    got = [
         await ledger.run(thread, "mail", {"to": name}, shop.charge)
         for name in ("ann", "bob")
     ]
-    assert told == ["sent", "sent now"]
+    assert got == ["sent", "sent now"]
 
 
 async def test_approval_requests_are_not_touched(cp: Store, thread: str) -> None:
-    """They wait for a person, not for a resume."""
+    """Only a person decides approval requests."""
     ledger = quick(cp, requires_approval=lambda _: True, approval_timeout=0)
 
     with pytest.raises(EffectTimeout):
@@ -113,8 +114,8 @@ async def test_approval_requests_are_not_touched(cp: Store, thread: str) -> None
     assert len(await ledger.pending(thread)) == 1
 
 
-async def test_it_is_for_the_one_who_runs_the_thread(cp: Store, thread: str) -> None:
-    """It takes the lease, or uses the caller's."""
+async def test_resume_needs_the_lease_of_the_thread(cp: Store, thread: str) -> None:
+    """Resume takes the lease, or uses the lease of its caller."""
     await leave(cp, thread, "search", {})
 
     async with thread_lease(cp, thread) as lease:
@@ -126,10 +127,8 @@ async def test_it_is_for_the_one_who_runs_the_thread(cp: Store, thread: str) -> 
     assert [call.action for call in report.calls] == ["discarded"]
 
 
-async def test_what_this_ledger_is_running_is_left_alone(
-    cp: Store, thread: str
-) -> None:
-    """A resume beside one's own runs does not take them for orphans."""
+async def test_resume_skips_the_calls_of_its_own_ledger(cp: Store, thread: str) -> None:
+    """A call that the ledger is running is not an orphan."""
     shop = Shop(gate=asyncio.Event())
     ledger = quick(cp)
     task = asyncio.create_task(ledger.run(thread, "pay", {"landed": "no"}, shop.charge))
@@ -141,10 +140,10 @@ async def test_what_this_ledger_is_running_is_left_alone(
     assert await task == {"charge": 1}
 
 
-async def test_with_stale_after_only_the_silent_are_touched(
+async def test_with_stale_after_resume_touches_only_stale_calls(
     cp: Store, thread: str
 ) -> None:
-    """Beside other runners: what shows a sign of life is theirs."""
+    """A call with heartbeats belongs to another live process."""
     shop = Shop(gate=asyncio.Event())
     task = asyncio.create_task(
         quick(cp, heartbeat=0.02).run(thread, "pay", {"landed": "no"}, shop.charge)
@@ -161,10 +160,10 @@ async def test_with_stale_after_only_the_silent_are_touched(
     await task
 
 
-async def test_a_runner_that_finishes_meanwhile_is_believed(
+async def test_an_outcome_recorded_during_the_resume_wins(
     cp: Store, thread: str
 ) -> None:
-    """The first outcome stays; the report says that it was not ours."""
+    """The first outcome stays, and the report says ``finished``."""
 
     async def late(_: Effect) -> NotLanded:
         data = await cp.load(thread)
@@ -179,7 +178,7 @@ async def test_a_runner_that_finishes_meanwhile_is_believed(
 
 
 async def test_a_cancelled_run_is_an_orphan(cp: Store, thread: str) -> None:
-    """Its own ledger may settle it afterwards."""
+    """A resume by the same ledger can recover it."""
     shop = Shop(gate=asyncio.Event())
     ledger = quick(cp)
     task = asyncio.create_task(ledger.run(thread, "pay", {"landed": "no"}, shop.charge))

@@ -1,4 +1,4 @@
-"""One caller, many callers, and what each is told."""
+"""Runs of an effect: one caller, many callers, and what each gets."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ async def test_a_second_run_replays_the_first(cp: Store, thread: str) -> None:
     assert len(shop.effects) == 1
 
 
-async def test_the_handler_gets_the_effect(cp: Store, thread: str) -> None:
-    """It has the key to pass downstream, the attempt, and the args as JSON has them."""
+async def test_a_handler_gets_its_effect(cp: Store, thread: str) -> None:
+    """The effect has the key to pass downstream, the attempt, and the args as JSON."""
     shop = Shop()
     ledger = quick(cp)
     await ledger.run(thread, "charge", ARGS, shop.charge_now, tool_call_id="call_0")
@@ -61,27 +61,29 @@ async def test_the_handler_gets_the_effect(cp: Store, thread: str) -> None:
 @pytest.mark.parametrize(
     "result", [None, False, 0, "", [], {}, 0.0, {"value": 1}, {"error": {"type": "x"}}]
 )
-async def test_any_result_replays_as_what_it_is(
+async def test_any_result_replays_unchanged(
     cp: Store, thread: str, result: JsonValue
 ) -> None:
-    """A falsy result is a result, and one that looks like an envelope stays itself."""
+    """This includes falsy results and results that look like an envelope."""
     shop = Shop(result)
     ledger = quick(cp)
-    told = [await ledger.run(thread, "charge", ARGS, shop.charge) for _ in range(2)]
-    assert told == [result, result]
-    assert [type(one) for one in told] == [type(result), type(result)]
+    got = [await ledger.run(thread, "charge", ARGS, shop.charge) for _ in range(2)]
+    assert got == [result, result]
+    assert [type(one) for one in got] == [type(result), type(result)]
     assert len(shop.effects) == 1
 
 
-async def test_the_first_caller_gets_what_is_on_record(cp: Store, thread: str) -> None:
-    """A tuple is an array for the caller who ran the effect, too."""
+async def test_the_first_caller_gets_the_recorded_result(
+    cp: Store, thread: str
+) -> None:
+    """A tuple comes back as a list, as for every later caller."""
     shop = Shop(("a", "b"))
-    told = await quick(cp).run(thread, "charge", ARGS, shop.charge)
-    assert told == ["a", "b"]
+    got = await quick(cp).run(thread, "charge", ARGS, shop.charge)
+    assert got == ["a", "b"]
 
 
 async def test_concurrent_callers_share_one_run(cp: Store, thread: str) -> None:
-    """Of many callers one executes, and all return the same."""
+    """Of many callers, one runs the handler, and all return the same result."""
     shop = Shop(gate=asyncio.Event())
     ledgers = [quick(cp), quick(cp), quick(OnlySix(cp))]
 
@@ -100,7 +102,7 @@ async def test_concurrent_callers_share_one_run(cp: Store, thread: str) -> None:
 
 
 async def test_a_failure_is_final(cp: Store, thread: str) -> None:
-    """The caller gets the handler's exception, everybody else ``EffectFailed``."""
+    """The handler's caller gets its exception, later callers ``EffectFailed``."""
     shop = Shop(ValueError("no funds"))
 
     with pytest.raises(ValueError, match="no funds"):
@@ -114,10 +116,10 @@ async def test_a_failure_is_final(cp: Store, thread: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["no effect", "option"])
-async def test_a_released_failure_may_be_tried_again(
+async def test_a_released_failure_can_be_retried(
     cp: Store, thread: str, how: str
 ) -> None:
-    """``NoEffect``, or the option, frees the key; the next attempt is one higher."""
+    """``NoEffect`` or the option frees the key, and the next attempt is one higher."""
     shop = Shop(NoEffect("busy") if how == "no effect" else OSError("busy"))
     ledger = quick(cp, release_failures=how == "option")
 
@@ -132,8 +134,8 @@ async def test_a_released_failure_may_be_tried_again(
     assert receipts[0].result == {"released": "busy"}
 
 
-async def test_the_attempt_is_exact_on_six_methods(cp: Store, thread: str) -> None:
-    """A store without receipts tells the attempt too."""
+async def test_the_attempt_is_right_without_receipts(cp: Store, thread: str) -> None:
+    """A store with only the six methods gives the attempt too."""
     shop = Shop(NoEffect())
     ledger = quick(OnlySix(cp))
 
@@ -144,8 +146,8 @@ async def test_the_attempt_is_exact_on_six_methods(cp: Store, thread: str) -> No
     assert [effect.attempt for effect in shop.effects] == [1, 2, 3]
 
 
-async def test_waiters_run_what_was_released(cp: Store, thread: str) -> None:
-    """A waiter claims the key as soon as its holder lets go of it."""
+async def test_a_waiter_runs_a_released_effect(cp: Store, thread: str) -> None:
+    """It claims the key as soon as the holder releases it."""
     shop = Shop(NoEffect(), gate=asyncio.Event())
     another = Shop("done")
     first = asyncio.create_task(quick(cp).run(thread, "charge", ARGS, shop.charge))
@@ -162,10 +164,10 @@ async def test_waiters_run_what_was_released(cp: Store, thread: str) -> None:
     assert another.effects[0].attempt == 2
 
 
-async def test_a_result_that_is_no_json_is_a_final_error(
+async def test_a_result_that_json_cannot_hold_is_a_final_error(
     cp: Store, thread: str
 ) -> None:
-    """The effect happened: it is on record as failed, and says why."""
+    """The effect happened, so it is recorded as failed, with the reason."""
     shop = Shop({"rate": math.nan})
 
     with pytest.raises(SerializationError, match="rate"):
@@ -180,7 +182,7 @@ async def test_a_result_that_is_no_json_is_a_final_error(
 async def test_a_result_too_large_for_the_store_is_a_final_error(
     tmp_path: Any, thread: str
 ) -> None:
-    """What the store refuses is recorded as refused."""
+    """The recorded error says how large the result was."""
     async with open_checkpointer(f"sqlite:///{tmp_path}/x.db?max_payload=500") as cp:
         shop = Shop("x" * 1000)
 
@@ -194,7 +196,7 @@ async def test_a_result_too_large_for_the_store_is_a_final_error(
 async def test_a_result_that_only_the_store_refuses_is_a_final_error(
     cp: Store, thread: str
 ) -> None:
-    """Stores differ in how deep a value they hold; the effect happened all the same."""
+    """Stores differ in how deep a value may nest. The effect happened all the same."""
 
     class Shallow(OnlySix):
         async def resolve(
@@ -220,10 +222,10 @@ async def test_a_result_that_only_the_store_refuses_is_a_final_error(
     assert len(shop.effects) == 1
 
 
-async def test_an_exception_that_cannot_be_told_is_recorded(
+async def test_an_exception_without_a_usable_message_is_recorded(
     cp: Store, thread: str
 ) -> None:
-    """A message with a lone surrogate, or none that can be made, hides no failure."""
+    """The message has a lone surrogate, or ``__str__`` itself raises."""
 
     class Rude(Exception):
         def __str__(self) -> str:
@@ -253,10 +255,10 @@ async def test_an_exception_that_cannot_be_told_is_recorded(
     ("args", "error"),
     [({"x": {1, 2}}, SerializationError), ({"x": "y" * 200}, PayloadTooLarge)],
 )
-async def test_bad_args_are_refused_before_anything(
+async def test_bad_args_are_refused_first(
     cp: Store, thread: str, args: Any, error: type[Exception]
 ) -> None:
-    """Nothing is recorded and nothing runs."""
+    """Nothing is recorded, and the handler does not run."""
     shop = Shop()
 
     with pytest.raises(error):
@@ -269,7 +271,7 @@ async def test_bad_args_are_refused_before_anything(
 async def test_a_cancelled_handler_leaves_its_call_issued(
     cp: Store, thread: str
 ) -> None:
-    """Nobody can tell what it did, so nobody runs it again; waiting ends in time."""
+    """Its effect is unclear, so no run repeats it, and waiting runs time out."""
     shop = Shop(gate=asyncio.Event())
     task = asyncio.create_task(quick(cp).run(thread, "charge", ARGS, shop.charge))
     await shop.began.wait()
@@ -287,10 +289,10 @@ async def test_a_cancelled_handler_leaves_its_call_issued(
     assert len(shop.effects) == 1
 
 
-async def test_a_run_given_up_before_its_handler_frees_the_key(
+async def test_a_run_cancelled_before_its_handler_frees_the_key(
     cp: Store, thread: str
 ) -> None:
-    """Cancelled in the middle of its claim: the next one does not wait for anybody."""
+    """It is cancelled in the middle of its claim, and the next run does not wait."""
     claimed = asyncio.Event()
 
     class Slow(OnlySix):
@@ -302,9 +304,9 @@ async def test_a_run_given_up_before_its_handler_frees_the_key(
 
     store: Any = Slow(cp)
     store.record_issued = store.issue
-    given_up = Shop()
+    cancelled = Shop()
     task = asyncio.create_task(
-        quick(store).run(thread, "charge", ARGS, given_up.charge)
+        quick(store).run(thread, "charge", ARGS, cancelled.charge)
     )
     await claimed.wait()
     task.cancel()
@@ -314,11 +316,11 @@ async def test_a_run_given_up_before_its_handler_frees_the_key(
 
     shop = Shop()
     await quick(cp).run(thread, "charge", ARGS, shop.charge)
-    assert (len(given_up.effects), shop.effects[0].attempt) == (0, 2)
+    assert (len(cancelled.effects), shop.effects[0].attempt) == (0, 2)
 
 
 async def test_a_given_key_with_other_args_is_refused(cp: Store, thread: str) -> None:
-    """``KeyReused`` while the first is under way, and when it is done."""
+    """``KeyReused`` is raised while the first run is going on, and after it."""
     shop = Shop(gate=asyncio.Event())
     ledger = quick(cp)
     options: dict[str, Any] = {"idempotency_key": "order-7"}
@@ -337,14 +339,14 @@ async def test_a_given_key_with_other_args_is_refused(cp: Store, thread: str) ->
     with pytest.raises(KeyReused):
         await ledger.run(thread, "charge", {"amount": 2}, shop.charge, **options)
 
-    # One number, however it is written, is the same argument.
+    # 1 and 1.0 are the same argument.
     again = await ledger.run(thread, "charge", {"amount": 1.0}, shop.charge, **options)
     assert again == {"charge": 1}
     assert len(shop.effects) == 1
 
 
 async def test_a_global_effect_is_one_in_all_threads(cp: Store, thread: str) -> None:
-    """Its record is in ``cpkit:global``; a thread's own effect is another."""
+    """Its record is in ``cpkit:global``. An effect of the thread is another effect."""
     shop = Shop()
     ledger = quick(cp)
     args: dict[str, JsonValue] = {"mail": thread}
@@ -362,7 +364,7 @@ async def test_a_global_effect_is_one_in_all_threads(cp: Store, thread: str) -> 
 async def test_an_erased_effect_is_never_run_again(
     cp: Store, thread: str, status: str
 ) -> None:
-    """``delete_thread`` keeps the key: the run says that the record was erased."""
+    """``delete_thread`` keeps the key, so later runs raise ``EffectErased``."""
     shop = Shop(gate=None if status == "completed" else asyncio.Event())
     task = asyncio.create_task(quick(cp).run(thread, "charge", ARGS, shop.charge))
     await shop.began.wait()
@@ -378,12 +380,12 @@ async def test_an_erased_effect_is_never_run_again(
     if shop.gate is not None:
         shop.gate.set()
 
-    assert await task == {"charge": 1}  # the one who ran it knows what came of it
+    assert await task == {"charge": 1}  # the run itself still knows the result
     assert len(shop.effects) == 1
 
 
 async def test_begin_and_commit(cp: Store, thread: str) -> None:
-    """The one who gets a fresh record runs the effect; all others get the record."""
+    """The caller with the fresh record runs the effect; others get its record."""
     ledger = quick(cp)
     begun = await ledger.begin(thread, "charge", ARGS)
     assert begun.fresh
@@ -400,8 +402,8 @@ async def test_begin_and_commit(cp: Store, thread: str) -> None:
     assert shop.effects == []
 
 
-async def test_commit_says_when_another_outcome_won(cp: Store, thread: str) -> None:
-    """``Superseded`` has the record that won."""
+async def test_commit_raises_when_another_outcome_won(cp: Store, thread: str) -> None:
+    """``Superseded`` has the winning record."""
     ledger = quick(cp)
     begun = await ledger.begin(thread, "charge", ARGS)
     await ledger.release(begun.record, "taken for dead")
@@ -423,10 +425,10 @@ async def test_commit_says_when_another_outcome_won(cp: Store, thread: str) -> N
         await ledger.release(second.record)
 
 
-async def test_commit_of_an_error_and_of_what_is_no_json(
+async def test_commit_records_errors_and_bad_results_as_failures(
     cp: Store, thread: str
 ) -> None:
-    """Both are final failures."""
+    """An error, and a result that JSON cannot hold, are final failures."""
     ledger = quick(cp)
     one = await ledger.begin(thread, "charge", {"n": 1})
     two = await ledger.begin(thread, "charge", {"n": 2})
@@ -441,7 +443,7 @@ async def test_commit_of_an_error_and_of_what_is_no_json(
 
 
 class Unclear(OnlySix):
-    """Loses the answer of each write once, having applied it or not."""
+    """Loses the first answer of each call method, and applies the write or not."""
 
     def __init__(self, cp: Any, applied: bool) -> None:
         super().__init__(cp)
@@ -482,10 +484,8 @@ class Unclear(OnlySix):
 
 
 @pytest.mark.parametrize("applied", [True, False])
-async def test_a_lost_answer_is_asked_for_again(
-    cp: Store, thread: str, applied: bool
-) -> None:
-    """Under the same ids, so that the effect runs once and is recorded once."""
+async def test_a_lost_answer_is_retried(cp: Store, thread: str, applied: bool) -> None:
+    """The retry has the same ids, so the effect runs once and is recorded once."""
     shop = Shop()
     ledger = quick(Unclear(cp, applied))
     assert await ledger.run(thread, "charge", ARGS, shop.charge) == {"charge": 1}
@@ -493,15 +493,15 @@ async def test_a_lost_answer_is_asked_for_again(
     assert len(shop.effects) == 1
 
 
-async def test_a_superseded_run_returns_what_is_recorded(
+async def test_a_superseded_run_returns_the_recorded_result(
     cp: Store, thread: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It reports: a warning and the hook. Its own result is nobody's."""
+    """The run logs a warning, calls the hook, and discards its own result."""
     shop = Shop("late", gate=asyncio.Event())
-    told: list[CallRecord] = []
+    reported: list[CallRecord] = []
 
     def superseded(_: Effect, record: CallRecord) -> None:
-        told.append(record)
+        reported.append(record)
 
     slow = asyncio.create_task(
         quick(cp, on_superseded=superseded).run(thread, "charge", ARGS, shop.charge)
@@ -516,21 +516,21 @@ async def test_a_superseded_run_returns_what_is_recorded(
         shop.gate.set()
         assert await slow == "first"
 
-    assert told[0].status == "failed"
+    assert reported[0].status == "failed"
     assert "superseded" in caplog.text
 
 
-async def test_a_superseded_run_records_what_it_has_in_hand(
+async def test_a_superseded_run_records_its_result_if_the_key_is_free(
     cp: Store, thread: str
 ) -> None:
-    """Where the key came free and nobody took it: a new attempt, no second run."""
-    shop = Shop("in hand", gate=asyncio.Event())
+    """It claims the key again as a new attempt, without a second run."""
+    shop = Shop("kept", gate=asyncio.Event())
     slow = asyncio.create_task(quick(cp).run(thread, "charge", ARGS, shop.charge))
     await shop.began.wait()
     await cp.record_result(thread, shop.effects[0].call_id, {}, success=False)
     assert shop.gate is not None
     shop.gate.set()
-    assert await slow == "in hand"
+    assert await slow == "kept"
     assert len(shop.effects) == 1
     assert [(r.status, r.attempt) for r in await cp.list_calls(thread)] == [
         ("failed", 1),
@@ -538,8 +538,8 @@ async def test_a_superseded_run_records_what_it_has_in_hand(
     ]
 
 
-async def test_find_gives_holders_where_the_store_can(cp: Store, thread: str) -> None:
-    """On six methods it is the completed record alone."""
+async def test_find_returns_issued_holders_too(cp: Store, thread: str) -> None:
+    """A store with only the six methods returns completed records alone."""
     begun = await quick(cp).begin(thread, "charge", ARGS)
     key = begun.record.call.idempotency_key
     assert await quick(cp).find(key) == begun.record
@@ -551,7 +551,7 @@ async def test_find_gives_holders_where_the_store_can(cp: Store, thread: str) ->
 @pytest.mark.parametrize(
     ("receipts", "attempt"),
     [
-        # On six methods the second claim asks for the record and writes nothing.
+        # With the six methods, a second record_issued reads the record.
         (False, ["record_issued"]),
         (True, ["find_call"]),
     ],
@@ -559,52 +559,52 @@ async def test_find_gives_holders_where_the_store_can(cp: Store, thread: str) ->
 async def test_a_fresh_effect_is_two_writes_and_a_replay_one_read(
     cp: Store, thread: str, receipts: bool, attempt: list[str]
 ) -> None:
-    """And one read more for the attempt. Nothing else is asked of the store."""
+    """A fresh effect costs one more read for the attempt, and no other call."""
     counting = Counting(cp, receipts)
     ledger = quick(counting)
     await ledger.run(thread, "charge", ARGS, Shop().charge)
-    assert counting.asked == [
+    assert counting.calls == [
         "find_completed",
         "record_issued",
         *attempt,
         "record_result",
     ]
-    counting.asked.clear()
+    counting.calls.clear()
     await ledger.run(thread, "charge", ARGS, Shop().charge)
-    assert counting.asked == ["find_completed"]
+    assert counting.calls == ["find_completed"]
     data = await cp.load(thread)
     assert data is not None
-    # The agent's own thread has its call and no extra.
+    # The agent's own thread has the call, and nothing in extra.
     assert (data.extra, data.pending, data.messages) == ({}, [], [])
 
 
-async def test_what_an_approval_costs(cp: Store, thread: str) -> None:
-    """One write for the request and one for the decision, and a look at it."""
+async def test_an_approval_costs_two_writes(cp: Store, thread: str) -> None:
+    """One write is for the request, and one for the decision."""
     counting = Counting(cp, True)
     ledger = quick(counting, requires_approval=lambda _: True, approval_timeout=0)
 
     with pytest.raises(EffectTimeout):
         await ledger.run(thread, "charge", ARGS, Shop().charge)
 
-    assert counting.asked == ["find_completed", "record_issued"]
-    counting.asked.clear()
+    assert counting.calls == ["find_completed", "record_issued"]
+    counting.calls.clear()
     assert await ledger.approve(thread, ledger.key(thread, "charge", ARGS))
-    assert counting.asked == ["load", "record_result"]
-    counting.asked.clear()
+    assert counting.calls == ["load", "record_result"]
+    counting.calls.clear()
     await ledger.run(thread, "charge", ARGS, Shop().charge)
-    assert counting.asked == [
+    assert counting.calls == [
         "find_completed",
-        "record_issued",  # of the request, which is there and decided
+        "record_issued",  # the request, which is decided: it returns the record
         "record_issued",
         "find_call",
         "record_result",
     ]
 
 
-async def test_a_tool_that_does_not_ask_for_its_effect_costs_no_second_read(
+async def test_a_tool_without_an_effect_parameter_saves_a_read(
     cp: Store, thread: str
 ) -> None:
-    """Nobody would see the attempt that it is for."""
+    """The tool does not see the attempt, so it is not read."""
     counting = Counting(cp, True)
 
     async def send(to: str) -> str:
@@ -612,14 +612,14 @@ async def test_a_tool_that_does_not_ask_for_its_effect_costs_no_second_read(
 
     registry = ToolRegistry(quick(counting), [Tool(send)])
     await registry.dispatch(thread, "send", {"to": "ann"})
-    assert counting.asked == ["find_completed", "record_issued", "record_result"]
-    counting.asked.clear()
+    assert counting.calls == ["find_completed", "record_issued", "record_result"]
+    counting.calls.clear()
     await registry.dispatch(thread, "send", {"to": "ann"})
-    assert counting.asked == ["find_completed"]
+    assert counting.calls == ["find_completed"]
 
 
-async def test_waiting_needs_no_end_when_told_so(cp: Store, thread: str) -> None:
-    """``timeout=None`` waits until the result is there."""
+async def test_timeout_none_waits_without_limit(cp: Store, thread: str) -> None:
+    """The run returns once the result is recorded."""
     begun = await quick(cp).begin(thread, "charge", ARGS)
     waiter = asyncio.create_task(
         quick(cp, timeout=None).run(thread, "charge", ARGS, Shop().charge)

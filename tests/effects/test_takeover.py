@@ -1,4 +1,4 @@
-"""A holder that fell silent is taken over, and one that is alive is not."""
+"""A stale holder is taken over, and a live one is not."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.effects.shop import OnlySix, Shop, Store, claim, quick, until
 ARGS: dict[str, JsonValue] = {"amount": 1000}
 
 
-async def test_a_silent_holder_is_taken_over(cp: Store, thread: str) -> None:
-    """Its attempt is released, and the key claimed anew with a higher attempt."""
+async def test_a_stale_holder_is_taken_over(cp: Store, thread: str) -> None:
+    """Its attempt is released, and the next claim has a higher attempt."""
     key = quick(cp).key(thread, "charge", ARGS)
     await claim(cp, thread, key, ARGS)
     shop = Shop()
@@ -28,8 +28,10 @@ async def test_a_silent_holder_is_taken_over(cp: Store, thread: str) -> None:
     assert statuses == ["failed", "completed"]
 
 
-async def test_without_stale_after_nobody_is_taken_over(cp: Store, thread: str) -> None:
-    """The default is to wait, and to say so."""
+async def test_without_stale_after_no_holder_is_taken_over(
+    cp: Store, thread: str
+) -> None:
+    """By default a run waits, and raises ``EffectTimeout``."""
     key = quick(cp).key(thread, "charge", ARGS)
     await claim(cp, thread, key, ARGS)
 
@@ -37,8 +39,10 @@ async def test_without_stale_after_nobody_is_taken_over(cp: Store, thread: str) 
         await quick(cp, timeout=0.3).run(thread, "charge", ARGS, Shop().charge)
 
 
-async def test_a_beating_holder_is_left_alone(cp: Store, thread: str) -> None:
-    """However long its effect takes: beats go on while the handler runs."""
+async def test_a_holder_with_heartbeats_is_not_taken_over(
+    cp: Store, thread: str
+) -> None:
+    """Heartbeats continue while the handler runs, however long that takes."""
     shop = Shop(gate=asyncio.Event())
     ledger = quick(cp, stale_after=0.4)
     slow = asyncio.create_task(ledger.run(thread, "charge", ARGS, shop.charge))
@@ -49,25 +53,25 @@ async def test_a_beating_holder_is_left_alone(cp: Store, thread: str) -> None:
         quick(cp, stale_after=0.4).run(thread, "charge", ARGS, other.charge)
     )
 
-    async def six_beats() -> bool:
+    async def six_heartbeats() -> bool:
         data = await cp.load(heartbeat_thread(key))
-        beats = data.extra.get(shop.effects[0].call_id, 0) if data else 0
-        return isinstance(beats, int) and beats >= 6
+        count = data.extra.get(shop.effects[0].call_id, 0) if data else 0
+        return isinstance(count, int) and count >= 6
 
-    await until(six_beats)  # twice as long as it may be silent
+    await until(six_heartbeats)  # twice as long as stale_after
     assert shop.gate is not None
     shop.gate.set()
     assert await slow == await waiter == {"charge": 1}
     assert other.effects == []
-    # The beats are gone, and the agent's own thread never had any.
+    # The heartbeats are deleted, and were never in the agent's own thread.
     assert await cp.load(heartbeat_thread(key)) is None
     data = await cp.load(thread)
     assert data is not None
     assert data.extra == {}
 
 
-async def test_beats_do_not_grow(cp: Store, thread: str) -> None:
-    """One extra key for an attempt, however often it beats; none for a short one."""
+async def test_heartbeats_take_constant_room(cp: Store, thread: str) -> None:
+    """A long attempt has one extra key, and a short attempt writes nothing."""
     shop = Shop(gate=asyncio.Event())
     task = asyncio.create_task(
         quick(OnlySix(cp), heartbeat=0.01).run(thread, "charge", ARGS, shop.charge)
@@ -75,11 +79,11 @@ async def test_beats_do_not_grow(cp: Store, thread: str) -> None:
     await shop.began.wait()
     place = heartbeat_thread(shop.effects[0].key)
 
-    async def five_beats() -> bool:
+    async def five_heartbeats() -> bool:
         data = await cp.load(place)
         return data is not None and data.extra != {shop.effects[0].call_id: 1}
 
-    await until(five_beats)
+    await until(five_heartbeats)
     assert shop.gate is not None
     shop.gate.set()
     await task
@@ -91,10 +95,10 @@ async def test_beats_do_not_grow(cp: Store, thread: str) -> None:
 
 
 @pytest.mark.parametrize("sync", [True, False])
-async def test_verify_decides_what_a_takeover_does(
+async def test_verify_decides_whether_a_takeover_runs_the_effect(
     cp: Store, thread: str, sync: bool
 ) -> None:
-    """What landed is recorded and returned; what did not is run."""
+    """A landed effect is recorded and returned; an effect that did not land runs."""
     seen: list[Effect] = []
 
     def landed(effect: Effect) -> Landed:
@@ -122,20 +126,20 @@ async def test_verify_decides_what_a_takeover_does(
 
 
 def raises(_: Effect) -> None:
-    raise OSError("the bank is away")
+    raise OSError("the bank cannot be reached")
 
 
 @pytest.mark.parametrize(
     "verify",
-    [lambda _: None, raises, lambda _: Landed({1, 2}), lambda _: "yes"],  # type: ignore[arg-type]  # no JSON, on purpose
+    [lambda _: None, raises, lambda _: Landed({1, 2}), lambda _: "yes"],  # type: ignore[arg-type]  # not JSON, on purpose
 )
-async def test_what_verify_cannot_tell_is_not_repeated(
+async def test_an_unclear_answer_of_verify_repeats_nothing(
     cp: Store,
     thread: str,
     verify: Callable[[Effect], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The run waits, warns and ends in ``EffectTimeout``; the call stays issued."""
+    """The run warns and raises ``EffectTimeout``, and the call stays issued."""
     shop = Shop()
     ledger = quick(cp, stale_after=0.05, timeout=0.4)
     record = await claim(cp, thread, ledger.key(thread, "charge", ARGS), ARGS)
@@ -148,10 +152,10 @@ async def test_what_verify_cannot_tell_is_not_repeated(
     assert "silent holder in doubt" in caplog.text
 
 
-async def test_a_holder_that_comes_back_while_verify_looks_is_left_alone(
+async def test_a_heartbeat_during_verify_stops_the_takeover(
     cp: Store, thread: str
 ) -> None:
-    """It shows a sign of life, so what verify said of it is of no use any more."""
+    """The holder is alive, so the answer of ``verify`` is out of date."""
     key = quick(cp).key(thread, "charge", ARGS)
     record = await claim(cp, thread, key, ARGS)
     asked = 0
@@ -159,8 +163,8 @@ async def test_a_holder_that_comes_back_while_verify_looks_is_left_alone(
     async def slow(_: Effect) -> NotLanded:
         nonlocal asked
         asked += 1
-        sign: dict[str, JsonValue] = {record.call.call_id: asked}
-        await cp.save_extra(heartbeat_thread(key), sign)
+        heartbeat: dict[str, JsonValue] = {record.call.call_id: asked}
+        await cp.save_extra(heartbeat_thread(key), heartbeat)
         return NotLanded()
 
     shop = Shop()
@@ -174,11 +178,11 @@ async def test_a_holder_that_comes_back_while_verify_looks_is_left_alone(
     assert shop.effects == []
 
 
-@pytest.mark.parametrize("by", ["a takeover", "a resume", "a person", "a superior"])
-async def test_whoever_settles_a_dead_attempt_clears_its_signs_of_life(
+@pytest.mark.parametrize("by", ["takeover", "resume", "commit", "release"])
+async def test_closing_a_dead_attempt_deletes_its_heartbeats(
     cp: Store, thread: str, by: str
 ) -> None:
-    """So that the store does not fill up with what the dead have left."""
+    """Heartbeats of dead processes do not fill up the store."""
     key = quick(cp).key(thread, "charge", ARGS)
     record = await claim(cp, thread, key, ARGS)
     await cp.save_extra(heartbeat_thread(key), {record.call.call_id: 7})
@@ -189,23 +193,21 @@ async def test_whoever_settles_a_dead_attempt_clears_its_signs_of_life(
     ledger = quick(cp, stale_after=0.1)
 
     match by:
-        case "a takeover":
+        case "takeover":
             await ledger.run(thread, "charge", ARGS, Shop().charge)
-        case "a resume":
+        case "resume":
             tool = Tool(Shop().charge, name="charge", verify=landed)
             await ledger.resume(thread, [tool])
-        case "a person":
+        case "commit":
             await ledger.commit(record, "found")
-        case "a superior":
+        case "release":
             await ledger.release(record)
 
     assert await cp.load(heartbeat_thread(key)) is None
 
 
-async def test_a_holder_whose_thread_is_forgotten_holds_nothing(
-    cp: Store, thread: str
-) -> None:
-    """Neither the takeover nor the resume that was at it comes to grief."""
+async def test_a_forgotten_thread_frees_its_keys(cp: Store, thread: str) -> None:
+    """A takeover and a resume that meet it during ``verify`` go on."""
     forgotten = 0
 
     async def forget(_: Effect) -> NotLanded:
@@ -228,10 +230,10 @@ async def test_a_holder_whose_thread_is_forgotten_holds_nothing(
     assert "erased" in report.calls[0].reason
 
 
-async def test_what_verify_found_and_no_store_can_hold_is_in_doubt(
+async def test_a_found_result_that_the_store_refuses_is_in_doubt(
     tmp_path: Path, thread: str
 ) -> None:
-    """A takeover waits, and a resume goes on with the other calls."""
+    """A takeover waits, and a resume continues with the other calls."""
 
     def landed(effect: Effect) -> Landed:
         return Landed("x" * 1000 if effect.args["n"] == 1 else "y")
@@ -253,7 +255,7 @@ async def test_what_verify_found_and_no_store_can_hold_is_in_doubt(
 
 
 async def test_a_takeover_has_one_winner(cp: Store, thread: str) -> None:
-    """Of many who wait for a dead holder, one runs the effect."""
+    """Of many runs that wait for a dead holder, one runs the effect."""
     key = quick(cp).key(thread, "charge", ARGS)
     await claim(cp, thread, key, ARGS)
     shop = Shop()
@@ -275,8 +277,8 @@ async def test_a_takeover_has_one_winner(cp: Store, thread: str) -> None:
         {"heartbeat": 0},
     ],
 )
-async def test_times_that_cannot_work_are_refused(options: dict[str, float]) -> None:
-    """A heartbeat fits at least twice into ``stale_after``."""
+async def test_impossible_intervals_are_refused(options: dict[str, float]) -> None:
+    """At least two heartbeats must fit in ``stale_after``."""
     from cpkit import MemoryCheckpointer
 
     with pytest.raises(ValueError, match="stale_after|heartbeat"):

@@ -1,4 +1,4 @@
-"""Tools: validated by their own signature, run once where they write."""
+"""Tools: validated by their signature, and run once if they write."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ def registry(cp: Store) -> ToolRegistry:
 ROOM: dict[str, JsonValue] = {"guest": {"name": "Ann"}, "day": "2026-11-21"}
 
 
-async def test_a_write_runs_once_and_says_when_it_is_a_replay(
+async def test_a_write_runs_once_and_is_replayed_after(
     registry: ToolRegistry, thread: str
 ) -> None:
-    """The tool-call id is kept beside the record, and never tells calls apart."""
+    """The tool-call id is stored with the record, and is not part of the key."""
     first = await registry.dispatch(thread, "book", ROOM, tool_call_id="call_0")
     again = await registry.dispatch(thread, "book", ROOM, tool_call_id="call_1")
     assert first.content == {"guest": {"name": "Ann", "seat": 0}, "until": "2026-11-21"}
@@ -97,7 +97,7 @@ async def test_a_write_runs_once_and_says_when_it_is_a_replay(
     ((effect, guest, day, nights),) = BOOKS
     assert (guest, day, nights) == (Guest(name="Ann"), date(2026, 11, 21), 1)
     assert effect.attempt == 1
-    # The effect has the arguments as the tool gets them, defaults filled in.
+    # The effect has the validated arguments, with defaults filled in.
     assert effect.args == {
         "guest": {"name": "Ann", "seat": 0},
         "day": "2026-11-21",
@@ -108,7 +108,7 @@ async def test_a_write_runs_once_and_says_when_it_is_a_replay(
 async def test_the_same_tool_call_id_with_other_arguments_is_another_effect(
     registry: ToolRegistry, thread: str
 ) -> None:
-    """Models count their ids from the start again."""
+    """Models use the same ids again in later turns."""
     for amount in (1, 2):
         outcome = await registry.dispatch(
             thread, "pay", {"amount": amount}, tool_call_id="call_0"
@@ -122,7 +122,7 @@ async def test_the_same_tool_call_id_with_other_arguments_is_another_effect(
 async def test_a_read_runs_each_time_and_is_not_recorded(
     cp: Store, registry: ToolRegistry, thread: str
 ) -> None:
-    """A sync function runs in a thread of its own."""
+    """Its sync function runs in a worker thread."""
     for _ in range(2):
         outcome = await registry.dispatch(thread, "search", {"city": "Rome"})
         assert outcome == ToolOutcome(["Rome", "Rome", "Rome"])
@@ -134,7 +134,7 @@ async def test_a_read_runs_each_time_and_is_not_recorded(
 
 
 @pytest.mark.parametrize(
-    ("name", "args", "told"),
+    ("name", "args", "message"),
     [
         ("book", {"guest": {"name": "Ann"}}, "day: Missing required argument"),
         ("book", {**ROOM, "nights": 0}, "nights: Input should be greater than 0"),
@@ -144,22 +144,22 @@ async def test_a_read_runs_each_time_and_is_not_recorded(
         ("pay", [1], "arguments of 'pay'"),
     ],
 )
-async def test_what_does_not_fit_is_an_outcome_and_no_record(
-    cp: Store, registry: ToolRegistry, thread: str, name: str, args: Any, told: str
+async def test_a_call_that_does_not_fit_is_an_error_outcome(
+    cp: Store, registry: ToolRegistry, thread: str, name: str, args: Any, message: str
 ) -> None:
-    """The model is told what is wrong; nothing ran."""
+    """The outcome says what is wrong. Nothing runs, and nothing is recorded."""
     outcome = await registry.dispatch(thread, name, args)
     assert outcome.is_error
-    assert told in str(outcome.content)
+    assert message in str(outcome.content)
     assert outcome.record is None
     assert await cp.list_calls(thread) == []
     assert BOOKS == []
 
 
-async def test_a_failure_is_told_and_replayed(
+async def test_a_failure_is_an_error_outcome_and_replayed(
     registry: ToolRegistry, thread: str
 ) -> None:
-    """As an error outcome with its record, the second time as a replay."""
+    """The first outcome has the record, and the second is a replay of it."""
     outcomes = [
         await registry.dispatch(thread, "pay", {"amount": 13}) for _ in range(2)
     ]
@@ -177,8 +177,10 @@ async def test_a_failure_is_told_and_replayed(
     assert BOOKS == [13, 14, 14]
 
 
-async def test_a_denial_is_told_and_a_wait_is_raised(cp: Store, thread: str) -> None:
-    """The model learns that a person said no; that nobody decided is for the agent."""
+async def test_a_denial_is_an_outcome_and_a_timeout_is_raised(
+    cp: Store, thread: str
+) -> None:
+    """The model gets the denial. The agent gets ``EffectTimeout``."""
     ledger = quick(cp, requires_approval=lambda _: True, approval_timeout=0)
     registry = ToolRegistry(ledger, [pay])
     BOOKS.clear()
@@ -193,8 +195,8 @@ async def test_a_denial_is_told_and_a_wait_is_raised(cp: Store, thread: str) -> 
     assert BOOKS == []
 
 
-async def test_policies_see_what_the_tool_will_get(cp: Store, thread: str) -> None:
-    """Not the model's own spelling of it, nor a default left out."""
+async def test_policies_see_the_validated_arguments(cp: Store, thread: str) -> None:
+    """Values are converted, and defaults are filled in."""
     seen: list[Any] = []
 
     def policy(effect: Effect) -> bool:
@@ -211,8 +213,8 @@ async def test_policies_see_what_the_tool_will_get(cp: Store, thread: str) -> No
     assert seen == [{"amount": 500}]
 
 
-async def test_a_cancelled_tool_raises_as_cancelled(cp: Store, thread: str) -> None:
-    """It is not made into an outcome."""
+async def test_a_cancelled_tool_raises_cancelled_error(cp: Store, thread: str) -> None:
+    """A cancellation is not turned into an outcome."""
     began = asyncio.Event()
 
     @tool
@@ -257,7 +259,7 @@ PARTY: dict[str, JsonValue] = {
 
 
 def test_a_set_is_the_same_argument_in_every_process() -> None:
-    """Its order is drawn anew in each, and must not name another effect."""
+    """The order of a set differs between processes; the effect must not."""
     code = """
 from cpkit.effects.tools import arguments_json
 from tests.effects.test_tools import PARTY, invite
@@ -277,10 +279,10 @@ print(arguments_json(invite.validated(PARTY)))
     assert {text.strip() for text in written} == {str(PARTY)}
 
 
-async def test_a_tool_whose_result_is_no_json_is_not_tried_again(
+async def test_a_tool_with_a_result_that_json_cannot_hold_runs_once(
     cp: Store, thread: str
 ) -> None:
-    """Its effect happened, also where its failures mean that nothing did."""
+    """Its effect happened, so ``release_failures`` does not apply."""
     ran: list[int] = []
 
     @tool(release_failures=True)
@@ -300,10 +302,10 @@ async def test_a_tool_whose_result_is_no_json_is_not_tried_again(
 
 
 @pytest.mark.parametrize("amount", ["NaN", "9" * 3000])
-async def test_arguments_that_no_record_can_hold_are_told_to_the_model(
+async def test_arguments_that_no_record_can_hold_are_an_error_outcome(
     cp: Store, thread: str, amount: str
 ) -> None:
-    """They fit the signature, and yet nothing ran and nothing is recorded."""
+    """They fit the signature, but the tool does not run."""
 
     @tool
     def give(amount: float, note: str) -> None:
@@ -318,10 +320,10 @@ async def test_arguments_that_no_record_can_hold_are_told_to_the_model(
 
 
 @pytest.mark.parametrize("side_effects", ["read", "write"])
-async def test_an_exception_that_cannot_be_told_is_an_outcome(
+async def test_an_exception_without_a_usable_message_is_an_outcome(
     cp: Store, thread: str, side_effects: Any
 ) -> None:
-    """The model is told its type."""
+    """The outcome contains the type of the exception."""
 
     class Rude(Exception):
         def __str__(self) -> str:
@@ -336,8 +338,8 @@ async def test_an_exception_that_cannot_be_told_is_an_outcome(
     assert "Rude" in str(outcome.content)
 
 
-def test_a_tool_describes_itself() -> None:
-    """Its schema is that of the model's arguments, without the effect."""
+def test_a_tool_has_a_name_a_description_and_a_schema() -> None:
+    """The schema has the model's arguments, without the effect."""
     assert (book.name, book.description, book.side_effects) == (
         "book",
         "Book a room.",
@@ -348,8 +350,8 @@ def test_a_tool_describes_itself() -> None:
     assert search("Rome", limit=1) == ["Rome"]
 
 
-def test_what_cannot_be_a_tool_is_refused() -> None:
-    """At its definition, not at its first call."""
+def test_a_function_that_cannot_be_a_tool_is_refused() -> None:
+    """The error comes when it is defined, and not when it is called."""
 
     def unnamed(amount: int, /) -> None:
         raise AssertionError

@@ -1,4 +1,4 @@
-"""What a run tells the tracer and the log, and that nobody need listen."""
+"""What a run reports to OpenTelemetry and to the log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ARGS: dict[str, JsonValue] = {"card": "4242"}
 
 @pytest.fixture
 def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
-    """Listen to this test alone: the global provider can be set only once."""
+    """Collect the spans of this test; the global provider can be set only once."""
     spans = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
@@ -36,10 +36,10 @@ def events(span: ReadableSpan) -> list[str]:
     return [event.name for event in span.events]
 
 
-async def test_a_run_is_a_span_of_the_genai_conventions(
+async def test_a_run_is_a_span_with_the_genai_attributes(
     exporter: InMemorySpanExporter,
 ) -> None:
-    """Fresh, replayed and failed runs are told apart; arguments are never in it."""
+    """Fresh, replayed and failed runs differ, and no span contains arguments."""
     async with open_checkpointer("memory://") as cp:
         ledger = quick(cp)
 
@@ -76,14 +76,14 @@ async def test_a_run_is_a_span_of_the_genai_conventions(
     assert not any("4242" in str(span.to_json()) for span in (fresh, replay, failed))
 
 
-async def test_takeover_and_supersession_are_events(
+async def test_takeovers_and_superseded_attempts_are_span_events(
     exporter: InMemorySpanExporter,
 ) -> None:
-    """The two that a person may want to look at, in both runs."""
+    """Each of the two runs has its own event."""
     shop = Shop("late", gate=asyncio.Event())
 
     async with open_checkpointer("memory://") as cp:
-        # No beat comes in time, as from a holder that is paused.
+        # The first heartbeat is due after 10 seconds, so the holder seems paused.
         slow = asyncio.create_task(quick(cp).run("t", "pay", ARGS, shop.charge))
         await shop.began.wait()
         other = Shop("first")
@@ -97,8 +97,8 @@ async def test_takeover_and_supersession_are_events(
     assert "cpkit.effect.superseded" in events(superseded)
 
 
-async def test_the_log_tells_the_same(caplog: pytest.LogCaptureFixture) -> None:
-    """Ordinary steps at DEBUG, with tool, key and thread and without arguments."""
+async def test_the_log_has_the_same_steps(caplog: pytest.LogCaptureFixture) -> None:
+    """Ordinary steps are at DEBUG, with tool, key and thread, without arguments."""
     async with open_checkpointer("memory://") as cp:
         with caplog.at_level(logging.DEBUG, "cpkit.effects"):
             await quick(cp).run("t", "pay", ARGS, Shop().charge)
@@ -109,7 +109,7 @@ async def test_the_log_tells_the_same(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_opentelemetry_is_optional() -> None:
-    """Without it, and with its API alone, a run is a run."""
+    """A ledger works without OpenTelemetry."""
     code = """
 import asyncio, sys
 sys.modules["opentelemetry"] = None

@@ -1,1 +1,1 @@
-"""A simulated world in which effects happen once, thousands of schedules of it."""
+"""Simulates effects and leases, in thousands of seeded schedules."""

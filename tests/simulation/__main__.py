@@ -1,4 +1,4 @@
-"""Run one seed, print its history and say by the exit status whether it is sound.
+"""Run one seed and print its history; exit with 1 if it has violations.
 
 ::
 

@@ -1,10 +1,10 @@
-"""A store that fails in every way a store may, in front of the reference.
+"""A store that fails in every way a store may fail, in front of the reference.
 
-Each worker reaches the one reference store through a `FaultyStore` of its own, which
-has the six methods and no more, or a `FaultyAbleStore`, which has the abilities that
-the layers make use of. Before and after each operation the worker may be held
-up, the clock may leap, or the worker may die; and the operation may be refused, lost on
-the way there, or applied with its answer lost.
+Each worker reaches the one reference store through its own `FaultyStore`, which has
+only the six methods, or through a `FaultyAbleStore`, which also has the abilities that
+the layers use. Before and after each operation the worker may be delayed, the clock may
+jump, or the worker may die. The operation itself may be refused, lost before the store
+got it, or applied with its answer lost.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 
 class Crash(BaseException):
-    """The worker is dead: nothing that it does from here on reaches anybody."""
+    """The worker died; nothing that it does afterwards has an effect."""
 
 
 class Weather:
-    """How much goes wrong, until it has gone wrong often enough."""
+    """How likely faults are, and how many of them remain."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -46,15 +46,15 @@ class Weather:
         self.budget = random.randrange(12)
 
     def strikes(self, chance: float) -> bool:
-        """Decide whether something goes wrong now."""
+        """Decide whether a fault happens now."""
         if self.calm or self.budget == 0 or self.random.random() >= chance:
             return False
 
         self.budget -= 1
         return True
 
-    async def pass_by(self) -> None:
-        """Take some time: mostly none, at times longer than anybody waits."""
+    async def delay(self) -> None:
+        """Sleep: mostly for no time, sometimes for longer than any timeout."""
         if self.calm or self.random.random() >= self.delays:
             await asyncio.sleep(0)
             return
@@ -69,7 +69,7 @@ class Weather:
 
 
 class Life:
-    """A worker process, from its start until it ends or dies."""
+    """A worker process, from its start until it finishes or dies."""
 
     def __init__(self, name: str, weather: Weather, mortal: bool = True) -> None:
         self.name = name
@@ -78,33 +78,34 @@ class Life:
         self._mortal = mortal
 
     async def point(self) -> None:
-        """Pass a point at which the worker may be held up or die."""
+        """Pass a point at which the worker may be delayed or die."""
         self.check()
 
         if self._mortal and self.weather.strikes(self.weather.crashes):
             self.alive = False
 
         self.check()
-        await self.weather.pass_by()
+        await self.weather.delay()
         self.check()
 
     def check(self) -> None:
+        """Raise ``Crash`` if the worker is dead."""
         if not self.alive:
             raise Crash(self.name)
 
 
 class FaultyStore:
-    """The six methods, through one worker's eyes; ``seen`` is told of each one."""
+    """The six methods, as one worker sees them; ``applied`` gets each operation."""
 
     def __init__(
         self,
         inner: Checkpointer[Any],
         life: Life,
-        seen: Callable[[Life, str, Any], None],
+        applied: Callable[[Life, str, Any], None],
     ) -> None:
         self._inner = inner
         self._life = life
-        self._seen = seen
+        self._applied = applied
 
     async def load(self, thread_id: str) -> CheckpointData[Any] | None:
         return await self._read(lambda: self._inner.load(thread_id), thread_id)
@@ -160,7 +161,7 @@ class FaultyStore:
             raise BackendUnavailable("sim", "refused")
 
         found = await operation()
-        self._seen(self._life, "read", (subject, found))
+        self._applied(self._life, "read", (subject, found))
         await self._life.point()
         return found
 
@@ -178,10 +179,10 @@ class FaultyStore:
             raise BackendUnavailable("sim", "refused")
 
         if fault == "lost":
-            raise BackendUnavailable("sim", "lost on the way", maybe_applied=True)
+            raise BackendUnavailable("sim", "request lost", maybe_applied=True)
 
         answer = await operation()
-        self._seen(self._life, name, (subject, answer))
+        self._applied(self._life, name, (subject, answer))
         await self._life.point()
 
         if fault == "unanswered":
@@ -191,15 +192,15 @@ class FaultyStore:
 
 
 class FaultyAbleStore(FaultyStore):
-    """The six methods, the receipts and the deletion, through one worker's eyes."""
+    """The six methods with receipts and deletion, as one worker sees them."""
 
     def __init__(
         self,
         inner: Reference,
         life: Life,
-        seen: Callable[[Life, str, Any], None],
+        applied: Callable[[Life, str, Any], None],
     ) -> None:
-        super().__init__(inner, life, seen)
+        super().__init__(inner, life, applied)
         self._able = inner
 
     async def list_calls(self, thread_id: str) -> list[CallRecord]:

@@ -1,4 +1,4 @@
-"""What came of a simulated run, line by line."""
+"""The history of a simulated run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ __all__ = ["History"]
 
 @dataclass
 class History:
-    """What came of a seed; ``done`` counts charges, or terms of a lease."""
+    """What happened in the run of a seed.
+
+    ``done`` counts charges, or terms of a lease.
+    """
 
     seed: int
     violations: list[str]

@@ -1,4 +1,4 @@
-"""Runners that take turns by lease, in the same weather as the effects."""
+"""Simulates runners that take turns by lease, with the same faults as the effects."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["simulate_lease"]
 
 STALE_AFTER = 6.0
 TERMS = 4
-"""Terms that each runner has to come through, writing in each."""
+"""Terms that each runner must complete, with writes in each."""
 
 
 def simulate_lease(seed: int) -> History:
-    """Run the runners of a seed; the same seed is the same run."""
+    """Run the runners of a seed; the same seed gives the same history."""
     quiet = logging.getLogger("cpkit")
     level = quiet.level
     quiet.setLevel(logging.CRITICAL)
@@ -50,19 +50,19 @@ async def _main(random: Random) -> Runners:
 
 
 class Runners:
-    """Three runners of one thread, and what they may not do to it."""
+    """Three runners of one thread, and the rules that they may not break."""
 
     def __init__(self, random: Random, store: Checkpointer[Any]) -> None:
         self.random = random
         self.store = store
         self.weather = Weather(random)
-        self.fair = random.random() < 0.2
+        self.faultless = random.random() < 0.2
         self.violations: list[str] = []
         self.log: list[str] = []
         self.inside: set[int] = set()
         self.tokens: list[int] = []
 
-        if self.fair:
+        if self.faultless:
             self.weather.calm = True
 
     async def run(self) -> None:
@@ -84,9 +84,9 @@ class Runners:
         await asyncio.sleep(300)
         self.weather.calm = True
 
-    def _note(self, life: Life, what: str) -> None:
+    def _note(self, life: Life, event: str) -> None:
         now = asyncio.get_running_loop().time()
-        self.log.append(f"{now:9.3f}  {life.name:10} {what}")
+        self.log.append(f"{now:9.3f}  {life.name:10} {event}")
 
     async def _runner(self, number: int) -> None:
         left = TERMS
@@ -115,15 +115,15 @@ class Runners:
         )
 
     async def _term(self, cp: FaultyStore, lease: Lease, life: Life) -> None:
-        """Load once, and write as that version allows, for a while."""
+        """Load the thread once, and append a few times at the version of that load."""
         self.inside.add(lease.token)
         self._note(life, f"begins term {lease.token}")
 
         if lease.token in self.tokens:
             self.violations.append("two terms with one token")
 
-        if self.fair and len(self.inside) > 1:
-            self.violations.append("two runners at a time in fair weather")
+        if self.faultless and len(self.inside) > 1:
+            self.violations.append("two runners at a time without faults")
 
         self.tokens.append(lease.token)
 

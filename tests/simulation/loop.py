@@ -1,8 +1,8 @@
-"""An event loop with virtual time that runs ready callbacks in an order of its choice.
+"""An event loop with virtual time that runs ready callbacks in random order.
 
-Time stands still while anything is ready and then leaps to the next timer, so an hour
-of waiting takes no time. Which of the ready callbacks runs next is drawn from a seeded
-source: each seed is one interleaving of all tasks, the same one each time.
+Time stands still while a callback is ready. Then it jumps to the next timer, so an hour
+of waiting takes no time. A seeded generator draws which of the ready callbacks runs
+next: each seed is one interleaving of all tasks, always the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class Stuck(Exception):
-    """Nothing is ready and no timer is set: the main task waits for ever."""
+    """No callback is ready and no timer is set: the main task waits for ever."""
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
@@ -38,23 +38,23 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.errors: list[dict[str, Any]] = []
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Run the main coroutine to its end, and cancel what it left behind."""
+        """Run the main coroutine until it returns, and cancel all other tasks."""
         events._set_running_loop(self)
         self._running = True
 
         try:
             task: asyncio.Task[T] = self.create_task(main)
-            return self._finish(task)
+            return self._run_until_done(task)
         finally:
             self._cancel_all()
             self._running = False
             events._set_running_loop(None)
 
     def jump(self, seconds: float) -> None:
-        """Let the clock leap, as after a suspended machine."""
+        """Move the clock forward, as after a suspended machine."""
         self._now += seconds
 
-    def _finish(self, task: asyncio.Task[T]) -> T:
+    def _run_until_done(self, task: asyncio.Task[T]) -> T:
         while not task.done():
             self._step()
 
@@ -87,7 +87,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         while self._ready:
             self._step()
 
-    # What asyncio asks of a loop
+    # The methods that asyncio calls
 
     def time(self) -> float:
         return self._now
@@ -124,7 +124,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Leave it in the heap: a cancelled handle is passed over when it is due."""
+        """Leave it in the heap: a cancelled handle is skipped when it is due."""
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
@@ -146,6 +146,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
 
 def simulated_loop(random: Random) -> SimulatedLoop:
-    """Return a loop; what no task asks for, such as sockets, it does not have."""
+    """Return a loop; it has only what tasks need, for example no sockets."""
     made: SimulatedLoop = cast("Any", SimulatedLoop)(random)
     return made

@@ -1,4 +1,4 @@
-"""One simulated run: workers, approvers, a store that fails, and a seed for it all."""
+"""One simulated run: workers, approvers, a faulty store, and a seed for all of it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def simulate(
     make_store: MakeStore = Reference,
     make_ledger: MakeLedger = EffectLedger,
 ) -> History:
-    """Run the scenario of a seed; the same seed is the same run."""
+    """Run the scenario of a seed; the same seed gives the same history."""
     loop = simulated_loop(Random(seed))
     world: list[World] = []
     quiet = logging.getLogger("cpkit")
@@ -54,7 +54,7 @@ def simulate(
     try:
         loop.run(_main(Random(f"scenario {seed}"), make_store, make_ledger, world))
     except Stuck:
-        world[0].violations.append("everybody waits for ever")
+        world[0].violations.append("every task waits for ever")
     finally:
         quiet.setLevel(level)
 
@@ -79,7 +79,7 @@ async def _main(
 
 
 class Scenario:
-    """What is drawn for one run: who does what, and what may go wrong."""
+    """What is drawn for one run: its workers, its options and its faults."""
 
     def __init__(
         self, random: Random, store: Reference, make_ledger: MakeLedger
@@ -109,7 +109,7 @@ class Scenario:
         )
 
     async def run(self) -> None:
-        """Run everybody until every worker has an outcome for every order."""
+        """Run all tasks until every worker has an outcome for every order."""
         approvers = [
             asyncio.create_task(self._approve(f"approver-{n}"))
             for n in range(self.approvers)
@@ -129,7 +129,7 @@ class Scenario:
         await asyncio.sleep(CALM_AFTER)
         self.weather.calm = True
 
-    # A worker, which starts anew whenever it has died
+    # A worker, which is restarted whenever it died
 
     async def _work(self, name: str) -> None:
         restarts = 0
@@ -153,7 +153,7 @@ class Scenario:
     def _ledger(self, life: Life) -> EffectLedger:
         faulty = FaultyAbleStore if self.able else FaultyStore
         return self.make_ledger(
-            faulty(self.store, life, self.world.seen),
+            faulty(self.store, life, self.world.applied),
             requires_approval=self._policy,
             timeout=PATIENCE,
             approval_timeout=PATIENCE,
@@ -164,7 +164,7 @@ class Scenario:
         )
 
     async def _order(self, life: Life, ledger: EffectLedger, order: str) -> None:
-        """Come to an outcome for an order, however often it takes."""
+        """Try an order until it has an outcome."""
         while True:
             try:
                 result = await self._try(life, ledger, order)
@@ -188,12 +188,12 @@ class Scenario:
             life.check()
 
     async def _try(self, life: Life, ledger: EffectLedger, order: str) -> JsonValue:
-        patience = None
+        timeout = None
 
         if not self.weather.calm and self.random.random() < self.cancels:
-            patience = self.random.uniform(0, 5)
+            timeout = self.random.uniform(0, 5)
 
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(timeout):
             if self.random.random() < self.by_hand:
                 await self._begin(life, ledger, order)
 
@@ -211,7 +211,7 @@ class Scenario:
         return result
 
     async def _begin(self, life: Life, ledger: EffectLedger, order: str) -> None:
-        """Do by hand what `run` does, if the effect is nobody's yet."""
+        """Do with `begin` what `run` does, if no attempt holds the key yet."""
         record, fresh = await ledger.begin(
             "thread", "charge", {"order": order}, key_fields=["order"]
         )
@@ -239,7 +239,7 @@ class Scenario:
         return await self.world.charge(effect, life, mood)
 
     async def _resume(self, life: Life, ledger: EffectLedger) -> None:
-        """Settle what is left; a person looks up what the report surfaces."""
+        """Resume the thread after a timeout, if holders are not taken over."""
         if self.takeovers:
             return
 
@@ -256,7 +256,7 @@ class Scenario:
     async def _nothing(order: str) -> None:
         """Stand for the tool's function, which resume never calls."""
 
-    # People, who decide at their leisure and against each other
+    # Approvers, which decide at random times, also against each other
 
     async def _approve(self, name: str) -> None:
         ledger = self._ledger(Life(name, self.weather, mortal=False))

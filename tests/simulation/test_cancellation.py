@@ -1,4 +1,4 @@
-"""Cancelled at any await, a run or a lease leaves what its caller can go on from."""
+"""A run or a lease that is cancelled at any await leaves a usable state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STORES = [
 
 
 class Steps(Reference):
-    """A store whose every operation takes a while before it applies, and after."""
+    """A store that sleeps before and after each operation."""
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
@@ -58,7 +58,7 @@ OPERATIONS = {
 
 
 class Shop:
-    """A handler of several steps, the middle one being the effect itself."""
+    """A handler of several steps; the effect happens in the middle one."""
 
     def __init__(self) -> None:
         self.began = 0
@@ -75,7 +75,7 @@ class Shop:
 
 
 def cancelled_after(steps: int, task: asyncio.Task[Any], times: int = 1) -> None:
-    """Cancel a task after so many steps of it, and again at the steps that follow."""
+    """Cancel a task after some steps, and again at the following steps."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SimulatedLoop)
     left = steps
@@ -96,27 +96,29 @@ def cancelled_after(steps: int, task: asyncio.Task[Any], times: int = 1) -> None
 
 
 async def ended(task: asyncio.Task[Any]) -> bool:
-    """Wait for a task, and say whether it ended of itself."""
+    """Wait for a task, and return whether it ended without a cancellation."""
     await asyncio.wait([task])
     return not task.cancelled()
 
 
 def swept(case: Callable[[int], Coroutine[Any, Any, bool]]) -> int:
-    """Run a case with later and later cancellations, until one comes too late."""
+    """Run a case with later and later cancellations, until one is too late."""
     for steps in range(10_000):
         if simulated_loop(Random(steps)).run(case(steps)):
             return steps
 
-    raise AssertionError("no run came to its end")
+    raise AssertionError("every run was cancelled")
 
 
 @pytest.mark.parametrize("wrap", STORES)
 @pytest.mark.parametrize("times", [1, 2, 3])
-def test_a_run_leaves_its_key_free_unclear_or_settled(wrap: Wrap, times: int) -> None:
-    """Free before its handler began, unclear while it runs, settled after it ended.
+def test_a_cancelled_run_leaves_its_key_in_the_right_state(
+    wrap: Wrap, times: int
+) -> None:
+    """The key is free before the handler, unclear during it, and completed after it.
 
-    Cancelled again while it sees to that, it may leave the key unclear, and never one
-    free whose handler began.
+    A run that is cancelled again while it records this may leave the key unclear. It
+    never frees the key once the handler started.
     """
 
     async def case(steps: int) -> bool:
@@ -128,19 +130,19 @@ def test_a_run_leaves_its_key_free_unclear_or_settled(wrap: Wrap, times: int) ->
             finished = await ended(task)
             assert ledger._running == set()
             ledger = EffectLedger(cp, backoff=BACKOFF, timeout=5)
-            settled = True
+            completed = True
 
             try:
-                told = await ledger.run("t", "charge", {"n": 1}, again.charge)
-                assert told == "charged"
+                got = await ledger.run("t", "charge", {"n": 1}, again.charge)
+                assert got == "charged"
             except EffectTimeout:
-                settled = False
+                completed = False
 
             if shop.began:
                 assert again.began == 0
 
             if times == 1:
-                assert settled is (shop.began == shop.ended)
+                assert completed is (shop.began == shop.ended)
 
             return finished
 
@@ -148,8 +150,8 @@ def test_a_run_leaves_its_key_free_unclear_or_settled(wrap: Wrap, times: int) ->
 
 
 @pytest.mark.parametrize("wrap", STORES)
-def test_a_waiter_leaves_its_holder_alone(wrap: Wrap) -> None:
-    """A run that waits for another's result may be cancelled at any time."""
+def test_a_cancelled_waiter_does_not_disturb_the_holder(wrap: Wrap) -> None:
+    """A run that waits for another run's result can be cancelled at any time."""
 
     async def case(steps: int) -> bool:
         async with Steps() as store:
@@ -174,8 +176,8 @@ def test_a_waiter_leaves_its_holder_alone(wrap: Wrap) -> None:
     assert swept(case) > 50
 
 
-def test_the_signs_of_life_of_a_finished_effect_are_gone() -> None:
-    """Cancelled after its handler ended or not, a settled effect leaves no beats."""
+def test_a_finished_effect_leaves_no_heartbeats() -> None:
+    """This holds also if the run is cancelled after its handler ended."""
 
     async def case(steps: int) -> bool:
         async with Steps() as store:
@@ -195,8 +197,8 @@ def test_the_signs_of_life_of_a_finished_effect_are_gone() -> None:
 
 
 @pytest.mark.parametrize("wrap", STORES)
-def test_a_lease_is_free_after_it(wrap: Wrap) -> None:
-    """Whoever was cancelled with a lease, or on the way to one, does not keep it."""
+def test_a_cancelled_runner_does_not_keep_its_lease(wrap: Wrap) -> None:
+    """The runner is cancelled while it holds the lease, or while it acquires it."""
 
     async def case(steps: int) -> bool:
         async with Steps() as store:
@@ -216,8 +218,8 @@ def test_a_lease_is_free_after_it(wrap: Wrap) -> None:
     assert swept(case) > 20
 
 
-def test_a_lease_that_is_looked_at_late_cancels_nobody() -> None:
-    """``check`` by another task says that it ended, and leaves its old holder alone."""
+def test_a_late_check_of_a_lease_cancels_no_task() -> None:
+    """``check`` by another task raises, and does not cancel the old holder's task."""
 
     async def case(steps: int) -> None:
         async with Steps() as store:

@@ -1,4 +1,4 @@
-"""Thousands of schedules, crashes and lost answers, and effects still happen once."""
+"""In thousands of schedules with crashes and lost answers, effects happen once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.simulation.scenario import MakeLedger, MakeStore, simulate
 
 SHARDS = 4
 SEEDS = round(750 * float(os.environ.get("CPKIT_ROUNDS") or 1))
-"""Seeds of a shard: 3,000 in all take about 25 seconds of one core, loaded."""
+"""Seeds of a shard: all 3,000 take about 25 seconds of one loaded core."""
 
 
 def first_failure(
@@ -35,53 +35,55 @@ def first_failure(
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_no_seed_breaks_an_invariant(shard: int) -> None:
-    """In no schedule is a key held twice, an effect repeated or run unapproved."""
+    """No key is held twice, and no effect is repeated or run unapproved."""
     found = first_failure(range(shard * SEEDS, (shard + 1) * SEEDS))
     assert found is None, f"python -m tests.simulation {found.seed}\n{found}"
 
 
 @pytest.mark.parametrize(
-    ("make_store", "make_ledger", "told"),
+    ("make_store", "make_ledger", "violation"),
     [
         pytest.param(ChecksThenInserts, EffectLedger, "two holders", id="claim"),
         pytest.param(Reference, ApprovesAfterClaim, "unapproved", id="approval"),
-        pytest.param(OverwritesResults, EffectLedger, "disagree", id="result"),
+        pytest.param(
+            OverwritesResults, EffectLedger, "different outcomes", id="result"
+        ),
     ],
 )
 def test_planted_bugs_are_found(
-    make_store: MakeStore, make_ledger: MakeLedger, told: str
+    make_store: MakeStore, make_ledger: MakeLedger, violation: str
 ) -> None:
-    """Each of three well-known bugs is found by the seeds that everybody runs."""
+    """The seeds of a normal test run find each of three well-known bugs."""
     for seed in range(SHARDS * SEEDS):
         history = simulate(seed, make_store, make_ledger)
 
-        if any(told in violation for violation in history.violations):
+        if any(violation in found for found in history.violations):
             return
 
     pytest.fail(f"no seed below {SHARDS * SEEDS} found it")
 
 
 def test_no_seed_breaks_a_lease() -> None:
-    """Tokens are unique, who lost a lease cannot write, and all come to their turn."""
+    """Tokens are unique, no runner writes after its successor, and all get a turn."""
     histories = map(simulate_lease, range(SEEDS // 2))
     found = next((history for history in histories if history.violations), None)
     assert found is None, f"python -m tests.simulation lease {found.seed}\n{found}"
 
 
-def test_a_seed_is_one_history() -> None:
-    """The same seed gives the same history, line by line, so it can be looked into."""
+def test_a_seed_always_gives_the_same_history() -> None:
+    """The history of a failing seed can be printed again, line by line."""
     for run in (simulate, simulate_lease):
         histories = [str(run(seed)) for seed in (3, 3, 4)]
         assert histories[0] == histories[1] != histories[2]
 
 
-def test_the_seeds_reach_what_they_are_for() -> None:
-    """The schedules do contain deaths, takeovers, denials and lost answers."""
+def test_the_seeds_contain_every_kind_of_fault() -> None:
+    """The schedules contain crashes, takeovers, denials and cancellations."""
     text = "\n".join(str(simulate(seed)) for seed in range(200))
     wanted: list[Any] = [
         "is dead",
         "books",
-        "settles charge failed",
+        "resolves charge failed",
         "denied",
         "attempt 3",
         "was cancelled",

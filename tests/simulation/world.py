@@ -1,8 +1,8 @@
-"""What happens in a simulated run, and what must never happen in any.
+"""What happens in a simulated run, and the rules that no run may break.
 
-The world has the books of the payment server, which only it writes, and sees every
-operation that the store applied. It is told of every charge that begins and every
-outcome that a caller got, and checks each against all that went before.
+The world keeps the books of the payment server, and sees every operation that the store
+applied. It also gets every charge that starts and every outcome that a caller got. It
+checks each of them against everything before.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["Charge", "Declined", "World"]
 
 
 class Declined(Exception):
-    """The payment server says no: a failure like any other."""
+    """The payment server declines a charge: an ordinary failure."""
 
 
 @dataclass
 class Charge:
-    """One run of the handler, as the world saw it."""
+    """One run of the handler."""
 
     effect: Effect
     life: Life
@@ -35,7 +35,7 @@ class Charge:
 
 @dataclass
 class World:
-    """The outside of a simulated run."""
+    """The payment server, the log and the checks of a simulated run."""
 
     store: Checkpointer[Any]
     needs_approval: set[str]
@@ -49,38 +49,38 @@ class World:
     holders: dict[str, str] = field(default_factory=dict)
     released: set[str] = field(default_factory=set)
     claimed: dict[str, tuple[Life, str]] = field(default_factory=dict)
-    signs: dict[str, list[float]] = field(default_factory=dict)
-    looks: dict[tuple[str, str], float] = field(default_factory=dict)
+    heartbeats: dict[str, list[float]] = field(default_factory=dict)
+    reads: dict[tuple[str, str], float] = field(default_factory=dict)
 
-    def note(self, who: str, what: str) -> None:
+    def note(self, actor: str, event: str) -> None:
         """Add a line to the history."""
         now = asyncio.get_running_loop().time()
-        self.log.append(f"{now:9.3f}  {who:10} {what}")
+        self.log.append(f"{now:9.3f}  {actor:10} {event}")
 
-    def violate(self, what: str) -> None:
-        """Add a violation, and a line for it."""
-        self.violations.append(what)
-        self.note("VIOLATION", what)
+    def violate(self, rule: str) -> None:
+        """Add a violation, and a line for it in the history."""
+        self.violations.append(rule)
+        self.note("VIOLATION", rule)
 
     # What the store applied
 
-    def seen(self, life: Life, operation: str, fact: Any) -> None:
-        """Check an operation that was applied just now."""
+    def applied(self, life: Life, operation: str, fact: Any) -> None:
+        """Check an operation that the store just applied."""
         subject, answer = fact
         now = asyncio.get_running_loop().time()
 
         if operation == "record_issued" and answer is None:
             self._claimed(life, subject, now)
         elif operation == "record_result":
-            self._settled(life, answer, now)
+            self._resolved(life, answer, now)
         elif operation == "save_extra":
             for call_id in subject:
-                self.signs[call_id].append(now)
+                self.heartbeats[call_id].append(now)
         elif operation == "read" and subject is not None:
-            self.looks[life.name, subject] = now
+            self.reads[life.name, subject] = now
 
     def _claimed(self, life: Life, call: ToolCall, now: float) -> None:
-        self.signs[call.call_id] = [now]
+        self.heartbeats[call.call_id] = [now]
         self.claimed[call.call_id] = life, call.idempotency_key
         held_by = self.holders.setdefault(call.idempotency_key, call.call_id)
         self.note(life.name, f"claims {call.tool_name} {_args(call.args)}")
@@ -88,32 +88,32 @@ class World:
         if held_by != call.call_id:
             self.violate("two holders of one key")
 
-    def _settled(self, life: Life, record: CallRecord, now: float) -> None:
+    def _resolved(self, life: Life, record: CallRecord, now: float) -> None:
         call = record.call
-        self.note(life.name, f"settles {call.tool_name} {record.status}")
+        self.note(life.name, f"resolves {call.tool_name} {record.status}")
         owner, key = self.claimed.get(call.call_id, (life, ""))
 
         if record.status == "failed" and self.holders.get(key) == call.call_id:
             del self.holders[key]
             self.released.add(call.call_id)
-            looked = self.looks.get((life.name, heartbeat_thread(key)), now)
-            signs = (sign for sign in self.signs[call.call_id] if sign < looked)
-            silent = looked - max(signs, default=looked)
+            read_at = self.reads.get((life.name, heartbeat_thread(key)), now)
+            beats = (beat for beat in self.heartbeats[call.call_id] if beat < read_at)
+            silent = read_at - max(beats, default=read_at)
 
             landed = any(
                 c.landed for c in self.charges if c.effect.call_id == call.call_id
             )
 
             if owner is not life and silent < self.stale_after:
-                self.violate(f"taken over after {silent:.1f} s of silence")
+                self.violate(f"taken over after {silent:.1f} s without a heartbeat")
 
             if owner is life and landed and silent < self.stale_after:
-                self.violate("a worker released what it knew to have landed")
+                self.violate("a worker released an effect that it knew to have landed")
 
     # The payment server
 
     async def charge(self, effect: Effect, life: Life, mood: str) -> JsonValue:
-        """Charge a card, once for each time that this is called."""
+        """Charge a card; each call is another charge."""
         await self._check_start(effect)
         charge = Charge(effect, life)
         self.charges.append(charge)
@@ -154,38 +154,37 @@ class World:
             self.violate("an effect ran after its denial was acknowledged")
 
         if effect.call_id in self.released:
-            # Taken over while it was held up between its claim and this line. Nothing
-            # can stop it but the other side, which has the key and the attempt.
+            # It was taken over while it was delayed between its claim and this line.
+            # Only the payment server could stop it, by the key and the attempt.
             return
 
         if self.verdicts.get(effect.key) == "landed":
             self.violate("an effect ran again after verify had found it")
 
         if any(c.effect.call_id not in self.released for c in self._of(effect.key)):
-            self.violate("an effect was repeated, and nothing had cut its run")
+            self.violate("an effect was repeated, and its run was not interrupted")
 
     def _of(self, key: str) -> list[Charge]:
         return [charge for charge in self.charges if charge.effect.key == key]
 
-    # What people and callers were told
+    # What people and callers got
 
     def decided(self, key: str, approved: bool) -> None:
-        """Take note of a decision that was acknowledged."""
+        """Check a decision that was acknowledged."""
         self.note("approver", f"{'approved' if approved else 'denied'} {key[:6]}")
 
         if self.decisions.setdefault(key, approved) is not approved:
             self.violate("a request was decided both ways")
 
     def returned(self, life: Life, order: str, outcome: str) -> None:
-        """Take note of what a caller was told of an order's effect."""
+        """Check the outcome that a caller got for an order."""
         self.note(life.name, f"gets {order}: {outcome}")
-        told = self.outcomes.setdefault(order, {})
-        told[f"{life.name}/{len(told)}"] = outcome
+        outcomes = self.outcomes.setdefault(order, {})
+        outcomes[f"{life.name}/{len(outcomes)}"] = outcome
+        different = sorted(set(outcomes.values()))
 
-        if len(set(told.values())) > 1:
-            self.violate(
-                f"callers disagree about {order}: {sorted(set(told.values()))}"
-            )
+        if len(different) > 1:
+            self.violate(f"callers got different outcomes of {order}: {different}")
 
 
 def _args(args: Any) -> str:
