@@ -1,6 +1,6 @@
 """Waiting for another process, and for answers that were lost.
 
-`StaleDetector` finds out whether another process still shows signs of life.
+`StaleDetector` finds out whether another process still writes heartbeats.
 `retry_unclear` repeats an operation whose answer was lost. Both measure time with the
 monotonic clock of the running event loop only, because processes share no clock.
 """
