@@ -5,11 +5,12 @@
     session = Session("user-7", cp)
     await Runner.run(agent, "hello", session=session)
 
-The session is a thread that only grows, of one JSON object per change: ``item`` adds
-one, ``pop`` takes the newest away and names its position, ``clear`` takes away all.
-So the thread's calls, and with them its idempotency keys, outlive a cleared session.
-Each object says in ``by`` of which append it is, because two tasks that take an item
-away at once write the same otherwise.
+The session is an append-only thread with one JSON object for each change. ``item`` adds
+an item, ``pop`` removes the newest item and names its position, ``clear`` removes all
+items. So the thread's calls, with their idempotency keys, outlive a cleared session.
+
+``by`` is an id of the append that wrote the object. Without it, two tasks that pop at
+the same time would write equal objects.
 """
 
 from __future__ import annotations
@@ -47,18 +48,17 @@ Record = dict[str, Any]
 class Session(SessionABC):
     """The history of one conversation, for the ``session=`` of the SDK's ``Runner``.
 
-    Behaves as the SDK's own ``SQLiteSession``, in whatever store ``cp`` is, which is
-    opened without ``message_type=``. Any number of tasks, handles and processes may
-    use one session: `add_items` adds all its items in one piece, and an item is popped
-    by one caller only. Nothing is deleted: what is popped or cleared stays in the
-    thread, and so do its calls.
+    It behaves as the SDK's own ``SQLiteSession``. ``cp`` is any store, opened without
+    ``message_type=``. Any number of tasks, handles and processes may use one session.
+    `add_items` is atomic, and only one caller gets a popped item. Nothing is deleted:
+    popped and cleared items stay in the thread, and so do its calls.
 
-    The first use reads the thread, each later one what is new in it. A mutation runs
-    to its end where its caller is cancelled. Items are JSON values.
+    The first use reads the thread, and each later use reads only new objects. A
+    cancelled mutation is still completed. Items are JSON values.
 
-    Raises ``BackendUnavailable`` where the store is silent; after a mutation with
-    ``maybe_applied`` only `get_items` tells whether it took place. Raises
-    ``CorruptThread`` where something else was written into the thread.
+    Raises ``BackendUnavailable`` if the store does not answer; with ``maybe_applied``,
+    `get_items` shows whether a mutation was applied. Raises ``CorruptThread`` if
+    another program wrote something else into the thread.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class Session(SessionABC):
         return f"<Session {self.session_id!r}>"
 
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
-        """Return the items, oldest first; with a limit the newest so many.
+        """Return the items, oldest first; with a limit, only so many of the newest.
 
-        Without one, that of ``session_settings`` counts. As in the SDK, a limit of 0
-        gives none and a negative one gives all.
+        The default is the limit of ``session_settings``. As in the SDK, a limit of 0
+        returns no items, and a negative limit returns all.
         """
         # A caller may have replaced the settings, by a dict or None too.
         wanted = (
@@ -103,27 +103,27 @@ class Session(SessionABC):
             return [copied(item) for _, item in self._live[start:]]
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
-        """Add items at the end, all or none.
+        """Add all items at the end, or none of them.
 
-        Raises ``SerializationError`` for what JSON does not hold.
+        Raises ``SerializationError`` for a value that is not JSON.
         """
         texts = [encode_json(item, (place,)) for place, item in enumerate(items)]
         added = [{"item": parse_json(text)} for text in texts]
 
         if not added:
-            # The store still checks its handle.
+            # An empty append still raises if the store is closed.
             await self._cp.append(self.thread_id, [])
             return
 
-        await _finished(self._write(lambda: added))
+        await _completed(self._write(lambda: added))
 
     async def pop_item(self) -> TResponseInputItem | None:
-        """Take the newest item away and return it; ``None`` where there is none."""
-        return await _finished(self._pop())
+        """Remove the newest item and return it, or ``None`` if the session is empty."""
+        return await _completed(self._pop())
 
     async def clear_session(self) -> None:
-        """Take all items away; the thread, its calls and their keys stay."""
-        await _finished(self._clear())
+        """Remove all items; the thread, its calls and their keys stay."""
+        await _completed(self._clear())
 
     async def _pop(self) -> TResponseInputItem | None:
         popped: TResponseInputItem | None = None
@@ -139,7 +139,7 @@ class Session(SessionABC):
             return [{"pop": position}]
 
         await self._write(pop, refresh=True)
-        # No longer in this copy of the session, so it is the caller's.
+        # This copy of the session no longer has the item, so no copy is made.
         return popped
 
     async def _clear(self) -> None:
@@ -150,7 +150,8 @@ class Session(SessionABC):
     ) -> None:
         """Append the changes at the version that they were made for.
 
-        With ``refresh`` they depend on what is there, and are made of the newest.
+        ``changes`` is called again after each conflict. With ``refresh``, the new
+        objects are read before the first call too.
         """
         pauses = Backoff(first=0.005, longest=0.5).pauses()
 
@@ -180,7 +181,7 @@ class Session(SessionABC):
                     return
 
     async def _refresh(self) -> None:
-        """Read the last record that is known and what comes after it."""
+        """Read the last known record and all later records."""
         start = max(0, self._version - 1)
         records = await read_range(self._cp, self.thread_id, start)
 
@@ -188,7 +189,7 @@ class Session(SessionABC):
             if records[:1] == [self._last]:
                 records = records[1:]
             else:
-                # The thread was deleted, and another began under its id.
+                # The thread was deleted, and a new thread has its id.
                 self._forget()
                 records = await read_range(self._cp, self.thread_id)
 
@@ -217,14 +218,14 @@ class Session(SessionABC):
                 raise CorruptThread(
                     self.thread_id,
                     f"message {self._version}",
-                    "no change of an Agents SDK session",
+                    "not a change of an Agents SDK session",
                 )
 
 
-async def _finished(work: Coroutine[Any, Any, T]) -> T:
-    """Wait for the work to end, whoever cancels the caller, and only then give in.
+async def _completed(work: Coroutine[Any, Any, T]) -> T:
+    """Complete the work even if the caller is cancelled, then raise the cancellation.
 
-    The SDK takes it that a mutation is over when its call is, cancelled or not.
+    The SDK assumes that a mutation is over when its call ends, cancelled or not.
     """
     task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None

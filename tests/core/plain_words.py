@@ -31,8 +31,6 @@ NOT_YET_PLAIN: set[str] = {
     "cpkit",
     "cpkit/cli",
     "cpkit/driver",
-    "cpkit/integrations",
-    "cpkit/integrations/langgraph",
     "cpkit/tools/benchmark",
     "cpkit/tools/copying",
     "cpkit_file",

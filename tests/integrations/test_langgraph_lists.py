@@ -14,7 +14,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from cpkit import MemoryCheckpointer
 from cpkit.integrations.langgraph import CheckpointSaver
-from cpkit.integrations.langgraph.values import prints_of
+from cpkit.integrations.langgraph.values import fingerprints_of
 
 ITEMS = st.one_of(
     st.none(),
@@ -93,16 +93,16 @@ def _log(found: Any) -> Any:
     return found and found.checkpoint["channel_values"]
 
 
-def test_prints_tell_all_that_is_stored() -> None:
-    """Two items with one print would be taken for each other."""
+def test_fingerprints_differ_if_the_stored_items_differ() -> None:
+    """No two different items have the same fingerprint."""
     odd: list[Any] = ["1", b"1", True, 1, 1.0, None, [1], {"1": 1}, {1: 1}, ("m", 1)]
     odd += [AIMessage("1", id="1"), AIMessage("1", id="2"), {"content": "1"}]
     odd += [AIMessage("1", id="1", extra=1), AIMessage(["1"], id="1"), {1}, 1j]
-    prints = prints_of(odd[:-1])
-    assert prints is not None
-    assert len(set(prints)) == len(odd) - 1
+    fingerprints = fingerprints_of(odd[:-1])
+    assert fingerprints is not None
+    assert len(set(fingerprints)) == len(odd) - 1
     # What cannot be packed is for the serializer to refuse.
-    assert prints_of(odd) is None
-    assert prints_of([1.5] * 3) is None
-    assert prints_of([]) is None
-    assert prints_of(("a",)) is None
+    assert fingerprints_of(odd) is None
+    assert fingerprints_of([1.5] * 3) is None
+    assert fingerprints_of([]) is None
+    assert fingerprints_of(("a",)) is None

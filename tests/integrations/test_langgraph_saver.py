@@ -761,10 +761,10 @@ async def test_one_string_is_no_list_of_ids(cp: MemoryCheckpointer[Any]) -> None
     """Its letters would be taken for threads."""
     saver = CheckpointSaver(cp)
 
-    with pytest.raises(TypeError, match="not a str"):
+    with pytest.raises(TypeError, match="not the str"):
         await saver.aprune("abc")
 
-    with pytest.raises(TypeError, match="not a str"):
+    with pytest.raises(TypeError, match="not the str"):
         await saver.adelete_for_runs("abc")
 
     with pytest.raises(ValueError, match="keep_latest"):

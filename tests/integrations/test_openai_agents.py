@@ -48,9 +48,8 @@ operations = st.lists(
 
 @pytest.fixture
 async def memory() -> AsyncIterator[MemoryCheckpointer[Any]]:
-    """A store in memory, for what does not depend on the store."""
-    async with open_checkpointer("memory://") as cp:
-        assert isinstance(cp, MemoryCheckpointer)
+    """A store in memory, for tests that do not depend on the store."""
+    async with MemoryCheckpointer[Any]() as cp:
         yield cp
 
 

@@ -1,4 +1,4 @@
-"""Reaching the event loop that a store lives on, from wherever one is."""
+"""Calls from any thread or event loop to the event loop of a store."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class Bridge:
-    """Runs coroutines on the loop of a store, whose methods must be called there.
+    """Runs coroutines on a store's event loop, where its methods must be called.
 
-    A `SyncCheckpointer` brings its loop; another checkpointer lives on the loop that
-    runs now. Raises ``RuntimeError`` where none does.
+    A `SyncCheckpointer` has its own loop. Any other checkpointer belongs to the loop
+    that runs now; ``RuntimeError`` is raised if no loop runs.
     """
 
     def __init__(self, cp: Checkpointer[Any] | SyncCheckpointer[Any]) -> None:
@@ -43,7 +43,7 @@ class Bridge:
             ) from None
 
     async def go(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await it on the store's loop, from this loop or another."""
+        """Await the work on the store's loop, from this loop or another."""
         if asyncio.get_running_loop() is self._loop:
             return await work
 
@@ -51,9 +51,9 @@ class Bridge:
         return result
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it on the store's loop and wait for it in this thread.
+        """Run the work on the store's loop, and block this thread until it is done.
 
-        Raises ``RuntimeError`` on the store's loop itself, which would wait for ever.
+        Raises ``RuntimeError`` on the store's loop itself, which would block for ever.
         """
         if running_loop() is self._loop:
             work.close()
@@ -68,7 +68,7 @@ class Bridge:
         try:
             result: T = future.result()
         except BaseException:
-            # Only an interrupt of this thread finds it undone.
+            # An interrupt of this thread, if the future is not done.
             future.cancel()
             raise
 

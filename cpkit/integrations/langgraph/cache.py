@@ -1,4 +1,4 @@
-"""What a saver knows of the threads it used last, and how it learns what is new."""
+"""A cache of the threads that a saver used last."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ __all__ = ["Threads"]
 
 
 class Threads:
-    """The threads of a store, of which the ``limit`` used last are kept in memory.
+    """The threads of a store, with the ``limit`` used last in memory.
 
-    Used on the store's loop alone. Reading one that is kept asks the store for the last
-    record that is known and what comes after it. Where that record is another now, the
-    thread was deleted, and it is read anew.
+    It is used only on the store's loop. To read a cached thread, it asks the store for
+    the last known record and all later ones. If another record is in that position, the
+    thread was deleted, and all of it is read again.
     """
 
     def __init__(self, cp: Checkpointer[Any], limit: int) -> None:
         self.cp = cp
         self._limit = limit
-        self._kept: OrderedDict[str, Thread] = OrderedDict()
+        self._cached: OrderedDict[str, Thread] = OrderedDict()
 
     def get(self, thread_id: object) -> Thread:
-        """Return what is known of a thread, without asking the store."""
+        """Return the cached thread, or an empty one, without asking the store."""
         store_id = store_thread_id(thread_id)
-        thread = self._kept.get(store_id)
+        thread = self._cached.get(store_id)
 
         if thread is None:
-            thread = self._kept[store_id] = Thread(store_id, str(thread_id))
+            thread = self._cached[store_id] = Thread(store_id, str(thread_id))
 
-        self._kept.move_to_end(store_id)
+        self._cached.move_to_end(store_id)
 
-        if len(self._kept) > self._limit:
-            self._kept.popitem(last=False)
+        if len(self._cached) > self._limit:
+            self._cached.popitem(last=False)
 
         return thread
 
@@ -55,18 +55,18 @@ class Threads:
                 self.forget(thread)
 
     async def load(self, store_id: str) -> tuple[Thread, list[Record]]:
-        """Read a thread whole and keep nothing; return the records that count too."""
+        """Read a complete thread without caching it; also return its valid records."""
         thread = Thread(store_id)
         records = await read_range(self.cp, store_id)
         return thread, [record for record in records if thread.take(record)]
 
     def forget(self, thread: Thread) -> None:
-        """Drop what is known of a thread that was deleted."""
-        if self._kept.get(thread.store_id) is thread:
-            del self._kept[thread.store_id]
+        """Remove a thread that was deleted from the cache."""
+        if self._cached.get(thread.store_id) is thread:
+            del self._cached[thread.store_id]
 
     async def store_ids(self, method: str) -> AsyncIterator[str]:
-        """Yield the store's ids of all threads of LangGraph, page by page."""
+        """Yield the ids in the store of all LangGraph threads, page by page."""
         if not isinstance(self.cp, ListsThreads):
             raise Unsupported(method, "list_threads")
 
@@ -80,7 +80,7 @@ class Threads:
                 after = page[-1].thread_id
 
     async def _catch_up(self, thread: Thread) -> bool:
-        """Read what is new; return whether the thread is still the one known."""
+        """Read new records; return false if the cached thread was deleted."""
         start = max(thread.version - 1, 0)
         records = await read_range(self.cp, thread.store_id, start)
 

@@ -1,9 +1,8 @@
-"""Checkpoints as records of a thread: written, found, copied and hidden."""
+"""Checkpoints in a store: writing, finding, copying and hiding them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -21,77 +20,29 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from cpkit.integrations.langgraph.cache import Threads
 from cpkit.integrations.langgraph.errors import Unsupported
-from cpkit.integrations.langgraph.names import thread_id_in
-from cpkit.integrations.langgraph.thread import (
-    Record,
-    Stored,
-    Thread,
-    Write,
-    new_record,
+from cpkit.integrations.langgraph.found import (
+    Filter,
+    Found,
+    config_for,
+    matching,
+    namespace_in,
 )
+from cpkit.integrations.langgraph.names import thread_id_in
+from cpkit.integrations.langgraph.thread import Record, Thread, new_record
 from cpkit.integrations.langgraph.values import (
     EMPTY,
     Known,
-    prints_of,
+    fingerprints_of,
     tail_start,
     to_json,
 )
 from cpkit.protocol import ErasesThreads
 
-__all__ = ["Checkpoints", "Filter", "Found"]
-
-Filter = dict[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A checkpoint as it was when it was found; `load` may be called in any thread."""
-
-    thread_id: str | None
-    ns: str
-    checkpoint_id: str
-    stored: Stored
-    parent: str | None
-    writes: list[Write]
-
-    @classmethod
-    def at(cls, thread: Thread, ns: str, there: tuple[str, Stored]) -> Found:
-        checkpoint_id, stored = there
-        space = thread.namespace(ns)
-        parent = space.checkpoints.get(stored.parent or "")
-        return cls(
-            thread.thread_id,
-            ns,
-            checkpoint_id,
-            stored,
-            None if parent is not None and parent.is_hidden else stored.parent,
-            space.writes_of(checkpoint_id),
-        )
-
-    def load(self, serde: SerializerProtocol) -> CheckpointTuple:
-        """Build what LangGraph takes, of objects that are in no other result."""
-        checkpoint: Any = {
-            **serde.loads_typed(self.stored.checkpoint),
-            "channel_versions": dict(self.stored.versions),
-            "channel_values": {
-                channel: value.load(serde)
-                for channel, value in self.stored.values.items()
-            },
-        }
-        return CheckpointTuple(
-            _config(self.thread_id, self.ns, self.checkpoint_id),
-            checkpoint,
-            serde.loads_typed(self.stored.metadata),
-            _config(self.thread_id, self.ns, self.parent) if self.parent else None,
-            [
-                (write.task_id, write.channel, serde.loads_typed(write.typed))
-                for write in self.writes
-            ],
-        )
+__all__ = ["Checkpoints"]
 
 
 class Checkpoints:
-    """The checkpoints in a store, to be used on its loop alone."""
+    """The checkpoints in a store. Use it only on the store's event loop."""
 
     def __init__(self, threads: Threads, serde: SerializerProtocol) -> None:
         self._threads = threads
@@ -99,23 +50,24 @@ class Checkpoints:
 
     async def get(self, config: RunnableConfig) -> CheckpointTuple | None:
         thread = await self._threads.read(config["configurable"]["thread_id"])
-        ns = _ns(config)
-        there = thread.namespace(ns).get(get_checkpoint_id(config))
+        ns = namespace_in(config)
+        checkpoint = thread.namespace(ns).get(get_checkpoint_id(config))
 
-        if there is None:
+        if checkpoint is None:
             return None
 
-        found = Found.at(thread, ns, there).load(self._serde)
+        found = Found.at(thread, ns, checkpoint).load(self._serde)
 
-        # What the run appends to these lists is then stored by itself.
-        for channel, value in there[1].values.items():
+        # If the run appends to these lists, only the new items are stored.
+        for channel, value in checkpoint[1].values.items():
             known = thread.known.get((ns, channel))
 
             if known is None or known.record_id != value.record_id:
-                prints = prints_of(found.checkpoint["channel_values"][channel])
+                loaded = found.checkpoint["channel_values"][channel]
+                fingerprints = fingerprints_of(loaded)
 
-                if prints is not None:
-                    thread.known[ns, channel] = Known(value.record_id, prints)
+                if fingerprints is not None:
+                    thread.known[ns, channel] = Known(value.record_id, fingerprints)
 
         return found
 
@@ -128,7 +80,7 @@ class Checkpoints:
     ) -> list[Found]:
         if config is not None:
             thread = await self._threads.read(config["configurable"]["thread_id"])
-            return self._matching(thread, config, filter, before, limit)
+            return matching(thread, config, filter, before, limit, self._serde)
 
         found: list[Found] = []
 
@@ -139,37 +91,9 @@ class Checkpoints:
                 break
 
             thread, _ = await self._threads.load(store_id)
-            found += self._matching(thread, None, filter, before, left)
+            found += matching(thread, None, filter, before, left, self._serde)
 
         return found
-
-    def _matching(
-        self,
-        thread: Thread,
-        config: RunnableConfig | None,
-        filter: Filter,
-        before: RunnableConfig | None,
-        limit: int | None,
-    ) -> list[Found]:
-        wanted = config["configurable"] if config else {}
-        ns = wanted.get("checkpoint_ns")
-        checkpoint_id = wanted.get("checkpoint_id")
-        end = get_checkpoint_id(before) if before else None
-        found = [
-            Found.at(thread, name, there)
-            for name, space in thread.namespaces.items()
-            if ns is None or name == ns
-            for there in space.visible()
-            if not checkpoint_id or there[0] == checkpoint_id
-            if not end or there[0] < end
-            if not filter or self._has(there[1], filter)
-        ]
-        found.sort(key=lambda one: one.checkpoint_id, reverse=True)
-        return found if limit is None else found[: max(limit, 0)]
-
-    def _has(self, stored: Stored, filter: dict[str, Any]) -> bool:
-        metadata = self._serde.loads_typed(stored.metadata)
-        return all(metadata.get(key) == value for key, value in filter.items())
 
     async def put(
         self,
@@ -183,14 +107,14 @@ class Checkpoints:
         record, known = self._record(thread, config, checkpoint, metadata, new_versions)
 
         if not await self._append(thread, record):
-            # The thread was deleted meanwhile, and with it what this builds on.
+            # The thread was deleted, and with it the values that this record builds on.
             thread = self._threads.get(thread_id)
             every = checkpoint["channel_versions"]
             record, known = self._record(thread, config, checkpoint, metadata, every)
             await self._append(thread, record)
 
         thread.known.update(known)
-        return _config(thread_id, _ns(config), checkpoint["id"])
+        return config_for(thread_id, namespace_in(config), checkpoint["id"])
 
     def _record(
         self,
@@ -200,8 +124,8 @@ class Checkpoints:
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> tuple[Record, dict[tuple[str, str], Known]]:
-        """Return the record of a checkpoint, and the lists that are known with it."""
-        ns = _ns(config)
+        """Return the record of a checkpoint, and the lists that it stores."""
+        ns = namespace_in(config)
         body: dict[str, Any] = dict(checkpoint)
         values = body.pop("channel_values")
         versions = body.pop("channel_versions")
@@ -227,8 +151,8 @@ class Checkpoints:
                 continue
 
             before = thread.known.get((ns, channel))
-            prints = prints_of(values[channel])
-            keep = tail_start(before, prints)
+            fingerprints = fingerprints_of(values[channel])
+            keep = tail_start(before, fingerprints)
             tail = values[channel][keep:] if keep else values[channel]
             data = to_json(self._serde.dumps_typed(tail))
             entry: dict[str, Any] = {"version": version, "data": data}
@@ -238,8 +162,8 @@ class Checkpoints:
 
             record["values"][channel] = entry
 
-            if prints is not None:
-                known[ns, channel] = Known(record["id"], prints)
+            if fingerprints is not None:
+                known[ns, channel] = Known(record["id"], fingerprints)
 
         return record, known
 
@@ -257,7 +181,7 @@ class Checkpoints:
         record = new_record(
             thread,
             "writes",
-            ns=_ns(config),
+            ns=namespace_in(config),
             checkpoint_id=config["configurable"]["checkpoint_id"],
             task_id=task_id,
             task_path=task_path,
@@ -273,7 +197,7 @@ class Checkpoints:
         await self._append(thread, record)
 
     async def _append(self, thread: Thread, record: Record) -> bool:
-        """Append a record; return whether the thread is still the one known."""
+        """Append a record; return false if the cached thread was deleted."""
         answered = thread.answered
         version = await self._threads.cp.append(thread.store_id, [record])
 
@@ -335,7 +259,7 @@ class Checkpoints:
     async def prune(self, thread_ids: Sequence[str], strategy: str) -> None:
         if strategy not in ("keep_latest", "delete"):
             raise ValueError(
-                f"no strategy {strategy!r}; there are 'keep_latest' and 'delete'"
+                f"strategy must be 'keep_latest' or 'delete', not {strategy!r}"
             )
 
         for thread_id in thread_ids:
@@ -364,16 +288,16 @@ class Checkpoints:
         self, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         thread = await self._threads.read(config["configurable"]["thread_id"])
-        space = thread.namespace(_ns(config))
-        there = space.get(get_checkpoint_id(config))
-        parent = there[1].parent if there else None
+        space = thread.namespace(namespace_in(config))
+        checkpoint = space.get(get_checkpoint_id(config))
+        parent = checkpoint[1].parent if checkpoint else None
         seen: set[str] = set()
         history: dict[str, DeltaChannelHistory] = {
             ch: {"writes": []} for ch in channels
         }
         wanted = set(channels)
 
-        # Hidden ones too: what comes after them was built on them.
+        # Hidden checkpoints count too: later checkpoints build on them.
         while wanted and parent and parent not in seen:
             if (stored := space.checkpoints.get(parent)) is None:
                 break
@@ -400,18 +324,3 @@ class Checkpoints:
             found["writes"].reverse()
 
         return history
-
-
-def _ns(config: RunnableConfig) -> str:
-    ns: str = config["configurable"].get("checkpoint_ns", "")
-    return ns
-
-
-def _config(thread_id: object, ns: str, checkpoint_id: str | None) -> RunnableConfig:
-    return {
-        "configurable": {
-            "thread_id": thread_id,
-            "checkpoint_ns": ns,
-            "checkpoint_id": checkpoint_id,
-        }
-    }

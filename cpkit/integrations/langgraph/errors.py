@@ -1,4 +1,4 @@
-"""What a saver raises beside the errors of the store."""
+"""Errors of the saver, beside those of the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which thread of the store holds which thread of LangGraph."""
+"""Thread ids: LangGraph's ids and the store's ids."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ HASHED = "cpkit:langgraph-of:"
 def store_thread_id(thread_id: object) -> str:
     """Return the id under which a store keeps LangGraph's thread.
 
-    Two of LangGraph's ids never share one: an id that fits stands as it is after a
-    prefix, and one that is too long or has a NUL as its SHA-256 after another. What is
-    no ``str`` counts as its ``str()``, as in LangGraph's own savers.
+    Two of LangGraph's ids never share an id. An id that fits follows a prefix
+    unchanged. An id that is too long or has a NUL is replaced by its SHA-256, after
+    another prefix. A value that is not a ``str`` is converted by ``str()``, as in
+    LangGraph's own savers.
     """
     name = f"{PLAIN}{thread_id}"
     size = len(name.encode("utf-8", "surrogatepass"))
@@ -25,10 +26,10 @@ def store_thread_id(thread_id: object) -> str:
     if size <= MAX_ID_BYTES and "\0" not in name:
         return name
 
-    # A lone surrogate is refused as in every other id.
+    # encode() raises for a lone surrogate, as the store does for other ids.
     return f"{HASHED}{sha256(str(thread_id).encode()).hexdigest()}"
 
 
 def thread_id_in(store_id: str) -> str | None:
-    """Return LangGraph's id of a thread, or ``None`` where only its hash is left."""
+    """Return LangGraph's id of a thread, or ``None`` if the store's id is a hash."""
     return store_id.removeprefix(PLAIN) if store_id.startswith(PLAIN) else None

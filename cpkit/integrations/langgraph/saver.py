@@ -20,33 +20,35 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from cpkit.integrations.langgraph.bridge import Bridge
 from cpkit.integrations.langgraph.cache import Threads
-from cpkit.integrations.langgraph.checkpoints import Checkpoints, Filter
+from cpkit.integrations.langgraph.checkpoints import Checkpoints
+from cpkit.integrations.langgraph.found import Filter
 from cpkit.protocol import Checkpointer
 from cpkit.sync import SyncCheckpointer
 
 __all__ = ["CheckpointSaver"]
 
-# A run uses one thread over and over; a server has this many runs at a time.
-CACHED_THREADS = 128
+# A run uses one thread many times. Few servers have more runs at a time.
+_CACHED_THREADS = 128
 
 
 class CheckpointSaver(BaseCheckpointSaver[str]):
-    """Keeps LangGraph's checkpoints in a store, a thread of LangGraph in one thread.
+    """Keeps LangGraph's checkpoints in a store, each thread in one thread of the store.
 
-    ``cp`` is an open checkpointer of JSON objects, and the saver is made on its loop;
-    or it is an open `SyncCheckpointer`, for programs without a loop. Async methods may
-    be called from any loop; synchronous ones from any thread but the store's loop,
-    where they raise ``RuntimeError``.
+    ``cp`` is an open checkpointer of JSON objects, and the saver is created on its
+    event loop. For programs without a loop, ``cp`` is an open `SyncCheckpointer`. Async
+    methods may be called from any loop. Synchronous methods may be called from any
+    thread except that of the store's loop, where they raise ``RuntimeError``.
 
-    Each ``put`` and ``put_writes`` is one blind append, and is as durable as the store
-    says when it returns. Values are stored once a version, and a list that grew by what
-    was added. Reading fetches what is new since the last time; of ``cached_threads``
-    threads what was read stays in memory, as bytes.
+    Each ``put`` and ``put_writes`` is one append without a version check. When it
+    returns, it is as durable as the store promises. A value is stored once for each
+    version; for a list that grew, only the new items are stored. A read fetches the
+    records that are new since the last read. The records of ``cached_threads`` threads
+    stay in memory, as bytes.
 
-    ``serde`` is LangGraph's serializer without pickle, restricted to the types that
-    LangGraph calls safe: others come back as plain data, unless you allow them with
-    ``JsonPlusSerializer(allowed_msgpack_modules=[...])``. Raises ``ValueError`` for one
-    that falls back to pickle.
+    ``serde`` defaults to LangGraph's serializer without pickle, restricted to the types
+    that LangGraph calls safe. Other types are loaded as plain data, unless you allow
+    them with ``JsonPlusSerializer(allowed_msgpack_modules=[...])``. Raises
+    ``ValueError`` for a serializer that falls back to pickle.
     """
 
     def __init__(
@@ -54,10 +56,10 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         cp: Checkpointer[Any] | SyncCheckpointer[Any],
         *,
         serde: SerializerProtocol | None = None,
-        cached_threads: int = CACHED_THREADS,
+        cached_threads: int = _CACHED_THREADS,
     ) -> None:
         if cached_threads < 1:
-            raise ValueError("cached_threads is at least 1")
+            raise ValueError(f"cached_threads must be at least 1, not {cached_threads}")
 
         _refuse_pickle(serde)
         super().__init__(
@@ -68,14 +70,14 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         self._threads = Threads(self._bridge.checkpointer, cached_threads)
 
     def get_next_version(self, current: str | int | None, channel: None) -> str:
-        """Return a version above the current one, and different in each branch."""
+        """Return a version above the current one that no other branch has."""
         number = int(str(current).partition(".")[0]) if current is not None else 0
         return f"{number + 1:032}.{random.random():016}"
 
-    # Async, from any loop
+    # Async methods, for any event loop
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the checkpoint of that id, or the thread's newest."""
+        """Return the checkpoint with the config's id, or the newest of the thread."""
         return await self._bridge.go(self._stored.get(config))
 
     async def alist(
@@ -86,11 +88,11 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
-        """Yield matching checkpoints, the newest first.
+        """Yield matching checkpoints, newest first.
 
-        Without a namespace in the config, those of all of the thread's. Without a
-        config, thread after thread, in the order of their ids; that reads the whole
-        store, and needs one that lists threads (else raises ``Unsupported``).
+        A config without a namespace matches all namespaces of the thread. Without a
+        config, all threads are read, in the order of their ids. Then the store must
+        list threads, or ``Unsupported`` is raised.
         """
         for found in await self._bridge.go(
             self._stored.find(config, filter, before, limit)
@@ -116,10 +118,10 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        """Store what a task wrote, in one append; before its checkpoint or after.
+        """Store the writes of a task in one append, before its checkpoint or after.
 
-        Of a task's writes at one place the first stays, whoever wrote it; errors,
-        interrupts and resumptions are replaced.
+        If a task writes twice at one index, the first write stays. Errors, interrupts
+        and resumptions are replaced instead.
         """
         await self._bridge.go(
             self._stored.put_writes(config, writes, task_id, task_path)
@@ -128,32 +130,32 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
     async def adelete_thread(self, thread_id: str) -> None:
         """Erase the thread from the store, in all namespaces.
 
-        A run that goes on writes its next checkpoint whole, and the thread is there
-        again. Raises ``Unsupported`` where the store cannot erase.
+        A run that continues writes its next checkpoint completely, and so creates the
+        thread again. Raises ``Unsupported`` if the store cannot erase.
         """
         await self._bridge.go(self._stored.delete(thread_id))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Take the checkpoints of these runs out of sight, in all threads.
+        """Hide the checkpoints of these runs, in all threads.
 
-        Reads the whole store, and needs one that lists threads (else raises
-        ``Unsupported``). The bytes stay until their thread is deleted.
+        Reads the whole store. Raises ``Unsupported`` if the store cannot list threads.
+        The bytes stay until their thread is deleted.
         """
         await self._bridge.go(
             self._stored.delete_for_runs(_several("run_ids", run_ids))
         )
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Add all that a thread has to another, in one append."""
+        """Append all records of a thread to another thread, in one append."""
         await self._bridge.go(self._stored.copy(source_thread_id, target_thread_id))
 
     async def aprune(
         self, thread_ids: Sequence[str], *, strategy: str = "keep_latest"
     ) -> None:
-        """Take all but the newest checkpoint of each namespace out of sight.
+        """Hide all but the newest checkpoint of each namespace.
 
-        Delta channels are still rebuilt from what is out of sight. The bytes stay until
-        the thread is deleted; the strategy ``"delete"`` erases the threads at once.
+        Delta channels are still rebuilt from hidden checkpoints. The bytes stay until
+        the thread is deleted. The strategy ``"delete"`` erases the threads instead.
         """
         await self._bridge.go(
             self._stored.prune(_several("thread_ids", thread_ids), strategy)
@@ -162,10 +164,10 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """Return each channel's nearest stored value, and what was written since."""
+        """Return each channel's nearest stored value, and the writes after it."""
         return await self._bridge.go(self._stored.history(config, channels))
 
-    # The same, from any thread but the store's loop
+    # Synchronous methods, for any thread except that of the store's loop
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         return self._bridge.wait(self._stored.get(config))
@@ -226,22 +228,25 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
 
     @property
     def _stored(self) -> Checkpoints:
-        # Made anew each time: a clone `with_allowlist` has a serializer of its own.
+        # Created for each call: `with_allowlist` clones a saver with another serde.
         return Checkpoints(self._threads, self.serde)
 
 
 def _several(name: str, ids: Sequence[str]) -> Sequence[str]:
-    """Refuse one string where several belong: its letters would pass for ids."""
+    """Refuse a single string, whose letters would be taken for ids."""
     if isinstance(ids, str):
-        raise TypeError(f"{name} is a sequence of ids, not a str")
+        raise TypeError(f"{name} must be a sequence of ids, not the str {ids[:40]!r}")
 
     return ids
 
 
 def _refuse_pickle(serde: object) -> None:
-    """Raise ``ValueError`` for a serializer that would pickle, also under a cipher."""
+    """Raise ``ValueError`` for a serializer that may pickle, also inside a cipher."""
     while serde is not None:
         if getattr(serde, "pickle_fallback", False):
-            raise ValueError("a serde with pickle_fallback runs code that was stored")
+            raise ValueError(
+                "a serde with pickle_fallback would run stored code; "
+                "use JsonPlusSerializer(pickle_fallback=False)"
+            )
 
         serde = getattr(serde, "serde", None)

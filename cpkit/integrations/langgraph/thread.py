@@ -1,17 +1,17 @@
-"""The records of one LangGraph thread, and what they come to.
+"""The records of one LangGraph thread, and the checkpoints that result from them.
 
-A record is one message of the store's thread, with an id of its own:
+A record is one message of the store's thread. It has an id and a type:
 
 ``checkpoint``
     A checkpoint without its values, and the values that are new with it.
 ``writes``
-    What one task wrote. It may come before its checkpoint.
+    The writes of one task. The record may stand before its checkpoint.
 ``hidden``
-    Checkpoints that were pruned, or deleted with their run.
+    Ids of checkpoints that were pruned, or deleted with their run.
 
-Each also names the first record of the thread, as far as its writer knew it. One that
-names another was meant for a thread that was deleted meanwhile, and does not count;
-nor does a checkpoint that builds on a record that is not there.
+Each record also names the first record of the thread, if its writer knew it. A record
+that names another one was meant for a thread that has been deleted, and is ignored. A
+checkpoint that builds on a missing record is ignored too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A checkpoint as it stands in the thread."""
+    """A checkpoint as the thread has it."""
 
     checkpoint: Typed
     metadata: Typed
@@ -62,7 +62,7 @@ class Write:
 
 @dataclass(slots=True)
 class Namespace:
-    """The checkpoints of a graph, or of one subgraph, and what was written to them."""
+    """The checkpoints of a graph or of one subgraph, with their writes."""
 
     checkpoints: dict[str, Stored] = field(default_factory=dict)
     values: dict[tuple[str, object], Value] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Namespace:
     )
 
     def visible(self) -> Iterator[tuple[str, Stored]]:
-        """Yield checkpoints with their ids, the newest first."""
+        """Yield the checkpoints that are not hidden with their ids, newest first."""
         for checkpoint_id in sorted(self.checkpoints, reverse=True):
             stored = self.checkpoints[checkpoint_id]
 
@@ -79,7 +79,7 @@ class Namespace:
                 yield checkpoint_id, stored
 
     def get(self, checkpoint_id: str | None) -> tuple[str, Stored] | None:
-        """Return that checkpoint, or the newest, where it is there to be seen."""
+        """Return this checkpoint, or the newest, unless it is missing or hidden."""
         if not checkpoint_id:
             ids = (id for id, one in self.checkpoints.items() if not one.is_hidden)
             checkpoint_id = max(ids, default="")
@@ -88,7 +88,7 @@ class Namespace:
         return None if stored is None or stored.is_hidden else (checkpoint_id, stored)
 
     def writes_of(self, checkpoint_id: str) -> list[Write]:
-        """Return what was written to a checkpoint, in the order to apply it in."""
+        """Return the writes to a checkpoint, in the order of application."""
         found = self.writes.get(checkpoint_id, {}).values()
         return sorted(
             found,
@@ -97,11 +97,12 @@ class Namespace:
 
 
 class Thread:
-    """What a saver knows of a thread: the records up to ``version``, read in order.
+    """The records of a thread up to ``version``, in order.
 
-    ``turn`` is held while more are read. ``answered`` is the highest version that the
-    store has given for the thread: a later one is higher, or the thread was deleted.
-    ``known`` has the list last read or written of a channel, by namespace.
+    ``turn`` is a lock that is held while more records are read. ``answered`` is the
+    highest version that the store has returned for the thread: if a later append
+    returns a lower one, the thread was deleted. ``known`` has the list that was read or
+    written last, by namespace and channel.
     """
 
     def __init__(self, store_id: str, thread_id: str | None = None) -> None:
@@ -120,9 +121,10 @@ class Thread:
         return self.namespaces.get(name) or Namespace()
 
     def check_known(self) -> None:
-        """Drop known lists that are not there: written before the first reading.
+        """Drop known lists whose record the thread does not have.
 
-        The thread may have been deleted in between, and nothing may build on them.
+        They were written before the thread was read for the first time. It may have
+        been deleted in between, and no record may build on them then.
         """
         self.known = {
             (ns, channel): known
@@ -131,17 +133,17 @@ class Thread:
         }
 
     def take(self, record: Record) -> bool:
-        """Add the next record; return whether it counts.
+        """Add the next record; return false if it is ignored.
 
-        Raises ``CorruptThread`` for a message that is no record.
+        Raises ``CorruptThread`` for a message that is not a record.
         """
         try:
-            counts = self._take(record)
+            is_valid = self._take(record)
         except (AttributeError, KeyError, TypeError, ValueError) as exc:
             raise CorruptThread(
                 self.store_id,
                 f"message {self.version}",
-                f"no LangGraph record that this cpkit knows: {exc!r}",
+                f"not a LangGraph record that this version of cpkit knows: {exc!r}",
             ) from exc
 
         if self.thread_id is None:
@@ -150,10 +152,10 @@ class Thread:
         self.version += 1
         self.answered = max(self.answered, self.version)
         self.last_id = record["id"]
-        return counts
+        return is_valid
 
     def _take(self, record: Record) -> bool:
-        record_id, of = record["id"], record["first"]
+        record_id, first_id = record["id"], record["first"]
         takes = {
             "checkpoint": self._take_checkpoint,
             "writes": self._take_writes,
@@ -163,7 +165,7 @@ class Thread:
 
         if self.version == 0:
             self.first_id = record_id
-        elif of is not None and of != self.first_id:
+        elif first_id is not None and first_id != self.first_id:
             return False
 
         return take(record)
@@ -217,7 +219,7 @@ class Thread:
 
     def _take_writes(self, record: Record) -> bool:
         space = self.namespaces.setdefault(record["ns"], Namespace())
-        there = space.writes[record["checkpoint_id"]]
+        stored = space.writes[record["checkpoint_id"]]
 
         for index, channel, *data in record["writes"]:
             write = Write(
@@ -225,10 +227,10 @@ class Thread:
             )
             place = (write.task_id, index)
 
-            # The first stays; but what has a place of its own (an error, an
-            # interrupt, a resumption) is replaced.
-            if index < 0 or place not in there:
-                there[place] = write
+            # The first write at an index stays. Errors, interrupts and resumptions have
+            # fixed indices below 0 and are replaced.
+            if index < 0 or place not in stored:
+                stored[place] = write
 
         return True
 
@@ -244,7 +246,7 @@ class Thread:
 
 
 def new_record(thread: Thread, kind: str, **content: Any) -> Record:
-    """Return a record to append to the thread, with an id that no other has."""
+    """Return a record with a new id, to append to the thread."""
     record = {"type": kind, "id": uuid4().hex, "first": thread.first_id, **content}
 
     if thread_id_in(thread.store_id) is None:

@@ -1,9 +1,8 @@
-"""Channel values: stored once a version, and growing lists by what was added.
+"""Channel values: stored once for each version, and growing lists by their new items.
 
-A list that begins like the one before it (the usual thing for messages) is stored as
-its *tail*: "the value of that earlier record, up to ``keep`` items, and then these".
-Whether it begins alike is decided by content, so an item that was changed in place is
-seen and stored again.
+Often a list starts with the items of the version before it, for instance messages.
+Then only its *tail* is stored: the first ``keep`` items are those of an earlier record.
+Items are compared by content, so an item that was changed in place is stored again.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ __all__ = [
     "Typed",
     "Value",
     "from_json",
-    "prints_of",
+    "fingerprints_of",
     "tail_start",
     "to_json",
 ]
 
 Typed = tuple[str, bytes]
-"""What a serializer of LangGraph makes: the name of a format, and bytes in it."""
+"""The output of a LangGraph serializer: the name of a format, and the bytes."""
 
 EMPTY: Typed = ("empty", b"")
-"""A channel that has a version and no value, written as LangGraph's savers do."""
+"""The value of a channel that has a version and no value, as in LangGraph's savers."""
 
-# As LangGraph's serializer packs, so that equal prints mean an equal record.
+# The options of LangGraph's serializer: equal fingerprints mean equal stored items.
 _PACKING = (
     ormsgpack.OPT_NON_STR_KEYS
     | ormsgpack.OPT_PASSTHROUGH_DATACLASS
@@ -50,9 +49,9 @@ _SERDE = JsonPlusSerializer(pickle_fallback=False, allowed_msgpack_modules=None)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """A channel's value at one version, as it stands in a record of the thread.
+    """A channel's value at one version, as a record of the thread has it.
 
-    With a ``base``, ``typed`` is a list that follows its first ``keep`` items.
+    With a ``base``, ``typed`` is a tail that follows the base's first ``keep`` items.
     """
 
     record_id: str
@@ -61,7 +60,7 @@ class Value:
     keep: int = 0
 
     def load(self, serde: SerializerProtocol) -> Any:
-        """Return the value, built anew."""
+        """Build and return the value, which shares no object with another result."""
         tails = []
         value = self
 
@@ -80,45 +79,45 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A list that is in the store, in that record, and the prints of its items."""
+    """The fingerprints of a list's items, and the record that stores the list."""
 
     record_id: str
-    prints: list[bytes]
+    fingerprints: list[bytes]
 
 
-def prints_of(value: Any) -> list[bytes] | None:
-    """Return bytes for each item of a list that tell its content from any other.
+def fingerprints_of(value: Any) -> list[bytes] | None:
+    """Return a fingerprint of each item: bytes that are equal only for equal items.
 
-    ``None`` for what is always stored whole: what is no list, an empty one, a list of
-    numbers (one print each would cost more than writing them), and what cannot be
-    packed.
+    Return ``None`` for a value that is always stored completely: a value that is not a
+    list, an empty list, and a list with an item that cannot be packed. A list of
+    numbers is one too, because fingerprints would cost more than storing them.
     """
     if type(value) is not list or not value or isinstance(value[0], int | float):
         return None
 
     try:
-        return [_print(item) for item in value]
+        return [_fingerprint(item) for item in value]
     except Exception:
-        # Whatever a value's own code raises: it is for the serializer to say.
+        # The code of a value may raise any type. The serializer reports the error.
         return None
 
 
-def tail_start(known: Known | None, prints: list[bytes] | None) -> int:
-    """Return how many items of a list to take from the known one; 0: store it whole."""
-    if known is None or prints is None:
+def tail_start(known: Known | None, fingerprints: list[bytes] | None) -> int:
+    """Return how many items the known list shares, or 0 to store all items."""
+    if known is None or fingerprints is None:
         return 0
 
     keep = 0
 
-    for before, now in zip(known.prints, prints, strict=False):
+    for before, now in zip(known.fingerprints, fingerprints, strict=False):
         if before != now:
             break
 
         keep += 1
 
-    # A tail that is most of the list would only make the chain longer.
-    kept = sum(map(len, prints[:keep]))
-    return keep if 2 * kept >= sum(map(len, prints)) else 0
+    # A tail that is most of the list would save little and make the chain longer.
+    kept = sum(map(len, fingerprints[:keep]))
+    return keep if 2 * kept >= sum(map(len, fingerprints)) else 0
 
 
 def to_json(typed: Typed) -> list[JsonValue]:
@@ -129,9 +128,9 @@ def from_json(name: str, data: str) -> Typed:
     return name, b64decode(data, validate=True)
 
 
-def _print(item: Any) -> bytes:
+def _fingerprint(item: Any) -> bytes:
     if isinstance(item, BaseModel):
-        # What a model's dump is made of, several times faster than the dump.
+        # The fields of a model, several times faster than its dump.
         kind = type(item)
         item = (
             kind.__module__,

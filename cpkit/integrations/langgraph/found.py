@@ -1,0 +1,113 @@
+"""Checkpoints that were found in a thread, and the search for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import CheckpointTuple, get_checkpoint_id
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from cpkit.integrations.langgraph.thread import Stored, Thread, Write
+
+__all__ = ["Filter", "Found", "config_for", "matching", "namespace_in"]
+
+Filter = dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A snapshot of a checkpoint and its writes; any thread may call `load`."""
+
+    thread_id: str | None
+    ns: str
+    checkpoint_id: str
+    stored: Stored
+    parent: str | None
+    writes: list[Write]
+
+    @classmethod
+    def at(cls, thread: Thread, ns: str, checkpoint: tuple[str, Stored]) -> Found:
+        checkpoint_id, stored = checkpoint
+        space = thread.namespace(ns)
+        parent = space.checkpoints.get(stored.parent or "")
+        return cls(
+            thread.thread_id,
+            ns,
+            checkpoint_id,
+            stored,
+            None if parent is not None and parent.is_hidden else stored.parent,
+            space.writes_of(checkpoint_id),
+        )
+
+    def load(self, serde: SerializerProtocol) -> CheckpointTuple:
+        """Build LangGraph's tuple, which shares no object with another result."""
+        checkpoint: Any = {
+            **serde.loads_typed(self.stored.checkpoint),
+            "channel_versions": dict(self.stored.versions),
+            "channel_values": {
+                channel: value.load(serde)
+                for channel, value in self.stored.values.items()
+            },
+        }
+        return CheckpointTuple(
+            config_for(self.thread_id, self.ns, self.checkpoint_id),
+            checkpoint,
+            serde.loads_typed(self.stored.metadata),
+            config_for(self.thread_id, self.ns, self.parent) if self.parent else None,
+            [
+                (write.task_id, write.channel, serde.loads_typed(write.typed))
+                for write in self.writes
+            ],
+        )
+
+
+def matching(
+    thread: Thread,
+    config: RunnableConfig | None,
+    filter: Filter,
+    before: RunnableConfig | None,
+    limit: int | None,
+    serde: SerializerProtocol,
+) -> list[Found]:
+    """Return the thread's checkpoints that match, newest first."""
+    wanted = config["configurable"] if config else {}
+    ns = wanted.get("checkpoint_ns")
+    checkpoint_id = wanted.get("checkpoint_id")
+    end = get_checkpoint_id(before) if before else None
+    found = [
+        Found.at(thread, name, checkpoint)
+        for name, space in thread.namespaces.items()
+        if ns is None or name == ns
+        for checkpoint in space.visible()
+        if not checkpoint_id or checkpoint[0] == checkpoint_id
+        if not end or checkpoint[0] < end
+        if not filter or _has_metadata(checkpoint[1], filter, serde)
+    ]
+    found.sort(key=lambda one: one.checkpoint_id, reverse=True)
+    return found if limit is None else found[: max(limit, 0)]
+
+
+def namespace_in(config: RunnableConfig) -> str:
+    """Return the namespace that the config names."""
+    ns: str = config["configurable"].get("checkpoint_ns", "")
+    return ns
+
+
+def config_for(thread_id: object, ns: str, checkpoint_id: str | None) -> RunnableConfig:
+    """Return the config that names a checkpoint."""
+    return {
+        "configurable": {
+            "thread_id": thread_id,
+            "checkpoint_ns": ns,
+            "checkpoint_id": checkpoint_id,
+        }
+    }
+
+
+def _has_metadata(
+    stored: Stored, filter: dict[str, Any], serde: SerializerProtocol
+) -> bool:
+    metadata = serde.loads_typed(stored.metadata)
+    return all(metadata.get(key) == value for key, value in filter.items())
