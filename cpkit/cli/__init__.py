@@ -1,7 +1,7 @@
-"""The command line: ``cpkit VERB``, one file a verb.
+"""The command line: ``cpkit COMMAND``, with one file for each command.
 
 Exit codes: 0 done, 1 the answer is no, 2 bad use, 3 store unavailable; 130 after
-Ctrl-C, 141 where the reader of a pipe has gone.
+Ctrl-C, 141 when the reader of standard output closed the pipe.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command that the process's arguments name, and exit."""
+    """Run the command that ``sys.argv`` names, and exit the process."""
     try:
         import rich
         import typer
@@ -24,10 +24,10 @@ def main() -> None:
 
     del rich
     from cpkit.cli.app import app
-    from cpkit.cli.output import ready
-    from cpkit.cli.running import Exit, say
+    from cpkit.cli.output import escape_unencodable
+    from cpkit.cli.running import Exit, print_stderr
 
-    ready()
+    escape_unencodable()
 
     try:
         words = sys.argv[1:] or ["--help"]
@@ -37,7 +37,7 @@ def main() -> None:
     except typer.TyperException as exc:
         context = getattr(exc, "ctx", None)
         path = context.command_path if context else "cpkit"
-        say(f"{exc.format_message()} (see {path} --help)")
+        print_stderr(f"{exc.format_message()} (see {path} --help)")
         code = Exit.BAD_USE
 
     sys.exit(code)

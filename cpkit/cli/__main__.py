@@ -1,4 +1,4 @@
-"""``python -m cpkit.cli`` is ``cpkit``."""
+"""Run the command line with ``python -m cpkit.cli``."""
 
 from cpkit.cli import main
 

@@ -1,4 +1,4 @@
-"""The verbs, put together; each is a function in a file of its name."""
+"""The command line: every command is a function in a file of the same name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cpkit.cli.tree import tree
 
 __all__ = ["app"]
 
-VERBS: dict[Callable[..., None], str] = {
+COMMANDS: dict[Callable[..., None], str] = {
     drivers: "cpkit drivers",
     doctor: "cpkit doctor postgresql://me@db.example.com/agents",
     threads: "cpkit threads sqlite:///agent.db --prefix user-",
@@ -43,11 +43,11 @@ VERBS: dict[Callable[..., None], str] = {
     certify: "cpkit certify sqlite:///probe.db --level core",
     bench: "cpkit bench sqlite:///bench.db postgresql://me@localhost/bench --quick",
 }
-"""Each verb, and its example."""
+"""Each command, and the example in its help."""
 
 app = typer.Typer(
-    help="Look after the durable state of agents.",
-    epilog="Without a URL, CPKIT_URL names the store, else it is sqlite:///cpkit.db. "
+    help="Inspect and manage the durable state of agents.",
+    epilog="Without a URL, a command uses CPKIT_URL, or sqlite:///cpkit.db. "
     "Exit codes: 0 done, 1 the answer is no, 2 bad use, 3 store unavailable.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -55,7 +55,7 @@ app = typer.Typer(
 )
 
 
-def _tell_version(value: bool) -> None:
+def _print_version(value: bool) -> None:
     if value:
         write(f"cpkit {version('cpkit')}\n")
         raise typer.Exit
@@ -66,16 +66,21 @@ def _options(
     _version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_tell_version, is_eager=True, help="Print cpkit's."
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version of cpkit.",
         ),
     ] = False,
 ) -> None:
-    """Look after the durable state of agents."""
+    """Inspect and manage the durable state of agents."""
 
 
-def _add(verb: Callable[..., Any], example: str) -> None:
-    app.command(verb.__name__.rstrip("_"), epilog=f"\b\nExample:\n  {example}")(verb)
+def _add(command: Callable[..., Any], example: str) -> None:
+    app.command(command.__name__.rstrip("_"), epilog=f"\b\nExample:\n  {example}")(
+        command
+    )
 
 
-for _verb, _example in VERBS.items():
-    _add(_verb, _example)
+for _command, _example in COMMANDS.items():
+    _add(_command, _example)

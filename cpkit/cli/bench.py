@@ -1,4 +1,4 @@
-"""``cpkit bench``: how long the operations of a store take, of one or of several."""
+"""``cpkit bench``: measure how long the operations of one or more stores take."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from uuid import uuid4
 import typer
 
 from cpkit.cli.output import print_json, print_table, progress, write
-from cpkit.cli.running import BadUse, Exit, run, say
-from cpkit.cli.stores import Json, shown
+from cpkit.cli.running import BadUse, Exit, print_stderr, run
+from cpkit.cli.stores import Json, display_url
 from cpkit.registry import open_checkpointer
 from cpkit.tools.benchmark import (
     FAMILIES,
@@ -31,7 +31,7 @@ __all__ = ["bench"]
 Urls = Annotated[
     list[str],
     typer.Argument(
-        help="Where the stores are; one that is not there is created.",
+        help="The stores to measure; a missing store is created.",
         metavar="URL...",
         show_default=False,
     ),
@@ -44,11 +44,9 @@ Workloads = Annotated[
         show_default="all",
     ),
 ]
-Rounds = Annotated[int, typer.Option(help="Rounds that are counted.", min=1)]
-Largest = Annotated[
-    int, typer.Option(help="Messages of the longest thread that is made.", min=1)
-]
-Quick = Annotated[bool, typer.Option("--quick", help="Less of everything, for a look.")]
+Rounds = Annotated[int, typer.Option(help="How many rounds to measure.", min=1)]
+Largest = Annotated[int, typer.Option(help="Messages in the longest thread.", min=1)]
+Quick = Annotated[bool, typer.Option("--quick", help="A short run with rough figures.")]
 
 
 def bench(
@@ -59,12 +57,12 @@ def bench(
     quick: Quick = False,
     json: Json = False,
 ) -> None:
-    """Measure a store, or several in turn, through the public methods alone.
+    """Measure one store, or several stores in turn, through the public methods.
 
-    What is written goes into threads of its own, which are deleted afterwards, with
-    their keys, where the store can. A store that is in use is slowed down meanwhile.
-    Figures are microseconds at the median over rounds. Exits with 1 where something did
-    not come back as it was written.
+    The benchmark writes into threads of its own. If the store can delete threads, they
+    are deleted afterwards, together with their keys. The benchmark slows down agents
+    that use the store. Figures are microseconds, the median over the rounds. Exits
+    with 1 if the store returns something other than what was written.
     """
     results, stores, left = run(
         _measured(urls, workload or list(FAMILIES), rounds, largest, quick)
@@ -77,10 +75,10 @@ def bench(
 
     for result in results:
         if result.error is not None:
-            say(f"{result.name}, {result.workload}: {result.error}")
+            print_stderr(f"{result.name}, {result.workload}: {result.error}")
 
     if left:
-        say(f"{left} threads stay, because the store deletes none")
+        print_stderr(f"{left} benchmark threads stay: this store cannot delete threads")
 
     failed = any(result.error is not None for result in results)
     raise typer.Exit(Exit.NO if failed else Exit.DONE)
@@ -89,13 +87,15 @@ def bench(
 async def _measured(
     urls: Sequence[str], families: list[str], rounds: int, largest: int, quick: bool
 ) -> tuple[list[Result], list[Stored], int]:
-    """Measure, and clean up; the number is of threads that could not be deleted."""
+    """Measure, and delete the threads; also return how many could not be deleted."""
     for family in families:
         if family not in FAMILIES:
-            raise BadUse(f"{family!r} is none of: {', '.join(FAMILIES)}")
+            raise BadUse(
+                f"unknown --workload {family!r}; choose from {', '.join(FAMILIES)}"
+            )
 
     for url in urls:
-        open_checkpointer(url)  # a wrong one is told before any is measured
+        open_checkpointer(url)  # raises for a wrong URL before anything is measured
 
     scale = QUICK if quick else NORMAL
     scale = replace(scale, sizes=tuple(n for n in scale.sizes if n <= largest))
@@ -121,25 +121,25 @@ async def _in_turn(
     plan = [trials(name, stores, scale) for name in FAMILIES if name in families]
     results: list[Result] = []
 
-    # Each trial is prepared, warmed up, measured in each round, and checked.
+    # A trial has a step for each round, and three more: prepare, warm up, check.
     with progress("measuring", sum(map(len, plan)) * (rounds + 3)) as advance:
 
-        def tell(_trial: Trial, _step: str) -> None:
+        def on_step(_trial: Trial, _step: str) -> None:
             advance(1)
 
         for family in plan:
-            results += await interleaved(family, rounds, tell)
+            results += await interleaved(family, rounds, on_step)
 
     return results
 
 
 def _stores(urls: Sequence[str]) -> list[Stored]:
-    """Return the contenders; a URL given twice is measured twice."""
+    """Return one contender for each URL, also for a URL that is given twice."""
     prefix = f"cpkit-bench:{uuid4().hex[:8]}"
     stores = []
 
     for number, url in enumerate(urls, 1):
-        name = shown(url) + (f" ({number})" if urls.count(url) > 1 else "")
+        name = display_url(url) + (f" ({number})" if urls.count(url) > 1 else "")
         scheme = url.partition(":")[0]
         stores.append(Stored(scheme, url, name=name, prefix=f"{prefix}:{number}"))
 
@@ -163,7 +163,7 @@ def _print(stores: list[Stored], results: list[Result]) -> None:
 
 
 def _cell(result: Result | None, base: Result | None) -> str:
-    """Return time and spread, or a rate; and how it stands to the first store."""
+    """Return time and spread, or a rate, and the ratio to the first store."""
     if result is None:
         return "–"
 

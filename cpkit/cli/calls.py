@@ -1,4 +1,4 @@
-"""``cpkit calls``: every call on record of a thread."""
+"""``cpkit calls``: list the calls of a thread."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from cpkit.cli.output import age, moment, one_line, print_json, print_table
-from cpkit.cli.running import No, run
-from cpkit.cli.stores import Json, opened, url_and
+from cpkit.cli.output import age, one_line, print_json, print_table, utc_time
+from cpkit.cli.running import NotFound, run
+from cpkit.cli.stores import Json, open_store, split_words
 from cpkit.protocol import KeepsReceipts
 from cpkit.records import CallRecord
 from cpkit.tools.copying.exports import call_as_json
@@ -19,25 +19,24 @@ __all__ = ["call_rows", "calls", "short_key"]
 Words = Annotated[
     list[str],
     typer.Argument(
-        help="Where the store is, unless CPKIT_URL says it; and the thread's id.",
+        help="The store's URL, unless CPKIT_URL is set, and the thread's id.",
         metavar="[URL] THREAD",
         show_default=False,
     ),
 ]
 Full = Annotated[
-    bool, typer.Option("--full", help="Print keys, args and results whole.")
+    bool, typer.Option("--full", help="Do not shorten keys, args and results.")
 ]
 
-# Characters of args and results.
+# Characters of args and results that a table shows.
 _SHORT = 80
 _WHOLE = 1_000_000_000
 
 
 def calls(words: Words, full: Full = False, json: Json = False) -> None:
-    """List every call on record of a thread.
+    """List every call of a thread in the order of claims.
 
-    In the order of claims. Failed attempts are among them, and what a deletion left
-    of calls.
+    The list includes failed attempts, and erased calls of a deleted thread.
     """
     thread_id, found = run(_list(words))
 
@@ -53,7 +52,7 @@ def calls(words: Words, full: Full = False, json: Json = False) -> None:
 def call_rows(
     found: Sequence[CallRecord], *, full: bool = False
 ) -> tuple[list[str], list[tuple[object, ...]]]:
-    """Return columns and rows of a table of calls."""
+    """Return the columns and the rows of a table of calls."""
     columns = ["key", "tool", "status", "try", "ago", "args", "result"]
     rows: list[tuple[object, ...]] = []
 
@@ -69,7 +68,7 @@ def call_rows(
                 age(one.issued_at),
                 one_line(dict(call.args), width),
                 "" if one.resolved_at is None else one_line(one.result, width),
-                *((call.call_id, moment(one.issued_at)) if full else ()),
+                *((call.call_id, utc_time(one.issued_at)) if full else ()),
             )
         )
 
@@ -77,18 +76,20 @@ def call_rows(
 
 
 def short_key(key: str) -> str:
-    """Return enough of a key to tell it from others, which commands take for it."""
+    """Shorten a hash to a prefix that the commands accept; keep any other key."""
     is_hash = len(key) == 64 and not set(key) - set("0123456789abcdef")
     return key[:12] if is_hash else key
 
 
 async def _list(words: list[str]) -> tuple[str, list[CallRecord]]:
-    url, thread_id = url_and(words, "THREAD")
+    url, thread_id = split_words(words, "THREAD")
 
-    async with opened(url, KeepsReceipts) as cp:
+    async with open_store(url, KeepsReceipts) as cp:
         found = await cp.list_calls(thread_id)
 
         if not found and await cp.load(thread_id) is None:
-            raise No(f"there is no thread {thread_id!r}; cpkit threads lists them")
+            raise NotFound(
+                f"there is no thread {thread_id!r}; cpkit threads lists them"
+            )
 
     return thread_id, found

@@ -1,4 +1,4 @@
-"""``cpkit certify``: hold a store to the contract, and print its certificate."""
+"""``cpkit certify``: check a store against the contract, print its certificate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from cpkit.cli.output import stderr, stdout, write
-from cpkit.cli.running import Exit, give_up
+from cpkit.cli.running import Exit, fail
 from cpkit.errors import BackendUnavailable, CheckpointerError
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ Levels = Annotated[
 Clauses = Annotated[
     list[str] | None,
     typer.Option(
-        "--clause", help="Only this clause or subject; may be repeated.", metavar="ID"
+        "--clause",
+        help="Check only this clause or subject; may be repeated.",
+        metavar="ID",
     ),
 ]
 Json = Annotated[
@@ -53,9 +55,9 @@ Markdown = Annotated[
     Path | None, typer.Option(help="Also write the report as Markdown to this file.")
 ]
 Seed = Annotated[
-    int | None, typer.Option(help="What chance starts from.", show_default="random")
+    int | None, typer.Option(help="Seed of the random choices.", show_default="random")
 ]
-Rounds = Annotated[float, typer.Option(help="Scales the slow sweeps; 1 is normal.")]
+Rounds = Annotated[float, typer.Option(help="Factor for the length of slow clauses.")]
 
 
 def certify(
@@ -68,11 +70,11 @@ def certify(
     seed: Seed = None,
     rounds: Rounds = 1.0,
 ) -> None:
-    """Hold a store to the contract, clause by clause.
+    """Check a store against the contract, clause by clause, and print a certificate.
 
-    Prints its certificate. Use a store made for the purpose: what the clauses write
-    stays in it. Exits with 0 when every clause holds that could be asked, 1 when
-    one fails, 2 for bad use and 3 where the store cannot be opened.
+    Use a store made for the purpose: what the clauses write stays in it. Exits with
+    0 if every clause that was checked holds, 1 if a clause fails, 2 for bad use and 3
+    if the store cannot be opened.
     """
     # Find a factory in the current folder, as `python -m` does.
     sys.path.insert(0, os.getcwd())
@@ -87,9 +89,9 @@ def certify(
         if exc.name not in ("hypothesis", "pytest"):
             raise
 
-        give_up(Exit.BAD_USE, "certify needs: pip install 'cpkit[conformance]'")
+        fail(Exit.BAD_USE, "certify needs: pip install 'cpkit[conformance]'")
     except ValueError as exc:
-        give_up(Exit.BAD_USE, str(exc))
+        fail(Exit.BAD_USE, str(exc))
 
     try:
         with _progress(total) as (on_start, on_outcome):
@@ -107,9 +109,9 @@ def certify(
     except KeyboardInterrupt:
         raise typer.Exit(Exit.INTERRUPTED) from None
     except BackendUnavailable as exc:
-        give_up(Exit.UNAVAILABLE, str(exc))
+        fail(Exit.UNAVAILABLE, str(exc))
     except (CheckpointerError, ValueError) as exc:
-        give_up(Exit.BAD_USE, str(exc))
+        fail(Exit.BAD_USE, str(exc))
 
     if junit is not None:
         junit.write_text(report.to_junit(), encoding="utf-8")
@@ -203,7 +205,7 @@ def _print(
 
 def _labelled(console: Console, label: str, text: str) -> None:
     head, *rest = text.splitlines() or [""]
-    # Not wrapped: a command stays one line, to be copied.
+    # Not wrapped, so that a command can be copied as one line.
     console.print(
         f"  [dim]{label:<9}[/] {escape(head)}", highlight=False, soft_wrap=True
     )
@@ -213,9 +215,9 @@ def _labelled(console: Console, label: str, text: str) -> None:
 
 
 def _leave(code: Exit, failed: set[str]) -> NoReturn:
-    """Exit, at once where a clause still hangs in its thread.
+    """Exit; if a clause still hangs in its thread, exit without waiting for it.
 
-    What that thread holds up would be waited for at the interpreter's end.
+    The interpreter would wait for that thread.
     """
     if any(thread.name in failed for thread in threading.enumerate()):
         sys.stdout.flush()

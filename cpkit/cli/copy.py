@@ -1,4 +1,4 @@
-"""``cpkit copy``: bring all threads of a store into another."""
+"""``cpkit copy``: copy all threads of one store into another."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cpkit.cli.output import plain, print_json, progress, write
-from cpkit.cli.running import BadUse, Exit, run, say
-from cpkit.cli.stores import Json, destination, opened, shown
+from cpkit.cli.output import print_json, printable, progress, write
+from cpkit.cli.running import BadUse, Exit, print_stderr, run
+from cpkit.cli.stores import Json, destination, display_url, open_store
 from cpkit.protocol import KeepsReceipts, ListsThreads
 from cpkit.tools.copying import CopyReport, ExportFile, Source, copy_store
 
@@ -21,7 +21,7 @@ __all__ = ["copy"]
 From = Annotated[
     str,
     typer.Argument(
-        help="A store's URL, or an export (NAME.jsonl).",
+        help="A store's URL, or an exported file (NAME.jsonl).",
         metavar="SRC",
         show_default=False,
     ),
@@ -31,18 +31,18 @@ Deleted = Annotated[
     list[str] | None,
     typer.Option(
         "--deleted",
-        help="Also carry the keys of this deleted thread; may be repeated.",
+        help="Also copy the keys of this deleted thread; may be repeated.",
         metavar="THREAD",
     ),
 ]
 Overwrite = Annotated[
     bool,
     typer.Option(
-        "--overwrite-extra", help="Take SRC's value where an extra key differs."
+        "--overwrite-extra", help="If an extra key differs, write the value of SRC."
     ),
 ]
 
-# Lines of trouble on a screen; JSON has them all.
+# Lines for each kind of problem on a screen; JSON has all of them.
 _SHOWN = 20
 
 
@@ -53,16 +53,16 @@ def copy(
     overwrite_extra: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Copy all threads of a store into another.
+    """Copy all threads of one store into another, with their calls and keys.
 
-    With their calls and keys. Nothing in DST is overwritten, and each thread is
-    compared with SRC to the last hash. After an interruption, run it again: it goes
-    on where it stopped. Exits with 1 where DST is not all that SRC is: conflicts,
-    failures, or threads that changed in SRC meanwhile, which another run carries.
+    Nothing in DST is overwritten, and each copied thread is compared with SRC by hash.
+    After an interruption run the command again: it continues where it stopped. Exits
+    with 1 if DST lacks something that SRC has, because of a conflict, a failure, or a
+    thread that changed in SRC during the copy. Another run copies that change.
 
-    Keys, attempt numbers, statuses, args and results of calls are kept; times are
-    those of the copy. No store lists threads that were deleted but kept their keys:
-    name those with --deleted.
+    Keys, attempt numbers, statuses, args and results of calls are kept. Times are
+    those of the copy. No store lists a deleted thread that kept its keys: name it with
+    --deleted.
     """
     report = run(_copy(src, dst, deleted or [], overwrite_extra))
 
@@ -84,15 +84,15 @@ async def _copy(
         export = await asyncio.to_thread(ExportFile, src)
         return await _into(export, dst, deleted, overwrite_extra)
 
-    async with opened(src, ListsThreads, KeepsReceipts) as source:
+    async with open_store(src, ListsThreads, KeepsReceipts) as source:
         return await _into(source, dst, deleted, overwrite_extra)
 
 
 async def _into(
     source: Source, dst: str, deleted: list[str], overwrite_extra: bool
 ) -> CopyReport:
-    async with opened(dst, KeepsReceipts, create=True) as destination:
-        with progress(f"copying to {shown(dst)}") as advance:
+    async with open_store(dst, KeepsReceipts, create=True) as destination:
+        with progress(f"copying to {display_url(dst)}") as advance:
             return await copy_store(
                 source,
                 destination,
@@ -112,16 +112,18 @@ def _print(report: CopyReport) -> None:
         + (f", {report.erased_calls} erased ones" if report.erased_calls else "")
         + "\n"
     )
-    trouble: list[tuple[str, list[Any]]] = [
+    problems: list[tuple[str, list[Any]]] = [
         ("conflict", report.conflicts),
         ("failed", report.failures),
-        ("moved meanwhile, run it again", report.moved),
+        ("changed during the copy, run it again", report.moved),
         ("note", report.notes),
     ]
 
-    for what, found in trouble:
+    for what, found in problems:
         for one in found[:_SHOWN]:
-            say(f"{what}: {one}")
+            print_stderr(f"{what}: {one}")
 
         if len(found) > _SHOWN:
-            say(plain(f"{what}: {len(found) - _SHOWN} more; --json has them all"))
+            print_stderr(
+                printable(f"{what}: {len(found) - _SHOWN} more; --json has them all")
+            )

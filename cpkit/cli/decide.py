@@ -1,4 +1,4 @@
-"""``cpkit approve`` and ``cpkit deny``: decide what an agent waits for."""
+"""``cpkit approve`` and ``cpkit deny``: decide an approval request of an agent."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cpkit.cli.output import plain, print_json, write
-from cpkit.cli.running import BadUse, Exit, run, say
-from cpkit.cli.stores import Json, Store, opened, url_and
+from cpkit.cli.output import print_json, printable, write
+from cpkit.cli.running import BadUse, Exit, print_stderr, run
+from cpkit.cli.stores import Json, Store, open_store, split_words
 from cpkit.effects import EffectLedger
 from cpkit.effects.records import APPROVAL
 from cpkit.protocol import KeepsReceipts
@@ -21,30 +21,36 @@ __all__ = ["approve", "deny"]
 Words = Annotated[
     list[str],
     typer.Argument(
-        help="Where the store is, unless CPKIT_URL says it; the thread, and the key "
-        "or the beginning of it, as cpkit pending shows them.",
+        help="The store's URL, unless CPKIT_URL is set; the thread, and the key or the "
+        "first characters of it, as cpkit pending shows them.",
         metavar="[URL] THREAD KEY",
         show_default=False,
     ),
 ]
-By = Annotated[str | None, typer.Option(help="Who decides; kept with the decision.")]
-Reason = Annotated[str | None, typer.Option(help="Why; the agent is told.")]
+By = Annotated[
+    str | None, typer.Option(help="Your name; it is stored with the decision.")
+]
+Reason = Annotated[
+    str | None, typer.Option(help="Why you deny it; the agent receives this text.")
+]
 Args = Annotated[
     str | None,
     typer.Option(
-        help="The arguments, as JSON, where one key is asked for with several.",
+        help="The arguments as JSON, if the key has requests with different arguments.",
         metavar="JSON",
     ),
 ]
 
+_NO_SUCH_ARGS = "there is no approval request with these arguments"
+
 
 def approve(words: Words, by: By = None, args: Args = None, json: Json = False) -> None:
-    """Approve an effect that an agent waits for.
+    """Approve an effect that an agent waits to run.
 
-    Exits with 0 when it is approved on record, also from before; with 1 where it was
-    denied before, or nothing was asked.
+    Exits with 0 if the stored decision is an approval, also an earlier one. Exits with
+    1 if the request was denied earlier, or does not exist.
     """
-    _finish(run(_decide(words, True, by, None, args)), json)
+    _print_and_exit(run(_decide(words, True, by, None, args)), json)
 
 
 def deny(
@@ -54,23 +60,23 @@ def deny(
     args: Args = None,
     json: Json = False,
 ) -> None:
-    """Deny an effect that an agent waits for.
+    """Deny an effect that an agent waits to run.
 
-    For good: it never runs. Exits with 0 when it is denied on record, also from
-    before; with 1 where it was approved before, or nothing was asked.
+    The effect then never runs. Exits with 0 if the stored decision is a denial, also
+    an earlier one. Exits with 1 if the request was approved earlier, or does not exist.
     """
-    _finish(run(_decide(words, False, by, reason, args)), json)
+    _print_and_exit(run(_decide(words, False, by, reason, args)), json)
 
 
-def _finish(outcome: dict[str, Any], json: bool) -> None:
+def _print_and_exit(outcome: dict[str, Any], json: bool) -> None:
     if json:
         print_json(outcome)
     elif outcome["ok"]:
         by = f" (by {outcome['by']})" if outcome["by"] else ""
-        words = f"{outcome['decision']}{by}: {outcome['tool']} {outcome['key']}"
-        write(plain(words) + "\n")
+        line = f"{outcome['decision']}{by}: {outcome['tool']} {outcome['key']}"
+        write(printable(line) + "\n")
     else:
-        say(outcome["error"])
+        print_stderr(outcome["error"])
 
     raise typer.Exit(Exit.DONE if outcome["ok"] else Exit.NO)
 
@@ -82,13 +88,13 @@ async def _decide(
     reason: str | None,
     args: str | None,
 ) -> dict[str, Any]:
-    url, thread_id, start = url_and(words, "THREAD", "KEY")
-    chosen = _parsed(args)
+    url, thread_id, start = split_words(words, "THREAD", "KEY")
+    chosen = _parse_args(args)
 
-    async with opened(url, KeepsReceipts) as cp:
+    async with open_store(url, KeepsReceipts) as cp:
         ledger = EffectLedger(cp)
-        asked = await _requests(cp, thread_id, start)
-        keys = sorted({_key(one) for one in asked})
+        requests = await _requests(cp, thread_id, start)
+        keys = sorted({_key(one) for one in requests})
 
         if start in keys:
             keys = [start]
@@ -96,12 +102,12 @@ async def _decide(
         if len(keys) > 1:
             raise BadUse(
                 f"{len(keys)} requests of thread {thread_id!r} start with {start!r}; "
-                "give more of the key"
+                "type more characters of the key"
             )
 
         if not keys:
-            return _answer(
-                None, f"nothing was asked in thread {thread_id!r} under {start!r}"
+            return _outcome(
+                None, f"thread {thread_id!r} has no approval request under {start!r}"
             )
 
         key = keys[0]
@@ -116,36 +122,33 @@ async def _decide(
         except ValueError as exc:
             raise BadUse(str(exc).replace("args=", "--args")) from exc
 
-        # The record as it stands now says who decided, which need not be us.
-        stands = [
+        # Read the decision back: another person may have decided first.
+        decided = [
             one
             for one in await _requests(cp, thread_id, key)
             if _key(one) == key and (chosen is None or one.call.args["args"] == chosen)
         ]
 
-    return _answer(stands[-1] if stands else None, None if ok else "it is not so", ok)
+    return _outcome(decided[-1] if decided else None, None if ok else _NO_SUCH_ARGS, ok)
 
 
-def _answer(
+def _outcome(
     record: CallRecord | None, error: str | None, ok: bool = False
 ) -> dict[str, Any]:
+    """Return the stored decision as the command's JSON document."""
     if record is None:
         return {"ok": False, "decision": None, "by": None, "key": None, "error": error}
 
     result: Mapping[str, Any] = record.result if isinstance(record.result, dict) else {}
     decision = {True: "approved", False: "denied"}.get(
-        result.get("approved"),  # type: ignore[arg-type]  # None where undecided
+        result.get("approved"),  # type: ignore[arg-type]  # None if undecided
         "undecided",
     )
     by = result.get("by")
 
     if not ok:
-        who = f" by {by}" if by else ""
-        error = (
-            "nothing was asked with these arguments"
-            if decision == "undecided"
-            else f"it was {decision} before{who}, and that stands"
-        )
+        earlier = f"the request was already {decision}" + (f" by {by}" if by else "")
+        error = _NO_SUCH_ARGS if decision == "undecided" else earlier
 
     return {
         "ok": ok,
@@ -159,7 +162,7 @@ def _answer(
 
 
 async def _requests(cp: Store, thread_id: str, start: str) -> list[CallRecord]:
-    """Return the thread's requests, decided or not, whose key starts so."""
+    """Return the thread's requests with this start of a key, decided ones too."""
     return [
         one
         for one in await cp.list_calls(thread_id)
@@ -170,21 +173,21 @@ async def _requests(cp: Store, thread_id: str, start: str) -> list[CallRecord]:
 
 
 def _key(record: CallRecord) -> str:
-    """Return the key of the effect that is asked for."""
+    """Return the key of the effect that the request is about."""
     key = record.call.args.get("key")
     return key if isinstance(key, str) else ""
 
 
-def _parsed(args: str | None) -> dict[str, Any] | None:
+def _parse_args(args: str | None) -> dict[str, Any] | None:
     if args is None:
         return None
 
     try:
         found = jsonlib.loads(args)
     except ValueError as exc:
-        raise BadUse(f"--args is no JSON: {exc}") from exc
+        raise BadUse(f"--args is not JSON: {exc}") from exc
 
     if not isinstance(found, dict):
-        raise BadUse("--args is a JSON object")
+        raise BadUse(f"--args must be a JSON object, not {args[:40]!r}")
 
     return found

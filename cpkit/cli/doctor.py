@@ -1,4 +1,4 @@
-"""``cpkit doctor``: whether a store works, what it promises, and what to change."""
+"""``cpkit doctor``: check that a store works, and recommend what to change."""
 
 from __future__ import annotations
 
@@ -11,13 +11,22 @@ from uuid import uuid4
 
 import typer
 
-from cpkit.cli.output import age, plain, print_json, progress, size, stdout
+from cpkit.cli.output import age, print_json, printable, progress, size, stdout
 from cpkit.cli.peek import Peek, peek
 from cpkit.cli.pending import Waiting, pending_in
 from cpkit.cli.running import Exit, run
-from cpkit.cli.stores import Json, Store, Url, has, opened, shown, store_url
+from cpkit.cli.stores import (
+    Json,
+    Store,
+    Url,
+    display_url,
+    open_store,
+    store_url,
+    supports,
+)
 from cpkit.protocol import ErasesThreads, KeepsReceipts, ListsThreads, StatesDurability
 from cpkit.records import ToolCall
+from cpkit.tools.paging import thread_pages
 
 __all__ = ["doctor"]
 
@@ -25,13 +34,12 @@ ReadOnly = Annotated[
     bool, typer.Option("--read-only", help="Do not write the probe thread.")
 ]
 Create = Annotated[
-    bool, typer.Option("--create", help="Create the store if it is not there.")
+    bool, typer.Option("--create", help="Create the store if it does not exist.")
 ]
 
-# Threads that are looked into: enough to see what is wrong, and soon done.
+# How many threads are examined, so that the check of a large store stays short.
 _BOUND = 2000
-_PAGE = 500
-_OLD = timedelta(days=1)
+_OVERDUE = timedelta(days=1)
 
 
 def doctor(
@@ -40,10 +48,10 @@ def doctor(
     create: Create = False,
     json: Json = False,
 ) -> None:
-    """Say whether a store works, what it promises, and what to change.
+    """Check that a store works, print what it promises and what to change.
 
-    Writes a thread of its own (cpkit:doctor:…), reads it back and deletes it, with
-    its keys; --read-only leaves that out. Exits with 1 where something does not work.
+    Writes a probe thread (cpkit:doctor:…), reads it back and deletes it together with
+    its keys; --read-only skips that. Exits with 1 if the probe fails.
     """
     place = store_url(url)
     report = run(_examine(place, read_only, create))
@@ -57,18 +65,18 @@ def doctor(
 
 
 async def _examine(url: str, read_only: bool, create: bool) -> dict[str, Any]:
-    async with opened(url, create=create, volatile=True) as cp:
+    async with open_store(url, create=create, volatile=True) as cp:
         found = await peek(url)
-        durability = cp.durability if has(cp, StatesDurability) else None
-        can_list = has(cp, ListsThreads, KeepsReceipts)
+        durability = cp.durability if supports(cp, StatesDurability) else None
+        can_list = supports(cp, ListsThreads, KeepsReceipts)
         counted, oldest = await _survey(cp) if can_list else (None, None)
         probe = (
-            {"ok": True, "words": "left out: --read-only"}
+            {"ok": True, "words": "skipped: --read-only"}
             if read_only
             else await _probe(cp)
         )
         report = {
-            "url": shown(url),
+            "url": display_url(url),
             "cpkit": version("cpkit"),
             "python": platform.python_version(),
             "driver": f"{type(cp).__module__}.{type(cp).__qualname__}",
@@ -89,33 +97,29 @@ async def _examine(url: str, read_only: bool, create: bool) -> dict[str, Any]:
 
 
 async def _survey(cp: Store) -> tuple[int, Waiting | None]:
-    """Count threads, and find the oldest pending call, among the first so many."""
+    """Count threads and find the oldest pending call, among the first ``_BOUND``."""
     count = 0
-    after: str | None = None
     oldest: Waiting | None = None
 
     with progress("threads") as advance:
-        while count < _BOUND and (
-            page := await cp.list_threads(after=after, limit=_PAGE)
-        ):
+        async for page in thread_pages(cp, limit=_BOUND):
             for info in page:
                 for one in await pending_in(cp, info.thread_id):
                     if oldest is None or one.record.issued_at < oldest.record.issued_at:
                         oldest = one
 
             count += len(page)
-            after = page[-1].thread_id
             advance(len(page))
 
     return count, oldest
 
 
 async def _probe(cp: Store) -> dict[str, Any]:
-    """Write a thread, read it back, and delete it; say how long an append took."""
+    """Write a thread, read it back and delete it; measure an append."""
     thread_id = f"cpkit:doctor:{uuid4().hex}"
     call = ToolCall("probe", "cpkit:doctor", {"probe": True}, thread_id)
     problems = []
-    can_delete = has(cp, ErasesThreads)
+    can_delete = supports(cp, ErasesThreads)
 
     try:
         began = time.perf_counter()
@@ -124,21 +128,21 @@ async def _probe(cp: Store) -> dict[str, Any]:
         await cp.save_extra(thread_id, {"probe": None})
 
         if await cp.record_issued(thread_id, call) is not None:
-            problems.append("a fresh key is held already")
+            problems.append("a call already holds a key that was never used")
 
         await cp.record_result(thread_id, call.call_id, {"probe": "done"})
         data = await cp.load(thread_id)
-        paid = await cp.find_completed(thread_id)
+        completed = await cp.find_completed(thread_id)
 
         if (
             data is None
             or data.messages != [{"probe": 1}]
             or data.extra != {"probe": None}
         ):
-            problems.append("what was written does not come back")
+            problems.append("load returned something other than what was written")
 
-        if paid is None or paid.result != {"probe": "done"}:
-            problems.append("a completed call is not found by its key")
+        if completed is None or completed.result != {"probe": "done"}:
+            problems.append("find_completed did not find a completed call")
     finally:
         if can_delete:
             await cp.delete_thread(thread_id, forget_keys=True)
@@ -146,9 +150,9 @@ async def _probe(cp: Store) -> dict[str, Any]:
     left = " and deleted"
 
     if not can_delete:
-        left = f"; it stays as {thread_id}, this store cannot delete"
+        left = f"; {thread_id} stays, because this store cannot delete threads"
     elif await cp.load(thread_id) is not None:
-        problems.append(f"thread {thread_id} is there after it was deleted")
+        problems.append(f"thread {thread_id} still exists after its deletion")
 
     words = "; ".join(problems) or (
         f"a thread was written, read{left}; an append took {took * 1000:.1f} ms"
@@ -164,18 +168,16 @@ def _changes(
     path = None if found is None else found.path
 
     if path is not None and path.stat().st_mode & 0o077:
-        changes.append(f"others can read {path}: chmod -R go-rwx '{path}'")
+        changes.append(f"other users can read {path}: chmod -R go-rwx '{path}'")
 
-    if oldest is not None and datetime.now(UTC) - oldest.record.issued_at > _OLD:
+    if oldest is not None and datetime.now(UTC) - oldest.record.issued_at > _OVERDUE:
         what = "call" if oldest.request is None else "approval"
         changes.append(
             f"a {what} has waited for {age(oldest.record.issued_at)}: cpkit pending"
         )
 
     if not report["probe"]["ok"]:
-        changes.append(
-            "find out which promise is broken: cpkit certify, on a fresh store"
-        )
+        changes.append("find the broken promise: run cpkit certify on an empty store")
 
     return changes
 
@@ -195,7 +197,7 @@ def _as_json(oldest: Waiting) -> dict[str, Any]:
 
 def _print(report: dict[str, Any]) -> None:
     threads = report["threads"]
-    first = threads is not None and threads >= _BOUND
+    is_bounded = threads is not None and threads >= _BOUND
     oldest = report["oldest_pending"]
     lines = {
         "store": report["url"],
@@ -205,8 +207,9 @@ def _print(report: dict[str, Any]) -> None:
         "size": report["bytes"] is not None and size(report["bytes"]),
         "durability": report["survives"]
         and f"{report['survives']}: {report['durability']}",
-        "threads": threads is not None and f"{threads}{' or more' if first else ''}",
-        "pending": "none" + (f" in the first {_BOUND} threads" if first else "")
+        "threads": threads is not None
+        and f"{threads}{' or more' if is_bounded else ''}",
+        "pending": "none" + (f" in the first {_BOUND} threads" if is_bounded else "")
         if oldest is None
         else f"oldest {oldest['kind']} since "
         f"{age(datetime.fromisoformat(oldest['issued_at']))}: "
@@ -217,10 +220,10 @@ def _print(report: dict[str, Any]) -> None:
 
     for name, value in lines.items():
         if value:
-            console.print(f"{name:<11} {plain(str(value))}")
+            console.print(f"{name:<11} {printable(str(value))}")
 
     if not report["change"]:
         console.print("change      nothing", style="green")
 
     for change in report["change"]:
-        console.print(f"change      {plain(change)}", style="yellow")
+        console.print(f"change      {printable(change)}", style="yellow")

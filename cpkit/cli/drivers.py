@@ -1,4 +1,4 @@
-"""``cpkit drivers``: which stores can be opened here."""
+"""``cpkit drivers``: list the installed drivers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["drivers"]
 
 
 def drivers(json: Json = False) -> None:
-    """List the kinds of stores that can be opened here."""
+    """List the kinds of stores that this installation can open."""
     found = [_row(entry) for entry in sorted(entry_points(group=GROUP))]
 
     if json:
@@ -36,9 +36,9 @@ def _row(entry: EntryPoint) -> dict[str, str | None]:
         entry.load()
     except (ImportError, AttributeError) as exc:
         extra = entry.module.partition(".")[0].removeprefix("cpkit_")
-        is_ours = dist is not None and dist.name == "cpkit"
-        mend = f": pip install 'cpkit[{extra}]'" if is_ours else ""
-        error = f"not installed ({exc}){mend}"
+        is_built_in = dist is not None and dist.name == "cpkit"
+        advice = f": pip install 'cpkit[{extra}]'" if is_built_in else ""
+        error = f"not installed ({exc}){advice}"
 
     return {
         "scheme": entry.name,

@@ -1,4 +1,4 @@
-"""``cpkit export``: a store's threads as lines of JSON."""
+"""``cpkit export``: write threads as lines of JSON."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 
 from cpkit.cli.output import progress, write_json_line
-from cpkit.cli.running import Exit, No, give_up, run, say
-from cpkit.cli.stores import Store, opened, store_url
+from cpkit.cli.running import Exit, NotFound, fail, print_stderr, run
+from cpkit.cli.stores import Store, open_store, store_url
 from cpkit.protocol import KeepsReceipts, ListsThreads
 from cpkit.records import ThreadInfo
 from cpkit.registry import driver_names
@@ -24,7 +24,7 @@ __all__ = ["export"]
 Words = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Where the store is, unless CPKIT_URL says it; then threads, or all.",
+        help="The store's URL, unless CPKIT_URL is set; then threads (default: all).",
         metavar="[URL] [THREAD]...",
         show_default=False,
     ),
@@ -34,36 +34,36 @@ Output = Annotated[
     typer.Option(
         "--output",
         "-o",
-        help="Write this file, for its owner alone; it must not be there yet.",
+        help="Write this new file, readable by its owner only.",
         show_default="standard output",
     ),
 ]
 
 
 def export(words: Words = None, output: Output = None) -> None:
-    """Export threads as lines of JSON.
+    """Export threads as lines of JSON: their messages, extra and calls.
 
-    Each thread comes with its messages, extra and calls. `cpkit copy NAME.jsonl DST`
-    brings an export back. A file is there when it is whole, and not before.
+    `cpkit copy NAME.jsonl DST` imports such a file. The file appears under its name
+    when it is complete.
     """
     if output is None:
         run(_export(words or [], write_json_line))
     else:
         count = _to_file(words or [], output)
-        say(f"exported {count} threads to {output}")
+        print_stderr(f"exported {count} threads to {output}")
 
 
 def _to_file(words: list[str], output: Path) -> int:
-    """Write a draft beside the file, which takes its name when it is whole."""
+    """Write a temporary file, and link it under its name when it is complete."""
     try:
         if output.exists():
-            give_up(Exit.BAD_USE, f"{output} is there already; name another file")
+            fail(Exit.BAD_USE, f"{output} already exists; choose another name")
 
         descriptor, draft = tempfile.mkstemp(
             prefix=f".{output.name}.", dir=output.parent
         )
     except OSError as exc:
-        give_up(Exit.BAD_USE, f"{output}: {exc.strerror}")
+        fail(Exit.BAD_USE, f"{output}: {exc.strerror}")
 
     try:
         with open(descriptor, "wb") as file:
@@ -71,10 +71,10 @@ def _to_file(words: list[str], output: Path) -> int:
             file.flush()
             os.fsync(file.fileno())
 
-        # Unlike a rename, a link does not take the place of what came meanwhile.
+        # Unlike a rename, a link does not replace a file that was created meanwhile.
         os.link(draft, output)
     except OSError as exc:
-        give_up(Exit.BAD_USE, f"{output}: {exc.strerror}")
+        fail(Exit.BAD_USE, f"{output}: {exc.strerror}")
     finally:
         os.unlink(draft)
 
@@ -82,10 +82,10 @@ def _to_file(words: list[str], output: Path) -> int:
 
 
 async def _export(words: list[str], put: Callable[[bytes], object]) -> int:
-    url, ids = _divided(words)
+    url, ids = _split_words(words)
     count = 0
 
-    async with opened(url, ListsThreads, KeepsReceipts) as cp:
+    async with open_store(url, ListsThreads, KeepsReceipts) as cp:
         threads = [await _info(cp, one) for one in ids] if ids else None
 
         with progress("exporting", len(ids) or None) as advance:
@@ -106,13 +106,17 @@ async def _info(cp: Store, thread_id: str) -> ThreadInfo:
 
     if await cp.list_calls(thread_id):
         now = datetime.now(UTC)
-        return ThreadInfo(thread_id, 0, now, now)  # deleted; its keys are kept
+        return ThreadInfo(thread_id, 0, now, now)  # deleted, but it keeps its keys
 
-    raise No(f"there is no thread {thread_id!r}; cpkit threads lists them")
+    raise NotFound(f"there is no thread {thread_id!r}; cpkit threads lists them")
 
 
-def _divided(words: list[str]) -> tuple[str, list[str]]:
-    """Tell a URL by its scheme; a thread's id that looks like one needs the URL."""
+def _split_words(words: list[str]) -> tuple[str, list[str]]:
+    """Split the words into a URL and thread ids.
+
+    A first word with the scheme of a driver is the URL, and so is any first word if
+    CPKIT_URL is not set.
+    """
     if words and words[0].partition(":")[0].lower() in driver_names():
         return words[0], words[1:]
 

@@ -1,4 +1,4 @@
-"""``cpkit import``: bring conversations into a store from where people have them."""
+"""``cpkit import``: import conversations from other formats."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from cpkit.cli.output import plain, print_json, print_table, progress, write
+from cpkit.cli.output import print_json, print_table, printable, progress, write
 from cpkit.cli.peek import peek
 from cpkit.cli.running import BadUse, Exit, run
-from cpkit.cli.stores import Json, destination, opened, shown
+from cpkit.cli.stores import Json, destination, display_url, open_store
 from cpkit.tools.importing import KINDS, BadSource, Report, checked, import_from
 
 __all__ = ["import_"]
@@ -27,20 +27,21 @@ To = Annotated[str, destination("URL")]
 Kind = Annotated[
     str | None,
     typer.Option(
-        help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}.", show_default="looked for"
+        help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}.", show_default="detected"
     ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Read and compare, and write nothing.")
+    bool, typer.Option("--dry-run", help="Read and compare only; write nothing.")
 ]
 SkipCorrupt = Annotated[
     bool,
     typer.Option(
-        "--skip-corrupt", help="Leave corrupt lines, not the files that have them."
+        "--skip-corrupt",
+        help="Skip corrupt lines instead of the files that contain them.",
     ),
 ]
 
-# Names on a screen for each reason; JSON has every conversation.
+# Names for each reason on a screen; JSON has every conversation.
 _NAMED = 3
 
 
@@ -52,12 +53,13 @@ def import_(
     skip_corrupt: SkipCorrupt = False,
     json: Json = False,
 ) -> None:
-    """Bring conversations into a store from where you have them.
+    """Import conversations from other formats into a store.
 
     Reads LangGraph's SQLite and Postgres checkpoints, SQLite sessions of the OpenAI
     Agents SDK, files and folders of coding-agent sessions, and OpenAI-format JSONL
-    transcripts. The source is only read. Run it again at any time: what is there is
-    compared and not written twice. Exits with 1 where a conversation was left.
+    transcripts. The source is not changed. You can run the import again: messages that
+    the store already has are compared, and not written twice. Exits with 1 if a
+    conversation was not imported.
     """
     report = run(_import(source, url, kind, dry_run, skip_corrupt))
 
@@ -73,19 +75,19 @@ async def _import(
     source: str, url: str, kind: str | None, dry_run: bool, skip_corrupt: bool
 ) -> Report:
     try:
-        # First, so that a slip in a path leaves no empty store behind.
+        # Before the store is opened: a wrong path must not create an empty store.
         kind = await asyncio.to_thread(checked, source, kind)
     except BadSource as exc:
         raise BadUse(str(exc)) from exc
 
-    there = await peek(url) if dry_run else None
-    # A dry run creates no store either: one that is not there has nothing.
-    is_missing = there is not None and not there.exists
+    found = await peek(url) if dry_run else None
+    # A dry run does not create a store: it compares with an empty one in memory.
+    is_missing = found is not None and not found.exists
 
-    async with opened(
+    async with open_store(
         "memory://" if is_missing else url, create=True, volatile=is_missing
     ) as cp:
-        with progress(f"importing into {shown(url)}") as advance:
+        with progress(f"importing into {display_url(url)}") as advance:
             try:
                 return await import_from(
                     source,
@@ -114,4 +116,4 @@ def _print(report: Report) -> None:
 
     for reason, names in report.left.items():
         some = "; ".join(names[:_NAMED]) + ("; …" if len(names) > _NAMED else "")
-        write(plain(f"left: {len(names)} × {reason} ({some})") + "\n")
+        write(printable(f"left: {len(names)} × {reason} ({some})") + "\n")

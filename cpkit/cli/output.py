@@ -1,7 +1,7 @@
-"""What a command prints: tables, JSON, progress; nothing stored can write but text.
+"""Print tables, JSON and progress, with stored text made safe for a terminal.
 
-A stored message is data from anywhere. Characters that would steer a terminal, or hide
-what stands there, are printed as escapes, and rich's markup is never looked for.
+A stored message is untrusted data. Characters that control a terminal or hide text are
+printed as escapes, and rich's markup in stored text is not interpreted.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from rich.text import Text
 
 __all__ = [
     "age",
-    "moment",
+    "utc_time",
     "one_line",
-    "plain",
+    "printable",
     "print_json",
     "print_table",
     "progress",
-    "ready",
+    "escape_unencodable",
     "size",
     "stderr",
     "stdout",
@@ -41,12 +41,12 @@ __all__ = [
     "write_json_line",
 ]
 
-# A pipe has no width to fit: what reads it wants whole lines.
+# A pipe has no width, and programs that read it need whole lines.
 _UNBOUNDED = 100_000
 
-_BROKEN_PIPE = 141  # as of a program that SIGPIPE ended
+_BROKEN_PIPE = 141  # like a program that SIGPIPE ended
 
-# Columns of a table: what is at most so wide is not folded while there is room.
+# A column of at most this width is folded only if the terminal is too narrow.
 _SHORT = 22
 _GAP = 2
 
@@ -57,13 +57,13 @@ _CONTROL = re.compile(r"[^\x20-\x7e]")
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        _reader_gone()
+        _exit_on_closed_pipe()
 
 
 def stdout(*, markup: bool = False) -> Console:
-    """Return the console for a verb's answer: coloured on a terminal alone.
+    """Return the console for a command's output, coloured only on a terminal.
 
-    With ``markup`` the caller escapes what is not its own.
+    With ``markup`` the caller must escape stored text.
     """
     bounded = sys.stdout.isatty() or "COLUMNS" in os.environ
     return _Console(
@@ -75,39 +75,39 @@ def stdout(*, markup: bool = False) -> Console:
 
 
 def stderr() -> Console:
-    """Return the console for what is said beside the answer."""
+    """Return the console for progress, which is not part of the output."""
     return Console(stderr=True, markup=False, highlight=False, emoji=False)
 
 
-def ready() -> None:
-    """Have standard output and error print any text, in whatever encoding they are."""
+def escape_unencodable() -> None:
+    """Print characters that the terminal's encoding lacks as escapes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def write(text: str) -> None:
-    """Write to standard output, and end the command where nobody reads it."""
+    """Write to standard output; end the command if its reader closed the pipe."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        _reader_gone()
+        _exit_on_closed_pipe()
 
 
 def write_json_line(line: bytes) -> None:
-    """Write a line of JSON, to a terminal so that it steers nothing."""
+    """Write a line of JSON; on a terminal, escape what is not printable."""
     try:
         if sys.stdout.isatty():
             line = _CONTROL.sub(_json_escape, line.decode()).encode()
 
         sys.stdout.buffer.write(line)
     except BrokenPipeError:
-        _reader_gone()
+        _exit_on_closed_pipe()
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document, on a terminal with indentation."""
+    """Print one JSON document, indented on a terminal."""
     text = json.dumps(
         document,
         ensure_ascii=not (sys.stdout.encoding or "").lower().startswith("utf"),
@@ -119,10 +119,10 @@ def print_json(document: Any) -> None:
 def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: str = ""
 ) -> None:
-    """Print a table that fits the terminal; ``right`` names columns of numbers.
+    """Print a table that fits the terminal; ``right`` names right-aligned columns.
 
-    Nothing is cut: where it is narrow, long texts are folded, and ids only where it is
-    narrower than all that is short.
+    Nothing is truncated. Wide columns are folded first, and narrow ones such as ids
+    only if the narrow columns alone do not fit.
     """
     console = stdout()
     table = Table(
@@ -155,10 +155,10 @@ def print_table(
 
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """Show how far long work is, on standard error and only on a terminal.
+    """Show a progress bar on standard error, if that is a terminal.
 
-    Gives a function that takes how many more are done; a negative number sets the
-    total to its amount.
+    Yields a function that adds to the number of finished items. A negative number
+    sets the total instead.
     """
     console = stderr()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -177,29 +177,29 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], No
         yield advance
 
 
-def plain(text: str) -> str:
-    """Return text that can only be read: what is not printable is escaped."""
+def printable(text: str) -> str:
+    """Return the text with every character that is not printable escaped."""
     return "".join(c if c.isprintable() else _escape(c) for c in text)
 
 
 def one_line(value: object, width: int) -> str:
-    """Return a value on one line, cut at the width; JSON unless it is text."""
+    """Return a value on one line, truncated to the width; as JSON unless it is text."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    line = plain(" ".join(text[: width * 8].split()))
+    line = printable(" ".join(text[: width * 8].split()))
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
-def moment(time: datetime) -> str:
-    """Return a time to the second, in UTC."""
+def utc_time(time: datetime) -> str:
+    """Format a time in UTC, to the second."""
     return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def age(time: datetime) -> str:
-    """Return how long ago a time was, in its largest unit."""
-    return span(datetime.now(UTC) - time)
+    """Return how long ago a time was, in the largest unit that fits."""
+    return _span(datetime.now(UTC) - time)
 
 
-def span(time: timedelta) -> str:
+def _span(time: timedelta) -> str:
     seconds = max(0, int(time.total_seconds()))
 
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
@@ -210,7 +210,7 @@ def span(time: timedelta) -> str:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes in its largest unit."""
+    """Format a number of bytes in the largest unit that fits."""
     if count < 1000:
         return f"{count:.0f} bytes"
 
@@ -219,7 +219,7 @@ def size(count: float) -> str:
 
 
 def _cell(value: object) -> Text:
-    return value if isinstance(value, Text) else Text(plain(str(value)))
+    return value if isinstance(value, Text) else Text(printable(str(value)))
 
 
 def _escape(char: str) -> str:
@@ -229,7 +229,10 @@ def _escape(char: str) -> str:
 
 
 def _json_escape(found: re.Match[str]) -> str:
-    """Escape what is not printable within JSON, where only strings can have it."""
+    """Escape a character of JSON text that is not printable.
+
+    In JSON text only strings contain such characters.
+    """
     char = found[0]
 
     if char == "\n" or char.isprintable():
@@ -239,7 +242,7 @@ def _json_escape(found: re.Match[str]) -> str:
     return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
 
 
-def _reader_gone() -> NoReturn:
-    # What is still buffered would raise again at the interpreter's end.
+def _exit_on_closed_pipe() -> NoReturn:
+    # Otherwise the interpreter raises again when it flushes the buffer at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise typer.Exit(_BROKEN_PIPE)

@@ -1,8 +1,7 @@
-"""``cpkit pending``: what waits, over all threads."""
+"""``cpkit pending``: list approval requests and calls without an outcome."""
 
 from __future__ import annotations
 
-import asyncio
 from datetime import datetime
 from typing import Annotated, Any, NamedTuple
 
@@ -10,47 +9,43 @@ import typer
 
 from cpkit.cli.calls import short_key
 from cpkit.cli.output import age, one_line, print_json, print_table, progress
-from cpkit.cli.running import No, run, say
-from cpkit.cli.stores import Json, Store, Url, opened, store_url
+from cpkit.cli.running import NotFound, print_stderr, run
+from cpkit.cli.stores import Json, Store, Url, open_store, store_url
 from cpkit.effects import EffectLedger
 from cpkit.effects.approvals import ApprovalRequest
 from cpkit.protocol import KeepsReceipts, ListsThreads
-from cpkit.records import CallRecord
+from cpkit.records import CallRecord, ThreadInfo
+from cpkit.tools.paging import gather_limited, thread_pages
 
 __all__ = ["Waiting", "pending", "pending_in"]
 
 Thread = Annotated[
     str | None,
     typer.Argument(
-        help="Only this thread.", metavar="[THREAD]", show_default="all of them"
+        help="List only this thread.", metavar="[THREAD]", show_default="all threads"
     ),
 ]
 
-_PAGE = 500
-# Threads at a time, which hides a server's round trips.
-_AT_ONCE = 8
-
 
 class Waiting(NamedTuple):
-    """An undecided approval request, or a call that has no outcome yet."""
+    """An undecided approval request, or a call without an outcome."""
 
     record: CallRecord
     request: ApprovalRequest | None
 
     @property
     def key(self) -> str:
-        """What `approve` and `deny` take; of a call, its own key."""
+        """The key that `approve` and `deny` take, or the key of the call."""
         call = self.record.call
         return call.idempotency_key if self.request is None else self.request.key
 
 
 def pending(url: Url = None, thread: Thread = None, json: Json = False) -> None:
-    """List what waits for a decision or an outcome.
+    """List undecided approval requests, and calls without an outcome.
 
-    Undecided approval requests, and calls without an outcome. A call waits while
-    its effect runs, and after a crash until somebody resumes it. THREAD and KEY of
-    an approval are what approve and deny take. Exits with 0 also where nothing
-    waits.
+    A call has no outcome while its effect runs, and after a crash until an agent
+    resumes the thread. Commands approve and deny take the THREAD and KEY of a request.
+    Exits with 0 also if the list is empty.
     """
     found = run(_pending(store_url(url), thread))
 
@@ -59,7 +54,7 @@ def pending(url: Url = None, thread: Thread = None, json: Json = False) -> None:
         return
 
     if not found:
-        say("nothing waits")
+        print_stderr("nothing is pending")
         return
 
     print_table(
@@ -79,7 +74,7 @@ def pending(url: Url = None, thread: Thread = None, json: Json = False) -> None:
 
 
 async def pending_in(cp: Store, thread_id: str) -> list[Waiting]:
-    """Return what waits in a thread, oldest first; no messages are read."""
+    """Return what is pending in a thread, oldest first, without its messages."""
     calls = await cp.list_calls(thread_id)
     waiting = [one for one in calls if one.status == "issued" and not one.erased]
 
@@ -94,32 +89,30 @@ async def pending_in(cp: Store, thread_id: str) -> list[Waiting]:
 
 
 async def _pending(url: str, thread: str | None) -> list[Waiting]:
-    async with opened(url, ListsThreads, KeepsReceipts) as cp:
+    async with open_store(url, ListsThreads, KeepsReceipts) as cp:
         if thread is not None:
             if await cp.load(thread) is None:
-                raise No(f"there is no thread {thread!r}; cpkit threads lists them")
+                raise NotFound(
+                    f"there is no thread {thread!r}; cpkit threads lists them"
+                )
 
             return await pending_in(cp, thread)
 
         found: list[Waiting] = []
-        after: str | None = None
 
         with progress("threads") as advance:
-            while page := await cp.list_threads(after=after, limit=_PAGE):
-                for i in range(0, len(page), _AT_ONCE):
-                    some = page[i : i + _AT_ONCE]
-                    lists = await asyncio.gather(
-                        *(pending_in(cp, one.thread_id) for one in some)
-                    )
-                    found += [one for waiting in lists for one in waiting]
-                    advance(len(some))
 
-                after = page[-1].thread_id
+            async def collect(info: ThreadInfo) -> None:
+                found.extend(await pending_in(cp, info.thread_id))
+                advance(1)
 
-        return sorted(found, key=_since)
+            async for page in thread_pages(cp):
+                await gather_limited(collect, page)
+
+        return sorted(found, key=_issued_at)
 
 
-def _since(waiting: Waiting) -> datetime:
+def _issued_at(waiting: Waiting) -> datetime:
     return waiting.record.issued_at
 
 

@@ -1,8 +1,7 @@
-"""``cpkit prune``: delete the threads that nobody has touched for long."""
+"""``cpkit prune``: delete threads that were not written to for some time."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 import sys
 from dataclasses import asdict, dataclass, field
@@ -11,12 +10,13 @@ from typing import Annotated
 
 import typer
 
-from cpkit.cli.output import moment, print_json, progress, write
+from cpkit.cli.output import print_json, progress, utc_time, write
 from cpkit.cli.pending import pending_in
-from cpkit.cli.running import BadUse, Exit, give_up, run
-from cpkit.cli.stores import Json, Store, Url, opened, shown, store_url
+from cpkit.cli.running import BadUse, Exit, fail, run
+from cpkit.cli.stores import Json, Store, Url, display_url, open_store, store_url
 from cpkit.protocol import ErasesThreads, KeepsReceipts, ListsThreads
 from cpkit.records import ThreadInfo
+from cpkit.tools.paging import gather_limited, thread_pages
 
 __all__ = ["duration", "prune"]
 
@@ -24,38 +24,38 @@ OlderThan = Annotated[
     str,
     typer.Option(
         "--older-than",
-        help="Untouched for so long: 30d, 12h, 90min, 2w.",
+        help="Minimum time since the last write: 30d, 12h, 90min, 2w.",
         metavar="TIME",
         show_default=False,
     ),
 ]
-Prefix = Annotated[str, typer.Option(help="Only ids that start so.", metavar="TEXT")]
+Prefix = Annotated[
+    str,
+    typer.Option(help="Only threads whose id starts with this text.", metavar="TEXT"),
+]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Say what would go; delete nothing.")
+    bool, typer.Option("--dry-run", help="Count what would be deleted; delete nothing.")
 ]
 ForgetKeys = Annotated[
     bool,
     typer.Option(
         "--forget-keys",
-        help="Free the keys of their calls too: what was paid can be paid again.",
+        help="Also free the keys of calls: a payment can then be repeated.",
     ),
 ]
 WithPending = Annotated[
     bool,
-    typer.Option("--with-pending", help="Also those with calls that still wait."),
+    typer.Option("--with-pending", help="Also delete threads that have pending calls."),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 _UNITS = {"s": 1, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-_PAGE = 500
-# Threads at a time, which hides a server's round trips.
-_AT_ONCE = 8
-_OURS = "cpkit:"
+_INTERNAL = "cpkit:"
 
 
 @dataclass
 class Pruned:
-    """What was deleted, and what was kept although it is old."""
+    """What was deleted, and the old threads that were kept."""
 
     before: str
     dry_run: bool
@@ -75,21 +75,20 @@ def prune(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Delete whole threads that were not written to for some time.
+    """Delete threads that were not written to for some time.
 
-    Messages, extra, args and results go; the keys of calls are kept, so that what was
-    paid stays paid, unless --forget-keys. Threads with pending calls are kept, and so
-    are cpkit's own (cpkit:…) unless --prefix names them.
+    Deletes messages, extra, args and results. Keeps the keys of calls, so that no
+    payment is repeated; --forget-keys deletes them too. Keeps threads with pending
+    calls. Keeps internal threads (cpkit:…) unless --prefix names them.
 
-    Each thread is looked at again right before it is deleted. A write that comes
-    between that look and the deletion is lost with the thread, so do not prune what
-    agents may come back to.
+    Each thread is checked again right before its deletion. A write between that check
+    and the deletion is lost, so do not prune threads that agents may still use.
     """
     place = store_url(url)
     planned = None
 
     if dry_run or not yes:
-        # The same walk, so that what is asked about is what will be done.
+        # Count with the code that deletes, so that the question is accurate.
         planned = run(_prune(place, older_than, prefix, with_pending, None))
 
     if planned is not None and not dry_run and planned.threads:
@@ -112,16 +111,17 @@ def prune(
         write(f"kept {len(pruned.pending)} with pending calls: cpkit pending\n")
 
     if pruned.touched:
-        write(f"kept {len(pruned.touched)} that were written to meanwhile\n")
+        write(f"kept {len(pruned.touched)} that were written to during the run\n")
 
 
 def duration(text: str) -> timedelta:
-    """Return the time that a person wrote; raises ``BadUse``."""
+    """Parse a duration such as ``30d``; raise ``BadUse`` if that is not possible."""
     found = re.fullmatch(r"(\d{1,9})\s*([a-z]+)", text.strip().lower())
 
     if found is None or found[2] not in _UNITS:
         raise BadUse(
-            f"{text!r} is no time; write a number and one of {', '.join(_UNITS)}: 30d"
+            f"{text!r} is not a duration: write a number and a unit "
+            f"({', '.join(_UNITS)}), for example 30d"
         )
 
     return timedelta(seconds=int(found[1]) * _UNITS[found[2]])
@@ -137,62 +137,56 @@ async def _prune(
     try:
         before = datetime.now(UTC) - duration(older_than)
     except OverflowError:
-        raise BadUse(f"{older_than!r} is before all times") from None
+        raise BadUse(f"--older-than {older_than} is too long ago") from None
 
-    async with opened(url, ListsThreads, KeepsReceipts, ErasesThreads) as cp:
-        return await _walk(cp, prefix, before, with_pending, forget_keys)
+    async with open_store(url, ListsThreads, KeepsReceipts, ErasesThreads) as cp:
+        return await _prune_threads(cp, prefix, before, with_pending, forget_keys)
 
 
 def _confirm(url: str, planned: Pruned, forget_keys: bool) -> None:
-    """Ask, outside of any event loop, where Ctrl-C ends the question."""
+    """Ask for confirmation, outside an event loop so that Ctrl-C works."""
     what = (
         f"delete {planned.threads} threads with {planned.messages} messages from "
-        f"{shown(url)}" + (" and forget their keys" if forget_keys else "")
+        f"{display_url(url)}" + (" and forget their keys" if forget_keys else "")
     )
 
     if not sys.stdin.isatty():
-        give_up(Exit.BAD_USE, f"to {what}, say --yes; --dry-run only counts")
+        fail(Exit.BAD_USE, f"to {what}, add --yes; --dry-run only counts")
 
     if not typer.confirm(f"{what[0].upper()}{what[1:]}?", err=True):
-        give_up(Exit.NO, "nothing was deleted")
+        fail(Exit.NO, "nothing was deleted")
 
 
-async def _walk(
+async def _prune_threads(
     cp: Store,
     prefix: str,
     before: datetime,
     with_pending: bool,
     forget_keys: bool | None,
 ) -> Pruned:
-    """Go through the old threads; delete them unless ``forget_keys`` is ``None``."""
-    pruned = Pruned(f"{moment(before)} UTC", forget_keys is None)
-    after: str | None = None
+    """Delete the old threads, or only count them if ``forget_keys`` is ``None``."""
+    pruned = Pruned(f"{utc_time(before)} UTC", forget_keys is None)
+
+    async def prune_one(info: ThreadInfo) -> None:
+        await _prune_thread(cp, info, with_pending, forget_keys, pruned)
 
     with progress("counting" if forget_keys is None else "deleting") as advance:
-        while page := await cp.list_threads(prefix=prefix, after=after, limit=_PAGE):
+        async for page in thread_pages(cp, prefix=prefix):
             old = [
                 info
                 for info in page
-                if info.updated_at < before and _is_meant(info, prefix)
+                if info.updated_at < before and _is_selected(info, prefix)
             ]
 
-            for i in range(0, len(old), _AT_ONCE):
-                await asyncio.gather(
-                    *(
-                        _one(cp, info, with_pending, forget_keys, pruned)
-                        for info in old[i : i + _AT_ONCE]
-                    )
-                )
-
+            await gather_limited(prune_one, old)
             advance(len(page))
-            after = page[-1].thread_id
 
     pruned.pending.sort()
     pruned.touched.sort()
     return pruned
 
 
-async def _one(
+async def _prune_thread(
     cp: Store,
     info: ThreadInfo,
     with_pending: bool,
@@ -206,11 +200,11 @@ async def _one(
         return
 
     if forget_keys is not None:
-        # An id is the first of all that start with it.
+        # In the order of ids, an id comes before all longer ids that start with it.
         now = await cp.list_threads(prefix=thread_id, limit=1)
 
         if not now or now[0].thread_id != thread_id:
-            return  # somebody else deleted it
+            return  # another process deleted it
 
         if now[0] != info:
             pruned.touched.append(thread_id)
@@ -222,5 +216,5 @@ async def _one(
     pruned.messages += info.version
 
 
-def _is_meant(info: ThreadInfo, prefix: str) -> bool:
-    return prefix.startswith(_OURS) or not info.thread_id.startswith(_OURS)
+def _is_selected(info: ThreadInfo, prefix: str) -> bool:
+    return prefix.startswith(_INTERNAL) or not info.thread_id.startswith(_INTERNAL)

@@ -1,7 +1,7 @@
-"""How a verb ends: with an exit code, and where it could not, one line that says why.
+"""Run a command's work, and turn its errors into exit codes and one line of text.
 
-0 done, 1 the answer is no, 2 bad use, 3 store unavailable; 130 after Ctrl-C, 141 where
-the reader of a pipe has gone.
+0 done, 1 the answer is no, 2 bad use, 3 store unavailable; 130 after Ctrl-C, 141 when
+the reader of standard output closed the pipe.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, NoReturn, TypeVar
 
 import typer
 
-from cpkit.cli.output import plain
+from cpkit.cli.output import printable
 from cpkit.errors import BackendUnavailable, CheckpointerError
 
-__all__ = ["BadUse", "Exit", "No", "NoStore", "give_up", "run", "say"]
+__all__ = ["BadUse", "Exit", "NoStore", "NotFound", "fail", "print_stderr", "run"]
 
 T = TypeVar("T")
 
@@ -32,45 +32,46 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-class No(Exception):
-    """What was asked for is not there, or not so."""
+class NotFound(Exception):
+    """The thread or session that the command names does not exist."""
 
 
 class BadUse(Exception):
-    """The words of the command cannot be used."""
+    """An argument of the command is wrong."""
 
 
 class NoStore(Exception):
-    """There is no store where the URL says."""
+    """There is no store at the URL."""
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a verb's work on a loop of its own; end the command where it cannot be done.
+    """Run a command's work on a new event loop, and return its result.
 
-    No traceback is for the user of a command: each error becomes its one line.
+    An expected error ends the command with one line and an exit code, without a
+    traceback.
     """
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
         raise typer.Exit(Exit.INTERRUPTED) from None
-    except No as exc:
-        give_up(Exit.NO, str(exc))
+    except NotFound as exc:
+        fail(Exit.NO, str(exc))
     except (BackendUnavailable, NoStore) as exc:
-        give_up(Exit.UNAVAILABLE, str(exc))
+        fail(Exit.UNAVAILABLE, str(exc))
     except (CheckpointerError, BadUse) as exc:
-        give_up(Exit.BAD_USE, str(exc))
+        fail(Exit.BAD_USE, str(exc))
     except OSError as exc:
-        give_up(Exit.BAD_USE, f"{exc.strerror or exc}: {exc.filename or 'a file'}")
+        fail(Exit.BAD_USE, f"{exc.strerror or exc}: {exc.filename or 'a file'}")
 
 
-def give_up(code: Exit, message: str) -> NoReturn:
-    """Say why in one line, and end the command."""
-    say(message)
+def fail(code: Exit, message: str) -> NoReturn:
+    """Print the message to standard error, and end the command."""
+    print_stderr(message)
     raise typer.Exit(code)
 
 
-def say(message: str) -> None:
-    """Tell a person something on standard error, in one line."""
-    line = plain(message)
+def print_stderr(message: str) -> None:
+    """Print one line to standard error, red on a terminal."""
+    line = printable(message)
     red = sys.stderr.isatty()
     sys.stderr.write(f"\x1b[31m{line}\x1b[0m\n" if red else f"{line}\n")

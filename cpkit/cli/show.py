@@ -1,4 +1,4 @@
-"""``cpkit show``: what one thread holds."""
+"""``cpkit show``: print a thread's messages, extra and pending calls."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import typer
 from rich.text import Text
 
 from cpkit.cli.calls import call_rows
-from cpkit.cli.output import one_line, plain, print_json, print_table, stdout
-from cpkit.cli.running import No, run
-from cpkit.cli.stores import Json, opened, url_and
+from cpkit.cli.output import one_line, print_json, print_table, printable, stdout
+from cpkit.cli.running import NotFound, run
+from cpkit.cli.stores import Json, open_store, split_words
 from cpkit.records import CheckpointData
 from cpkit.tools.copying.exports import call_as_json
 
@@ -20,23 +20,25 @@ __all__ = ["show"]
 Words = Annotated[
     list[str],
     typer.Argument(
-        help="Where the store is, unless CPKIT_URL says it; and the thread's id.",
+        help="The store's URL, unless CPKIT_URL is set, and the thread's id.",
         metavar="[URL] THREAD",
         show_default=False,
     ),
 ]
-Last = Annotated[int, typer.Option(help="How many messages, from the end.", min=0)]
-Full = Annotated[bool, typer.Option("--full", help="Print messages whole, as JSON.")]
+Last = Annotated[
+    int, typer.Option(help="How many of the last messages to print.", min=0)
+]
+Full = Annotated[
+    bool,
+    typer.Option("--full", help="Print messages as JSON, without shortening them."),
+]
 
-# Characters of a message in a table; a terminal folds them.
+# Characters of a message in a table.
 _SHORT = 400
 
 
 def show(words: Words, last: Last = 20, full: Full = False, json: Json = False) -> None:
-    """Show what a thread holds.
-
-    Its last messages, its extra, and the calls that have no outcome yet.
-    """
+    """Print the last messages of a thread, its extra, and its pending calls."""
     thread_id, data = run(_load(words))
     first = max(0, data.version - last)
     messages = data.messages[first:]
@@ -57,7 +59,7 @@ def show(words: Words, last: Last = 20, full: Full = False, json: Json = False) 
     console = stdout()
     count = f"{data.version} message{'' if data.version == 1 else 's'}"
     shown = f", from {first} on" if first else ""
-    console.print(Text(f"{plain(thread_id)}: {count}{shown}", "bold"))
+    console.print(Text(f"{printable(thread_id)}: {count}{shown}", "bold"))
 
     if full:
         for position, message in enumerate(messages, first):
@@ -88,32 +90,32 @@ def show(words: Words, last: Last = 20, full: Full = False, json: Json = False) 
 
 
 async def _load(words: list[str]) -> tuple[str, CheckpointData[Any]]:
-    url, thread_id = url_and(words, "THREAD")
+    url, thread_id = split_words(words, "THREAD")
 
-    async with opened(url) as cp:
+    async with open_store(url) as cp:
         data = await cp.load(thread_id)
 
     if data is None:
-        raise No(f"there is no thread {thread_id!r}; cpkit threads lists them")
+        raise NotFound(f"there is no thread {thread_id!r}; cpkit threads lists them")
 
     return thread_id, data
 
 
 def _in_short(message: Any) -> tuple[str, str]:
-    """Return who says a message, or of what type it is, and its words."""
+    """Return a message's role or type, and its text."""
     if not isinstance(message, dict):
         return "", one_line(message, _SHORT)
 
     for name in ("role", "kind", "type"):
         if isinstance(message.get(name), str):
             rest = {key: value for key, value in message.items() if key != name}
-            return one_line(message[name], 30), one_line(_words(rest), _SHORT)
+            return one_line(message[name], 30), one_line(_text_and_rest(rest), _SHORT)
 
     return "", one_line(message, _SHORT)
 
 
-def _words(rest: dict[str, Any]) -> str:
-    """Return a message's text, and what else it has as JSON."""
+def _text_and_rest(rest: dict[str, Any]) -> str:
+    """Return a message's text, and its other fields as JSON."""
     text = _text(rest.get("content"))
 
     if text is None:
@@ -124,7 +126,7 @@ def _words(rest: dict[str, Any]) -> str:
 
 
 def _text(content: Any) -> str | None:
-    """Return the words of a message's content, with the type of parts that are none."""
+    """Return the text of a message's content; a part without text is its type."""
     if isinstance(content, str):
         return content
 
@@ -145,4 +147,4 @@ def _text(content: Any) -> str | None:
 
 def _pretty(message: Any) -> str:
     text = jsonlib.dumps(message, ensure_ascii=False, indent=2)
-    return "\n".join(plain(line) for line in text.split("\n"))
+    return "\n".join(printable(line) for line in text.split("\n"))

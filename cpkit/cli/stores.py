@@ -1,4 +1,4 @@
-"""Which store a command is about, and opening it."""
+"""Find and open the store that a command works on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-from cpkit.cli.output import plain
+from cpkit.cli.output import printable
 from cpkit.cli.peek import peek
 from cpkit.cli.running import BadUse, NoStore
 from cpkit.errors import InvalidURL
@@ -28,26 +28,24 @@ __all__ = [
     "Store",
     "Url",
     "destination",
-    "has",
-    "opened",
-    "shown",
+    "supports",
+    "open_store",
+    "display_url",
     "store_url",
-    "url_and",
+    "split_words",
 ]
 
 Url = Annotated[
     str | None,
-    typer.Argument(
-        help="Where the store is.", metavar="[URL]", show_default="CPKIT_URL"
-    ),
+    typer.Argument(help="The store's URL.", metavar="[URL]", show_default="CPKIT_URL"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
 def destination(metavar: str) -> Any:
-    """Return the argument of a verb that writes into a store, new or not."""
+    """Return the argument for a store that the command may create."""
     return typer.Argument(
-        help="A store's URL; it is created if it is not there.",
+        help="A store's URL; a missing store is created.",
         metavar=metavar,
         show_default=False,
     )
@@ -70,16 +68,16 @@ class Store(
     StatesDurability,
     Protocol,
 ):
-    """A store with every ability; which of them one has, `has` tells."""
+    """A store with every optional protocol; check with `supports` before a call."""
 
 
 def store_url(given: str | None) -> str:
-    """Return the URL that a command is about, as the library reads it."""
+    """Return the given URL, or CPKIT_URL, or the default."""
     return given or os.environ.get("CPKIT_URL") or DEFAULT_URL
 
 
-def url_and(words: Sequence[str], *names: str) -> tuple[str, ...]:
-    """Divide a command's words into the URL, which may be left out, and the rest."""
+def split_words(words: Sequence[str], *names: str) -> tuple[str, ...]:
+    """Split a command's words into the URL, which is optional, and the named rest."""
     if len(words) == len(names):
         return (store_url(None), *words)
 
@@ -88,51 +86,53 @@ def url_and(words: Sequence[str], *names: str) -> tuple[str, ...]:
 
     raise BadUse(
         f"expected [URL] {' '.join(names)}, got {len(words)} words; "
-        "without a URL, CPKIT_URL counts"
+        "without a URL, CPKIT_URL is used"
     )
 
 
-def shown(url: str) -> str:
-    """Return a URL for people to read: no password, no control characters."""
-    return plain(redacted(url))
+def display_url(url: str) -> str:
+    """Return a URL without its password and without control characters."""
+    return printable(redacted(url))
 
 
 @asynccontextmanager
-async def opened(
+async def open_store(
     url: str, *abilities: type, create: bool = False, volatile: bool = False
 ) -> AsyncIterator[Store]:
-    """Open a store that is there already, with messages as plain JSON of any kind.
+    """Open an existing store, with messages of any JSON type.
 
-    Only with ``create`` is one made where there is none. A store in memory, which no
-    other process sees, is refused unless ``volatile``. ``abilities`` are the optional
-    protocols that the command cannot do without.
+    ``create`` also creates a missing store. ``volatile`` accepts a store in memory,
+    which other processes cannot see. ``abilities`` are the optional protocols that the
+    command needs.
+
+    Raises ``NoStore`` for a missing store, and ``BadUse`` for a missing ability.
     """
     handle = open_checkpointer(url, message_type=Any)
 
     if not volatile and url.lower().startswith(("memory:", "sqlite:///:memory:")):
         raise InvalidURL(
-            f"{shown(url)} lives in its own process, where this command cannot see it; "
-            "name a store that is shared"
+            f"{display_url(url)} lives in its own process, and this command cannot "
+            "see it; use the URL of a store that processes share"
         )
 
     if not create:
         found = await peek(url)
 
         if found is not None and not found.exists:
-            what = f"{found.path} holds no store" if found.path else "there is no store"
+            what = f"{found.path} is not a store" if found.path else "there is no store"
             raise NoStore(
-                f"{shown(url)}: {what} (nothing was created); look at the URL, or "
-                "make one there with: cpkit doctor --create"
+                f"{display_url(url)}: {what} (nothing was created); check the URL, or "
+                "create a store with: cpkit doctor --create"
             )
 
     async with handle as cp:
         for ability in abilities:
-            if not has(cp, ability):
-                raise BadUse(f"{shown(url)} cannot {_ABILITIES[ability]}")
+            if not supports(cp, ability):
+                raise BadUse(f"{display_url(url)} cannot {_ABILITIES[ability]}")
 
-        yield cp  # type: ignore[misc]  # of the optional methods, those asked for
+        yield cp  # type: ignore[misc]  # it has the abilities that were asked for
 
 
-def has(cp: object, *abilities: type) -> bool:
-    """Tell whether a store has the methods of some optional protocols."""
+def supports(cp: object, *abilities: type) -> bool:
+    """Return whether a store has all of these optional protocols."""
     return all(isinstance(cp, one) for one in abilities)

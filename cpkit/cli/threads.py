@@ -1,4 +1,4 @@
-"""``cpkit threads``: list a store's threads."""
+"""``cpkit threads``: list the threads of a store."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from typing import Annotated, Any
 
 import typer
 
-from cpkit.cli.output import age, moment, print_json, print_table
-from cpkit.cli.running import run, say
-from cpkit.cli.stores import Json, Url, opened, store_url
+from cpkit.cli.output import age, print_json, print_table, utc_time
+from cpkit.cli.running import print_stderr, run
+from cpkit.cli.stores import Json, Url, open_store, store_url
 from cpkit.protocol import ListsThreads
 from cpkit.records import ThreadInfo
 
 __all__ = ["thread_json", "threads"]
 
-Prefix = Annotated[str, typer.Option(help="Only ids that start so.", metavar="TEXT")]
+Prefix = Annotated[
+    str, typer.Option(help="List only ids that start with this text.", metavar="TEXT")
+]
 After = Annotated[
     str | None, typer.Option(help="Only ids after this one.", metavar="THREAD")
 ]
-Limit = Annotated[int, typer.Option(help="How many at most.", min=1)]
+Limit = Annotated[int, typer.Option(help="Maximum number of threads.", min=1)]
 
 
 def threads(
@@ -28,10 +30,10 @@ def threads(
     limit: Limit = 100,
     json: Json = False,
 ) -> None:
-    """List a store's threads, ordered by id.
+    """List the threads of a store, ordered by id.
 
-    Where there are more than the limit, the last id is what --after takes for the next
-    page; in JSON it is "next".
+    If there are more threads than the limit, pass the last id to --after for the next
+    page. In JSON that id is "next".
     """
     found = run(_list(store_url(url), prefix, after, limit))
     page, more = found[:limit], len(found) > limit
@@ -51,8 +53,8 @@ def threads(
             (
                 one.thread_id,
                 one.version,
-                moment(one.created_at),
-                moment(one.updated_at),
+                utc_time(one.created_at),
+                utc_time(one.updated_at),
                 age(one.updated_at),
             )
             for one in page
@@ -61,13 +63,15 @@ def threads(
     )
 
     if more:
-        say(f"there are more: --after {page[-1].thread_id!r}")
+        print_stderr(f"there are more: --after {page[-1].thread_id!r}")
     elif not page:
-        say("there are no threads" + (f" that start with {prefix!r}" if prefix else ""))
+        print_stderr(
+            "there are no threads" + (f" that start with {prefix!r}" if prefix else "")
+        )
 
 
 def thread_json(info: ThreadInfo) -> dict[str, Any]:
-    """Return a thread's line of a listing."""
+    """Return one thread of the list as JSON."""
     return {
         "thread_id": info.thread_id,
         "version": info.version,
@@ -79,5 +83,5 @@ def thread_json(info: ThreadInfo) -> dict[str, Any]:
 async def _list(
     url: str, prefix: str, after: str | None, limit: int
 ) -> list[ThreadInfo]:
-    async with opened(url, ListsThreads) as cp:
+    async with open_store(url, ListsThreads) as cp:
         return await cp.list_threads(prefix=prefix, after=after, limit=limit + 1)

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from cpkit.cli.output import print_json, stdout, write
-from cpkit.cli.running import Exit, No, give_up, run
-from cpkit.cli.stores import opened, url_and
+from cpkit.cli.running import Exit, NotFound, fail, run
+from cpkit.cli.stores import open_store, split_words
 from cpkit.sessions import SessionLog
 from cpkit.sessions.pictures import draw_mermaid, draw_svg, draw_terminal
 from cpkit.sessions.pictures.describe import describe
@@ -18,13 +18,14 @@ __all__ = ["tree"]
 Words = Annotated[
     list[str],
     typer.Argument(
-        help="Where the store is, unless CPKIT_URL says it; and the session's id.",
+        help="The store's URL, unless CPKIT_URL is set, and the session's id.",
         metavar="[URL] THREAD",
         show_default=False,
     ),
 ]
 All = Annotated[
-    bool, typer.Option("--all", help="Show every entry; straight runs are not folded.")
+    bool,
+    typer.Option("--all", help="Show every entry instead of folding straight runs."),
 ]
 Mermaid = Annotated[bool, typer.Option("--mermaid", help="Print a Mermaid flowchart.")]
 Svg = Annotated[bool, typer.Option("--svg", help="Print an SVG file.")]
@@ -38,14 +39,13 @@ def tree(
     svg: Svg = False,
     json: Json = False,
 ) -> None:
-    """Draw the branches of a session.
+    """Draw the branches of a session, in the terminal or for a document.
 
-    In the terminal, or for a document. The active branch is bright, the others are
-    dim. Exits with 1 where there is no such session, 2 for a thread that is none
-    and 3 where the store cannot be reached.
+    The active branch is bright, the others are dim. Exits with 1 if the session does
+    not exist, 2 if the thread is not a session, and 3 if the store is unavailable.
     """
     if mermaid + svg + json > 1:
-        give_up(Exit.BAD_USE, "--mermaid, --svg and --json exclude each other")
+        fail(Exit.BAD_USE, "--mermaid, --svg and --json exclude each other: use one")
 
     log = run(_read(words))
 
@@ -60,13 +60,15 @@ def tree(
 
 
 async def _read(words: list[str]) -> SessionLog:
-    url, thread_id = url_and(words, "THREAD")
+    url, thread_id = split_words(words, "THREAD")
 
-    async with opened(url) as cp:
+    async with open_store(url) as cp:
         log = await SessionLog.open(cp, thread_id)
 
     if log.version == 0:
-        raise No(f"there is no session {thread_id!r}; cpkit threads lists all threads")
+        raise NotFound(
+            f"there is no session {thread_id!r}; cpkit threads lists all threads"
+        )
 
     return log
 

@@ -63,7 +63,7 @@ def test_json_has_every_round(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["memory://", "--workload", "sleep"], 2, "'sleep' is none of"),
+        (["memory://", "--workload", "sleep"], 2, "unknown --workload 'sleep'"),
         (["nonsense://"], 2, "no driver for 'nonsense'"),
         (["memory://", "redis://127.0.0.1:1/0?connect_timeout=0.1"], 3, "127.0.0.1:1"),
     ],

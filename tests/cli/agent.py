@@ -1,6 +1,6 @@
-"""An agent that waits for a decision: ``python -m tests.cli.agent URL THREAD AMOUNT``.
+"""An agent that waits for approval: ``python -m tests.cli.agent URL THREAD AMOUNT``.
 
-Says ``asked KEY`` when the request is on record, and how it ended.
+Prints ``asked KEY`` when the request is stored, and ``ran`` or ``denied`` afterwards.
 """
 
 from __future__ import annotations

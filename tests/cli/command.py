@@ -1,4 +1,4 @@
-"""The command, run here or in a process of its own, and stores filled for it."""
+"""Run the command, in this process or in a new one, and fill stores for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended, and what it said."""
+    """A command's exit code and output."""
 
     code: int
     out: str
@@ -37,7 +37,7 @@ class Ended:
 
 
 def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this process's environment, without what would colour or place things."""
+    """Return this process's environment, without URL, width and colour settings."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -52,7 +52,7 @@ def cpkit(
     cwd: Path | None = None,
     stdin: str = "",
 ) -> Ended:
-    """Run the real command in a process of its own."""
+    """Run the command in a new process."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "cpkit.cli", *words],
         input=stdin,
@@ -68,7 +68,7 @@ def cpkit(
 
 
 def invoke(*words: str, env: Mapping[str, str | None] | None = None) -> Ended:
-    """Run the command in this process, which is quicker."""
+    """Run the command in this process, which is faster."""
     unset = {"CPKIT_URL": None, "COLUMNS": None}
     ended = CliRunner().invoke(app, list(words), env={**unset, **(env or {})})
 
@@ -79,11 +79,11 @@ def invoke(*words: str, env: Mapping[str, str | None] | None = None) -> Ended:
 
 
 def in_store(url: str, work: Callable[[Store], Awaitable[T]]) -> T:
-    """Do something with a store, on a loop of its own."""
+    """Open a store on a new event loop, and await work on it."""
 
     async def opened() -> T:
         async with open_checkpointer(url, message_type=Any) as cp:
-            return await work(cp)  # type: ignore[arg-type]  # the stores have all
+            return await work(cp)  # type: ignore[arg-type]  # these stores have every ability
 
     return asyncio.run(opened())
 
@@ -91,7 +91,7 @@ def in_store(url: str, work: Callable[[Store], Awaitable[T]]) -> T:
 async def call(
     cp: Store, thread_id: str, call_id: str, key: str, success: bool | None = None
 ) -> None:
-    """Put a call on record, and its outcome unless ``None``."""
+    """Record a call, and its outcome unless ``success`` is ``None``."""
     issued = ToolCall(call_id, "charge", {"by": call_id}, key)
     assert await cp.record_issued(thread_id, issued) is None
 
@@ -100,7 +100,7 @@ async def call(
 
 
 def table(out: str) -> list[list[str]]:
-    """Return the rows of a table that was printed, split at two spaces and more."""
+    """Return the rows of a printed table, split at two or more spaces."""
     lines = [line.rstrip() for line in out.splitlines()]
     start = next(i for i, line in enumerate(lines) if line.startswith("───"))
     return [

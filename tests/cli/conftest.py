@@ -1,4 +1,4 @@
-"""Stores that a command can open from another process, each used as it comes."""
+"""Stores that processes can share, created empty for each test."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
-    """A store for what does not depend on the store."""
+    """A SQLite store, for tests that pass on any store."""
     return fresh_url("sqlite", tmp_path)

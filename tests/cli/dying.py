@@ -1,6 +1,6 @@
 """A copy whose process is killed: ``python -m tests.cli.dying SRC DST WRITES``.
 
-It dies right after that many writes to the destination.
+The process kills itself right after that many writes to the destination.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ WRITES = {"append", "save_extra", "record_issued", "record_result", "delete_thre
 
 
 class Dying:
-    """A store that ends at the write of a number, after it was applied or before.
+    """A store whose process dies at its n-th write, before or after applying it.
 
-    ``end`` ends the process, or gives the exception that stands for its end: nothing
-    is done by this handle from then on.
+    ``end`` kills the process, or returns an exception in place of its death: the
+    handle writes nothing afterwards.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Dying:
 
 
 def killed() -> BaseException:
-    """End this process at once."""
+    """Kill this process."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("a process outlived SIGKILL")
 
@@ -70,7 +70,7 @@ async def main(src: str, dst: str, writes: int) -> None:
         open_checkpointer(dst, message_type=Any) as destination,
     ):
         dying: Any = Dying(destination, writes, killed)
-        await copy_store(source, dying)  # type: ignore[arg-type]  # it keeps receipts
+        await copy_store(source, dying)  # type: ignore[arg-type]  # it implements KeepsReceipts
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""``cpkit show`` without an answer: ``python -m tests.cli.interrupted URL``.
+"""``cpkit show`` with a load that never ends: ``python -m tests.cli.interrupted URL``.
 
-Says ``loading`` when it waits.
+Prints ``loading`` when the load has started.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A store with all that a copy must carry, and what two stores are compared by."""
+"""Fill a store with everything that a copy must keep, and read it for comparison."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ KEYS = ["across", "open", "failed", "paid", "later", "erased", "erased-open"]
 
 
 async def stock(cp: Store) -> None:
-    """Fill a store: values, attempts across threads, and a thread deleted and new."""
+    """Fill a store: values, attempts across threads, a deleted and recreated thread."""
     await cp.append("plain", [{"n": n, "x": 1.0, "big": 10**30} for n in range(1200)])
     await cp.save_extra("plain", {"a": None, "é\u2028": [1, 1.0, True]})
     await cp.append("values", ["text", 3, None, [1, {"k": "\x00"}]])
     await cp.save_extra("only-extra", {"state": {"plan": []}})
 
-    # Attempts at one key in three threads, of which a list shows the later ones first.
+    # Attempts at one key in three threads, whose ids sort in another order.
     await call(cp, "z-first", "one", "across", success=False)
     await call(cp, "a-second", "two", "across", success=False)
     await call(cp, "m-third", "three", "across", success=True)
@@ -28,7 +28,7 @@ async def stock(cp: Store) -> None:
     await call(cp, "plain", "fails", "failed", success=False)
     await call(cp, "plain", "pays", "paid", success=True)
 
-    # Attempt 1 is forgotten, and attempt 2 stays the second.
+    # Attempt 1 is deleted with its key; attempt 2 keeps its number.
     await call(cp, "forgotten", "lost", "later", success=False)
     await call(cp, "plain", "again", "later", success=True)
     await cp.delete_thread("forgotten", forget_keys=True)
@@ -40,7 +40,7 @@ async def stock(cp: Store) -> None:
 
 
 async def everything(cp: Store) -> dict[str, Any]:
-    """Return what a store has, without its times and what erased calls are called."""
+    """Return a store's content without times, and without the ids of erased calls."""
     found: dict[str, Any] = {}
 
     for info in await cp.list_threads(limit=10_000):
@@ -48,7 +48,7 @@ async def everything(cp: Store) -> dict[str, Any]:
         assert data is not None
         found[info.thread_id] = (
             data.messages,
-            repr(data.messages[:1]),  # where 1 and 1.0 are told apart
+            repr(data.messages[:1]),  # distinguishes 1 and 1.0
             data.extra,
             {
                 one.call.call_id: (one.call, one.status, one.attempt, one.result)

@@ -1,4 +1,4 @@
-"""What cannot be done is said in one line, with the mend, and a code."""
+"""Errors are one line that says what to do, with an exit code."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ READING = [
 
 @pytest.mark.parametrize("words", READING, ids=lambda words: words[0])
 @pytest.mark.parametrize("kind", ["sqlite", "file", "postgres", "redis"])
-def test_no_store_is_made_by_a_slip(
+def test_a_wrong_url_creates_no_store(
     tmp_path: Path, kind: str, words: list[str]
 ) -> None:
-    """Where there is none it says so, creates nothing, and exits with 3."""
+    """The command reports that the store is missing, and exits with 3."""
     url = fresh_url(kind, tmp_path)
 
     for _ in range(2):
@@ -46,14 +46,14 @@ def test_no_store_is_made_by_a_slip(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_store_stays_as_it_is(tmp_path: Path) -> None:
-    """A database, a file and a folder of somebody else."""
+def test_a_foreign_file_is_not_changed(tmp_path: Path) -> None:
+    """A database, file or folder that is not a store keeps its content."""
     with sqlite3.connect(tmp_path / "app.db") as db:
         db.execute("CREATE TABLE mine (a)")
 
     db.close()
     (tmp_path / "empty.db").touch()
-    (tmp_path / "text.db").write_text("This is no database, and long enough for it.")
+    (tmp_path / "text.db").write_text("This is not a database, but it is long enough.")
     (tmp_path / "folder").mkdir()
 
     for name, code in (("app.db", 3), ("empty.db", 3), ("text.db", 2)):
@@ -82,14 +82,14 @@ def test_what_is_no_store_stays_as_it_is(tmp_path: Path) -> None:
         (["approve", "{url}"], 2, "expected [URL] THREAD KEY"),
         (["shwo"], 2, "No such command 'shwo'"),
         (["threads", "--colour"], 2, "No such option"),
-        (["prune", "{url}", "--older-than", "30"], 2, "no time"),
-        (["prune", "{url}", "--older-than", "-1d"], 2, "no time"),
-        (["prune", "{url}", "--older-than", "99999999w"], 2, "before all times"),
+        (["prune", "{url}", "--older-than", "30"], 2, "not a duration"),
+        (["prune", "{url}", "--older-than", "-1d"], 2, "not a duration"),
+        (["prune", "{url}", "--older-than", "99999999w"], 2, "too long ago"),
         (["prune", "{url}", "--older-than", "0s"], 2, "--yes"),
         (["copy", "{url}", "{url}"], 2, "the same store"),
         (["copy", "nothing.jsonl", "{url}"], 2, "nothing.jsonl"),
         (["export", "{url}", "--output", "/nowhere/x"], 2, "/nowhere/x"),
-        (["export", "{url}", "nobody"], 1, "no thread 'nobody'"),
+        (["export", "{url}", "missing"], 1, "no thread 'missing'"),
         (["threads", "redis://u:s3cret@127.0.0.1:1/0?connect_timeout=0.2"], 3, "127.0"),
         (
             ["threads", "postgresql://u:s3cret@127.0.0.1:1/d?connect_timeout=1"],
@@ -100,7 +100,7 @@ def test_what_is_no_store_stays_as_it_is(tmp_path: Path) -> None:
     ],
 )
 def test_bad_use(sqlite_url: str, words: list[str], code: int, said: str) -> None:
-    """One line on standard error, nothing on standard output, and no password."""
+    """The error is one line on standard error, without the URL's password."""
     in_store(sqlite_url, stock)
     ended = cpkit(*(word.format(url=sqlite_url) for word in words))
     assert (ended.code, ended.out) == (code, ""), ended.err
@@ -110,8 +110,8 @@ def test_bad_use(sqlite_url: str, words: list[str], code: int, said: str) -> Non
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "file"])
-def test_a_newer_store(tmp_path: Path, kind: str) -> None:
-    """It says which versions, and to upgrade."""
+def test_a_newer_store_is_refused(tmp_path: Path, kind: str) -> None:
+    """The error names both versions, and says to upgrade."""
     url = fresh_url(kind, tmp_path)
     in_store(url, stock)
 
@@ -131,8 +131,8 @@ def test_a_newer_store(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "file"])
-def test_no_permission(tmp_path: Path, kind: str) -> None:
-    """What may not be read is named, with code 3; a file not to be written, with 2."""
+def test_missing_permissions_are_reported(tmp_path: Path, kind: str) -> None:
+    """The error names the store, or the file that cannot be written."""
     url = fresh_url(kind, tmp_path)
     in_store(url, stock)
     place = tmp_path / ("store.db" if kind == "sqlite" else "store")
@@ -145,7 +145,7 @@ def test_no_permission(tmp_path: Path, kind: str) -> None:
             (["export", url, "-o", str(tmp_path / "x.jsonl")], 2, "x.jsonl"),
         ):
             done = subprocess.run(
-                [sys.executable, "-m", "tests.cli.nobody", *words],
+                [sys.executable, "-m", "tests.cli.unprivileged", *words],
                 capture_output=True,
                 text=True,
                 env=environment(),
@@ -161,7 +161,7 @@ def test_no_permission(tmp_path: Path, kind: str) -> None:
 
 
 def test_ctrl_c_is_quiet(sqlite_url: str) -> None:
-    """In the midst of its work; only the code says it."""
+    """An interrupted command prints nothing, and exits with 130."""
     in_store(sqlite_url, stock)
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.cli.interrupted", sqlite_url],
@@ -181,3 +181,24 @@ def test_ctrl_c_is_quiet(sqlite_url: str) -> None:
         process.wait()
 
     assert (process.returncode, err) == (130, "")
+
+
+def test_certify_without_its_packages_says_what_to_install() -> None:
+    """The error is one line with the pip command."""
+    program = (
+        "import sys\n"
+        "sys.modules['hypothesis'] = None\n"
+        "sys.argv = ['cpkit', 'certify', 'memory://']\n"
+        "from cpkit.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=50,
+        check=False,
+    )
+    expected = "certify needs: pip install 'cpkit[conformance]'\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)

@@ -1,4 +1,4 @@
-"""``cpkit copy``: all of a store, into any other, whatever happens on the way."""
+"""``cpkit copy``: copy a whole store into any other, despite crashes and conflicts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.stores import SHARED, fresh_url
 
 @asynccontextmanager
 async def memory() -> AsyncIterator[Any]:
-    """A store in memory, for what does not depend on the store."""
+    """A store in memory, for tests that pass on any store."""
     async with open_checkpointer("memory://", message_type=Any) as cp:
         yield cp
 
@@ -36,8 +36,7 @@ async def memory() -> AsyncIterator[Any]:
     [*zip(SHARED, [*SHARED[1:], SHARED[0]], strict=True)],
 )
 def test_a_copy_has_everything(tmp_path: Path, source: str, destination: str) -> None:
-    """Messages, extra, calls with keys, attempts, statuses and results; then nothing
-    is left to do."""
+    """Messages, extra and calls are equal, and a second copy writes nothing."""
     src = fresh_url(source, tmp_path, "from")
     dst = fresh_url(destination, tmp_path, "to")
     in_store(src, stock)
@@ -58,7 +57,7 @@ def test_a_copy_has_everything(tmp_path: Path, source: str, destination: str) ->
 
 
 def test_a_copy_of_a_copy_keeps_erased_keys(tmp_path: Path) -> None:
-    """What was carried of deleted threads is found again, though no list shows it."""
+    """A second copy finds the calls of deleted threads in the first copy."""
     urls = [fresh_url("sqlite", tmp_path, name) for name in ("a", "b", "c")]
     in_store(urls[0], stock)
 
@@ -68,8 +67,8 @@ def test_a_copy_of_a_copy_keeps_erased_keys(tmp_path: Path) -> None:
     assert in_store(urls[2], everything) == in_store(urls[0], everything)
 
 
-def test_deleted_threads_are_named(tmp_path: Path) -> None:
-    """The keys of a thread that only its id is left of are carried by --deleted."""
+def test_a_deleted_thread_is_copied_by_its_name(tmp_path: Path) -> None:
+    """--deleted copies the keys of a thread that no list shows."""
     src, dst = fresh_url("sqlite", tmp_path, "a"), fresh_url("file", tmp_path, "b")
 
     async def paid_and_pruned(cp: Store) -> None:
@@ -87,9 +86,8 @@ def test_deleted_threads_are_named(tmp_path: Path) -> None:
     assert in_store(dst, holder) == ("completed", True)
 
 
-def test_a_copy_brings_what_came_since(tmp_path: Path) -> None:
-    """Messages, extra keys and calls that are new, and outcomes of those that were
-    issued."""
+def test_a_second_copy_adds_later_changes(tmp_path: Path) -> None:
+    """It adds messages, extra keys, calls, and outcomes of earlier calls."""
     src, dst = fresh_url("sqlite", tmp_path, "a"), fresh_url("file", tmp_path, "b")
     in_store(src, stock)
     assert invoke("copy", src, dst).code == 0
@@ -97,8 +95,8 @@ def test_a_copy_brings_what_came_since(tmp_path: Path) -> None:
     async def go_on(cp: Store) -> None:
         await cp.append("plain", [{"more": 1}])
         await cp.save_extra("plain", {"more": 1})
-        await cp.record_result("plain", "waits", "done at last")
-        await call(cp, "plain", "once-more", "failed", success=True)
+        await cp.record_result("plain", "waits", "done")
+        await call(cp, "plain", "retried", "failed", success=True)
 
     in_store(src, go_on)
     again = invoke("copy", src, dst, "--json").json
@@ -161,8 +159,8 @@ async def _deleted(cp: Store) -> None:
     ],
 )
 def test_nothing_is_overwritten(tmp_path: Path, change: Any, words: str) -> None:
-    """A thread that has something else in the destination stays as it is; the others
-    are copied."""
+    """A thread with other content in the destination is not changed; the others are
+    copied."""
     src, dst = fresh_url("sqlite", tmp_path, "a"), fresh_url("sqlite", tmp_path, "b")
     in_store(src, stock)
     in_store(dst, change)
@@ -182,8 +180,8 @@ def test_nothing_is_overwritten(tmp_path: Path, change: Any, words: str) -> None
 
 
 def test_extra_can_be_overwritten_on_request(tmp_path: Path) -> None:
-    """--overwrite-extra takes the source's values, so that a live store can be copied
-    twice."""
+    """--overwrite-extra writes the source's values, so that a store in use can be
+    copied twice."""
     src, dst = fresh_url("sqlite", tmp_path, "a"), fresh_url("sqlite", tmp_path, "b")
     in_store(src, stock)
     assert invoke("copy", src, dst).code == 0
@@ -198,7 +196,7 @@ def test_extra_can_be_overwritten_on_request(tmp_path: Path) -> None:
 
 
 def test_a_message_that_is_too_large_fails_alone(tmp_path: Path) -> None:
-    """The thread is named with the mend; the others are there."""
+    """The error names the thread and the option; the other threads are copied."""
     src, dst = fresh_url("sqlite", tmp_path, "a"), fresh_url("sqlite", tmp_path, "b")
     in_store(src, stock)
 
@@ -213,8 +211,8 @@ def test_a_message_that_is_too_large_fails_alone(tmp_path: Path) -> None:
     assert invoke("copy", src, dst).code == 0
 
 
-async def test_what_moves_meanwhile_is_told() -> None:
-    """A thread that is written to while the copy runs, and one that is new."""
+async def test_changes_during_a_copy_are_reported() -> None:
+    """The report names a thread that grew and a thread that was created."""
     async with memory() as src, memory() as dst:
         await src.append("quiet", [{"n": 1}])
         await src.append("busy", [{"n": 1}])
@@ -244,10 +242,10 @@ async def test_what_moves_meanwhile_is_told() -> None:
         assert busy.messages == [{"n": 1}, {"n": 2}]
 
 
-async def test_another_copy_that_is_a_step_ahead_is_no_conflict(
+async def test_two_copies_do_not_conflict(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It records an outcome after this one has looked, and before this one claims."""
+    """The other copy records an outcome between this copy's read and its claim."""
     async with memory() as src, memory() as dst:
         paid = ToolCall("c", "pay", {}, "key")
 
@@ -269,7 +267,7 @@ async def test_another_copy_that_is_a_step_ahead_is_no_conflict(
 
 
 async def test_a_destination_that_cannot_delete_keeps_the_keys() -> None:
-    """Held as they were, and what could not be told is said."""
+    """The keys stay held, and a note names the missing ability."""
     async with memory() as src, memory() as dst:
         await stock(src)
         plain: Any = OnlySix(dst)
@@ -283,12 +281,12 @@ async def test_a_destination_that_cannot_delete_keeps_the_keys() -> None:
 
 
 class Dead(Exception):
-    """What a process that died would not have lived to see."""
+    """Raised in place of a process's death."""
 
 
 @pytest.mark.parametrize("is_applied", [False, True])
-async def test_a_copy_may_die_at_any_write(is_applied: bool) -> None:
-    """Before or after each write that it makes: the next copy completes it."""
+async def test_a_copy_can_die_at_any_write(is_applied: bool) -> None:
+    """After a death before or after any write, the next copy completes the work."""
     async with memory() as src:
         await stock(src)
         whole = await everything(src)
@@ -318,14 +316,14 @@ KILLED = [("sqlite", "file"), ("postgres", "redis"), ("file", "sqlite")]
 def test_a_copy_that_is_killed_is_completed(
     tmp_path: Path, source: str, destination: str
 ) -> None:
-    """After kill -9 at any write, the command brings the rest, and nothing twice."""
+    """After kill -9 at any write, the command copies the rest, and nothing twice."""
     src = fresh_url(source, tmp_path, "from")
     in_store(src, stock)
     whole = in_store(src, everything)
     dst = fresh_url(destination, tmp_path, "to")
     deaths = 0
 
-    # One process after the other goes on where the last one died, some writes further.
+    # Each process continues where the last one died, and dies some writes later.
     for limit in (1, 2, 3, 5, 4, 3):
         worker = subprocess.run(
             [sys.executable, "-m", "tests.cli.dying", src, dst, str(limit)],
@@ -344,7 +342,7 @@ def test_a_copy_that_is_killed_is_completed(
 
 
 def test_a_copy_that_died_between_claim_and_outcome(tmp_path: Path) -> None:
-    """What it had claimed holds a key that has later attempts: no conflict."""
+    """A claim without its outcome is completed, although its key has later attempts."""
     src, dst = fresh_url("sqlite", tmp_path, "a"), fresh_url("sqlite", tmp_path, "b")
     in_store(src, stock)
 
@@ -357,7 +355,7 @@ def test_a_copy_that_died_between_claim_and_outcome(tmp_path: Path) -> None:
 
 
 def test_the_command_itself_is_killed(tmp_path: Path) -> None:
-    """While it is at work on many threads; the next run says what was there."""
+    """The next run reports which threads the killed run had copied."""
     src, dst = fresh_url("sqlite", tmp_path, "a"), fresh_url("sqlite", tmp_path, "b")
 
     async def many(cp: Store) -> None:
@@ -390,7 +388,7 @@ def test_the_command_itself_is_killed(tmp_path: Path) -> None:
 
 
 def test_two_copies_at_once(tmp_path: Path) -> None:
-    """Of one source into one destination: both end, and everything is there once."""
+    """Both succeed, and the destination has everything once."""
     src, dst = fresh_url("sqlite", tmp_path, "a"), fresh_url("file", tmp_path, "b")
     in_store(src, stock)
     command = [sys.executable, "-m", "cpkit.cli", "copy", src, dst]

@@ -16,7 +16,7 @@ from tests.cli.command import call, cpkit, environment, in_store, invoke, table
 
 @contextmanager
 def agent(url: str, thread: str, amount: int) -> Iterator[subprocess.Popen[str]]:
-    """An agent at work, which is ended whatever happens."""
+    """Run an agent in another process, and kill it afterwards."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.cli.agent", url, thread, str(amount)],
         stdout=subprocess.PIPE,
@@ -37,7 +37,7 @@ def line(process: subprocess.Popen[str]) -> str:
 
 
 async def asked_twice(cp: Store) -> None:
-    """Ask for two effects in one thread, and for a third with other arguments."""
+    """Request two effects, and a third one twice with different arguments."""
     ledger = EffectLedger(cp, requires_approval=lambda _: True)
 
     for amount, fields in ((1, None), (2, None), (3, ["to"]), (4, ["to"])):
@@ -52,9 +52,8 @@ async def asked_twice(cp: Store) -> None:
             )
 
 
-def test_an_agent_goes_on_when_it_is_approved(url: str) -> None:
-    """It is listed, approved by the beginning of its key, and runs; a denial comes too
-    late then."""
+def test_an_approved_effect_runs(url: str) -> None:
+    """The start of its key is enough to approve it, and a later denial is refused."""
     with agent(url, "t", 7) as process:
         key = line(process).removeprefix("asked ")
         listed = cpkit("pending", url)
@@ -70,12 +69,12 @@ def test_an_agent_goes_on_when_it_is_approved(url: str) -> None:
     assert (again.code, again.json["by"]) == (0, "anna")
     late = invoke("deny", url, "t", key)
     assert late.code == 1
-    assert late.err == "it was approved before by anna, and that stands\n"
-    assert invoke("pending", url).err == "nothing waits\n"
+    assert late.err == "the request was already approved by anna\n"
+    assert invoke("pending", url).err == "nothing is pending\n"
 
 
-def test_an_agent_is_told_that_it_is_denied(url: str) -> None:
-    """With the reason, and it never runs."""
+def test_a_denied_effect_never_runs(url: str) -> None:
+    """The agent receives the reason, and a later approval is refused."""
     with agent(url, "t", 7) as process:
         key = line(process).removeprefix("asked ")
         ended = cpkit("deny", url, "t", key, "--reason", "too much", "--json")
@@ -86,11 +85,11 @@ def test_an_agent_is_told_that_it_is_denied(url: str) -> None:
 
     late = invoke("approve", url, "t", key, "--json")
     assert (late.code, late.json["ok"]) == (1, False)
-    assert late.json["error"] == "it was denied before, and that stands"
+    assert late.json["error"] == "the request was already denied"
 
 
-def test_pending_shows_calls_too(url: str) -> None:
-    """Of all threads, oldest first; or of one."""
+def test_pending_lists_calls_without_an_outcome(url: str) -> None:
+    """The list has the calls of all threads, oldest first, or of one thread."""
 
     async def leave(cp: Store) -> None:
         await call(cp, "b", "c1", "first")
@@ -104,29 +103,28 @@ def test_pending_shows_calls_too(url: str) -> None:
         ("call", "a", "second"),
     ]
     assert len(invoke("pending", url, "a", "--json").json["pending"]) == 1
-    unknown = invoke("pending", url, "nobody")
+    unknown = invoke("pending", url, "missing")
     assert (unknown.code, unknown.out) == (1, "")
-    assert "there is no thread 'nobody'" in unknown.err
+    assert "there is no thread 'missing'" in unknown.err
 
 
-def test_what_cannot_be_decided(sqlite_url: str) -> None:
-    """Nothing asked: no. A beginning of several keys, or of one that was asked for with
-    several arguments: say which."""
+def test_an_unknown_or_ambiguous_request_is_refused(sqlite_url: str) -> None:
+    """The error says to give more of the key, or the arguments of the request."""
     in_store(sqlite_url, asked_twice)
     none = invoke("approve", sqlite_url, "t", "nothing")
     assert (none.code, none.out) == (1, "")
-    assert none.err == "nothing was asked in thread 't' under 'nothing'\n"
-    assert invoke("deny", sqlite_url, "nobody", "x", "--json").json["ok"] is False
+    assert none.err == "thread 't' has no approval request under 'nothing'\n"
+    assert invoke("deny", sqlite_url, "missing", "x", "--json").json["ok"] is False
 
     several = invoke("approve", sqlite_url, "t", "")
     assert several.code == 2
-    assert "give more of the key" in several.err
+    assert "more characters of the key" in several.err
 
     waiting = invoke("pending", sqlite_url, "--json").json["pending"]
     key = next(one["key"] for one in waiting if one["args"]["amount"] == 3)
     unclear = invoke("approve", sqlite_url, "t", key)
     assert unclear.code == 2
-    assert "say with --args which" in unclear.err
+    assert "--args" in unclear.err
     assert invoke("approve", sqlite_url, "t", key, "--args", "[]").code == 2
     assert invoke("approve", sqlite_url, "t", key, "--args", "{").code == 2
 

@@ -1,4 +1,4 @@
-"""The commands in docs/command-line.md run as they stand there."""
+"""The commands in docs/command-line.md run as written."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 import shlex
 from pathlib import Path
 
-from cpkit.cli.app import VERBS
+from cpkit.cli.app import COMMANDS
 from tests.cli.command import cpkit
 
 PAGE = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text("utf-8")
 
 
 def test_each_command_runs(tmp_path: Path) -> None:
-    """In their order, from an empty folder; each ends well."""
+    """Each exits with 0, in the order of the page, starting from an empty folder."""
     commands = re.findall(r"^\$ (cpkit .*)$", PAGE, flags=re.MULTILINE)
     assert len(commands) > 5
 
@@ -22,7 +22,7 @@ def test_each_command_runs(tmp_path: Path) -> None:
         assert ended.code == 0, (command, ended.err)
 
 
-def test_each_verb_is_on_the_page() -> None:
-    """And has an example of its own in its help."""
-    for verb in VERBS:
-        assert f"`{verb.__name__.rstrip('_')}" in PAGE
+def test_each_command_is_on_the_page() -> None:
+    """The table of the page names every command."""
+    for command in COMMANDS:
+        assert f"`{command.__name__.rstrip('_')}" in PAGE

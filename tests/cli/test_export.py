@@ -1,4 +1,4 @@
-"""``cpkit export``: lines of JSON, and back."""
+"""``cpkit export``: write threads as lines of JSON, and copy them back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.stores import fresh_url
 
 
 def test_an_export_can_be_copied_back(url: str, tmp_path: Path) -> None:
-    """With keys, attempts and what deletions left; the file is its owner's alone."""
+    """The copy has keys, attempts and erased calls, and the file has mode 0600."""
     in_store(url, stock)
     file = tmp_path / "all.jsonl"
     assert cpkit("export", url, "--output", str(file)).code == 0
@@ -28,8 +28,8 @@ def test_an_export_can_be_copied_back(url: str, tmp_path: Path) -> None:
     assert invoke("export", url, "-o", str(file)).code == 2
 
 
-def test_standard_output_has_the_lines_alone(sqlite_url: str) -> None:
-    """Of the threads that are named, in their order."""
+def test_standard_output_has_only_the_exported_lines(sqlite_url: str) -> None:
+    """They are those of the named threads, in the given order."""
     in_store(sqlite_url, stock)
     ended = cpkit("export", sqlite_url, "values", "only-extra")
     assert (ended.code, ended.err) == (0, "")
@@ -47,8 +47,8 @@ def test_standard_output_has_the_lines_alone(sqlite_url: str) -> None:
     assert lines[-1] == {"threads": 2}
 
 
-def test_a_message_as_deep_as_stores_go(sqlite_url: str, tmp_path: Path) -> None:
-    """Nothing is deeper in the file than it can be read."""
+def test_a_deeply_nested_message_is_exported(sqlite_url: str, tmp_path: Path) -> None:
+    """The file adds no nesting that would exceed the limit of a reader."""
     deep: list[object] = []
 
     for _ in range(199):
@@ -82,7 +82,7 @@ def test_a_damaged_export_is_refused(
     cut: object,
     said: str,
 ) -> None:
-    """Before anything is written, with the line."""
+    """The error names the line, and nothing is written."""
 
     async def fill(cp: Store) -> None:
         await cp.append("t", [{"n": 1}, {"n": 2}])

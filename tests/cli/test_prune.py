@@ -1,4 +1,4 @@
-"""``cpkit prune``: whole threads that nobody has touched for long."""
+"""``cpkit prune``: delete threads that were not written to for some time."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ async def paid(cp: Store) -> Any:
     return found and found.erased
 
 
-def test_old_threads_are_deleted_and_paid_stays_paid(url: str) -> None:
-    """A dry run only counts; keys are kept; what waits is kept; then all is done."""
+def test_old_threads_are_deleted_and_their_keys_are_kept(url: str) -> None:
+    """A dry run only counts; threads with pending calls are kept."""
 
     async def fill(cp: Store) -> None:
         await cp.append("old", [{"n": 1}, {"n": 2}])
         await call(cp, "old", "c", "paid", success=True)
         await call(cp, "waits", "c", "open")
-        await cp.append("cpkit:ours", [{"n": 1}])
+        await cp.append("cpkit:internal", [{"n": 1}])
 
     in_store(url, fill)
-    everybody = ["cpkit:ours", "old", "waits"]
+    every_id = ["cpkit:internal", "old", "waits"]
     young = cpkit("prune", url, "--older-than", "1d", "--yes")
     assert young.out == "deleted 0 threads with 0 messages\n"
 
     dry = invoke("prune", url, "--older-than", "0s", "--dry-run", "--json").json
     assert (dry["threads"], dry["messages"], dry["pending"]) == (1, 2, ["waits"])
-    assert in_store(url, ids) == everybody
+    assert in_store(url, ids) == every_id
 
     unsure = cpkit("prune", url, "--older-than", "0s")
     assert unsure.code == 2
-    assert "say --yes" in unsure.err
-    assert in_store(url, ids) == everybody
+    assert "add --yes" in unsure.err
+    assert in_store(url, ids) == every_id
 
     ended = cpkit("prune", url, "--older-than", "0s", "--yes")
     assert ended.code == 0
     assert "deleted 1 threads with 2 messages\nkept 1 with pending calls" in ended.out
-    assert in_store(url, ids) == ["cpkit:ours", "waits"]
+    assert in_store(url, ids) == ["cpkit:internal", "waits"]
     assert in_store(url, paid) is True
 
     words = ["prune", url, "--older-than", "0s", "--yes"]
@@ -57,19 +57,19 @@ def test_old_threads_are_deleted_and_paid_stays_paid(url: str) -> None:
 
 
 def test_keys_are_forgotten_on_request(sqlite_url: str) -> None:
-    """What was paid can be paid again."""
+    """The key of a completed call is free again."""
     in_store(sqlite_url, stock)
     words = ["prune", sqlite_url, "--older-than", "0s", "--yes", "--with-pending"]
     assert invoke(*words, "--forget-keys").code == 0
     assert in_store(sqlite_url, paid) is None
 
 
-async def test_what_is_touched_meanwhile_is_kept() -> None:
-    """A thread is looked at again right before it is deleted."""
+async def test_a_thread_that_changes_during_the_run_is_kept() -> None:
+    """A thread is checked again right before its deletion."""
     from datetime import UTC, datetime, timedelta
 
     from cpkit import open_checkpointer
-    from cpkit.cli.prune import _walk
+    from cpkit.cli.prune import _prune_threads
 
     async with open_checkpointer("memory://") as opened:
         cp: Any = opened
@@ -77,15 +77,15 @@ async def test_what_is_touched_meanwhile_is_kept() -> None:
         await cp.append("b", [{"n": 1}])
         lists = cp.list_calls
 
-        async def meanwhile(thread_id: str) -> Any:
+        async def append_and_list(thread_id: str) -> Any:
             if thread_id == "a":
                 await cp.append("a", [{"n": 2}])
 
             return await lists(thread_id)
 
-        cp.list_calls = meanwhile
+        cp.list_calls = append_and_list
         before = datetime.now(UTC) + timedelta(days=1)
-        pruned = await _walk(cp, "", before, False, False)
+        pruned = await _prune_threads(cp, "", before, False, False)
         assert (pruned.threads, pruned.touched) == (1, ["a"])
         assert await ids(cp) == ["a"]
 
@@ -94,6 +94,6 @@ async def test_what_is_touched_meanwhile_is_kept() -> None:
     ("text", "seconds"),
     [("30d", 2_592_000), ("12h", 43_200), ("5 min", 300), ("2W", 1_209_600), ("0s", 0)],
 )
-def test_times_are_read(text: str, seconds: int) -> None:
-    """A number and a unit."""
+def test_a_duration_is_parsed(text: str, seconds: int) -> None:
+    """A duration is a number and a unit."""
     assert duration(text).total_seconds() == seconds

@@ -1,4 +1,4 @@
-"""``drivers``, ``threads``, ``show``, ``calls``: what is stored, and nothing else."""
+"""``drivers``, ``threads``, ``show``, ``calls``: print what a store has, safely."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import os
 import pty
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cpkit.cli.output import age, one_line, plain, size
+from cpkit.cli.output import age, one_line, printable, size
 from cpkit.cli.stores import Store
 from tests.cli.command import call, cpkit, environment, in_store, invoke, table
 
 EVIL = "\x1b[31mred\x07 \x9b2J \u202e[bold]x[/bold] \x7f"
-VERBS = """
+COMMANDS = """
     drivers doctor threads show tree calls pending approve deny copy export import prune
     certify bench
 """.split()
@@ -36,7 +35,7 @@ async def fill(cp: Store) -> None:
 
 
 def on_terminal(*words: str, columns: int = 60) -> str:
-    """Run the command on a terminal of a width, and return what it was sent."""
+    """Run the command on a terminal of this width, and return its output."""
     ours, theirs = pty.openpty()
     env = environment({"COLUMNS": str(columns), "TERM": "xterm"})
     process = subprocess.Popen(
@@ -52,7 +51,7 @@ def on_terminal(*words: str, columns: int = 60) -> str:
         while block := os.read(ours, 65536):
             said += block
     except OSError as exc:
-        if exc.errno != errno.EIO:  # Linux: the other side is closed
+        if exc.errno != errno.EIO:  # Linux raises EIO when the other side is closed
             raise
     finally:
         os.close(ours)
@@ -62,12 +61,12 @@ def on_terminal(*words: str, columns: int = 60) -> str:
 
 
 def test_threads_are_listed(url: str) -> None:
-    """Ordered by id, with how many messages each has; a page at a time."""
+    """The list is ordered by id, has the number of messages, and comes in pages."""
     in_store(url, fill)
     rows = table(cpkit("threads", url).out)
     assert [(row[0], row[1]) for row in rows] == [
         ("chat", "4"),
-        (plain(f"evil {EVIL}"), "1"),
+        (printable(f"evil {EVIL}"), "1"),
         ("long", "30"),
     ]
     first = invoke("threads", url, "--limit", "2", "--json").json
@@ -85,7 +84,7 @@ def test_threads_are_listed(url: str) -> None:
 
 
 def test_a_thread_is_shown(url: str) -> None:
-    """Its messages of any kind, extra and pending calls."""
+    """The output has messages of any JSON type, extra and pending calls."""
     in_store(url, fill)
     shown = cpkit("show", url, "chat").out
     assert shown.startswith("chat: 4 messages\n")
@@ -99,13 +98,13 @@ def test_a_thread_is_shown(url: str) -> None:
     last = invoke("show", url, "long", "--last", "2", "--json").json
     assert (last["first"], last["messages"]) == (28, [{"n": 28}, {"n": 29}])
     assert '{\n  "n": 29\n}' in invoke("show", url, "long", "--full", "--last", "1").out
-    unknown = invoke("show", url, "nobody")
+    unknown = invoke("show", url, "missing")
     assert (unknown.code, unknown.out) == (1, "")
-    assert "there is no thread 'nobody'" in unknown.err
+    assert "there is no thread 'missing'" in unknown.err
 
 
 def test_calls_are_listed(url: str) -> None:
-    """Each attempt in the order of claims, with failed ones and their receipts."""
+    """The list has every attempt in the order of claims, also failed ones."""
     in_store(url, fill)
     rows = table(cpkit("calls", url, "chat").out)
     assert [(row[2], row[3]) for row in rows] == [
@@ -120,11 +119,11 @@ def test_calls_are_listed(url: str) -> None:
         ("c3", 1, None),
     ]
     assert "c3" in invoke("calls", url, "chat", "--full").out
-    assert invoke("calls", url, "nobody").code == 1
+    assert invoke("calls", url, "missing").code == 1
 
 
 def test_drivers_are_listed() -> None:
-    """Each scheme that can be opened, and what it is from."""
+    """The list has every scheme, its driver, its package and its state."""
     rows = {row[0]: row for row in table(cpkit("drivers").out)}
     assert {"memory", "sqlite", "postgresql", "redis", "file"} <= set(rows)
     assert rows["sqlite"][-1] == "ready"
@@ -143,8 +142,10 @@ def test_drivers_are_listed() -> None:
         ["export", "chat"],
     ],
 )
-def test_stored_text_steers_no_terminal(sqlite_url: str, words: list[str]) -> None:
-    """On a terminal too, what is printed of it is printable, and markup is inert."""
+def test_stored_text_cannot_control_a_terminal(
+    sqlite_url: str, words: list[str]
+) -> None:
+    """On a terminal, stored text is escaped and its markup is not interpreted."""
     in_store(sqlite_url, fill)
     verb, *rest = words
     said = on_terminal(verb, sqlite_url, *rest, columns=200)
@@ -156,7 +157,7 @@ def test_stored_text_steers_no_terminal(sqlite_url: str, words: list[str]) -> No
 
 
 def test_a_table_fits_a_narrow_terminal(sqlite_url: str) -> None:
-    """Nothing is wider than it is, and ids are folded, not cut."""
+    """No line is wider than the terminal, and ids are folded, not truncated."""
     in_store(sqlite_url, fill)
 
     for words in (["threads"], ["calls", "chat"], ["show", "chat"]):
@@ -164,7 +165,7 @@ def test_a_table_fits_a_narrow_terminal(sqlite_url: str) -> None:
             verb, *rest = words
             said = on_terminal(verb, sqlite_url, *rest, columns=columns)
             lines = said.replace("\r", "").split("\n")
-            # What is bold is between two sequences that take no room.
+            # The escape sequences around bold text have no width.
             widths = [
                 len(one.replace("\x1b[1m", "").replace("\x1b[0m", "")) for one in lines
             ]
@@ -172,19 +173,19 @@ def test_a_table_fits_a_narrow_terminal(sqlite_url: str) -> None:
             assert "…" not in said
 
 
-def test_colour_is_for_terminals(sqlite_url: str) -> None:
-    """A pipe gets none, of answers and of errors."""
+def test_only_a_terminal_gets_colours(sqlite_url: str) -> None:
+    """Output and errors in a pipe have no colours."""
     in_store(sqlite_url, fill)
     assert "\x1b[" in on_terminal("show", sqlite_url, "chat")
-    assert "\x1b[31m" in on_terminal("show", sqlite_url, "nobody")
+    assert "\x1b[31m" in on_terminal("show", sqlite_url, "missing")
     piped = cpkit("show", sqlite_url, "chat")
     assert "\x1b" not in piped.out + piped.err
-    assert "\x1b" not in cpkit("show", sqlite_url, "nobody").err
+    assert "\x1b" not in cpkit("show", sqlite_url, "missing").err
 
 
 @pytest.mark.parametrize("words", [["threads"], ["export"], ["show", "long"]])
-def test_a_closed_pipe_is_no_error(sqlite_url: str, words: list[str]) -> None:
-    """The reader has gone: nothing is said, and the code is that of SIGPIPE."""
+def test_a_closed_pipe_is_quiet(sqlite_url: str, words: list[str]) -> None:
+    """The command prints nothing, and exits with the code of SIGPIPE."""
 
     async def fill_much(cp: Store) -> None:
         await cp.append("long", [{"text": "x" * 1000}] * 200)
@@ -209,8 +210,8 @@ def test_a_closed_pipe_is_no_error(sqlite_url: str, words: list[str]) -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_the_url_may_stand_in_the_environment(sqlite_url: str) -> None:
-    """CPKIT_URL serves wherever the URL is left out."""
+def test_the_environment_can_name_the_url(sqlite_url: str) -> None:
+    """A command without a URL uses CPKIT_URL."""
     in_store(sqlite_url, fill)
     env = {"CPKIT_URL": sqlite_url}
     assert "chat" in cpkit("threads", env=env).out
@@ -222,19 +223,19 @@ def test_the_url_may_stand_in_the_environment(sqlite_url: str) -> None:
     assert invoke("prune", "--older-than", "1d", "--dry-run", env=env).code == 0
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_each_verb_has_help_with_an_example(verb: str) -> None:
-    """Which starts with the command itself, and names its options."""
-    ended = invoke(verb, "--help")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help_with_an_example(command: str) -> None:
+    """The example runs the command."""
+    ended = invoke(command, "--help")
     assert ended.code == 0
-    assert f"  cpkit {verb}" in ended.out.partition("Example:")[2]
+    assert f"  cpkit {command}" in ended.out.partition("Example:")[2]
 
 
-def test_the_command_alone_shows_its_verbs(tmp_path: Path) -> None:
-    """And completion can be had for the shell."""
+def test_cpkit_alone_lists_its_commands() -> None:
+    """It also has shell completion and a version."""
     ended = cpkit()
     assert ended.code == 0
-    assert all(f"\n  {verb} " in ended.out for verb in VERBS)
+    assert all(f"\n  {command} " in ended.out for command in COMMANDS)
     assert "_CPKIT_COMPLETE" in cpkit("--show-completion", "bash").out
     completed = cpkit(
         env={
@@ -247,8 +248,8 @@ def test_the_command_alone_shows_its_verbs(tmp_path: Path) -> None:
     assert cpkit("--version").out.startswith("cpkit ")
 
 
-def test_words_for_people() -> None:
-    """Small things that tables are made of."""
+def test_values_are_formatted_for_people() -> None:
+    """Ages, sizes and long values have a short form."""
     from datetime import UTC, datetime, timedelta
 
     now = datetime.now(UTC)
@@ -262,6 +263,6 @@ def test_words_for_people() -> None:
     ]
     assert one_line({"a": "\n\x1b"}, 50) == '{"a": "\\n\\u001b"}'
     assert one_line("a\n  b" * 20, 5) == "a ba…"
-    assert plain("\U000e0001") == "\\u{e0001}"
+    assert printable("\U000e0001") == "\\u{e0001}"
     nasty: Any = {"\U000e0001": "\x9b"}
     assert json.loads(json.dumps(nasty)) == nasty

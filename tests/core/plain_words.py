@@ -45,7 +45,6 @@ NOT_YET_PLAIN: set[str] = {
     "tests",
     "tests/benchmarks",
     "tests/cadence",
-    "tests/cli",
     "tests/core",
     "tests/docs",
     "tests/examples",

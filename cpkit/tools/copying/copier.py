@@ -29,6 +29,7 @@ from cpkit.tools.copying.shape import (
     shape_of,
     unlike_call,
 )
+from cpkit.tools.paging import thread_pages
 
 __all__ = ["copy_store", "every_thread"]
 
@@ -41,7 +42,6 @@ _OF_A_THREAD = (
     SerializationError,
 )
 
-_PAGE = 500
 # Threads at a time, which hides a server's round trips; and the messages that they may
 # have together, because a thread is loaded whole.
 _AT_ONCE = 8
@@ -85,14 +85,7 @@ async def copy_store(
 
 async def every_thread(source: ListsThreads, prefix: str = "") -> list[ThreadInfo]:
     """List all threads, page by page."""
-    found: list[ThreadInfo] = []
-    after: str | None = None
-
-    while page := await source.list_threads(prefix=prefix, after=after, limit=_PAGE):
-        found += page
-        after = page[-1].thread_id
-
-    return found
+    return [info async for page in thread_pages(source, prefix=prefix) for info in page]
 
 
 class _Copier:

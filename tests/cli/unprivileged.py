@@ -1,4 +1,4 @@
-"""The command without root's rights: ``python -m tests.cli.nobody WORDS``."""
+"""Run the command without root's rights: ``python -m tests.cli.unprivileged WORDS``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from cpkit import open_checkpointer
 from cpkit.cli import app, main
 
-# What is needed is imported while it may be: root's Python can be closed to others.
+# Import the drivers as root: other users may not be able to read root's Python.
 for url in ("sqlite:///x.db", "file:x"):
     open_checkpointer(url)
 
