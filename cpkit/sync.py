@@ -1,4 +1,4 @@
-"""A store for code without an event loop: the same methods, to be called as they are.
+"""A store for code without an event loop: the same methods, called without ``await``.
 
 ::
 
@@ -6,21 +6,21 @@
         cp.append("thread-1", [{"role": "user", "content": "hello"}])
         data = cp.load("thread-1")
 
-The store lives on an event loop in a thread of its own, from ``with`` to its end.
+The store runs on an event loop in its own thread, until the ``with`` block ends.
 
 Threads
-    Any number of threads may share one: calls run side by side on the loop.
+    Any number of threads can share one: their calls run concurrently on the loop.
 
 Event loops
-    A call from inside a running event loop raises ``RuntimeError`` instead of blocking
-    that loop: there, open the store with ``async with open_checkpointer(...)``.
+    A call inside a running event loop raises ``RuntimeError`` instead of blocking that
+    loop. In async code, open the store with ``async with open_checkpointer(...)``.
 
 Interrupts
-    ``KeyboardInterrupt`` in a waiting call cancels the operation, which is then wholly
-    done or wholly not done. Leaving the block always ends the thread.
+    ``KeyboardInterrupt`` in a waiting call cancels the operation, which then takes
+    effect wholly or not at all. Leaving the block always ends the thread.
 
 Forks
-    A thread does not survive ``os.fork``: in the child every call raises
+    The thread does not exist in a child of ``os.fork``: there, every call raises
     ``RuntimeError``, and closing does nothing. Open a store in each process.
 """
 
@@ -46,23 +46,24 @@ T = TypeVar("T")
 
 Opener = Callable[[], AbstractAsyncContextManager[Checkpointer[MessageT]]]
 
-# The optional protocols' methods, which the facade has where the store has them.
+# Methods of the optional protocols. The facade has those that the store has.
 OPTIONAL = {"delete_thread", "find_call", "list_calls", "list_threads", "read"}
 
 
 class SyncCheckpointer(Generic[MessageT]):
     """A checkpointer's methods for threads without an event loop.
 
-    ``store`` and ``options`` are what `open_checkpointer` takes; or ``store`` is a
-    function without arguments that returns an async context manager of a checkpointer,
-    and is called on the store's own loop. Entered once, and then used by any thread.
+    ``store`` and ``options`` are the arguments of `open_checkpointer`. ``store`` can
+    also be a function without arguments that returns an async context manager of a
+    checkpointer; it is called on the store's own loop. Enter the object once, and use
+    it from any thread.
 
     The optional methods (``read``, ``list_threads``, ``list_calls``, ``find_call``,
-    ``delete_thread``, and the property ``durability``) are there when the opened store
-    has them.
+    ``delete_thread``) and the property ``durability`` exist if the opened store has
+    them.
 
-    Raises ``InvalidURL`` now, what opening raises when entered, and ``Closed`` before
-    and after.
+    The constructor raises ``InvalidURL``; entering raises the errors of opening. A call
+    before entering or after closing raises ``Closed``.
     """
 
     @overload
@@ -94,7 +95,9 @@ class SyncCheckpointer(Generic[MessageT]):
     ) -> None:
         if callable(store):
             if options:
-                raise TypeError("options belong to a URL, not to a function")
+                raise TypeError(
+                    "options belong to a URL; pass them to the store in the function"
+                )
 
             self._opener = store
         else:
@@ -128,7 +131,7 @@ class SyncCheckpointer(Generic[MessageT]):
         self._loop = asyncio.new_event_loop()
         self._ended: Future[None] = Future()
         started: Future[Checkpointer[MessageT]] = Future()
-        # A daemon, so that a program that never closes it still ends.
+        # A daemon thread, so that a program ends even if it never closes the store.
         self._thread = threading.Thread(
             target=self._serve, args=[started], name="cpkit-sync", daemon=True
         )
@@ -147,9 +150,9 @@ class SyncCheckpointer(Generic[MessageT]):
         self.close()
 
     def close(self) -> None:
-        """Let what is in flight finish, close the store, end the thread; idempotent.
+        """Wait for calls in flight, close the store, end the thread; idempotent.
 
-        Raises what closing the store raises.
+        Raises the errors of closing the store.
         """
         if self._pid != os.getpid():
             return
@@ -206,7 +209,7 @@ class SyncCheckpointer(Generic[MessageT]):
         return self.run(lambda cp: cp.find_completed(idempotency_key))
 
     def __getattr__(self, name: str) -> Any:
-        """Return an optional method, or the durability, where the store has it."""
+        """Return an optional method, or the durability, if the store has it."""
         inner = self.__dict__.get("_inner")
 
         if name == "durability" and inner is not None:
@@ -221,17 +224,17 @@ class SyncCheckpointer(Generic[MessageT]):
         method.__name__ = name
         return method
 
-    # For what is built on the store, such as a framework's adapter
+    # For code that builds on the store, such as a framework's adapter
 
     @property
     def checkpointer(self) -> Checkpointer[MessageT]:
-        """The async checkpointer, to be used on `loop` alone."""
+        """The async checkpointer; use it on `loop` only."""
         self._check()
         return self._inner
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop that the store lives on."""
+        """The event loop that the store runs on."""
         self._check()
         return self._loop
 
@@ -249,7 +252,7 @@ class SyncCheckpointer(Generic[MessageT]):
         try:
             return future.result()
         except BaseException:
-            # Only an interrupt of this thread finds it undone.
+            # Cancels the operation only if this thread was interrupted.
             future.cancel()
             raise
 
@@ -281,8 +284,8 @@ class SyncCheckpointer(Generic[MessageT]):
     def _check(self) -> None:
         if self._pid not in (None, os.getpid()):
             raise RuntimeError(
-                "this SyncCheckpointer was opened before os.fork(); its thread is in "
-                "the parent only: open one in each process"
+                "this SyncCheckpointer was opened before os.fork(), and its thread "
+                "exists only in the parent: open one in each process"
             )
 
         if not self._is_open:
@@ -312,7 +315,7 @@ class SyncCheckpointer(Generic[MessageT]):
             self._loop.close()
             return
 
-        # Where opening failed, the loop has ended by itself.
+        # If opening failed, the loop has already ended.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._stop.set)
 
@@ -330,7 +333,7 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 def _refuse_inside_a_loop() -> None:
     if running_loop() is not None:
         raise RuntimeError(
-            "a SyncCheckpointer would block the event loop that runs here; use "
+            "a SyncCheckpointer would block the running event loop; use "
             "'async with open_checkpointer(...) as cp:' and await its methods, or call "
             "from another thread: await asyncio.to_thread(...)"
         )

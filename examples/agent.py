@@ -1,25 +1,25 @@
-"""An agent that may be killed at any moment: the whole loop, on cpkit's six methods.
+"""An agent that can be killed at any moment: the whole loop, on cpkit's six methods.
 
-See it killed, and resumed::
+Run it, kill it and see it resume::
 
     python examples/agent.py
     python examples/agent.py --url postgresql://localhost/mydb
 
 Three habits make it safe, and all of them are in this file.
 
-1. A message is appended once it is final, at the version that the agent knows. Should
-   anybody else write to the thread, a dead runner's last write included, that shows as
-   `VersionConflict` and never as two conversations mixed into one.
+1. A final message is appended at the version that the agent knows. If another process
+   writes to the thread, the agent gets `VersionConflict`, and two conversations never
+   mix. The last write of a killed process can be such a write.
 2. A call that changes something is claimed before it runs, and its result is recorded
-   after. Its key is its place in the transcript. The model's tool-call ids would not
-   do, because models repeat them, nor would the arguments, because a customer may want
-   the same thing twice.
+   afterwards. Its key is its position in the transcript. The model's tool-call ids are
+   not usable as keys, because models repeat them. The arguments are not usable either,
+   because a customer may want the same thing twice.
 3. A claimed call without a result is *unclear*: the process died, and the effect may
-   have happened or not. The agent asks the other side, which was given the key, and
-   acts on the answer. It never just runs the call again.
+   or may not have happened. The agent asks the other side, which has the key, and acts
+   on the answer. It never runs the call again without asking.
 
-It takes for granted that a thread has one runner at a time. Two would not corrupt the
-thread, but the second might settle a call that the first is still busy with.
+A thread must have one runner at a time. Two runners would not corrupt the thread, but
+the second one could release a call that the first one is still running.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ Message = dict[str, Any]
 
 
 class World(Protocol):
-    """What the agent lives among: a model, a person, and tools."""
+    """The agent's environment: a model, a person, and tools."""
 
     async def think(self, messages: list[Message]) -> tuple[Message, float] | None:
-        """Return the model's reply and its price in dollars, or None: all is done."""
+        """Return the model's reply and its price in dollars, or None at the end."""
         ...
 
     async def listen(self, messages: list[Message]) -> Message | None:
-        """Return what the person says next, or None: they are gone."""
+        """Return the person's next message, or None if the person has left."""
         ...
 
     def is_read_only(self, tool: str) -> bool:
-        """Tell whether the tool changes nothing, so that it may run again."""
+        """Return whether the tool changes nothing, so that it can run again."""
         ...
 
     async def use(self, tool: str, args: dict[str, JsonValue], key: str) -> str:
-        """Run a tool; the other side gets the key, to find the request by."""
+        """Run a tool; the other side stores the key with the request."""
         ...
 
     async def look_up(self, key: str) -> str | None:
-        """Return what the other side answered to a key, or None: never seen."""
+        """Return the other side's answer to a key, or None for an unknown key."""
         ...
 
 
@@ -69,9 +69,9 @@ class Agent:
         self.spent_usd = 0.0
 
     async def run(self) -> None:
-        """Start the thread, or go on where the store says that it stands.
+        """Start the thread, or continue it from its stored state.
 
-        Raises ``VersionConflict`` where somebody else writes to the thread.
+        Raises ``VersionConflict`` if another process writes to the thread.
         """
         data = await self.cp.load(self.thread_id)
         messages: list[Message] = []
@@ -83,7 +83,7 @@ class Agent:
             self.spent_usd = extra.get("spent_usd", 0.0)
 
             for record in data.pending:
-                await self.settle(record)
+                await self.resolve(record)
 
         while (message := await self.next_message(messages)) is not None:
             await self.cp.append(
@@ -92,7 +92,7 @@ class Agent:
             messages.append(message)
 
     async def next_message(self, messages: list[Message]) -> Message | None:
-        """Return what comes next; the transcript alone decides what that is."""
+        """Return the next message; it depends on the transcript alone."""
         position, calls = asked_for(messages)
         answered = len(messages) - position - 1
 
@@ -114,7 +114,7 @@ class Agent:
         message, price = reply
         self.replies += 1
         self.spent_usd = round(self.spent_usd + price, 6)
-        # Before the message: should the reply get lost, its price is spent anyway.
+        # Before the message: if a crash loses the reply, its price is still spent.
         await self.cp.save_extra(
             self.thread_id,
             {
@@ -144,9 +144,9 @@ class Agent:
     async def use_once(
         self, tool: str, args: dict[str, JsonValue], key: str
     ) -> JsonValue:
-        """Claim, run, record; or return what is on record already."""
+        """Claim, run and record the call, or return the recorded result."""
         while True:
-            # A fresh id names this attempt, the key names the effect.
+            # The id is new for every attempt; the key names the effect.
             call = ToolCall(uuid4().hex, tool, args, key)
             holder = await self.cp.record_issued(self.thread_id, call)
 
@@ -156,7 +156,7 @@ class Agent:
             if holder.status == "completed":
                 return holder.result
 
-            await self.settle(holder)
+            await self.resolve(holder)
 
         answer = await self.world.use(tool, args, key)
         record = await self.cp.record_result(self.thread_id, call.call_id, answer)
@@ -166,10 +166,10 @@ class Agent:
 
         return record.result
 
-    async def settle(self, record: CallRecord) -> None:
-        """Find out what became of an unclear call, and put that on record.
+    async def resolve(self, record: CallRecord) -> None:
+        """Ask the other side about an unclear call, and record the answer.
 
-        With ``success=False`` the key is free again: the call had no effect.
+        ``success=False`` says that the call had no effect, and frees its key.
         """
         answer = await self.world.look_up(record.call.idempotency_key)
         await self.cp.record_result(
@@ -178,7 +178,7 @@ class Agent:
 
 
 def asked_for(messages: list[Message]) -> tuple[int, list[Message]]:
-    """Return the position of the last message that is no answer, and its calls."""
+    """Return the position of the last message that is not a tool's, and its calls."""
     for position in range(len(messages) - 1, -1, -1):
         if messages[position]["role"] != "tool":
             return position, calls_of(messages[position])
@@ -191,7 +191,7 @@ def calls_of(message: Message) -> list[Message]:
 
 
 def call_key(thread_id: str, position: int, index: int) -> str:
-    """Return the key of the call at an index in the message at a position."""
+    """Return the key of a call: its message's position, and its index in there."""
     return f"{thread_id}:{position}:{index}"
 
 

@@ -1,1 +1,1 @@
-"""The demo around ``examples/agent.py``: recorded conversations, and many kills."""
+"""The demo of ``examples/agent.py``: recorded conversations and many kills."""

@@ -1,7 +1,7 @@
-"""The airline, which is not ours: its books say what really happened.
+"""The airline, an external system: its books record what really happened.
 
-It does what it is told, as often as it is told, and knows nothing of the agent's
-store. All that it offers is to be asked by the key that came with a request.
+It carries out every request, also a repeated one, and does not know the agent's store.
+It can look up the answer to a request by the request's key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cpkit import JsonValue
 
 __all__ = ["Books", "Entry"]
 
-# The key is not unique, on purpose: nothing here would stop a second booking.
+# The key is deliberately not unique: the airline does not prevent a second booking.
 _BOOKS = """
 CREATE TABLE IF NOT EXISTS books (
     number INTEGER PRIMARY KEY,
@@ -32,7 +32,7 @@ CREATE TABLE IF NOT EXISTS books (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One request as the airline carried it out, or refused it."""
+    """One request, and the airline's answer."""
 
     key: str
     tool: str
@@ -41,7 +41,7 @@ class Entry:
 
 
 class Books:
-    """An append-only table in a SQLite file, synced before an entry is answered."""
+    """An append-only table in a SQLite file, synced before each answer."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,7 +50,7 @@ class Books:
             db.execute(_BOOKS)
 
     def write(self, entry: Entry) -> None:
-        """Carry out a request. Asked twice, it happens twice."""
+        """Carry out a request. A repeated request is carried out again."""
         with self._open() as db:
             db.execute(
                 "INSERT INTO books (key, tool, args, answer) VALUES (?, ?, ?, ?)",
@@ -58,7 +58,7 @@ class Books:
             )
 
     def answer_to(self, key: str) -> str | None:
-        """Return the answer to the request that came with the key, if one did."""
+        """Return the answer to the first request with this key, or None."""
         with self._open() as db:
             found = db.execute(
                 "SELECT answer FROM books WHERE key = ? ORDER BY number LIMIT 1", (key,)
@@ -67,7 +67,7 @@ class Books:
         return found[0] if found else None
 
     def entries(self) -> list[Entry]:
-        """Return everything that was ever done, in order."""
+        """Return every request that was carried out, in order."""
         with self._open() as db:
             rows = db.execute(
                 "SELECT key, tool, args, answer FROM books ORDER BY number"
@@ -77,7 +77,7 @@ class Books:
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """Open the file for one transaction, from whatever thread."""
+        """Open the file for one transaction, on the calling thread."""
         with closing(sqlite3.connect(self.path, timeout=30)) as db, db:
             db.execute("PRAGMA synchronous = FULL")
             yield db

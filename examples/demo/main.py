@@ -1,4 +1,4 @@
-"""The command: choose conversations, run, kill, look, and say what came of it."""
+"""The command: choose conversations, run and kill the agent, check the result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _EXAMPLES = Path(__file__).parent.parent
 _REAL = _EXAMPLES.parent.parent / "shared" / "data" / "airline_transcripts.jsonl"
 _BUNDLED = _EXAMPLES / "data" / "conversations.jsonl"
 
-# Exit statuses, as the cpkit command has them.
+# Exit statuses, the same as those of the cpkit command.
 _BROKEN, _BAD_USE, _UNAVAILABLE, _INTERRUPTED = 1, 2, 3, 130
 
 
@@ -60,9 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description="Kill an airline's agent again and again, and see it resume.",
-        epilog="Exit status: 0 when everything held, 1 when something was broken, "
-        "2 for bad use, 3 when the store is not available.",
+        description="Kill an airline's agent many times, and see it resume.",
+        epilog="Exit status: 0 if every check passed, 1 if one failed, 2 for bad use, "
+        "3 if the store is unavailable.",
     )
     add = parser.add_argument
     add("--url", help="the store to use (default: a fresh SQLite file)")
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_at_least_one,
         default=8,
         metavar="N",
-        help="how many to play, beginning with those that change the most (default: 8)",
+        help="how many to play, those with the most bookings first (default: 8)",
     )
     add(
         "--kills",
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_seconds,
         default=0.4,
         metavar="SECONDS",
-        help="how long the model takes for a reply (default: %(default)s)",
+        help="duration of a model's reply (default: %(default)s)",
     )
     add(
         "--data",
@@ -103,13 +103,13 @@ def _parser() -> argparse.ArgumentParser:
         "--no-ledger",
         dest="ledger",
         action="store_false",
-        help="forget every claim and result at once, to see what that does",
+        help="do not store claims and results, to see the double bookings",
     )
     return parser
 
 
 def _demo(options: argparse.Namespace) -> int:
-    # Threads of their own for each run, so that a store may be used again.
+    # Each run has its own threads, so that several runs can use one store.
     run_id = f"demo-{uuid4().hex[:8]}"
     conversations = choose(read(options.data, run_id), options.conversations)
     folder: Path | None = options.folder
@@ -161,13 +161,13 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 async def _check(url: str) -> str:
-    """Open the store once, so that what is wrong with it shows here; say its worth."""
+    """Open the store once, to detect errors early; return its durability."""
     opening = open_checkpointer(url)
 
     if re.match("memory:|sqlite:/*:memory:", unquote(url), re.IGNORECASE):
         raise InvalidURL(
             f"{redacted(url)} ends with its process, so nothing in it can survive a "
-            "kill; take a sqlite:///, file:, postgresql:// or redis:// URL"
+            "kill; use a sqlite:///, file:, postgresql:// or redis:// URL"
         )
 
     async with opening as cp:

@@ -1,6 +1,6 @@
-"""What a person sees of a run: a bar for each conversation, and a line for each event.
+"""Display a run: a progress bar for each conversation, and a line for each event.
 
-Where output is no terminal there are the lines alone, without colours.
+Without a terminal it prints the lines only, without colours.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DOING = {
 
 
 class Picture:
-    """A console on which a run is followed; a context while bars are shown."""
+    """Prints the events of a run; shows the bars while it is entered as a context."""
 
     def __init__(self, conversations: list[Conversation]) -> None:
         self._console = Console(highlight=False)
@@ -64,11 +64,11 @@ class Picture:
         self._progress.stop()
 
     def head(self, *lines: tuple[str, str]) -> None:
-        """Show what is about to happen, as names and values."""
+        """Print the settings of the run, as names and values."""
         for name, value in lines:
-            self._say((f"{name:<10}", "dim"), value)
+            self._print((f"{name:<10}", "dim"), value)
 
-        self._say("")
+        self._print("")
 
     def started(self) -> None:
         self._loaded: dict[str, Event] = {}
@@ -81,42 +81,42 @@ class Picture:
             case "loaded":
                 resumed = self._is_resumed()
                 self._loaded[thread] = event
-                self._progressed(thread, event["version"])
+                self._set_progress(thread, event["version"])
 
                 if self._is_resumed() and not resumed:
-                    self._tell_restart()
+                    self._print_restart()
             case "appended":
-                self._progressed(thread, event["version"])
+                self._set_progress(thread, event["version"])
             case "planned":
                 plan = ", ".join(event["plan"])
-                self._does(thread, f"[dim]plan: {escape(plan)}" if plan else "")
-            case "settled" if event["landed"]:
+                self._set_status(thread, f"[dim]plan: {escape(plan)}" if plan else "")
+            case "resolved" if event["landed"]:
                 self._note(event, "in the airline's books, so recorded")
-            case "settled":
+            case "resolved":
                 self._note(event, "not in the airline's books, so made")
             case what if what in _DOING:
-                self._does(thread, f"{escape(event['tool'])}: {_DOING[what]}")
+                self._set_status(thread, f"{escape(event['tool'])}: {_DOING[what]}")
 
     def killed(self, kill: Kill) -> None:
-        self._tell_notes()
+        self._print_notes()
         what = MOMENTS[kill.moment] + (f": {kill.tool}" if kill.tool else "")
-        self._say(
+        self._print(
             (f"kill -9  {kill.number:>2}  ", "bold red"),
             (what, "red" if kill.moment == WORST else ""),
         )
 
         for thread in self._bars:
-            self._does(thread, "[red]killed")
+            self._set_status(thread, "[red]killed")
 
     def result(self, findings: list[Finding], verdict: str) -> None:
-        """Show what held, what did not, and what it comes to."""
+        """Print every finding, and the verdict."""
         holds = all(finding.holds is not False for finding in findings)
         marks = {
             True: Text("ok", "green"),
             False: Text("BROKEN", "bold red"),
             None: Text(""),
         }
-        self._say("")
+        self._print("")
 
         if self._console.is_terminal:
             table = Table(box=box.SIMPLE_HEAD, show_header=False)
@@ -132,55 +132,53 @@ class Picture:
         else:
             for finding in findings:
                 seen = "; ".join(finding.seen)
-                self._say(f"{finding.what}: {seen} ", marks[finding.holds])
+                self._print(f"{finding.what}: {seen} ", marks[finding.holds])
 
-            self._say("")
+            self._print("")
 
-        self._say((verdict, "bold green" if holds else "bold red"))
+        self._print((verdict, "bold green" if holds else "bold red"))
 
     def foot(self, seconds: float, folder: Path) -> None:
-        self._say(
-            (f"{seconds:.0f} s. Everything is left to look at in {folder}", "dim")
-        )
+        self._print((f"{seconds:.0f} s. Store, books and log are in {folder}", "dim"))
 
     def _is_resumed(self) -> bool:
-        """Tell whether the worker has loaded every conversation."""
+        """Return whether the worker has loaded every conversation."""
         return len(self._loaded) == len(self._bars)
 
-    def _tell_restart(self) -> None:
+    def _print_restart(self) -> None:
         messages = sum(event["version"] for event in self._loaded.values())
         pending = sum(event["pending"] for event in self._loaded.values())
 
         if messages:
             unclear = f", {_plural(pending, 'unclear call')}" if pending else ""
-            self._say(("restart      ", "green"), f"{messages} messages{unclear}")
+            self._print(("restart      ", "green"), f"{messages} messages{unclear}")
 
-        self._tell_notes()
+        self._print_notes()
 
     def _note(self, event: Event, what: str) -> None:
         self._notes.append(f"{event['tool']}: {what}")
 
         if self._is_resumed():
-            self._tell_notes()
+            self._print_notes()
 
-    def _tell_notes(self) -> None:
+    def _print_notes(self) -> None:
         for note in self._notes:
-            self._say(f"             {note}")
+            self._print(f"             {note}")
 
         self._notes.clear()
 
-    def _progressed(self, thread: str, version: int) -> None:
+    def _set_progress(self, thread: str, version: int) -> None:
         self._progress.update(self._bars[thread], completed=version)
-        self._does(thread, "")
+        self._set_status(thread, "")
 
-    def _does(self, thread: str, what: str) -> None:
-        """Show what a conversation is at, unless it is done."""
+    def _set_status(self, thread: str, what: str) -> None:
+        """Show a conversation's status, or that it is done."""
         bar = self._bars[thread]
         done = self._progress.tasks[bar].finished
         self._progress.update(bar, doing="[green]done" if done else what)
 
-    def _say(self, *parts: str | tuple[str, str] | Text) -> None:
-        # In a file, a line is a line.
+    def _print(self, *parts: str | tuple[str, str] | Text) -> None:
+        # In a file, lines are not wrapped.
         wraps = self._console.is_terminal
         self._console.print(Text.assemble(*parts), soft_wrap=not wraps)
 

@@ -1,6 +1,6 @@
-"""Recorded conversations, and the world as they had it.
+"""Recorded conversations, and a world that replays them.
 
-A recording plays the model, the person and the tools: each says what it said then.
+A recording plays the model, the person and the tools: each gives its recorded answer.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ __all__ = [
     "read",
 ]
 
-# Everything else is taken to change something, so that a new tool errs on that side.
+# Any other tool counts as one that changes something, which is safe for new tools.
 _READ_ONLY = ("get_", "search_", "list_", "calculate", "think")
 
-# Dollars for a character, at four of them a token: 2.50 for a million tokens that the
-# model reads, 10 for a million that it writes.
+# Dollars for a character, with four characters a token: 2.50 for a million tokens of
+# input, 10 for a million tokens of output.
 _READING = 2.50 / 4_000_000
 _WRITING = 10.0 / 4_000_000
 
 
 class BadRecording(Exception):
-    """A file holds no conversations that the demo could play."""
+    """A file does not contain a conversation that the demo can play."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Conversation:
 
     @cached_property
     def answers(self) -> dict[str, str]:
-        """What each call got, by key."""
+        """The answer to each call, by key."""
         return {
             call_key(self.thread_id, at, i): self.messages[at + 1 + i]["content"]
             for at, i, _ in self._calls()
@@ -61,7 +61,7 @@ class Conversation:
 
     @cached_property
     def changes(self) -> dict[str, Entry]:
-        """What the airline's books are to have of this conversation, by key."""
+        """The entries that the airline's books must have afterwards, by key."""
         entries = {}
 
         for at, i, call in self._calls():
@@ -81,9 +81,9 @@ class Conversation:
 
 
 class RecordedWorld:
-    """The world of one conversation; only the airline's books are outside of it.
+    """The world of one conversation, with the airline's books shared by all.
 
-    ``pace`` is how long the model takes for a reply, in seconds.
+    ``pace`` is the duration of a model's reply, in seconds.
     """
 
     def __init__(self, conversation: Conversation, books: Books, pace: float) -> None:
@@ -125,7 +125,7 @@ def is_read_only(tool: str) -> bool:
 
 
 def price_of(messages: list[Message], reply: Message) -> float:
-    """Return what a model would have charged for a reply, in dollars."""
+    """Return the price of a model's reply, in dollars."""
     read = sum(len(message["content"] or "") for message in messages)
     return read * _READING + len(json.dumps(reply)) * _WRITING
 
@@ -133,7 +133,7 @@ def price_of(messages: list[Message], reply: Message) -> float:
 def read(path: Path, run: str) -> list[Conversation]:
     """Read conversations, one JSON object a line, for the threads of a run.
 
-    Raises ``OSError``, and `BadRecording` for a line that is no conversation.
+    Raises ``OSError``, and `BadRecording` for a line that is not a conversation.
     """
     found = []
 
@@ -143,24 +143,26 @@ def read(path: Path, run: str) -> list[Conversation]:
                 found.append(_conversation(json.loads(line), run))
             except (ValueError, TypeError, LookupError, AttributeError) as exc:
                 raise BadRecording(
-                    f"{path}, line {number}: no recorded conversation "
+                    f"{path}, line {number}: not a recorded conversation "
                     f"({type(exc).__name__}: {exc})"
                 ) from exc
 
     twice = [name for name, n in Counter(c.name for c in found).items() if n > 1]
 
     if twice:
-        raise BadRecording(f"{path}: two conversations are called {twice[0]!r}")
+        raise BadRecording(f"{path}: two conversations have the name {twice[0]!r}")
 
     return found
 
 
 def choose(conversations: list[Conversation], count: int) -> list[Conversation]:
-    """Return those in which the most is changed, of which there must be one."""
+    """Return the conversations with the most bookings; raise if none has one."""
     ranked = sorted(conversations, key=lambda c: len(c.changes), reverse=True)
 
     if not ranked or not ranked[0].changes:
-        raise BadRecording("no conversation here changes anything; the demo needs one")
+        raise BadRecording(
+            "no conversation has a call that changes something; the demo needs one"
+        )
 
     return ranked[:count]
 
@@ -169,7 +171,7 @@ def _conversation(row: Any, run: str) -> Conversation:
     name, messages = row["thread_id"], row["messages"]
 
     if not isinstance(name, str) or not isinstance(messages, list):
-        raise TypeError("thread_id is a string and messages is a list")
+        raise TypeError("thread_id must be a string, and messages a list")
 
     roles = "".join(message["role"][0] for message in messages)
     expected = "".join(
@@ -179,9 +181,9 @@ def _conversation(row: Any, run: str) -> Conversation:
     )
 
     if roles != expected:
-        raise ValueError("every call needs its answer right behind it")
+        raise ValueError("the answers of a message's calls must follow it directly")
 
     conversation = Conversation(name, f"{run}/{name}", messages)
-    # Looked at now, so that a call without a name or arguments is found here.
+    # Computes both properties now, which raise for a call without name or arguments.
     assert len(conversation.changes) <= len(conversation.answers)
     return conversation

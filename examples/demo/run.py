@@ -1,4 +1,4 @@
-"""One run: a worker is started, killed at chosen moments, and started again."""
+"""One run: start a worker, kill it at chosen moments, and start it again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 __all__ = ["MOMENTS", "WORST", "Event", "Job", "Kill", "Run", "Watcher", "WorkerFailed"]
 
 Event = dict[str, Any]
-"""What a worker tells: a thread, what happened there, and facts about it."""
+"""A worker's report: a thread, what happened to it, and more facts."""
 
 WORST = "effect"
 
@@ -29,18 +29,18 @@ MOMENTS = {
     "claimed": "between a claim and its effect",
     "recorded": "between a record and its message",
 }
-"""When a worker is killed; a worker waits at each until it is let go on."""
+"""When to kill a worker; a worker pauses at each until the parent resumes it."""
 
 _EXAMPLES = Path(__file__).parent.parent
 
 
 class WorkerFailed(Exception):
-    """A worker ended although nobody killed it, or hung."""
+    """A worker ended although the parent did not kill it, or hung."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker has to know."""
+    """The settings of a worker."""
 
     url: str
     data: str
@@ -53,7 +53,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Kill:
-    """One SIGKILL: when, and in which conversation, the worker was."""
+    """One SIGKILL: the moment, and the conversation in which the worker paused."""
 
     number: int
     moment: str
@@ -62,7 +62,7 @@ class Kill:
 
 
 class Watcher(Protocol):
-    """Somebody who looks on."""
+    """Receives the events of a run, for display."""
 
     def started(self) -> None: ...
 
@@ -73,12 +73,13 @@ class Watcher(Protocol):
 
 @dataclass
 class Run:
-    """A run of ``planned`` kills, and what was seen of it from outside.
+    """A run of ``planned`` kills, and what the parent has observed.
 
-    ``messages`` is how many there are to come in all. ``acknowledged`` has the version
-    of each thread as a worker last heard it from the store, and ``lost`` the threads
-    where a later load had less. ``settled`` says of each unclear call whether it had
-    landed; ``replayed`` counts the answers that came from the record.
+    ``messages`` is the number of messages of all recordings. ``acknowledged`` has the
+    newest version of each thread that a worker reported, and ``lost`` the threads
+    whose version was lower in a later load. ``resolved`` has, for each unclear call,
+    whether its effect had happened. ``replayed`` counts the recorded results that were
+    used in place of a call.
     """
 
     job: Job
@@ -89,27 +90,27 @@ class Run:
     kills: list[Kill] = field(default_factory=list)
     acknowledged: dict[str, int] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
-    settled: dict[str, bool] = field(default_factory=dict)
+    resolved: dict[str, bool] = field(default_factory=dict)
     replayed: Counter[str] = field(default_factory=Counter)
-    # The next kill is due at this many messages, and overdue at that many.
+    # Numbers of written messages at which the next kill is due, and overdue.
     _due: float = 0.0
     _overdue: float = float("inf")
 
     def play(self) -> None:
-        """Start workers until one comes to the end."""
-        while not self._one_life():
-            # Long enough for the kill to be seen.
+        """Start workers until one finishes."""
+        while not self._run_worker():
+            # Leaves a person the time to see the kill.
             time.sleep(min(self.job.pace, 1))
 
-    def _one_life(self) -> bool:
-        """Run a worker until it is killed or done, and tell whether it was done."""
+    def _run_worker(self) -> bool:
+        """Run a worker until it is killed or done; return whether it was done."""
         worker = self._start()
-        # A worker that takes much longer than its model hangs.
+        # A worker that takes much longer than its model must be hanging.
         limit = threading.Timer(120 + self.job.pace * self.messages, worker.kill)
         limit.daemon = True
         limit.start()
         kill = None
-        last_words = []
+        late_events = []
 
         try:
             assert worker.stdout is not None
@@ -118,15 +119,15 @@ class Run:
                 event = json.loads(line)
 
                 if kill is not None:
-                    last_words.append(event)
+                    late_events.append(event)
                     continue
 
                 self._note(event)
 
-                if self._is_time(event["what"]):
+                if self._is_kill_due(event["what"]):
                     kill = self._kill(worker, event)
                 elif event["what"] in MOMENTS:
-                    _tell(worker, event["thread"])
+                    _send(worker, event["thread"])
         except BaseException:
             worker.kill()
             raise
@@ -141,7 +142,7 @@ class Run:
             status = f"a worker hung, or ended by itself (status {worker.returncode})"
             raise WorkerFailed(f"{status}: {_last_line(self.log)} ({self.log})")
 
-        for event in last_words:
+        for event in late_events:
             self._note(event)
 
         return worker.returncode == 0
@@ -156,21 +157,21 @@ class Run:
                 stdout=PIPE,
                 stderr=errors,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))},
-                # Ctrl-C is for the parent, which kills the worker then.
+                # Ctrl-C must reach the parent only, which then kills the worker.
                 start_new_session=True,
             )
 
         self.watcher.started()
-        # By the pipe, because a URL in the arguments would show its password in ps.
-        _tell(worker, asdict(self.job))
+        # Through the pipe: in the arguments, ps would show the password of the URL.
+        _send(worker, asdict(self.job))
         return worker
 
-    def _is_time(self, moment: str) -> bool:
-        """Tell whether to kill at this moment.
+    def _is_kill_due(self, moment: str) -> bool:
+        """Return whether to kill the worker at this moment.
 
-        The first kill falls at the first worst moment that there is. The others are
-        spread over what is left by then and take turns in their moments; one that is
-        overdue takes what comes.
+        The first kill is at the first moment of kind ``WORST``. The others are spread
+        over the remaining messages, and take turns in their kinds of moments. An
+        overdue kill takes the next moment of any kind.
         """
         done = len(self.kills)
 
@@ -183,8 +184,8 @@ class Run:
 
     def _kill(self, worker: Popen[bytes], event: Event) -> Kill:
         if event["what"] == "append":
-            _tell(worker, event["thread"])
-            # Somewhere in the writing or right behind it; a commit takes that long.
+            _send(worker, event["thread"])
+            # During or right after the write: a commit takes about that long.
             time.sleep(random.uniform(0, 0.004))
 
         worker.kill()
@@ -206,18 +207,18 @@ class Run:
                 self.acknowledged[thread] = event["version"]
             case "appended":
                 self.acknowledged[thread] = event["version"]
-            case "settled":
-                self.settled[event["call"]] = event["landed"]
+            case "resolved":
+                self.resolved[event["call"]] = event["landed"]
             case "replayed":
                 self.replayed[event["tool"]] += 1
 
         self.watcher.happened(event)
 
 
-def _tell(worker: Popen[bytes], what: object) -> None:
+def _send(worker: Popen[bytes], what: object) -> None:
     assert worker.stdin is not None
 
-    # One that died by itself shows at the end of its output.
+    # If the worker has died by itself, the end of its output shows that.
     with suppress(BrokenPipeError):
         worker.stdin.write(json.dumps(what).encode() + b"\n")
         worker.stdin.flush()
@@ -225,4 +226,4 @@ def _tell(worker: Popen[bytes], what: object) -> None:
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").split("\n")
-    return next((line for line in reversed(lines) if line), "it said nothing")
+    return next((line for line in reversed(lines) if line), "the log is empty")

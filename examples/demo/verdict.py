@@ -1,4 +1,4 @@
-"""What must hold after a run, looked up in the store and in the airline's books."""
+"""Check the store and the airline's books after a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Stored = dict[str, CheckpointData[Message]]
 
 @dataclass(frozen=True)
 class Finding:
-    """One row of the result; ``holds`` is None where there is nothing to hold."""
+    """One row of the result; ``holds`` is None for a row that cannot fail."""
 
     what: str
     seen: list[str]
@@ -32,7 +32,7 @@ class Finding:
 async def examine(
     cp: Checkpointer[Message], run: Run, conversations: list[Conversation], books: Books
 ) -> list[Finding]:
-    """Compare what is stored, and what the airline did, with the recordings."""
+    """Compare the store and the airline's books with the recordings."""
     loaded = [(c.thread_id, await cp.load(c.thread_id)) for c in conversations]
     stored = {thread: data for thread, data in loaded if data is not None}
     due = {key: entry for c in conversations for key, entry in c.changes.items()}
@@ -66,7 +66,7 @@ def _kills(run: Run) -> Finding:
 def _transcripts(conversations: list[Conversation], stored: Stored) -> Finding:
     kept = sum(data.version for data in stored.values())
     recorded = sum(len(c.messages) for c in conversations)
-    # Written out and compared as text, so that not even the order of keys may differ.
+    # Compared as JSON text, so that the order of keys counts too.
     different = [
         c.name
         for c in conversations
@@ -84,7 +84,7 @@ def _acknowledged(run: Run) -> Finding:
 
 
 def _spend(run: Run, conversations: list[Conversation], stored: Stored) -> Finding:
-    """Check `extra`: every reply is paid for, and a kill costs one at the most."""
+    """Check extra: it counts every reply, and at most one lost reply for each kill."""
     replies, paid, spent = 0, 0, 0.0
     holds = True
 
@@ -98,9 +98,9 @@ def _spend(run: Run, conversations: list[Conversation], stored: Stored) -> Findi
         count, usd = extra.get("replies"), extra.get("spent_usd")
 
         if not isinstance(count, int) or not isinstance(usd, float):
-            return Finding("spend", [f"none kept for {c.name}"], False)
+            return Finding("spend", [f"not stored for {c.name}"], False)
 
-        # Each reply's price was rounded to a millionth.
+        # The agent rounds the sum to a millionth after each reply.
         holds &= 0 <= count - len(prices) <= len(run.kills)
         holds &= usd >= sum(prices) - 1e-6 * len(prices)
         replies, paid, spent = replies + len(prices), paid + count, spent + usd
@@ -108,7 +108,7 @@ def _spend(run: Run, conversations: list[Conversation], stored: Stored) -> Findi
     seen = [f"${spent:.2f} for {paid} replies"]
 
     if paid != replies:
-        seen.append(f"lost with a worker and asked for again: {paid - replies}")
+        seen.append(f"replies lost with a worker and requested again: {paid - replies}")
 
     return Finding("spend", seen, holds)
 
@@ -128,23 +128,23 @@ def _books(due: dict[str, Entry], done: list[Entry]) -> Finding:
     faults = [
         *([f"made again: {_listed(repeated)}"] if repeated else []),
         *([f"never made: {missing}"] if missing else []),
-        *([f"not as they were asked for: {wrong}"] if wrong else []),
+        *([f"different from the recording: {wrong}"] if wrong else []),
     ]
     return Finding(
         "the airline's books",
         [
             f"{len(done)} entries for {len(due)} calls that change something",
-            *(faults or ["each is there exactly once"]),
+            *(faults or ["each call has exactly one entry"]),
         ],
         not faults,
     )
 
 
 def _unclear(run: Run, stored: Stored) -> Finding:
-    landed = sum(run.settled.values())
-    never = len(run.settled) - landed
+    landed = sum(run.resolved.values())
+    never = len(run.resolved) - landed
     left = [thread for thread, data in stored.items() if data.pending]
-    seen = [f"{len(run.settled)} had a claim and no result after a kill"]
+    seen = [f"{len(run.resolved)} had a claim and no result after a kill"]
 
     if landed:
         seen.append(f"in the airline's books, so recorded and not repeated: {landed}")
@@ -159,7 +159,7 @@ def _unclear(run: Run, stored: Stored) -> Finding:
 
 
 async def _records(cp: Checkpointer[Message], due: dict[str, Entry]) -> Finding:
-    """Compare the store's record of every call with what the airline was to do."""
+    """Compare the store's record of every call with the recordings."""
     good, retried = 0, 0
 
     for key, entry in due.items():
@@ -174,7 +174,7 @@ async def _records(cp: Checkpointer[Message], due: dict[str, Entry]) -> Finding:
     seen = [f"{good} of {len(due)} completed, with the airline's answer"]
 
     if retried:
-        seen.append(f"at a later attempt than the first: {retried}")
+        seen.append(f"with more than one attempt: {retried}")
 
     return Finding("the record of calls", seen, good == len(due))
 
@@ -183,11 +183,13 @@ def _replays(run: Run) -> Iterable[Finding]:
     total = run.replayed.total()
     names = [_listed(run.replayed)] if total else []
     yield Finding(
-        "replayed", [f"{total} answers came from the record, not a call", *names], None
+        "replayed",
+        [f"{total} recorded results were used in place of a call", *names],
+        None,
     )
     yield Finding(
         "without the record",
-        [f"calls that would have been made again: {total} (--no-ledger shows it)"],
+        [f"calls that would have run twice: {total} (--no-ledger shows it)"],
         None,
     )
 

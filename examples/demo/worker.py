@@ -1,8 +1,8 @@
-"""The process that is killed: an agent for each conversation, each on a leash.
+"""The worker process: one agent for each conversation, paused at each kill point.
 
-An agent on a leash tells its parent which moment it has come to and waits to be let go
-on, so that the parent can kill this process exactly there. Lines of JSON go out by
-standard output; threads to let go come in by standard input, after the job.
+An agent reports the moment that it has reached to the parent, and pauses until the
+parent resumes it or kills this process. Reports are lines of JSON on standard output.
+Standard input has the job, and then the threads to resume.
 """
 
 from __future__ import annotations
@@ -32,59 +32,60 @@ from .airline import Books
 from .recordings import Conversation, RecordedWorld, choose, is_read_only, read
 
 
-class Leash:
-    """What the agents tell the parent, and how it holds them back."""
+class KillPoints:
+    """Reports what agents do to the parent, and pauses them where it may kill them."""
 
     def __init__(self) -> None:
-        self._held: dict[str, asyncio.Event] = {}
+        self._paused: dict[str, asyncio.Event] = {}
 
-    def tell(self, thread_id: str, what: str, **facts: Any) -> None:
+    def report(self, thread_id: str, what: str, **facts: Any) -> None:
         print(json.dumps({"thread": thread_id, "what": what, **facts}), flush=True)
 
-    async def hold(self, thread_id: str, moment: str, **facts: Any) -> None:
-        """Tell of a moment, and wait to be let go or to be killed."""
-        let_go = self._held[thread_id] = asyncio.Event()
-        self.tell(thread_id, moment, **facts)
-        await let_go.wait()
+    async def pause(self, thread_id: str, moment: str, **facts: Any) -> None:
+        """Report a moment, and wait until the parent resumes the thread."""
+        resumed = self._paused[thread_id] = asyncio.Event()
+        self.report(thread_id, moment, **facts)
+        await resumed.wait()
 
-    async def obey(self, orders: asyncio.StreamReader) -> None:
+    async def resume_from(self, orders: asyncio.StreamReader) -> None:
+        """Resume the threads that the parent names, until it closes the pipe."""
         while line := await orders.readline():
-            self._held.pop(json.loads(line)).set()
+            self._paused.pop(json.loads(line)).set()
 
-        raise EOFError("the parent is gone")
+        raise EOFError("the parent process has ended")
 
 
-class LeashedWorld(RecordedWorld):
-    """The recorded world; a call that changed something is told."""
+class PausingWorld(RecordedWorld):
+    """The recorded world, paused after each call that changed something."""
 
     def __init__(
-        self, conversation: Conversation, books: Books, pace: float, leash: Leash
+        self, conversation: Conversation, books: Books, pace: float, points: KillPoints
     ) -> None:
         super().__init__(conversation, books, pace)
         self._thread_id = conversation.thread_id
-        self._leash = leash
+        self._points = points
 
     async def use(self, tool: str, args: dict[str, JsonValue], key: str) -> str:
         answer = await super().use(tool, args, key)
 
         if not is_read_only(tool):
-            await self._leash.hold(self._thread_id, "effect", tool=tool)
+            await self._points.pause(self._thread_id, "effect", tool=tool)
 
         return answer
 
 
-class LeashedStore:
-    """The six methods of a store, told and held."""
+class PausingStore:
+    """A store whose writes are reported, with a pause at each kill point."""
 
-    def __init__(self, cp: Checkpointer[Message], leash: Leash) -> None:
+    def __init__(self, cp: Checkpointer[Message], points: KillPoints) -> None:
         self._cp = cp
-        self._leash = leash
+        self._points = points
         self._unclear: dict[str, str] = {}
 
     async def load(self, thread_id: str) -> CheckpointData[Message] | None:
         data = await self._cp.load(thread_id)
         pending = data.pending if data else []
-        self._leash.tell(
+        self._points.report(
             thread_id,
             "loaded",
             version=data.version if data else 0,
@@ -100,24 +101,24 @@ class LeashedStore:
         *,
         expected_version: int | None = None,
     ) -> int:
-        await self._leash.hold(thread_id, "append")
+        await self._points.pause(thread_id, "append")
         version = await self._cp.append(
             thread_id, messages, expected_version=expected_version
         )
-        self._leash.tell(thread_id, "appended", version=version)
+        self._points.report(thread_id, "appended", version=version)
         return version
 
     async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
         await self._cp.save_extra(thread_id, extra)
-        self._leash.tell(thread_id, "planned", plan=extra["plan"])
+        self._points.report(thread_id, "planned", plan=extra["plan"])
 
     async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
         holder = await self._cp.record_issued(thread_id, call)
 
         if holder is None:
-            await self._leash.hold(thread_id, "claimed", tool=call.tool_name)
+            await self._points.pause(thread_id, "claimed", tool=call.tool_name)
         elif holder.status == "completed":
-            self._leash.tell(thread_id, "replayed", tool=call.tool_name)
+            self._points.report(thread_id, "replayed", tool=call.tool_name)
         else:
             self._unclear[holder.call.call_id] = call.tool_name
 
@@ -132,9 +133,9 @@ class LeashedStore:
         success: bool = True,
     ) -> CallRecord:
         if call_id in self._unclear:
-            self._leash.tell(
+            self._points.report(
                 thread_id,
-                "settled",
+                "resolved",
                 tool=self._unclear.pop(call_id),
                 call=call_id,
                 landed=success,
@@ -143,19 +144,19 @@ class LeashedStore:
         record = await self._cp.record_result(
             thread_id, call_id, result, success=success
         )
-        await self._leash.hold(thread_id, "recorded", tool=record.call.tool_name)
+        await self._points.pause(thread_id, "recorded", tool=record.call.tool_name)
         return record
 
     async def find_completed(self, idempotency_key: str) -> CallRecord | None:
         return await self._cp.find_completed(idempotency_key)
 
 
-class ForgetfulStore(LeashedStore):
-    """The same store, with every call forgotten at once: what most agents have."""
+class ForgetfulStore(PausingStore):
+    """The same store without the record of calls, like that of most agents."""
 
     async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
         self._call = call
-        await self._leash.hold(thread_id, "claimed", tool=call.tool_name)
+        await self._points.pause(thread_id, "claimed", tool=call.tool_name)
         return None
 
     async def record_result(
@@ -166,41 +167,41 @@ class ForgetfulStore(LeashedStore):
         *,
         success: bool = True,
     ) -> CallRecord:
-        await self._leash.hold(thread_id, "recorded", tool=self._call.tool_name)
+        await self._points.pause(thread_id, "recorded", tool=self._call.tool_name)
         now = datetime.now(UTC)
         return CallRecord(thread_id, self._call, "completed", 1, now, result, now)
 
 
 async def work(orders: asyncio.StreamReader, job: dict[str, Any]) -> None:
-    leash = Leash()
+    points = KillPoints()
     books = Books(Path(job["books"]))
     chosen = choose(read(Path(job["data"]), job["run"]), job["conversations"])
-    kind = LeashedStore if job["ledger"] else ForgetfulStore
+    kind = PausingStore if job["ledger"] else ForgetfulStore
 
     async with open_checkpointer(job["url"]) as store, asyncio.TaskGroup() as tasks:
-        obeying = tasks.create_task(leash.obey(orders))
+        resuming = tasks.create_task(points.resume_from(orders))
         talks = [
             tasks.create_task(
                 converse(
-                    kind(store, leash),
+                    kind(store, points),
                     conversation.thread_id,
-                    LeashedWorld(conversation, books, job["pace"], leash),
+                    PausingWorld(conversation, books, job["pace"], points),
                 )
             )
             for conversation in chosen
         ]
         await asyncio.wait(talks)
-        obeying.cancel()
+        resuming.cancel()
 
 
 async def converse(
-    cp: Checkpointer[Message], thread_id: str, world: LeashedWorld
+    cp: Checkpointer[Message], thread_id: str, world: PausingWorld
 ) -> None:
     try:
         await Agent(cp, thread_id, world).run()
     except VersionConflict:
-        # The worker that was killed had sent a write that reached the server after
-        # our load. It can have been only one: what the store says now will stay.
+        # A write of the killed worker reached the server after this worker's load. It
+        # had at most one write in flight, so the second load is final.
         await Agent(cp, thread_id, world).run()
 
 
@@ -215,7 +216,7 @@ async def main() -> int:
     try:
         await work(orders, job)
     except* Exception as group:
-        # One of them, so that the last line says what was wrong.
+        # Print one error only: the parent shows the last line of the log.
         traceback.print_exception(group.exceptions[0])
         status = 1
 

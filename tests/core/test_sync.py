@@ -1,4 +1,4 @@
-"""The synchronous facade, from threads with and without a loop."""
+"""The synchronous facade, called from threads with and without an event loop."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def no_loop_thread_left() -> Any:
-    """Fail a test that leaves the facade's own thread; the guard passes daemons."""
+    """Fail a test that leaves the facade's thread, which is a daemon thread."""
     yield
     assert [one for one in threading.enumerate() if one.name == "cpkit-sync"] == []
 
 
 def test_every_method_works(url: str) -> None:
-    """As the contract says it, without an await."""
+    """The methods do what the contract says, without ``await``."""
     call = ToolCall("call", "pay", {"amount": 1}, os.urandom(8).hex())
     thread = call.idempotency_key
 
@@ -86,7 +86,7 @@ def test_every_method_works(url: str) -> None:
 
 
 def test_typed_messages(tmp_path: Path) -> None:
-    """``message_type`` goes to the store, like every other option."""
+    """``message_type`` is passed to the store, like every other option."""
     with SyncCheckpointer(f"file://{tmp_path}/store", message_type=int) as cp:
         cp.append("t", [1, 2])
         data = cp.load("t")
@@ -104,8 +104,8 @@ class SixMethods:
             setattr(self, name, getattr(inner, name))
 
 
-def test_only_what_the_store_has() -> None:
-    """An optional method is there when the store has it."""
+def test_optional_methods_are_those_of_the_store() -> None:
+    """The facade has an optional method only if the store has it."""
 
     @asynccontextmanager
     async def opener() -> AsyncIterator[Any]:
@@ -121,18 +121,18 @@ def test_only_what_the_store_has() -> None:
             assert not hasattr(cp, name)
 
     with pytest.raises(TypeError, match="options"):
-        SyncCheckpointer(opener, max_payload=1)  # type: ignore[call-overload]  # the slip
+        SyncCheckpointer(opener, max_payload=1)  # type: ignore[call-overload]  # the mistake under test
 
 
-def test_threads_share_one() -> None:
-    """Each append gets a version of its own."""
+def test_threads_can_share_one() -> None:
+    """Each append of each thread returns a different version."""
     with SyncCheckpointer("memory://") as cp, ThreadPoolExecutor(8) as pool:
         versions = pool.map(lambda n: cp.append("t", [{"n": n}]), range(100))
         assert sorted(versions) == [*range(1, 101)]
 
 
 async def test_inside_a_loop_it_raises() -> None:
-    """It would block the loop that runs there; what to do instead is said."""
+    """The error says what to use instead of blocking the loop."""
     with pytest.raises(RuntimeError, match="open_checkpointer"):
         SyncCheckpointer("memory://").__enter__()
 
@@ -155,7 +155,7 @@ async def test_inside_a_loop_it_raises() -> None:
 
 
 def test_on_its_own_loop_it_raises() -> None:
-    """Waiting there would be for ever."""
+    """A call on the facade's own loop would never return."""
     with SyncCheckpointer("memory://") as cp:
 
         async def inside(_: Any) -> None:
@@ -165,8 +165,8 @@ def test_on_its_own_loop_it_raises() -> None:
             cp.run(inside)
 
 
-def test_closed_before_and_after() -> None:
-    """Entered once; closing again does nothing."""
+def test_calls_before_entering_and_after_closing_raise() -> None:
+    """It can be entered once, and closing it twice is allowed."""
     cp = SyncCheckpointer("memory://")
     assert "not open" in repr(cp)
 
@@ -189,8 +189,8 @@ def test_closed_before_and_after() -> None:
         cp.submit(asyncio.sleep(0))
 
 
-def test_what_cannot_be_opened_leaves_nothing(tmp_path: Path) -> None:
-    """A bad URL is refused at once, a bad store when it is entered."""
+def test_a_failed_opening_leaves_nothing(tmp_path: Path) -> None:
+    """A wrong URL raises in the constructor, a wrong store when entering."""
     with pytest.raises(InvalidURL):
         SyncCheckpointer("nothing://")
 
@@ -211,7 +211,7 @@ def test_what_cannot_be_opened_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_an_error_at_close_is_raised() -> None:
-    """Once, and the thread has ended."""
+    """The error is raised once, and the thread ends."""
 
     @asynccontextmanager
     async def opener() -> AsyncIterator[Any]:
@@ -228,8 +228,8 @@ def test_an_error_at_close_is_raised() -> None:
     cp.close()
 
 
-def test_closing_waits_for_what_is_in_flight() -> None:
-    """Each call that was begun gets its answer."""
+def test_closing_waits_for_calls_in_flight() -> None:
+    """A call that started before the closing returns its result."""
     with SyncCheckpointer("memory://") as cp:
         gate = asyncio.Event()
 
@@ -246,7 +246,7 @@ def test_closing_waits_for_what_is_in_flight() -> None:
 
 
 def test_an_interrupt_cancels_and_leaves_nothing() -> None:
-    """A waiting call ends at once; the store is usable and closes."""
+    """The waiting call is cancelled, and the store stays usable."""
     main = threading.main_thread().ident
     assert main is not None
     ended = threading.Event()
@@ -268,7 +268,7 @@ def test_an_interrupt_cancels_and_leaves_nothing() -> None:
 
 
 def test_an_interrupt_while_opening_leaves_nothing() -> None:
-    """What had been opened is closed."""
+    """A store that was opened during the interrupt is closed."""
     main = threading.main_thread().ident
     assert main is not None
     closed = threading.Event()
@@ -297,7 +297,7 @@ FORK = """
 import os, warnings
 from cpkit.sync import SyncCheckpointer
 
-warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of the very thing
+warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of forks
 
 with SyncCheckpointer("memory://") as cp:
     cp.append("t", [{}])
@@ -330,15 +330,15 @@ print(cp.append("t", [{}]))
 
 @pytest.mark.parametrize("program", [FORK, FORGOTTEN])
 def test_a_program_ends(program: str) -> None:
-    """After a fork, whose child opens its own; and where closing is forgotten."""
+    """It ends after a fork whose child opens its own store, and without closing."""
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=50
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_it_sees_what_others_wrote(tmp_path: Path) -> None:
-    """A handle like any other of its store."""
+def test_it_sees_writes_of_other_handles(tmp_path: Path) -> None:
+    """A write through an async handle is visible to the facade."""
     url = f"sqlite:///{tmp_path}/agent.db"
 
     async def write() -> None:

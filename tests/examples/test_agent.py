@@ -1,4 +1,4 @@
-"""The agent that people copy, brought to the moments that are hard to hit by a kill."""
+"""The example agent, at the moments that a kill rarely hits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Store = MemoryCheckpointer[Message]
 
 
 def asks(*tools: str) -> Message:
-    """A reply that calls tools, all by the same id, as models do."""
+    """Return a reply with tool calls that all have the same id, as models do."""
     calls = [
         {
             "id": "call_1",
@@ -48,7 +48,7 @@ BOOKED: Message = {"role": "assistant", "content": "You have 11C."}
 
 
 class Airline:
-    """A world of a fixed script, which counts what was done in it."""
+    """A world with a fixed script, which records the tools that were used."""
 
     def __init__(self, *replies: Message) -> None:
         self.script = [PLEASE, *replies]
@@ -109,7 +109,7 @@ async def messages(cp: Store) -> list[Message]:
 
 
 async def test_whole_conversation_is_kept(agent: Any, cp: Store) -> None:
-    """Messages, plan and spend are stored, and a call that changes something."""
+    """The store has messages, plan and spend, and the call that changes something."""
     airline = Airline(asks("look"), answer("look"), asks("book"), answer("book"))
     airline.script.append(BOOKED)
 
@@ -124,7 +124,7 @@ async def test_whole_conversation_is_kept(agent: Any, cp: Store) -> None:
 
 
 async def test_finished_conversation_is_left_alone(agent: Any, cp: Store) -> None:
-    """Nothing that is stored is done again."""
+    """A second run repeats nothing."""
     airline = Airline(asks("book"), answer("book"), BOOKED)
     await agent.Agent(cp, THREAD, airline).run()
 
@@ -137,7 +137,7 @@ async def test_finished_conversation_is_left_alone(agent: Any, cp: Store) -> Non
 async def test_effect_that_happened_is_recorded_and_not_repeated(
     agent: Any, cp: Store
 ) -> None:
-    """A call found pending, in the other side's books: killed behind its effect."""
+    """The call is pending, and in the airline's books: killed after its effect."""
     airline = Airline(asks("book"), answer("book", "11C is yours"), BOOKED)
     airline.books[KEY] = "11C is yours"
     await cp.append(THREAD, airline.script[:2])
@@ -153,7 +153,7 @@ async def test_effect_that_happened_is_recorded_and_not_repeated(
 async def test_effect_that_never_happened_is_made_under_its_key(
     agent: Any, cp: Store
 ) -> None:
-    """A call found pending, in nobody's books: killed before its effect."""
+    """The call is pending, and not in the books: killed before its effect."""
     airline = Airline(asks("book"), answer("book"), BOOKED)
     await cp.append(THREAD, airline.script[:2])
     await cp.record_issued(THREAD, ToolCall("x", "book", {"seat": "11C"}, KEY))
@@ -165,8 +165,10 @@ async def test_effect_that_never_happened_is_made_under_its_key(
     assert await statuses(cp) == [("failed", 1), ("completed", 2)]
 
 
-async def test_claim_that_landed_late_is_settled(agent: Any, cp: Store) -> None:
-    """A dead runner's claim that shows only after the load is no less unclear."""
+async def test_claim_that_appears_after_the_load_is_resolved(
+    agent: Any, cp: Store
+) -> None:
+    """A dead runner's claim can reach the store late, and is unclear too."""
     airline = Airline(asks("book"), answer("book"), BOOKED)
     listen = airline.listen
 
@@ -186,7 +188,7 @@ async def test_claim_that_landed_late_is_settled(agent: Any, cp: Store) -> None:
 
 
 async def test_recorded_result_is_replayed(agent: Any, cp: Store) -> None:
-    """A completed call without its message: killed between the two."""
+    """The call is completed, and its message missing: killed between the two."""
     airline = Airline(asks("book"), answer("book", "11C is yours"), BOOKED)
     await cp.append(THREAD, airline.script[:2])
     await cp.record_issued(THREAD, ToolCall("x", "book", {"seat": "11C"}, KEY))
@@ -198,10 +200,10 @@ async def test_recorded_result_is_replayed(agent: Any, cp: Store) -> None:
     assert airline.used == []
 
 
-async def test_second_call_of_a_message_goes_on_behind_the_first(
+async def test_second_call_of_a_message_runs_after_the_first(
     agent: Any, cp: Store
 ) -> None:
-    """Two equal calls in one message, by one id, are two; one answered stays so."""
+    """Two equal calls with one id are two calls; an answered one is not repeated."""
     airline = Airline(asks("book", "book"), answer("book"), answer("book"), BOOKED)
     await cp.append(THREAD, airline.script[:3])
 
@@ -212,7 +214,7 @@ async def test_second_call_of_a_message_goes_on_behind_the_first(
 
 
 async def test_superseded_runner_stops(agent: Any, cp: Store) -> None:
-    """One whose call was released by another does not claim it once more."""
+    """A runner whose claim was released by another process does not claim it again."""
     airline = Airline(asks("book"), answer("book"))
 
     async def release() -> None:
@@ -232,7 +234,7 @@ async def test_superseded_runner_stops(agent: Any, cp: Store) -> None:
 
 
 async def test_other_writer_shows_as_conflict(agent: Any, cp: Store) -> None:
-    """Two runners of a thread never mix their messages."""
+    """The messages of two runners of a thread never mix."""
     airline = Airline(asks("look"), answer("look"), BOOKED)
     other = {"role": "user", "content": "Hello?"}
 
@@ -250,7 +252,7 @@ async def test_other_writer_shows_as_conflict(agent: Any, cp: Store) -> None:
 async def test_late_write_of_a_killed_worker_costs_nothing(
     cp: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The demo's worker goes on behind what its predecessor had sent to the server."""
+    """The demo's worker continues after a write that its predecessor had in flight."""
     monkeypatch.syspath_prepend(FILE.parent)
     converse = import_module("demo.worker").converse
     airline = Airline(asks("look"), answer("look"), BOOKED)

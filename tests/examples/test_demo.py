@@ -1,4 +1,4 @@
-"""The demo as a newcomer runs it: a process, killed workers, exit statuses."""
+"""The demo as a new user runs it: a process, killed workers, exit statuses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ READ_ONLY = ("get_", "search_", "list_", "calculate", "think")
 QUICK = ("--pace", "0", "--conversations", "3", "--kills", "5", "--data", str(BUNDLED))
 
 PATIENCE = 15.0
-"""Seconds for a process to come up or end; a healthy one takes well under one."""
+"""Seconds for a process to start or end; normally it takes less than one."""
 
 Booked = Counter[tuple[str, str]]
 """How often a tool was called with the same arguments."""
@@ -48,7 +48,7 @@ def run_demo(
 
 
 def changes_recorded(count: int) -> Booked:
-    """What the conversations that change the most ask the airline to do."""
+    """Return the recorded changes of the conversations that have the most changes."""
     found = []
 
     for line in BUNDLED.read_text().splitlines():
@@ -70,7 +70,7 @@ def changes_recorded(count: int) -> Booked:
 
 
 def changes_made(folder: Path) -> Booked:
-    """What the airline's books say that it did."""
+    """Return the changes in the airline's books."""
     with closing(sqlite3.connect(folder / "airline-books.db")) as db:
         rows = db.execute("SELECT tool, args FROM books").fetchall()
 
@@ -91,7 +91,7 @@ def url_of(store: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("store", ["sqlite", "file", "postgresql", "redis"])
 def test_killed_agent_resumes_and_books_once(store: str, tmp_path: Path) -> None:
-    """The store is a URL; the agent, killed and resumed, does each thing once."""
+    """On each kind of store, a killed and resumed agent makes each change once."""
     url = url_of(store, tmp_path)
 
     done = run_demo("--url", url, "--folder", "run", *QUICK, folder=tmp_path)
@@ -105,7 +105,7 @@ def test_killed_agent_resumes_and_books_once(store: str, tmp_path: Path) -> None
 
 
 def test_same_store_serves_a_second_run(tmp_path: Path) -> None:
-    """Each run has threads of its own."""
+    """Each run has its own threads."""
     options = ("--url", "sqlite:///agent.db", *QUICK)
 
     first = run_demo("--folder", "first", *options, folder=tmp_path)
@@ -116,7 +116,7 @@ def test_same_store_serves_a_second_run(tmp_path: Path) -> None:
 
 
 def test_without_the_record_of_calls_things_are_booked_twice(tmp_path: Path) -> None:
-    """The demo can fail: it sees what the ledger is there to prevent."""
+    """The demo can fail: it detects the double bookings that the ledger prevents."""
     done = run_demo("--no-ledger", "--folder", "run", *QUICK, folder=tmp_path)
 
     assert done.returncode == 1, done.stdout
@@ -124,10 +124,10 @@ def test_without_the_record_of_calls_things_are_booked_twice(tmp_path: Path) -> 
     assert changes_made(tmp_path / "run") > changes_recorded(3)
 
 
-def test_bundled_conversations_serve_where_the_real_ones_are_not(
+def test_bundled_conversations_are_the_default(
     tmp_path: Path,
 ) -> None:
-    """Alone, the example plays its own data on a fresh store in a temporary folder."""
+    """A copy of the example plays its own data on a new store in a temporary folder."""
     copy = tmp_path / "somewhere" / "examples"
     shutil.copytree(
         EXAMPLES, copy, ignore=shutil.ignore_patterns("custom_backend", "__pycache__")
@@ -156,20 +156,24 @@ def test_bundled_conversations_serve_where_the_real_ones_are_not(
         (["--url", "sqlite:///%3Amemory:"], 2, "nothing in it can survive a kill"),
         (["--url", "sqlite:///a.db?speed=high"], 2, "no option 'speed'"),
         (["--data", "nowhere.jsonl"], 2, "nowhere.jsonl: No such file"),
-        (["--data", "empty"], 2, "no conversation here changes anything"),
-        (["--data", "prose"], 2, "prose, line 1: no recorded conversation"),
-        (["--data", "unanswered"], 2, "unanswered, line 1: no recorded conversation"),
-        (["--data", "twice"], 2, "two conversations are called 'kestrel"),
+        (["--data", "empty"], 2, "no conversation has a call that changes something"),
+        (["--data", "prose"], 2, "prose, line 1: not a recorded conversation"),
+        (
+            ["--data", "unanswered"],
+            2,
+            "unanswered, line 1: not a recorded conversation",
+        ),
+        (["--data", "twice"], 2, "two conversations have the name 'kestrel"),
         (["--folder", "no-books"], 2, "the airline's books in no-books"),
         (["--url", "redis://:secret@127.0.0.1:1/0?connect_timeout=1"], 3, ":1/0"),
         (["--url", "postgresql://u:secret@127.0.0.1:1/x?connect_timeout=1"], 3, ":1/x"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )
-def test_bad_use_is_one_clear_line(
+def test_bad_use_is_one_line(
     options: list[str], status: int, words: str, tmp_path: Path
 ) -> None:
-    """What cannot work says so in a line, without a traceback or a password."""
+    """The error is one line, without a traceback and without a password."""
     first = BUNDLED.read_text().splitlines()[0]
     unanswered = json.loads(first)
     unanswered["messages"] = [m for m in unanswered["messages"] if m["role"] != "tool"]
@@ -190,7 +194,7 @@ def test_bad_use_is_one_clear_line(
 
 @pytest.mark.parametrize("option", ["--kills", "--conversations", "--pace"])
 def test_wrong_numbers_are_refused(option: str, tmp_path: Path) -> None:
-    """A number that makes no sense is named, with what would."""
+    """The error names the option and the smallest valid number."""
     done = run_demo(option, "-1", folder=tmp_path)
 
     assert done.returncode == 2
@@ -198,7 +202,7 @@ def test_wrong_numbers_are_refused(option: str, tmp_path: Path) -> None:
 
 
 def test_terminal_shows_bars_and_a_table(tmp_path: Path) -> None:
-    """On a terminal there is a picture; nothing in it takes the run down."""
+    """On a terminal the demo shows progress bars, and succeeds as without one."""
     ours, theirs = pty.openpty()
 
     with subprocess.Popen(
@@ -215,7 +219,7 @@ def test_terminal_shows_bars_and_a_table(tmp_path: Path) -> None:
         try:
             while chunk := os.read(ours, 65536):
                 seen += chunk
-        except OSError:  # Linux's word for the end of a terminal
+        except OSError:  # Linux raises it when the other side of a terminal is closed
             os.close(ours)
 
     assert demo.returncode == 0, seen.decode()
@@ -231,7 +235,7 @@ def test_terminal_shows_bars_and_a_table(tmp_path: Path) -> None:
 def test_ended_demo_leaves_no_worker(
     how: signal.Signals, status: int, tmp_path: Path
 ) -> None:
-    """Ctrl-C ends the worker too, without a traceback, and so does a kill."""
+    """Ctrl-C and a kill of the demo also end its worker."""
     with subprocess.Popen(
         [sys.executable, str(EXAMPLES / "agent.py"), *QUICK, "--pace", "60"],
         cwd=tmp_path,
@@ -272,7 +276,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether there is such a process that is not a zombie."""
+    """Return whether the process exists and is not a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
