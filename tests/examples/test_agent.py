@@ -15,7 +15,6 @@ from cpkit import (
     MemoryCheckpointer,
     ToolCall,
     VersionConflict,
-    open_checkpointer,
 )
 
 FILE = Path(__file__).parents[2] / "examples" / "agent.py"
@@ -82,8 +81,7 @@ class Airline:
 
 @pytest.fixture
 async def cp() -> AsyncIterator[Store]:
-    async with open_checkpointer("memory://") as store:
-        assert isinstance(store, MemoryCheckpointer)
+    async with MemoryCheckpointer[Message]() as store:
         yield store
 
 
