@@ -67,7 +67,7 @@ READS: dict[str, Step] = {
 async def test_a_later_operation_waits_for_a_cancelled_write(
     write: str, read: str
 ) -> None:
-    """A caller that looks again with its own handle sees what became of its write."""
+    """A caller that looks again with its own handle sees the outcome of its write."""
     store = GatedStore()
 
     async with handle(store) as cp:
