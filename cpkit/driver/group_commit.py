@@ -91,6 +91,11 @@ class GroupCommit:
 
             raise
 
+    @property
+    def has_abandoned(self) -> bool:
+        """Whether a cancelled write is not decided yet."""
+        return bool(self._abandoned)
+
     async def decided(self, thread_id: str | None, key: str | None) -> None:
         """Wait until cancelled writes of the thread or of the key are decided.
 

@@ -9,7 +9,8 @@ after a cancellation, and turns a store's facts into the contract's errors.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from copy import copy
 from functools import partial
 from typing import Any, Generic, Self, TypeVar
@@ -249,7 +250,9 @@ class Handle(Generic[MessageT]):
         key: str | None = None,
     ) -> T:
         """Run a query after the cancelled writes that it could miss; retry it."""
-        await self._commits.decided(thread_id, key)
+        if self._commits.has_abandoned:
+            await self._commits.decided(thread_id, key)
+
         found = await self._lifecycle.run(self._attempt(query, lost="not sent"))
 
         if isinstance(found, Exception):
@@ -310,12 +313,12 @@ class Handle(Generic[MessageT]):
         """
         timeouts = self._store.timeouts
         fate: Fate = "not sent"
-        loop = asyncio.get_running_loop()
         retry_until: float | None = None
-        pauses = self._backoff.pauses()
+        pauses: Iterator[float] | None = None
+        limit = timeouts.operation
 
         try:
-            async with asyncio.timeout(timeouts.operation):
+            async with nullcontext() if limit is None else asyncio.timeout(limit):
                 while True:
                     try:
                         fate = lost
@@ -326,15 +329,16 @@ class Handle(Generic[MessageT]):
                         if fate != "not sent":
                             return failure
 
-                        if retry_until is None:
-                            retry_until = loop.time() + timeouts.retry
+                        now = asyncio.get_running_loop().time()
+                        retry_until = retry_until or now + timeouts.retry
 
-                        if loop.time() >= retry_until:
+                        if now >= retry_until:
                             return failure
 
+                    pauses = pauses or self._backoff.pauses()
                     await asyncio.sleep(next(pauses))
         except TimeoutError as exc:
-            late = StoreFailure(fate, f"no answer within {timeouts.operation or 0:g} s")
+            late = StoreFailure(fate, f"no answer within {limit or 0:g} s")
             late.__cause__ = exc
             return late
         except Exception as exc:
