@@ -6,7 +6,13 @@ checkpointer. `docs/write-a-backend.md` is the tutorial.
 
 from cpkit.driver.abilities import FullHandle, handle_over
 from cpkit.driver.backoff import Backoff
-from cpkit.driver.codec import Codec, check_same_call, from_micros, to_micros
+from cpkit.driver.codec import (
+    Codec,
+    check_same_call,
+    decode_rows,
+    from_micros,
+    to_micros,
+)
 from cpkit.driver.handle import Handle
 from cpkit.driver.ids import check_id, check_page, prefix_end, span
 from cpkit.driver.options import DriverOptions, ServerOptions
@@ -78,6 +84,7 @@ __all__ = [
     "check_id",
     "check_page",
     "check_same_call",
+    "decode_rows",
     "erased_call",
     "from_micros",
     "handle_over",

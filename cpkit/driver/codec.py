@@ -6,6 +6,7 @@ writes for it, and decodes what it fetched.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from cpkit.canonical import canonical_json
 from cpkit.driver.ids import check_id
 from cpkit.driver.jsontext import encode_json, parse_json, plain_key
 from cpkit.driver.options import MAX_APPEND, MAX_PAYLOAD
+from cpkit.driver.store import Decode
 from cpkit.driver.writes import (
     Append,
     Claim,
@@ -44,13 +46,17 @@ from cpkit.records import (
     ToolCall,
 )
 
-__all__ = ["Codec", "check_same_call", "from_micros", "to_micros"]
+__all__ = ["Codec", "check_same_call", "decode_rows", "from_micros", "to_micros"]
 
 MessageT = TypeVar("MessageT")
 
 # Rows parsed at a time. Small enough that the joined text stays a small part of the
 # peak memory of a load, large enough that the parser's start-up is not felt.
 _ROWS_AT_ONCE = 512
+
+# Decoding more messages or more bytes than this takes over two milliseconds.
+_MANY_MESSAGES = 512
+_MANY_BYTES = 512 * 1024
 
 _STATUSES = ("issued", "completed", "failed")
 
@@ -422,6 +428,18 @@ def check_same_call(found: CallRecord, call: ToolCall) -> None:
         raise CallMismatch(found.thread_id, call.call_id, differs)
 
 
+async def decode_rows(decode: Decode, bodies: list[Any], first: int) -> list[Any]:
+    """Decode messages that a store fetched: many of them in a worker thread.
+
+    So a large load does not block the event loop, and a small one does not pay for a
+    thread. The list is emptied, so that no message is held twice.
+    """
+    if len(bodies) > _MANY_MESSAGES or sum(map(len, bodies)) > _MANY_BYTES:
+        return await asyncio.to_thread(decode, _emptied(bodies), first)
+
+    return decode(bodies, first)
+
+
 def from_micros(micros: int) -> datetime:
     """Return the UTC time of microseconds since the epoch, exactly."""
     return _EPOCH + timedelta(microseconds=micros)
@@ -466,6 +484,13 @@ def _stored(text: bytes | str, thread_id: str, where: str) -> JsonValue:
         raise CorruptThread(thread_id, where, f"not JSON: {exc}") from exc
 
     return value
+
+
+def _emptied(rows: list[Any]) -> Iterator[Any]:
+    rows.reverse()
+
+    while rows:
+        yield rows.pop()
 
 
 def _text(stored: bytes | str) -> str:
