@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from cpkit.driver.lifecycle import Lifecycle
 from cpkit.driver.store import Batching
@@ -60,7 +61,9 @@ class GroupCommit:
     def __init__(
         self,
         lifecycle: Lifecycle,
-        commit: Callable[[list[Write]], Awaitable[Sequence[Outcome | Exception]]],
+        commit: Callable[
+            [list[Write]], Coroutine[Any, Any, Sequence[Outcome | Exception]]
+        ],
         batching: Batching,
     ) -> None:
         self._lifecycle = lifecycle
@@ -79,8 +82,12 @@ class GroupCommit:
             await self.decided(write.thread_id, key)
 
         queued = _Queued(write, asyncio.get_running_loop().create_future())
-        self._queue.append(queued)
-        self._start_lanes()
+
+        if isinstance(write, self._batching.kinds):
+            self._queue.append(queued)
+            self._start_lanes()
+        else:
+            self._commit_alone(queued)
 
         try:
             return await queued.answer
@@ -107,6 +114,16 @@ class GroupCommit:
             if queued.decided is not None and queued.concerns(thread_id, key)
         ]:
             await asyncio.wait(waiting)
+
+    def _commit_alone(self, queued: _Queued) -> None:
+        """Start a commit of one write; it ends even where its caller is cancelled."""
+        queued.sent = True
+        commit = self._lifecycle.spawn(self._commit([queued.write]))
+        commit.add_done_callback(
+            lambda done: self._answer(
+                [queued], None if done.cancelled() else done.result()
+            )
+        )
 
     def _start_lanes(self) -> None:
         """Start as many tasks as the queue asks for and the store allows."""

@@ -9,7 +9,15 @@ a read sees one moment.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import (
+    Any,
+    ClassVar,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    get_args,
+    runtime_checkable,
+)
 
 from cpkit.driver.options import DriverOptions
 from cpkit.driver.writes import Outcome, Snapshot, StoredCall, StoredDump, Write
@@ -47,12 +55,15 @@ class Batching(NamedTuple):
     """How the handle groups writes into calls of ``commit``.
 
     ``max_writes`` in one call (1: no grouping) and roughly ``max_bytes``. ``lanes`` is
-    how many calls of ``commit`` may run at the same time.
+    how many calls of ``commit`` with grouped writes may run at the same time. Only
+    writes of the ``kinds`` are grouped: one of another kind gets a call of its own at
+    once, beside all others.
     """
 
     max_writes: int = 256
     max_bytes: int = 4 * 1024 * 1024
     lanes: int = 1
+    kinds: tuple[type[Write], ...] = get_args(Write)
 
 
 class Timeouts(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cpkit import BackendUnavailable, CorruptThread, VersionConflict
-from cpkit.driver import Batching, FullHandle, StoreFailure
+from cpkit.driver import Append, Batching, FullHandle, StoreFailure
 from tests.driver.gated import GatedStore, handle, run_ready_tasks
 
 Message = dict[str, Any]
@@ -97,6 +97,51 @@ async def test_a_crowd_is_divided_between_two_lanes(
             store.gate.release()
 
         await asyncio.gather(*tasks)
+
+
+async def test_only_the_kinds_that_a_store_asks_for_are_grouped() -> None:
+    """A write of another kind neither waits for a batch nor joins one."""
+    store = GatedStore(open_gate=False, batching=Batching(kinds=(Append,)))
+
+    async with handle(store) as cp:
+        tasks: list[asyncio.Task[Any]] = [append(cp, "t") for _ in range(3)]
+        tasks += [asyncio.create_task(cp.save_extra("t", {"n": n})) for n in range(2)]
+        await run_ready_tasks()
+        assert sorted(store.sizes()) == [1, 1, 3]
+        tasks[-1].cancel()
+        await run_ready_tasks()
+        looking = asyncio.create_task(cp.load("t"))
+        await run_ready_tasks()
+        assert not looking.done()
+
+        for _ in store.sizes():
+            store.gate.release()
+
+        await asyncio.wait(tasks)
+        data = await looking
+        assert data is not None
+        assert (data.version, data.extra) == (3, {"n": 1})
+
+
+def test_the_end_of_the_loop_leaves_no_ungrouped_caller_waiting() -> None:
+    """A loop that shuts down cancels a commit that has not started yet."""
+
+    async def main() -> None:
+        store = GatedStore(batching=Batching(kinds=(Append,)))
+
+        async with handle(store) as cp:
+            before = asyncio.all_tasks()
+            writer = asyncio.create_task(cp.save_extra("t", {"n": 1}))
+            await asyncio.sleep(0)
+            (commit,) = asyncio.all_tasks() - before - {writer}
+            commit.cancel()
+
+            with pytest.raises(asyncio.CancelledError):
+                await writer
+
+            await cp.save_extra("t", {"n": 2})
+
+    asyncio.run(main())
 
 
 async def test_a_refused_write_is_refused_alone() -> None:
