@@ -1,8 +1,9 @@
-"""Ready-made message types, for those who have none of their own.
+"""Message types for programs that do not define their own.
 
-Open a store with ``message_type=cpkit.messages.Message`` and it takes and returns
-these models; they are told apart by ``role``, content blocks by ``type``. Unknown
-fields are kept, so what a newer program wrote passes through an older one.
+A store that is opened with ``message_type=cpkit.messages.Message`` takes and returns
+these models. ``role`` selects the class of a message, and ``type`` that of a content
+block. Unknown fields are kept, so that an older program keeps the fields of a newer
+one.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ __all__ = [
 
 
 class _Open(BaseModel):
-    """A model that keeps the fields it does not know."""
+    """A model that keeps unknown fields."""
 
-    # JSON has no infinity: a field that holds one is refused, never turned to null.
+    # JSON has no infinity: such a field is refused instead of stored as null.
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
 
 class TextBlock(_Open):
-    """Text that is shown."""
+    """Visible text."""
 
     type: Literal["text"] = "text"
     text: str
 
 
 class ReasoningBlock(_Open):
-    """The model's thinking; ``signature`` is the provider's, to be passed back."""
+    """The model's thinking; pass ``signature`` back to the provider."""
 
     type: Literal["reasoning"] = "reasoning"
     text: str
@@ -48,7 +49,7 @@ class ReasoningBlock(_Open):
 
 
 class ToolCallBlock(_Open):
-    """A call that the model asks for; ``id`` is the model's and may repeat."""
+    """A call that the model requests; the model sets ``id`` and may use it twice."""
 
     type: Literal["tool_call"] = "tool_call"
     id: str
@@ -83,20 +84,20 @@ class SystemMessage(_Message):
 
 
 class UserMessage(_Message):
-    """What the user said."""
+    """A message of the user."""
 
     role: Literal["user"] = "user"
 
 
 class AssistantMessage(_Message):
-    """What the model said, thought and asked for."""
+    """A message of the model: its text, its thinking and its tool calls."""
 
     role: Literal["assistant"] = "assistant"
     model: str | None = None
 
 
 class ToolResultMessage(_Message):
-    """What a tool answered to the call of that id."""
+    """The result of the tool call with this id."""
 
     role: Literal["tool"] = "tool"
     tool_call_id: str

@@ -38,7 +38,6 @@ NOT_YET_PLAIN: set[str] = {
     "cpkit_redis",
     "cpkit_sqlite",
     "docs",
-    "docs/integrations",
     "tests",
     "tests/benchmarks",
     "tests/cadence",
