@@ -31,7 +31,6 @@ NOT_YET_PLAIN: set[str] = {
     "cpkit",
     "cpkit/cli",
     "cpkit/driver",
-    "cpkit/tools/benchmark",
     "cpkit/tools/copying",
     "cpkit_file",
     "cpkit_postgres",

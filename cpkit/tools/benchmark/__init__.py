@@ -1,8 +1,8 @@
-"""How long a store takes, measured in rounds that contenders take in turn.
+"""Measure how long the operations of stores take.
 
-`workloads` says what is done, `rounds` in which order and with what outcome, and
-`contender` what a store has to offer for it. ``cpkit bench`` runs it on stores by URL;
-``benchmarks/`` in the repository adds floors, peers, and what a report needs.
+`workloads` defines the operations, `rounds` runs them in an order that is fair to all
+stores, and `contender` has the interface that a measured store needs. ``cpkit bench``
+measures stores by URL. ``benchmarks/`` adds floors, peers and reports.
 """
 
 from cpkit.tools.benchmark.contender import Contender, Stored

@@ -1,6 +1,6 @@
-"""What can be measured: a store behind the operations that the workloads do.
+"""The interface between a measured store and the workloads.
 
-`Stored` puts any checkpointer behind them, through its public methods alone.
+`Stored` implements it for any checkpointer, with the checkpointer's public methods.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ Kind = Literal["floor", "cpkit", "peer"]
 CALL_ARGS: dict[str, JsonValue] = {"amount": 1000, "currency": "eur", "card": "4WQ150"}
 CALL_RESULT: JsonValue = {"charge": "ch_1", "status": "succeeded"}
 
-# Appends of a fill that are under way at once, and those at its end that are not: only
-# one after another are sure to be in order, and what is read back is the end.
-_AT_ONCE = 256
-_IN_TURN = 20
+# `fill` runs this many appends concurrently, and the last ones one after another: the
+# workloads read the last messages back, and concurrent appends have no fixed order.
+_CONCURRENT_APPENDS = 256
+_ORDERED_APPENDS = 20
 
 
 class Contender:
-    """One way to keep threads, to be measured beside others.
+    """One way to store threads, measured together with others.
 
-    ``driver`` is the kind of store and ``name`` who keeps it; ``abilities`` are the
-    operations, by name, that it has (``append``, ``load``, ``tail``, ``calls``,
-    ``extra``, ``open``), and only these are asked for. ``durability`` says in words
-    what its acknowledgement is worth, and is known once it is open.
+    ``driver`` is the kind of store, and ``name`` the library that uses it.
+    ``abilities`` are the operations that it implements (``append``, ``load``, ``tail``,
+    ``calls``, ``extra``, ``open``); the workloads call no others. ``durability`` is a
+    text about what an acknowledged write survives, and is set once it is open.
     """
 
     kind: Kind = "peer"
@@ -55,15 +55,15 @@ class Contender:
         return f"<{self.driver}: {self.name}>"
 
     def another(self) -> Contender:
-        """Return an unopened contender on the same store, to open and close."""
+        """Return a contender on the same store that is not open."""
         raise NotImplementedError
 
     async def open(self) -> None:
-        """Get ready; what it takes to create the store is done here."""
+        """Create the store if it is missing, and connect to it."""
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Let go of everything but what is stored."""
+        """Release everything except the stored data."""
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
@@ -74,23 +74,23 @@ class Contender:
         await self.close()
 
     def native(self, messages: Sequence[Message]) -> list[Any]:
-        """Return the messages as what `append` takes; this part is not timed."""
+        """Convert messages to the type that `append` takes; this is not timed."""
         return list(messages)
 
     def thread(self, label: str) -> str:
-        """Return the id of a thread that nobody has used."""
+        """Return a new thread id."""
         return f"{label}-{uuid4().hex[:12]}"
 
     async def append(self, thread: str, message: Any) -> None:
-        """Add one message, durably."""
+        """Append one message durably."""
         raise NotImplementedError
 
     async def fill(self, thread: str, messages: Sequence[Any]) -> None:
-        """Add many messages as quickly as may be; this is not timed."""
+        """Append many messages as fast as possible; this is not timed."""
         raise NotImplementedError
 
     async def forget(self, threads: Sequence[str]) -> None:
-        """Let go of what is kept open or in memory for threads that are done with."""
+        """Drop caches and open files of threads that are not used any more."""
 
     async def load(self, thread: str) -> list[Any]:
         """Return all messages, decoded."""
@@ -101,15 +101,15 @@ class Contender:
         raise NotImplementedError
 
     async def cycle(self, thread: str, name: str) -> JsonValue:
-        """Claim a call, record its result, find it; return what was found."""
+        """Claim a call, record its result, and return the result that is found."""
         raise NotImplementedError
 
     async def replay(self, thread: str, name: str) -> JsonValue:
-        """Return the recorded result of a call that `cycle` has made."""
+        """Return the recorded result of an earlier `cycle`."""
         raise NotImplementedError
 
     async def merge(self, thread: str, values: Mapping[str, JsonValue]) -> None:
-        """Set keys of the thread's extra."""
+        """Merge keys into the thread's extra."""
         raise NotImplementedError
 
     async def extra(self, thread: str) -> Mapping[str, JsonValue]:
@@ -118,9 +118,9 @@ class Contender:
 
 
 class Stored(Contender):
-    """A checkpointer, by URL; what it is asked goes through its public methods.
+    """A checkpointer, opened by URL and used through its public methods.
 
-    Its threads' ids start with ``prefix``, and `erase` deletes them again.
+    The ids of its threads start with ``prefix``. `erase` deletes these threads.
     """
 
     kind: Kind = "cpkit"
@@ -142,7 +142,7 @@ class Stored(Contender):
         self.use(await self._stack.enter_async_context(open_checkpointer(self.url)))
 
     def use(self, cp: Checkpointer[Any]) -> None:
-        """Measure this handle, which is open."""
+        """Measure this open handle."""
         self._cp = cp
         self.abilities = frozenset(
             {"append", "load", "calls", "extra", "open"}
@@ -161,7 +161,7 @@ class Stored(Contender):
         return thread
 
     async def erase(self) -> int:
-        """Delete the threads made here; return how many stay, where it cannot."""
+        """Delete the threads of this contender; return how many cannot be deleted."""
         if isinstance(self._cp, ErasesThreads):
             while self._threads:
                 await self._cp.delete_thread(self._threads.pop(), forget_keys=True)
@@ -172,11 +172,12 @@ class Stored(Contender):
         await self._cp.append(thread, [message])
 
     async def fill(self, thread: str, messages: Sequence[Any]) -> None:
-        # One by one, as threads grow: a store may keep together what came together.
-        rest = max(0, len(messages) - _IN_TURN)
+        # One message for each append, as in real use: a store may keep the messages of
+        # one append together, and read them faster.
+        rest = max(0, len(messages) - _ORDERED_APPENDS)
 
-        for start in range(0, rest, _AT_ONCE):
-            some = messages[start : min(start + _AT_ONCE, rest)]
+        for start in range(0, rest, _CONCURRENT_APPENDS):
+            some = messages[start : min(start + _CONCURRENT_APPENDS, rest)]
             await asyncio.gather(*(self.append(thread, one) for one in some))
 
         for one in messages[rest:]:

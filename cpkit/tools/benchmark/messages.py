@@ -1,4 +1,4 @@
-"""Messages like those of a customer-service agent, 1 KB each, the same every time."""
+"""Messages like those of a customer-service agent: 1 KB each, and reproducible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Message", "message", "messages"]
 Message = dict[str, JsonValue]
 
 SIZE = 1000
-"""Bytes of JSON, give or take a tenth."""
+"""Bytes of JSON, within ten percent."""
 
 _WORDS = """
     I can help you with that reservation booking flight from to on the of and your is
@@ -32,14 +32,14 @@ _TOOLS = (
 
 @lru_cache(maxsize=1)
 def _texts() -> list[str]:
-    """Return texts to pick from: prose, with the odd letter beyond ASCII."""
+    """Return texts for messages: prose with a few letters beyond ASCII."""
     chance = random.Random(1)
     return [" ".join(chance.choices(_WORDS, k=200)) for _ in range(251)]
 
 
 @lru_cache(maxsize=1)
 def _tables() -> list[str]:
-    """Return what tools answer: JSON within JSON, with its quotes to escape."""
+    """Return tool answers: JSON inside a JSON string, with quotes to escape."""
     chance = random.Random(2)
     return [
         ", ".join(
@@ -51,7 +51,7 @@ def _tables() -> list[str]:
 
 
 def message(number: int) -> Message:
-    """Return the message of that number: an assistant's, or a tool's answer to it."""
+    """Return a message by number: an assistant's, or the tool's answer to it."""
     call_id = f"call_{number // 2:012x}"
     tool = _TOOLS[number // 2 % len(_TOOLS)]
 
@@ -80,5 +80,5 @@ def message(number: int) -> Message:
 
 
 def messages(start: int, count: int) -> list[Message]:
-    """Return the messages from a number on."""
+    """Return ``count`` messages, beginning with number ``start``."""
     return [message(number) for number in range(start, start + count)]

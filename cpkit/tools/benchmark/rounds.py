@@ -1,7 +1,7 @@
-"""Rounds in which trials take turns, so that what disturbs one disturbs all.
+"""Run trials in turn, round by round, so that a disturbance affects all of them.
 
-A figure is the median over rounds of the round's median, in seconds per operation;
-the spread beside it is the distance of the quartiles over rounds.
+A figure is the median of the rounds' medians, in seconds per operation. Its spread is
+the distance between the quartiles of the rounds.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["Result", "interleaved"]
 
 @dataclass
 class Result:
-    """What a trial gave; ``error`` says why it gave nothing, or is not to be trusted.
+    """The figures of a trial, or the ``error`` that makes them invalid.
 
-    ``rounds`` are seconds per operation, ``mean`` is over every operation of all
-    rounds: what happens at each hundredth operation shows there alone.
+    ``rounds`` has the median seconds per operation of each round. ``mean`` is over all
+    operations of all rounds, so that it includes rare slow operations.
     """
 
     workload: str
@@ -43,7 +43,7 @@ class Result:
 
     @property
     def spread(self) -> float:
-        """The distance of the quartiles; 0 for a single round."""
+        """The distance between the quartiles; 0 for a single round."""
         if len(self.rounds) < 2:
             return 0.0
 
@@ -51,7 +51,7 @@ class Result:
         return high - low
 
     def add(self, took: Sequence[float]) -> None:
-        """Take in the operations of one round."""
+        """Add the operations of one round."""
         self.rounds.append(median(took))
         total = self.mean * self.operations + fmean(took) * len(took)
         self.operations += len(took)
@@ -63,11 +63,11 @@ async def interleaved(
     rounds: int,
     tell: Callable[[Trial, str], None] | None = None,
 ) -> list[Result]:
-    """Run the trials in turn, each round in another order, and check what they did.
+    """Run the trials in turn, in another order each round, and check their effect.
 
-    A round more is run before the counted ones. A trial that raises ends, with its
-    error in its result; the others go on. ``tell`` hears before each step what is
-    done to which trial.
+    One more round runs first and is not counted. A trial that raises ends, with the
+    error in its result; the others continue. ``tell`` is called before each step, with
+    the trial and the name of the step.
     """
     results = [
         Result(
@@ -98,8 +98,8 @@ async def interleaved(
         except Exception as exc:
             result.error = f"{type(exc).__name__}: {exc}"
 
-    # What some keep in memory is not for the collector to walk in the time of others.
-    # Where the collector is a part of what is measured, it is left as it comes.
+    # Freezing keeps the collector from traversing one trial's objects in another
+    # trial's time. A trial that measures the collector's time too needs it as usual.
     collector_counts = any(trial.collector_counts for trial in trials)
 
     try:

@@ -1,9 +1,9 @@
-"""What is done to each contender, and what is checked afterwards.
+"""The workloads, and the checks of their effect.
 
-A *trial* is one workload on one contender; a *family* the trials that belong in the
-same rounds. A trial's operations are timed one by one, except where tasks run at once:
-there the time of all is divided by their number, so that every figure is in seconds
-per operation. After the timed part what should be there is counted and read.
+A *trial* is one workload on one contender. A *family* has the trials that run in the
+same rounds. Operations are timed one by one. Concurrent operations are timed together,
+and the time is divided by their number, so that every figure is in seconds per
+operation. After the timed part the stored messages are counted and read.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ __all__ = ["ABILITIES", "FAMILIES", "NORMAL", "QUICK", "Scale", "Trial", "trials
 
 TAIL = 20
 
-# A shorter thread is made anew for each round, so that it stays as short as it is
-# called; a longer one hardly notices what is appended.
+# A shorter thread is created again for each round, so that it keeps its nominal size.
+# The appends of a round hardly change the size of a longer one.
 _LONG = 5000
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is done: ``operations`` a round, unless they take ``seconds``.
+    """The size of the workloads: ``operations`` a round, for at most ``seconds``.
 
-    ``appends`` is how many the tasks of a round make together.
+    ``appends`` is the total of all tasks in a round of concurrent appends.
     """
 
     operations: int = 60
@@ -49,8 +49,8 @@ QUICK = Scale(operations=20, seconds=0.2, appends=128, sizes=(0, 1_000, 10_000))
 class Trial:
     """One workload on one contender.
 
-    ``collector_counts``: its operations make so many objects that Python's collector
-    is a good part of their time.
+    ``collector_counts``: its operations create many objects, so that the time of
+    Python's garbage collector is part of the result.
     """
 
     collector_counts = False
@@ -64,14 +64,14 @@ class Trial:
         return f"{self.contender.driver}: {self.contender.name}, {self.workload}"
 
     async def prepare(self) -> None:
-        """Make what the workload finds there; most need nothing."""
+        """Create the data that the workload needs, if any."""
 
     async def measure(self) -> Sequence[float]:
-        """Do one round, and return the seconds of each operation."""
+        """Run one round, and return the seconds of each operation."""
         raise NotImplementedError
 
     async def check(self) -> None:
-        """Raise unless what was done is there; most look at the end of each round."""
+        """Raise if stored data is missing; most trials check in each round instead."""
 
     async def timed(
         self, operations: Iterable[Callable[[], Awaitable[object]]]
@@ -92,7 +92,7 @@ class Trial:
         return took
 
     async def grown(self, label: str, size: int) -> str:
-        """Return a thread of so many messages, one at least."""
+        """Create a thread with this many messages, at least one; return its id."""
         thread = self.contender.thread(label)
         await self.contender.fill(
             thread, self.contender.native(messages(0, max(size, 1)))
@@ -100,18 +100,18 @@ class Trial:
         return thread
 
     async def expect(self, thread: str, version: int) -> None:
-        """Raise unless the thread has so many messages, and the last is what it was."""
+        """Raise unless the thread has this many messages and the right last one."""
         found = await self.contender.load(thread)
 
         if len(found) != version:
-            raise AssertionError(f"{len(found)} messages of {version} are there")
+            raise AssertionError(f"load returned {len(found)} of {version} messages")
 
         if found[-1:] != self.contender.native(messages(version - 1, 1)):
-            raise AssertionError("the last message came back different")
+            raise AssertionError("load returned a different last message")
 
 
 class Append(Trial):
-    """One append after another, by one task, to a thread of so many messages."""
+    """Appends by one task, one after another, to a thread of a given size."""
 
     def __init__(self, contender: Contender, size: int, scale: Scale) -> None:
         super().__init__(contender, f"append@{size}", scale)
@@ -141,7 +141,7 @@ class Append(Trial):
 
 
 class First(Trial):
-    """The append that a thread begins with."""
+    """The first append to a new thread."""
 
     def __init__(self, contender: Contender, scale: Scale) -> None:
         super().__init__(contender, "append-first", scale)
@@ -163,7 +163,7 @@ class First(Trial):
 
 
 class Tasks(Trial):
-    """Appends by many tasks at once, to as many threads or to one."""
+    """Appends by concurrent tasks, each to its own thread or all to one thread."""
 
     def __init__(
         self, contender: Contender, tasks: int, scale: Scale, *, one: bool
@@ -200,14 +200,16 @@ class Tasks(Trial):
             found = await self.contender.load(thread)
 
             if len(found) != appended + 1:
-                raise AssertionError(f"{len(found)} messages of {appended + 1}")
+                raise AssertionError(
+                    f"load returned {len(found)} of {appended + 1} messages"
+                )
 
         await self.contender.forget(threads)
         return [took / sum(done)]
 
 
 class Load(Trial):
-    """The whole thread, decoded."""
+    """Loads of a whole thread, decoded."""
 
     collector_counts = True
 
@@ -229,7 +231,7 @@ class Load(Trial):
 
 
 class Tail(Load):
-    """The last twenty messages of a thread."""
+    """Reads of the last twenty messages of a thread."""
 
     collector_counts = False
 
@@ -246,11 +248,11 @@ class Tail(Load):
         found = await self.contender.tail(self.thread, TAIL)
 
         if found != self.contender.native(messages(self.size - TAIL, TAIL)):
-            raise AssertionError(f"the last {TAIL} messages came back different")
+            raise AssertionError(f"read returned {TAIL} different messages")
 
 
 class Calls(Trial):
-    """A call claimed, its result recorded and found: fresh, or long finished."""
+    """A new call claimed, recorded and found; or a completed call found."""
 
     def __init__(self, contender: Contender, scale: Scale, *, fresh: bool) -> None:
         super().__init__(contender, f"calls-{'fresh' if fresh else 'replayed'}", scale)
@@ -276,13 +278,13 @@ class Calls(Trial):
         took = await self.timed(operations)
 
         if any(result != CALL_RESULT for result in found):
-            raise AssertionError("a result came back different")
+            raise AssertionError("find_completed returned a different result")
 
         return took
 
 
 class Extra(Trial):
-    """One key set, beside a hundred others."""
+    """Writes of one key of extra, which has a hundred other keys."""
 
     def __init__(self, contender: Contender, scale: Scale) -> None:
         super().__init__(contender, "extra", scale)
@@ -304,13 +306,13 @@ class Extra(Trial):
         plan = found["plan"]
 
         if len(found) != 101 or not isinstance(plan, dict):
-            raise AssertionError(f"{len(found)} keys of 101 are there")
+            raise AssertionError(f"load returned {len(found)} of 101 extra keys")
 
         return took
 
 
 class OpenClose(Trial):
-    """The store opened, and closed."""
+    """Opening and closing the store."""
 
     def __init__(self, contender: Contender, scale: Scale) -> None:
         super().__init__(contender, "open-close", scale)
@@ -374,13 +376,13 @@ FAMILIES: dict[str, Callable[[Contender, Scale], list[Trial]]] = {
 }
 
 ABILITIES = {name: "append" if name == "tasks" else name for name in FAMILIES}
-"""What a contender must be able to do for a family."""
+"""The ability that a family needs from a contender."""
 
 
 def trials(
     family: str, contenders: Iterable[Contender], scale: Scale = NORMAL
 ) -> list[Trial]:
-    """Return the family's trials on those of the contenders that can do it."""
+    """Return the family's trials for the contenders that have its ability."""
     return [
         trial
         for contender in contenders
