@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import Any
 
-from conformance.case import Case
+from conformance.case import Case, Store
 from conformance.clause import Level, clause
 from conformance.clauses.linearizable import check_keys, check_threads
+from conformance.explain import shown
+from conformance.failure import Failure
 from conformance.history.op import Op, merged
 from conformance.workers import Worker, workers
-from cpkit import CheckpointData
+from cpkit import CheckpointData, VersionConflict
 
 DURABLE = Level.DURABLE
 
 PROCESSES = ["process 1", "process 2"]
 TASKS = ["a", "b"]
 """Clients in each process, so that some operations share a commit."""
+
+LATE_WRITES = len(PROCESSES) * len(TASKS)
+"""Writes that a store may still apply after the kill: one unanswered by each client."""
 
 
 async def _killed(case: Case, job: dict[str, Any]) -> list[Op]:
@@ -58,9 +64,19 @@ async def writes_survive(case: Case) -> None:
 
         async with case.open() as reopened:
             await check_threads(reopened, threads, history)
-            loaded = [await reopened.load(thread) for thread in threads]
+            await _check_handles_agree(case.cp, reopened, threads)
 
-        assert loaded == [await case.cp.load(thread) for thread in threads]
+
+async def _check_handles_agree(one: Store, two: Store, threads: list[str]) -> None:
+    """Load with two handles; only a late write between the loads may change one."""
+    for _ in range(LATE_WRITES + 1):
+        loaded = [await one.load(thread) for thread in threads]
+        again = [await two.load(thread) for thread in threads]
+
+        if loaded == again:
+            return
+
+    raise Failure(shown(loaded), shown(again), "the loads of two handles")
 
 
 @clause("kill.claims-survive", "processes", level=DURABLE, deadline=50)
@@ -86,14 +102,27 @@ async def next_write_works(case: Case) -> None:
         async with case.open() as reopened:
             for thread in threads:
                 for cp in (case.cp, reopened):
-                    loaded = await cp.load(thread)
-                    version = 0 if loaded is None else loaded.version
-                    written = await cp.append(
-                        thread, [{"token": "next"}], expected_version=version
-                    )
-                    assert written == version + 1
+                    await _append_at_loaded_version(cp, thread)
                     await cp.save_extra(thread, {"a": "next"})
                     await cp.record_issued(thread, case.call())
+
+
+async def _append_at_loaded_version(cp: Store, thread: str) -> None:
+    """Load and append; only a late write between the two may make a conflict."""
+    for _ in range(LATE_WRITES + 1):
+        loaded = await cp.load(thread)
+        version = 0 if loaded is None else loaded.version
+
+        with suppress(VersionConflict):
+            message = {"token": "next"}
+            written = await cp.append(thread, [message], expected_version=version)
+            assert written == version + 1
+            return
+
+    raise Failure(
+        "an append at the version that was just loaded",
+        f"{LATE_WRITES + 1} conflicts in a row",
+    )
 
 
 @clause("kill.earlier-stays", "processes", level=DURABLE, deadline=50)

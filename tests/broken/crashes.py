@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
+from uuid import uuid4
 
 from conformance.harness import Harness, find
 from cpkit import (
@@ -19,6 +20,7 @@ from cpkit import (
     CheckpointData,
     JsonValue,
     ToolCall,
+    VersionConflict,
 )
 from tests.broken.reference import Reference
 from tests.broken.store import breaks
@@ -131,6 +133,47 @@ class Disk(Reference):
         log.write(line)
         log.flush()
         self._read += len(line)
+
+
+class AppliesLate(Disk):
+    """A correct store that applies an append of a killed process after the kill.
+
+    A server does the same with a request that it had received before the client died.
+    """
+
+    async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
+        name = f"{os.getpid()}-{uuid4().hex}"
+        request = self._folder / f"unsent-{name}"
+        request.write_text(json.dumps([thread_id, list(messages), options]))
+        request = request.rename(self._folder / f"request-{name}")
+        await asyncio.sleep(0.002)
+        request.unlink()
+        return await super().append(thread_id, messages, **options)
+
+    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
+        loaded = await super().load(thread_id)
+        await self._apply_one_request()
+        return loaded
+
+    async def _apply_one_request(self) -> None:
+        for request in self._folder.glob("request-*"):
+            if not _is_running(int(request.name.split("-")[1])):
+                thread_id, messages, options = json.loads(request.read_text())
+                request.unlink()
+
+                with suppress(VersionConflict):
+                    await super().append(thread_id, messages, **options)
+
+                return
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+
+    return True
 
 
 @breaks(

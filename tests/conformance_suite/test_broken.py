@@ -9,7 +9,7 @@ import pytest
 
 from conformance import Status, all_clauses, run_clause
 from tests.broken import BROKEN, Break
-from tests.broken.crashes import Disk, DiskHarness
+from tests.broken.crashes import AppliesLate, Disk, DiskHarness
 from tests.broken.reference import ReferenceHarness, forget_named_stores
 from tests.broken.servers import Served, ServedHarness
 
@@ -66,6 +66,14 @@ def test_the_reference_on_disk_passes(clause: object, tmp_path: Path) -> None:
     """The base class of the crashing backends passes what they fail."""
     harness = DiskHarness(f"{Disk.__module__}:{Disk.__qualname__}", str(tmp_path))
     outcome = run_clause(clause, harness, rounds=0.5)  # type: ignore[arg-type]  # a Clause
+    assert (outcome.status, outcome.seen) == (Status.PASSED, "")
+
+
+@pytest.mark.parametrize("clause_id", ["kill.writes-survive", "kill.next-write-works"])
+def test_late_writes_of_a_killed_process_pass(clause_id: str, tmp_path: Path) -> None:
+    """A store may apply an unacknowledged write after its process was killed."""
+    kind = f"{AppliesLate.__module__}:{AppliesLate.__qualname__}"
+    outcome = run_clause(CLAUSES[clause_id], DiskHarness(kind, str(tmp_path)))
     assert (outcome.status, outcome.seen) == (Status.PASSED, "")
 
 
