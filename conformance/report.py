@@ -17,7 +17,7 @@ from conformance.runner import Outcome, Status
 
 __all__ = ["SUITE_VERSION", "Report"]
 
-SUITE_VERSION = "1.0"
+SUITE_VERSION = "1.1"
 """The version of the list of clauses. A new or stricter clause needs a new version."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from typing import Any
 
-__all__ = ["invalid_ids", "similar_ids"]
+__all__ = ["invalid_ids", "matching_patterns", "similar_ids"]
 
 
 def similar_ids(token: str) -> list[str]:
@@ -78,6 +78,26 @@ def similar_ids(token: str) -> list[str]:
         *_long(token),
     ]
     return list(dict.fromkeys(found))
+
+
+def matching_patterns(token: str) -> tuple[list[str], list[str]]:
+    """Return ids, and ids that would match some of them if taken for a pattern.
+
+    The patterns are of the shell, of SQL's ``LIKE`` and of regular expressions. No
+    pattern is one of the ids.
+    """
+    ids = [token, f"{token}1", f"{token}y", f"{token}12", f"a{token}", f"{token}.1"]
+    start, last = token[:-1], token[-1]
+    patterns = [
+        *(token + tail for tail in ("*", "?", "[0-9]", "[!0]", "{1,y}", "**")),
+        *(token + tail for tail in ("%", "_", "%%", "\\%")),
+        *(token + tail for tail in (".", ".*", ".?", "\\d", "$", "|", "(1|y)")),
+        *(f"{start}{end}" for end in (f"[{last}]", "?", "_", ".", f"\\{last}", "*")),
+        *(head + token for head in ("*", "?", "%", "_", ".", "^", "[a-z]")),
+        f"*{token}*",
+        f"%{token}%",
+    ]
+    return ids, patterns
 
 
 def _long(token: str) -> list[str]:

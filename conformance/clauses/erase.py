@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from conformance.case import Case, raises
 from conformance.clause import clause
-from conformance.sample_ids import similar_ids
+from conformance.sample_ids import matching_patterns, similar_ids
 from cpkit import (
     CallMismatch,
     CallRecord,
@@ -86,6 +86,31 @@ async def leaves_the_neighbours(case: Case) -> None:
 
     for thread, loaded in before.items():
         assert await case.cp.load(thread) == loaded, f"thread {thread!r:.120}"
+
+
+@clause("erase.id-is-not-a-pattern", ErasesThreads)
+async def id_is_not_a_pattern(case: Case) -> None:
+    """Deleting an id with wildcards deletes no other thread and frees no other key."""
+    threads, patterns = matching_patterns(case.id("t"))
+    calls = [case.call() for _ in threads]
+
+    for thread, call in zip(threads, calls, strict=True):
+        await case.cp.append(thread, [{"id": thread}])
+        await case.cp.record_issued(thread, call)
+
+    before = [await case.cp.load(thread) for thread in threads]
+
+    for forget_keys in (False, True):
+        for pattern in patterns:
+            await case.cp.delete_thread(pattern, forget_keys=forget_keys)
+
+        after = [await case.cp.load(thread) for thread in threads]
+        assert after == before, f"forget_keys={forget_keys}"
+
+    for call in calls:
+        holder = await case.cp.record_issued(case.id(), case.call(call.idempotency_key))
+        assert holder is not None
+        assert holder.call == call
 
 
 @clause("erase.completed-stays-paid", ErasesThreads)

@@ -7,7 +7,7 @@ from typing import Any
 
 from conformance.case import Case, raises
 from conformance.clause import clause
-from conformance.sample_ids import invalid_ids, similar_ids
+from conformance.sample_ids import invalid_ids, matching_patterns, similar_ids
 from cpkit import (
     ErasesThreads,
     InvalidId,
@@ -15,6 +15,7 @@ from cpkit import (
     ListsThreads,
     ReadsRanges,
     ToolCall,
+    UnknownCall,
 )
 
 
@@ -68,6 +69,69 @@ async def calls_never_meet(case: Case) -> None:
     for call in calls:
         done = await case.cp.record_result(thread, call.call_id, call.call_id)
         assert (done.call, done.result) == (call, call.call_id)
+
+
+@clause("ids.thread-is-not-a-pattern")
+async def thread_is_not_a_pattern(case: Case) -> None:
+    """A thread id with wildcards is never matched against other thread ids."""
+    threads, patterns = matching_patterns(case.id("t"))
+
+    for thread in threads:
+        await case.cp.append(thread, [{"id": thread}])
+        await case.cp.save_extra(thread, {"id": thread})
+        await case.cp.record_issued(thread, case.call(call_id="c"))
+
+    before = [await case.cp.load(thread) for thread in threads]
+
+    for pattern in patterns:
+        assert await case.cp.load(pattern) is None, f"load of {pattern!r}"
+        version = await case.cp.append(pattern, [], expected_version=0)
+        assert version == 0, f"append to {pattern!r}"
+
+        with raises(UnknownCall, f"the thread {pattern!r}"):
+            await case.cp.record_result(pattern, "c", 1)
+
+    for pattern in patterns:
+        version = await case.cp.append(pattern, [{"id": pattern}], expected_version=0)
+        assert version == 1, f"append to {pattern!r}"
+        await case.cp.save_extra(pattern, {"id": pattern})
+
+    assert [await case.cp.load(thread) for thread in threads] == before
+
+
+@clause("ids.key-is-not-a-pattern")
+async def key_is_not_a_pattern(case: Case) -> None:
+    """An idempotency key with wildcards is never matched against other keys."""
+    thread, (keys, patterns) = case.id(), matching_patterns(case.id("k"))
+
+    for key in keys:
+        call = case.call(key)
+        await case.cp.record_issued(thread, call)
+        await case.cp.record_result(thread, call.call_id, key)
+
+    for pattern in patterns:
+        found = await case.cp.find_completed(pattern)
+        assert found is None, f"find_completed of {pattern!r}"
+        holder = await case.cp.record_issued(thread, case.call(pattern))
+        assert holder is None, f"claim of {pattern!r}"
+
+
+@clause("ids.call-is-not-a-pattern")
+async def call_is_not_a_pattern(case: Case) -> None:
+    """A call id with wildcards is never matched against other call ids."""
+    thread, (call_ids, patterns) = case.id(), matching_patterns(case.id("c"))
+    calls = [case.call(call_id=call_id) for call_id in call_ids]
+
+    for call in calls:
+        await case.cp.record_issued(thread, call)
+
+    for pattern in patterns:
+        with raises(UnknownCall, f"the call {pattern!r}"):
+            await case.cp.record_result(thread, pattern, 1)
+
+    loaded = await case.cp.load(thread)
+    assert loaded is not None
+    assert [record.call for record in loaded.pending] == calls
 
 
 @clause("ids.parts-never-mix")

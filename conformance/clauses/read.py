@@ -6,6 +6,7 @@ from typing import Any
 
 from conformance.case import Case, raises
 from conformance.clause import clause
+from conformance.sample_ids import matching_patterns
 from cpkit import ReadsRanges
 
 
@@ -77,3 +78,16 @@ async def arguments(case: Case) -> None:
 
     with raises(TypeError, "start None"):
         await case.cp.read(thread, nothing)
+
+
+@clause("read.id-is-not-a-pattern", ReadsRanges)
+async def id_is_not_a_pattern(case: Case) -> None:
+    """Reading an id with wildcards returns no message of another thread."""
+    threads, patterns = matching_patterns(case.id("t"))
+
+    for thread in threads:
+        await case.cp.append(thread, [{"id": thread}])
+
+    for pattern in patterns:
+        seen = await case.cp.read(pattern)
+        assert seen == [], f"read of {pattern!r}"

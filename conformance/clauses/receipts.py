@@ -6,6 +6,7 @@ from typing import Any
 
 from conformance.case import Case
 from conformance.clause import clause
+from conformance.sample_ids import matching_patterns
 from cpkit import KeepsReceipts
 
 
@@ -126,3 +127,18 @@ async def looking_records_nothing(case: Case) -> None:
     await case.cp.find_call(key)
     assert await case.cp.load(thread) is None
     assert await case.cp.record_issued(thread, case.call(key)) is None
+
+
+@clause("receipts.ids-are-not-patterns", KeepsReceipts)
+async def ids_are_not_patterns(case: Case) -> None:
+    """list_calls and find_call with wildcards return no call of another id or key."""
+    texts, patterns = matching_patterns(case.id("t"))
+
+    for text in texts:
+        await case.cp.record_issued(text, case.call(text))
+
+    for pattern in patterns:
+        calls = await case.cp.list_calls(pattern)
+        holder = await case.cp.find_call(pattern)
+        assert calls == [], f"list_calls of {pattern!r}"
+        assert holder is None, f"find_call of {pattern!r}"

@@ -26,9 +26,10 @@ def test_a_sentence_is_one_sentence() -> None:
 
 
 def test_clauses_come_with_a_version() -> None:
-    """The clauses of one version of the suite never change.
+    """The clauses of a released version of the suite never change.
 
-    After adding a clause: increase SUITE_VERSION and write a new list.
+    After adding a clause: increase SUITE_VERSION if it was released, rename the list
+    and add the id.
     """
     ids = sorted(clause.id for clause in all_clauses())
     assert ids == LISTED.read_text().split()
