@@ -48,7 +48,6 @@ NOT_YET_PLAIN: set[str] = {
     "tests/postgres",
     "tests/redis",
     "tests/servers",
-    "tests/sessions",
     "tests/sqlite",
 }
 

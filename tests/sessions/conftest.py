@@ -1,4 +1,4 @@
-"""Stores for the tests of sessions, each used as it comes."""
+"""Stores for the tests of sessions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Store = Checkpointer[dict[str, JsonValue]]
 
 
 def store_url(name: str, folder: Path) -> str:
-    """Return the URL of a store; its driver is imported, which is no loop's work."""
+    """Return the URL of a store, and import its driver outside of an event loop."""
     if name == "postgresql":
         url = shared_postgres(schema="sessions")
     elif name == "redis":
@@ -37,7 +37,7 @@ def store_url(name: str, folder: Path) -> str:
 
 @pytest.fixture(params=["memory", *SHARED])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of each store in turn, which keeps what it has when it is reopened."""
+    """The URL of each store in turn. A reopened store keeps its data."""
     return store_url(request.param, tmp_path)
 
 
@@ -49,12 +49,12 @@ def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 async def cp() -> AsyncIterator[Store]:
-    """A store in memory, for what does not depend on the store."""
+    """A store in memory, for tests that do not depend on the store."""
     async with open_checkpointer("memory://") as opened:
         yield opened
 
 
 @pytest.fixture
 def session_id() -> str:
-    """A session that no store has seen."""
+    """An id that is not used in any store."""
     return uuid4().hex

@@ -1,4 +1,4 @@
-"""Session files that are made up, and what Hypothesis makes of the format."""
+"""A sample session, and Hypothesis strategies for sessions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 Entry = dict[str, Any]
 
-# One of each kind, as a version 1 file has them; indices count the header as 0.
+# One entry of each kind in version 1 of the format; the header has index 0.
 VERSION_1: list[Entry] = [
     {"type": "session", "id": "s-1", "timestamp": "2025-11-20T23:33:50.805Z"},
     {"type": "message", "message": {"role": "user", "content": "a"}},
@@ -28,14 +28,14 @@ VERSION_1: list[Entry] = [
 
 
 def as_file(folder: Path, lines: list[Any], name: str = "session.jsonl") -> Path:
-    """Write lines, JSON values or text as it stands, each with its newline."""
+    """Write lines, each with a newline; a str is written unchanged."""
     path = folder / name
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     path.write_text("".join(text + "\n" for text in texts), encoding="utf-8")
     return path
 
 
-# Any text that UTF-8 holds; more of what is special in JSON and in lines.
+# Any text in UTF-8, often with characters that are special in JSON or in lines.
 text = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
     ["\u2028\u2029\x85", "\0\x1f\x7f", '"\\/\n\r', "é😀", "__proto__"]
 )
@@ -92,7 +92,7 @@ def linear_sessions(draw: st.DrawFn) -> list[Entry]:
 
 @st.composite
 def tree_sessions(draw: st.DrawFn, version: int = 3) -> list[Entry]:
-    """Sessions with ids: each entry follows any one before it, or none."""
+    """Sessions with ids: each entry follows any earlier entry, or none."""
     lines = draw(linear_sessions())
     ids: list[str | None] = [None]
     header, *entries = lines

@@ -1,4 +1,4 @@
-"""A real store whose calls are counted, and whose answers can be lost or held up."""
+"""A real store that records its calls, and can lose or delay its answers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Fault = Literal["", "refused", "lost before", "lost after"]
 class Spy:
     """The six methods of a store in memory.
 
-    ``faults`` befall the next appends in turn; ``read_faults`` the next reads. While
-    ``gate`` is not set, appends that are asked for wait; ``ended`` gets how many
-    messages each append had, when it is over.
+    Each of the next appends takes one of ``faults``, and each of the next reads one of
+    ``read_faults``. While ``gate`` is not set, appends wait. When an append ends,
+    ``ended`` gets the number of its messages.
     """
 
     def __init__(self, inner: MemoryCheckpointer[Any]) -> None:
@@ -106,7 +106,7 @@ class Spy:
 
 
 class RangeSpy(Spy):
-    """One that reads ranges too."""
+    """A spy that can read ranges too."""
 
     async def read(
         self, thread_id: str, start: int = 0, stop: int | None = None

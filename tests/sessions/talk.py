@@ -1,4 +1,4 @@
-"""The messages that the tests speak with."""
+"""Messages for the tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def user(text: str) -> Message:
 
 
 def assistant(text: str, *tools: str, model: str | None = None) -> Message:
-    """Return an assistant's message; a tool's name is the id of its call too."""
+    """Return an assistant's message; a tool's name is also its call id."""
     calls = [
         {"type": "toolCall", "id": tool, "name": tool, "arguments": {}}
         for tool in tools
@@ -33,7 +33,7 @@ def result(tool: str, text: str = "done") -> Message:
 
 
 def texts(messages: list[Message]) -> list[str]:
-    """Return what each message says, in a word."""
+    """Return the text of each message."""
     return [_text(message) for message in messages]
 
 

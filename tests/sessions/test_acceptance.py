@@ -1,4 +1,4 @@
-"""The five things a session is for, on every store and over a restart."""
+"""The five purposes of a session, on every store and over a restart."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from cpkit.sessions import Model, SessionLog
 from tests.sessions.talk import assistant, texts, user
 
 
-async def test_messages_are_appended_never_overwritten(
-    url: str, session_id: str
-) -> None:
-    """Whatever is done to a session, what its thread had stays as it was."""
+async def test_no_operation_changes_stored_messages(url: str, session_id: str) -> None:
+    """Every operation of a session only appends to its thread."""
     async with open_checkpointer(url) as cp:
         log = await SessionLog.open(cp, session_id, cwd="/work")
         seen: list[dict[str, Any]] = []
@@ -44,8 +42,10 @@ async def test_messages_are_appended_never_overwritten(
         assert seen[1:] == log.entries
 
 
-async def test_the_active_branch_is_recovered(url: str, session_id: str) -> None:
-    """After a restart the session stands where it stood, also on a branch."""
+async def test_a_reopened_session_continues_at_its_leaf(
+    url: str, session_id: str
+) -> None:
+    """After a restart the leaf is the same, also on a branch."""
     async with open_checkpointer(url) as cp:
         log = await SessionLog.open(cp, session_id)
         await log.append_message(user("fly"))
@@ -65,10 +65,8 @@ async def test_the_active_branch_is_recovered(url: str, session_id: str) -> None
         assert again.header == log.header
 
 
-async def test_a_model_change_sets_the_default_and_is_no_message(
-    url: str, session_id: str
-) -> None:
-    """The model that was chosen last is the default after a restart."""
+async def test_a_model_change_sets_the_default_model(url: str, session_id: str) -> None:
+    """It survives a restart, and adds no message to the context."""
     async with open_checkpointer(url) as cp:
         log = await SessionLog.open(cp, session_id)
         await log.append_message(user("hello"))
@@ -83,8 +81,8 @@ async def test_a_model_change_sets_the_default_and_is_no_message(
         assert texts(context.messages) == ["hello", "hi"]
 
 
-async def test_a_branch_that_was_left_stays_readable(url: str, session_id: str) -> None:
-    """A fork from a historical entry leaves the old branch as it was."""
+async def test_an_inactive_branch_stays_readable(url: str, session_id: str) -> None:
+    """A fork from an earlier entry does not change the old branch."""
     async with open_checkpointer(url) as cp:
         log = await SessionLog.open(cp, session_id)
         await log.append_message(user("fly"))
@@ -107,10 +105,8 @@ async def test_a_branch_that_was_left_stays_readable(url: str, session_id: str) 
         ]
 
 
-async def test_a_compaction_changes_the_projection_alone(
-    url: str, session_id: str
-) -> None:
-    """The summary stands in for what came before; every entry is still there."""
+async def test_a_compaction_changes_only_the_context(url: str, session_id: str) -> None:
+    """A summary replaces earlier messages; every entry stays in the log."""
     async with open_checkpointer(url) as cp:
         log = await SessionLog.open(cp, session_id)
         ids = [await log.append_message(user(str(n))) for n in range(5)]

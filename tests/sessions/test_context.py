@@ -1,4 +1,4 @@
-"""How a branch becomes what the model is shown."""
+"""The context that a branch gives."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.sessions.talk import assistant, result, texts, user
 
 @pytest.fixture
 async def log(cp: Store, session_id: str) -> SessionLog:
-    """A session with nothing in it."""
+    """An empty session."""
     return await SessionLog.open(cp, session_id)
 
 
 async def test_an_empty_session_has_an_empty_context(log: SessionLog) -> None:
-    """Nobody named a model, and thinking is off."""
+    """It has no model, and thinking is off."""
     context = log.context()
     assert (context.messages, context.state, context.missing_results) == ([], {}, [])
     assert (context.model, context.thinking_level, context.compaction) == (
@@ -28,8 +28,8 @@ async def test_an_empty_session_has_an_empty_context(log: SessionLog) -> None:
     )
 
 
-async def test_the_last_assistant_message_names_its_model(log: SessionLog) -> None:
-    """As a model change does; the later of the two counts."""
+async def test_an_assistant_message_sets_the_default_model(log: SessionLog) -> None:
+    """A later message or model change replaces it."""
     await log.append_model_change("lab", "large")
     await log.append_message(assistant("hi", model="small"))
     assert log.context().model == Model("lab", "small")
@@ -46,7 +46,7 @@ async def test_the_last_assistant_message_names_its_model(log: SessionLog) -> No
 
 
 async def test_settings_belong_to_the_branch(log: SessionLog) -> None:
-    """What was set on another branch, or later on this one, does not count."""
+    """Settings of other branches, or of later entries, do not apply."""
     start = await log.append_message(user("hello"))
     await log.append_model_change("lab", "large")
     await log.append_thinking_level("high")
@@ -56,8 +56,8 @@ async def test_settings_belong_to_the_branch(log: SessionLog) -> None:
     assert (context.model, context.thinking_level, context.state) == (None, "off", {})
 
 
-async def test_only_what_is_a_message_is_shown(log: SessionLog) -> None:
-    """Custom messages and branch summaries stand in their place; custom entries out."""
+async def test_only_messages_are_shown(log: SessionLog) -> None:
+    """Custom messages and branch summaries are messages; other entries are not."""
     first = await log.append_message(user("one"))
     await log.append_custom("note", {"text": "private"})
     await log.append_state(spent=1)
@@ -94,7 +94,7 @@ async def test_only_what_is_a_message_is_shown(log: SessionLog) -> None:
 async def test_registered_custom_entries_become_messages(
     cp: Store, session_id: str
 ) -> None:
-    """The function decides what they say, and may say nothing."""
+    """The registered function returns the message, or None."""
     log = await SessionLog.open(
         cp,
         session_id,
@@ -111,8 +111,8 @@ async def test_registered_custom_entries_become_messages(
     ]
 
 
-async def test_the_newest_compaction_counts(log: SessionLog) -> None:
-    """It stands in for all before its first kept entry, older summaries too."""
+async def test_only_the_newest_compaction_is_applied(log: SessionLog) -> None:
+    """It replaces all before its first kept entry, older summaries too."""
     ids = [await log.append_message(user(str(n))) for n in range(4)]
     older = await log.append_compaction("0 and 1", ids[2], tokens_before=1)
     await log.append_message(user("4"))
@@ -134,10 +134,10 @@ async def test_the_newest_compaction_counts(log: SessionLog) -> None:
     assert texts(log.context(ids[3]).messages) == ["0", "1", "2", "3"]
 
 
-async def test_a_compaction_can_keep_nothing_that_is_there(
+async def test_a_compaction_without_kept_entries_shows_its_summary(
     cp: Store, session_id: str
 ) -> None:
-    """Where the first kept entry is not before it, the summary stands alone."""
+    """If the first kept entry is not before it, only later messages follow."""
     header: dict[str, Any] = {"type": "session", "id": session_id, "version": 3}
     entries: list[dict[str, Any]] = [
         {"type": "message", "id": "a", "parentId": None, "message": user("a")},
@@ -150,7 +150,7 @@ async def test_a_compaction_can_keep_nothing_that_is_there(
 
 
 async def test_settings_survive_a_compaction(log: SessionLog) -> None:
-    """A summary stands in for messages, not for model, thinking or state."""
+    """A summary replaces messages, not model, thinking level or state."""
     await log.append_model_change("lab", "large")
     await log.append_thinking_level("high")
     await log.append_state(plan=["a"], spent=1)
@@ -163,8 +163,8 @@ async def test_settings_survive_a_compaction(log: SessionLog) -> None:
     assert context.state == {"plan": ["a"], "spent": 2}
 
 
-async def test_strange_entries_are_inert(cp: Store, session_id: str) -> None:
-    """Fields of a wrong type, which another program wrote, raise nothing."""
+async def test_fields_of_a_wrong_type_are_ignored(cp: Store, session_id: str) -> None:
+    """Entries of other programs raise no error."""
     header: dict[str, Any] = {"type": "session", "id": session_id, "version": 3}
     strange: list[dict[str, Any]] = [
         {"type": "label", "targetId": ["a"], "label": "x"},
@@ -196,8 +196,8 @@ async def test_strange_entries_are_inert(cp: Store, session_id: str) -> None:
 # Tool calls without a result
 
 
-async def test_a_missing_result_is_reported_and_closed(log: SessionLog) -> None:
-    """After a crash between call and result, by appending and nothing else."""
+async def test_a_missing_result_is_reported_and_appended(log: SessionLog) -> None:
+    """After a crash between call and result, closing only appends."""
     await log.append_message(user("book"))
     asked = await log.append_message(assistant("booking", "search", "book"))
     await log.append_message(result("search"))
@@ -222,8 +222,8 @@ async def test_a_missing_result_is_reported_and_closed(log: SessionLog) -> None:
     assert await log.close_missing_results() == []
 
 
-async def test_a_late_closing_stands_behind_its_call(log: SessionLog) -> None:
-    """The conversation went on; providers want the result right after the call."""
+async def test_a_synthetic_result_moves_behind_its_call(log: SessionLog) -> None:
+    """Providers want the result right after the call."""
     await log.append_message(assistant("one", "a", "b"))
     await log.append_message(result("a", "result a"))
     await log.append_message(user("never mind"))
@@ -244,8 +244,10 @@ async def test_a_late_closing_stands_behind_its_call(log: SessionLog) -> None:
     ]
 
 
-async def test_a_closing_goes_with_its_call(log: SessionLog) -> None:
-    """What a compaction swallows, it swallows with its result."""
+async def test_a_compaction_hides_a_call_with_its_synthetic_result(
+    log: SessionLog,
+) -> None:
+    """A synthetic result without its call is not shown."""
     await log.append_message(assistant("one", "a"))
     kept = await log.append_message(user("hello?"))
     await log.close_missing_results("gone")
@@ -255,8 +257,8 @@ async def test_a_closing_goes_with_its_call(log: SessionLog) -> None:
     assert context.missing_results == []
 
 
-async def test_a_repeated_id_is_another_call(log: SessionLog) -> None:
-    """Models use an id again; its result answers the call that it follows."""
+async def test_a_result_answers_the_newest_call_with_its_id(log: SessionLog) -> None:
+    """An earlier call with the same id still has no result."""
     first = await log.append_message(assistant("one", "a"))
     await log.append_message(assistant("two", "a"))
     await log.append_message(result("a"))
@@ -282,10 +284,10 @@ async def test_a_repeated_id_is_another_call(log: SessionLog) -> None:
         ),
     ],
 )
-async def test_other_forms_of_calls_are_known(
+async def test_a_synthetic_result_has_the_form_of_its_call(
     log: SessionLog, call: dict[str, Any], answer: dict[str, Any]
 ) -> None:
-    """Those of cpkit.messages and of OpenAI's API are closed in their own form."""
+    """The forms of cpkit.messages and of OpenAI's API are supported."""
     await log.append_message({"role": "assistant", **call})
     (missing,) = log.context().missing_results
     assert (missing.call_id, missing.tool_name) == ("c", "pay")

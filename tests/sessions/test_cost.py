@@ -1,4 +1,4 @@
-"""What a session costs, counted in what is asked of the store and looked at."""
+"""The cost of a session, in calls to the store and in reads of fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COUNT = 10_000
 
 
 class Counted(dict[str, Any]):
-    """An entry that counts how often its fields are looked at."""
+    """An entry that counts the reads of its fields."""
 
     looks = 0
 
@@ -29,7 +29,7 @@ class Counted(dict[str, Any]):
 
 
 class CountingSpy(RangeSpy):
-    """One that returns entries which count."""
+    """A spy that returns counting entries."""
 
     async def read(
         self, thread_id: str, start: int = 0, stop: int | None = None
@@ -39,7 +39,7 @@ class CountingSpy(RangeSpy):
 
 @pytest.fixture
 def looks() -> type[Counted]:
-    """The count, from zero on."""
+    """The counter, reset to zero."""
     Counted.looks = 0
     return Counted
 
@@ -61,21 +61,21 @@ async def fill(store: MemoryCheckpointer[Any], session_id: str, count: int) -> N
 async def test_opening_is_one_read_and_one_pass(
     session_id: str, looks: type[Counted]
 ) -> None:
-    """Each of 10,000 entries is looked at a handful of times, and copied never."""
+    """The fields of 10,000 entries are read fewer than 8 times each."""
     async with MemoryCheckpointer[Any]() as store:
         await fill(store, session_id, COUNT)
         spy = CountingSpy(store)
         await SessionLog.open(spy, session_id)
         assert spy.calls == [("read", 0, None)]
-        # Type (thrice), message, id, parent; the parser made some twenty objects of
-        # each, so this is well below the half of a load that it may cost.
+        # Type three times or four, message, id and parent once each. The parser makes
+        # about twenty objects for each entry, so this is less than half of a load.
         assert looks.looks < 8 * COUNT
 
 
-async def test_a_context_touches_the_branch_alone(
+async def test_a_context_reads_only_its_branch(
     session_id: str, looks: type[Counted]
 ) -> None:
-    """Ten entries deep costs ten entries, whatever else the log holds."""
+    """A branch of ten entries costs ten entries in a log of 10,000."""
     async with MemoryCheckpointer[Any]() as store:
         await fill(store, session_id, COUNT)
         spy = CountingSpy(store)
@@ -87,8 +87,8 @@ async def test_a_context_touches_the_branch_alone(
         assert len(spy.calls) == 1
 
 
-async def test_an_append_is_one_append(session_id: str) -> None:
-    """Of one entry, at the version that is known, and nothing is read."""
+async def test_appending_an_entry_is_one_call(session_id: str) -> None:
+    """The call appends one entry at the known version and reads nothing."""
     async with MemoryCheckpointer[Any]() as store:
         await fill(store, session_id, 100)
         spy = RangeSpy(store)
@@ -99,8 +99,8 @@ async def test_an_append_is_one_append(session_id: str) -> None:
         assert spy.calls == [("append", 1, 101), ("append", 1, 102)]
 
 
-async def test_refresh_reads_what_is_new(session_id: str) -> None:
-    """And the last line that is known, to see that it is still there."""
+async def test_refresh_reads_only_new_entries(session_id: str) -> None:
+    """It also reads the last known line, to detect a deleted thread."""
     async with MemoryCheckpointer[Any]() as store:
         await fill(store, session_id, 100)
         spy = RangeSpy(store)
@@ -114,7 +114,7 @@ async def test_refresh_reads_what_is_new(session_id: str) -> None:
 
 
 async def test_six_methods_are_enough(session_id: str) -> None:
-    """A store without ranges is loaded."""
+    """A store that cannot read ranges is loaded."""
     async with MemoryCheckpointer[Any]() as store:
         await fill(store, session_id, 3)
         spy = Spy(store)

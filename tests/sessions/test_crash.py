@@ -10,10 +10,10 @@ from tests.sessions.talk import texts, user
 from tests.sessions.test_processes import start
 
 
-async def test_a_killed_writer_leaves_a_whole_log(
+async def test_a_killed_writer_leaves_a_complete_log(
     shared_url: str, session_id: str
 ) -> None:
-    """What was acknowledged is there, the leaf is found, and the session goes on."""
+    """It has every acknowledged entry, and the session continues."""
     process = start(shared_url, session_id, "a")
 
     try:
@@ -22,9 +22,9 @@ async def test_a_killed_writer_leaves_a_whole_log(
         assert process.stdout.readline() == "ready\n"
         process.stdin.write("go\n")
         process.stdin.flush()
-        told = [line.strip() for line in islice(process.stdout, 10)]
+        acknowledged = [line.strip() for line in islice(process.stdout, 10)]
         process.kill()
-        told += [line.strip() for line in process.stdout if line.endswith("\n")]
+        acknowledged += [line.strip() for line in process.stdout if line.endswith("\n")]
     finally:
         process.kill()
         process.communicate()
@@ -32,9 +32,9 @@ async def test_a_killed_writer_leaves_a_whole_log(
     async with open_checkpointer(shared_url) as cp:
         log = await SessionLog.open(cp, session_id)
         ids = [entry["id"] for entry in log.branch()]
-        assert ids[: len(told)] == told
-        # One more may have been written that nobody was told of.
-        assert len(ids) <= len(told) + 1
+        assert ids[: len(acknowledged)] == acknowledged
+        # One more entry may have been written without an acknowledgement.
+        assert len(ids) <= len(acknowledged) + 1
         assert log.branch() == log.entries
         assert log.leaf_id == ids[-1]
 

@@ -1,4 +1,4 @@
-"""The code in docs/sessions.md runs as it stands there."""
+"""The code in docs/sessions.md runs unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BLOCKS = blocks_of("sessions.md")
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_each_block_runs(tmp_path: Path, number: int) -> None:
-    """Its own assertions hold."""
+    """The assertions in each block hold."""
     printed = printed_by(BLOCKS[number], tmp_path)
 
     if number == 0:
@@ -26,14 +26,14 @@ def test_each_block_runs(tmp_path: Path, number: int) -> None:
 
 
 def test_every_append_is_in_the_table() -> None:
-    """What a session can be told is told to its reader."""
+    """The table lists every append method of the editor."""
     verbs = [name for name in vars(editor.SessionEditor) if name.startswith("append_")]
     assert all(f"`{verb}(" in PAGE for verb in verbs)
 
 
 @pytest.mark.parametrize("module", [sessions, cadence])
-def test_public_names_are_there(module: object) -> None:
-    """__all__ names what exists."""
+def test_public_names_exist(module: object) -> None:
+    """__all__ lists only names of the module."""
     names: list[str] = module.__all__  # type: ignore[attr-defined]  # both have it
     assert sorted(names) == sorted(set(names))
     assert all(hasattr(module, name) for name in names)

@@ -1,4 +1,4 @@
-"""Session files: what is read, refused and written."""
+"""Session files: reading, checks and writing."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ NEXT: Entry = {"type": "message", "id": "b", "parentId": "a", "message": user("b
 
 @settings(max_examples=60, deadline=None)
 @given(lines=tree_sessions() | linear_sessions())
-async def test_export_and_import_give_the_same(
+async def test_an_exported_file_imports_to_the_same_session(
     tmp_path_factory: pytest.TempPathFactory, lines: list[Entry]
 ) -> None:
-    """Entries, order, unknown types and fields, and the bytes of the file."""
+    """Entries, order, unknown types and fields, and bytes are kept."""
     folder = tmp_path_factory.mktemp("round")
     await asyncio.to_thread(write_jsonl, folder / "first.jsonl", lines)
     file = await asyncio.to_thread(read_jsonl, folder / "first.jsonl")
@@ -63,8 +63,8 @@ async def test_export_and_import_give_the_same(
 
 @settings(deadline=None)
 @given(value=json_values)
-def test_a_line_holds_any_value(value: Any) -> None:
-    """What is written is read again as the same value of the same types."""
+def test_a_value_is_read_back_with_its_types(value: Any) -> None:
+    """A line without newlines holds any JSON value."""
     line = json_line(value)
     assert "\n" not in line
     assert repr(json.loads(line)) == repr(value)
@@ -78,18 +78,18 @@ def test_a_line_holds_any_value(value: Any) -> None:
         '{"2":true,"1":false}',
     ],
 )
-def test_javascripts_bytes_come_out_again(line: str) -> None:
-    """A file that JSON.stringify wrote is kept byte for byte."""
+def test_a_line_of_javascript_is_written_byte_for_byte(line: str) -> None:
+    """The output equals that of JSON.stringify."""
     assert json_line(json.loads(line)) == line
 
 
 def test_a_number_keeps_its_type() -> None:
-    """Python's whole floats and long integers, which JavaScript does not have."""
+    """Whole floats and long integers, which JavaScript lacks, are kept."""
     assert json_line([1.0, -0.0, 1, 2**70]) == f"[1.0,-0.0,1,{2**70}]"
 
 
-def test_a_good_file_is_read_whole(tmp_path: Path) -> None:
-    """Empty lines and carriage returns count for nothing."""
+def test_empty_lines_are_ignored(tmp_path: Path) -> None:
+    """Carriage returns at line ends are ignored too."""
     path = as_file(tmp_path, [HEADER, "", json.dumps(ENTRY) + "\r", "  ", NEXT])
     file = read_jsonl(path)
     assert (file.lines, file.skipped) == ([HEADER, ENTRY, NEXT], [])
@@ -97,7 +97,7 @@ def test_a_good_file_is_read_whole(tmp_path: Path) -> None:
 
 
 def test_the_last_newline_may_be_missing(tmp_path: Path) -> None:
-    """A last line that is whole counts."""
+    """A complete last line without a newline is read."""
     path = as_file(tmp_path, [HEADER, ENTRY])
     path.write_bytes(path.read_bytes().rstrip(b"\n"))
     assert read_jsonl(path).lines == [HEADER, ENTRY]
@@ -105,10 +105,10 @@ def test_the_last_newline_may_be_missing(tmp_path: Path) -> None:
 
 @settings(deadline=None)
 @given(cut=st.integers(1, len(json.dumps(NEXT)) - 1))
-def test_a_torn_last_line_is_no_error(
+def test_an_unfinished_last_line_is_skipped(
     tmp_path_factory: pytest.TempPathFactory, cut: int
 ) -> None:
-    """Wherever its writer was stopped, the line is set aside and reported."""
+    """Wherever the write was cut, the line is reported and not an error."""
     path = as_file(tmp_path_factory.mktemp("torn"), [HEADER, ENTRY])
 
     with path.open("a") as file:
@@ -140,7 +140,7 @@ def test_a_torn_last_line_is_no_error(
 def test_a_corrupt_line_is_reported_or_skipped(
     tmp_path: Path, line: Any, reason: str
 ) -> None:
-    """With its number and the reason; the lines around it stay."""
+    """The report has its number and the reason; other lines are read."""
     path = as_file(tmp_path, [HEADER, ENTRY, line, NEXT])
 
     with pytest.raises(CorruptThread, match=re.escape(reason)) as caught:
@@ -160,33 +160,33 @@ def test_a_corrupt_line_is_reported_or_skipped(
 @pytest.mark.parametrize(
     "lines", [[], [""], [ENTRY], ["{}"], ['{"type": "session"}'], ["{", ENTRY]]
 )
-def test_without_a_header_there_is_no_session(
+def test_a_file_without_a_header_is_corrupt(
     tmp_path: Path, lines: list[Any], on_corrupt: Any
 ) -> None:
-    """What its entries mean would be a guess."""
+    """It raises with skip too, because its entries have no version."""
     with pytest.raises(CorruptThread):
         read_jsonl(as_file(tmp_path, lines), on_corrupt)
 
 
 @pytest.mark.parametrize("version", [4, "3", 0, True, None])
 def test_another_version_is_refused(tmp_path: Path, version: Any) -> None:
-    """A newer file is not guessed at, not even with skip."""
+    """A newer version raises with skip too."""
     path = as_file(tmp_path, [{**HEADER, "version": version}, ENTRY])
 
     with pytest.raises(SchemaMismatch):
         read_jsonl(path, on_corrupt="skip")
 
 
-def test_on_corrupt_is_one_of_two(tmp_path: Path) -> None:
-    """A slip of the pen does not become a mode."""
+def test_on_corrupt_is_raise_or_skip(tmp_path: Path) -> None:
+    """Any other value raises."""
     wrong: Any = "ignore"
 
     with pytest.raises(ValueError, match="on_corrupt"):
         read_jsonl(as_file(tmp_path, [HEADER]), on_corrupt=wrong)
 
 
-async def test_import_writes_all_or_nothing(cp: Store, tmp_path: Path) -> None:
-    """A corrupt line in the middle leaves no half of a session."""
+async def test_a_corrupt_line_stops_the_import(cp: Store, tmp_path: Path) -> None:
+    """Nothing is written then."""
     path = as_file(tmp_path, [HEADER, ENTRY, "{", NEXT])
 
     with pytest.raises(CorruptThread):
@@ -195,10 +195,10 @@ async def test_import_writes_all_or_nothing(cp: Store, tmp_path: Path) -> None:
     assert await cp.load("s-1") is None
 
 
-async def test_import_can_skip_and_tells(
+async def test_skipped_lines_are_logged(
     cp: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each skipped line is a warning, and can be had beforehand."""
+    """Each skipped line is a warning, and the session is imported."""
     path = as_file(tmp_path, [HEADER, ENTRY, "{", {**NEXT, "parentId": "lost"}])
     file = await asyncio.to_thread(read_jsonl, path, "skip")
     (skipped,) = file.skipped
@@ -214,8 +214,10 @@ async def test_import_can_skip_and_tells(
     assert again.entries == log.entries
 
 
-async def test_import_onto_a_session_is_refused(cp: Store, tmp_path: Path) -> None:
-    """What is there is neither replaced nor added to."""
+async def test_an_import_does_not_change_an_existing_session(
+    cp: Store, tmp_path: Path
+) -> None:
+    """It raises VersionConflict."""
     path = as_file(tmp_path, [HEADER, ENTRY])
     log = await SessionLog.import_jsonl(cp, path)
     await log.append_message(user("b"))
@@ -226,8 +228,8 @@ async def test_import_onto_a_session_is_refused(cp: Store, tmp_path: Path) -> No
     assert await log.refresh() == []
 
 
-async def test_an_imported_session_goes_on(cp: Store, tmp_path: Path) -> None:
-    """It takes appends, and opens again, like one that was written here."""
+async def test_an_imported_session_takes_appends(cp: Store, tmp_path: Path) -> None:
+    """It opens again with all entries."""
     log = await SessionLog.import_jsonl(cp, as_file(tmp_path, VERSION_1))
     await log.append_message(user("d"))
     again = await SessionLog.open(cp, "s-1")
@@ -235,8 +237,8 @@ async def test_an_imported_session_goes_on(cp: Store, tmp_path: Path) -> None:
     assert texts(again.context().messages) == ["a was said", "b", "c", "d"]
 
 
-async def test_export_replaces_the_file_whole(cp: Store, tmp_path: Path) -> None:
-    """For its owner alone, and without leaving drafts about."""
+async def test_an_export_replaces_the_file(cp: Store, tmp_path: Path) -> None:
+    """Only the owner may read it, and no temporary file is left."""
     path = tmp_path / "out.jsonl"
     path.write_text("old")
     log = await SessionLog.open(cp, "s-1")
@@ -248,8 +250,8 @@ async def test_export_replaces_the_file_whole(cp: Store, tmp_path: Path) -> None
     assert file.lines == [log.header, *log.entries]
 
 
-async def test_a_failed_export_leaves_the_old_file(cp: Store, tmp_path: Path) -> None:
-    """Nothing is left of the attempt."""
+async def test_a_failed_export_leaves_no_file(cp: Store, tmp_path: Path) -> None:
+    """The target stays, and the temporary file is removed."""
     log = await SessionLog.open(cp, "s-1")
     await log.append_message(user("a"))
     folder = tmp_path / "taken"

@@ -51,10 +51,10 @@ async def test_an_entry_stays_when_its_parent_stands_later(
     assert texts(again.context().messages) == ["a", "b", "c", "d"]
 
 
-async def test_a_parent_that_stands_later_stays_in_the_middle(
+async def test_a_parent_that_stands_later_keeps_its_place_in_the_branch(
     cp: Store, session_id: str
 ) -> None:
-    """Entries before and after it keep their order along the branch."""
+    """The branch has every entry once, in the order of parents."""
     log = await opened(
         cp,
         session_id,
@@ -71,7 +71,7 @@ async def test_a_parent_that_stands_later_stays_in_the_middle(
 async def test_a_parent_that_arrives_later_is_linked(
     cp: Store, session_id: str
 ) -> None:
-    """An open log links it at the refresh, as a log that is opened now does."""
+    """After a refresh, the links equal those of a log that is opened now."""
     log = await opened(cp, session_id, said("a", None), said("c", "b"))
     assert log.orphans == ["c"]
     assert texts(log.context().messages) == ["a", "c"]
@@ -84,8 +84,10 @@ async def test_a_parent_that_arrives_later_is_linked(
     assert again.context() == log.context()
 
 
-async def test_a_file_out_of_order_is_imported_whole(cp: Store, tmp_path: Path) -> None:
-    """The session has every entry in its context, and the file's order in its log."""
+async def test_a_file_out_of_order_is_imported_completely(
+    cp: Store, tmp_path: Path
+) -> None:
+    """The context has every entry, and the export has the file's order."""
     lines = [said("a", None), said("c", "b"), said("b", "a")]
     header: Entry = {"type": "session", "id": "s-1", "version": 3}
     path = as_file(tmp_path, [header, *lines])
@@ -99,7 +101,7 @@ async def test_a_file_out_of_order_is_imported_whole(cp: Store, tmp_path: Path) 
 async def test_an_orphan_continues_the_entry_before_it(
     cp: Store, session_id: str
 ) -> None:
-    """A lost line does not take the branch before it away, and is reported."""
+    """A lost line does not hide the branch before it, and is reported."""
     entries = [
         said("a", None),
         said("c", "lost"),
@@ -169,7 +171,7 @@ parents = st.none() | ids | st.sampled_from(["lost", "gone"])
 @settings(deadline=None)
 @given(links=st.dictionaries(ids, parents, min_size=1), cut=st.integers(0, 8))
 async def test_no_entry_leaves_the_tree(links: dict[str, str | None], cut: int) -> None:
-    """Whatever the parents are, and in however many parts the log is read."""
+    """The tree has every entry once, with any parents and any batches."""
     entries = [said(entry_id, parent) for entry_id, parent in links.items()]
     header: Entry = {"type": "session", "id": "s", "version": 3}
 
@@ -198,7 +200,7 @@ async def test_no_entry_leaves_the_tree(links: dict[str, str | None], cut: int) 
 @settings(deadline=None)
 @given(data=st.data())
 async def test_the_order_of_the_lines_changes_no_branch(data: st.DataObject) -> None:
-    """A log without orphans is one tree, however its lines are shuffled."""
+    """A complete log in any order of lines gives the same branches."""
     links: dict[str, str | None] = {}
 
     for number in range(data.draw(st.integers(1, 8))):
@@ -218,7 +220,7 @@ async def test_the_order_of_the_lines_changes_no_branch(data: st.DataObject) -> 
 
 
 def walked(roots: list[TreeNode]) -> dict[str, str | None]:
-    """Return the parent of each entry in a tree, where each stands only once."""
+    """Return the parent of each entry in a tree; no entry stands twice."""
     found: dict[str, str | None] = {}
     todo: list[tuple[TreeNode, str | None]] = [(root, None) for root in roots]
 

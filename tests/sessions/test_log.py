@@ -1,4 +1,4 @@
-"""What a session log promises beside the five criteria."""
+"""Further promises of a session log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.sessions.talk import assistant, texts, user
 async def test_a_new_session_is_written_with_its_first_entry(
     cp: Store, session_id: str
 ) -> None:
-    """Opening writes nothing; the first append writes the header too, in one."""
+    """Opening writes nothing; the first append writes the header too."""
     log = await SessionLog.open(cp, session_id, cwd="/work")
     assert (log.version, log.leaf_id, log.entries) == (0, None, [])
     assert await cp.load(session_id) is None
@@ -46,17 +46,17 @@ async def test_a_new_session_is_written_with_its_first_entry(
     assert log.version == 2
 
 
-async def test_a_thread_with_extra_alone_is_a_new_session(
+async def test_a_thread_with_only_extra_is_a_new_session(
     cp: Store, session_id: str
 ) -> None:
-    """What an agent keeps beside the messages is no session yet."""
+    """Extra does not make a thread a session."""
     await cp.save_extra(session_id, {"budget": 5})
     log = await SessionLog.open(cp, session_id)
     await log.append_message(user("hello"))
     assert log.version == 2
 
 
-async def test_a_thread_that_is_no_session_is_refused(
+async def test_a_thread_of_plain_messages_is_refused(
     cp: Store, session_id: str
 ) -> None:
     """Plain messages are not taken for entries."""
@@ -67,7 +67,7 @@ async def test_a_thread_that_is_no_session_is_refused(
 
 
 async def test_a_store_of_typed_messages_is_refused(session_id: str) -> None:
-    """Entries are JSON objects; the error says how to open the store."""
+    """The error says how to open the store."""
     async with open_checkpointer("memory://", message_type=Message) as cp:
         await cp.append(session_id, [UserMessage(content="hello")])
 
@@ -79,7 +79,7 @@ async def test_a_store_of_typed_messages_is_refused(session_id: str) -> None:
 async def test_another_version_is_refused(
     cp: Store, session_id: str, version: Any
 ) -> None:
-    """A session of a newer program is not guessed at."""
+    """A version above 3 raises SchemaMismatch."""
     await cp.append(
         session_id, [{"type": "session", "id": session_id, "version": version}]
     )
@@ -91,7 +91,7 @@ async def test_another_version_is_refused(
 async def test_an_old_session_in_the_store_is_refused(
     cp: Store, session_id: str
 ) -> None:
-    """History is not rewritten to migrate it."""
+    """It is not migrated, because stored entries never change."""
     await cp.append(session_id, [{"type": "session", "id": session_id}])
 
     with pytest.raises(CorruptThread, match="import it again"):
@@ -108,10 +108,10 @@ async def test_an_old_session_in_the_store_is_refused(
         ({"type": "message", "id": "a"}, "a message entry without"),
     ],
 )
-async def test_a_line_that_is_no_entry_is_corruption(
+async def test_a_message_that_is_not_an_entry_is_corrupt(
     cp: Store, session_id: str, entry: dict[str, Any], reason: str
 ) -> None:
-    """The error says which message of the thread it is, and why."""
+    """The error has the position of the message and the reason."""
     header: dict[str, Any] = {"type": "session", "id": session_id, "version": 3}
     await cp.append(session_id, [header, {"type": "x", "id": "first"}, entry])
 
@@ -123,7 +123,7 @@ async def test_a_line_that_is_no_entry_is_corruption(
 
 
 async def test_each_append_follows_the_leaf(cp: Store, session_id: str) -> None:
-    """Entries of every type have the fields that the format gives them."""
+    """Entries of every type have the fields of the format."""
     log = await SessionLog.open(cp, session_id)
     first = await log.append_message(user("one"))
     await log.append_model_change("lab", "large")
@@ -179,7 +179,7 @@ async def test_each_append_follows_the_leaf(cp: Store, session_id: str) -> None:
 
 
 async def test_state_takes_any_name(cp: Store, session_id: str) -> None:
-    """A key may be called like an argument."""
+    """A key may have the name of a parameter."""
     log = await SessionLog.open(cp, session_id)
     await log.append_state(**{"self": 1, "a b": 2})
     assert log.context().state == {"self": 1, "a b": 2}
@@ -198,7 +198,7 @@ async def test_state_takes_any_name(cp: Store, session_id: str) -> None:
 async def test_an_entry_that_would_break_the_log_is_refused(
     cp: Store, session_id: str, entry: dict[str, Any]
 ) -> None:
-    """The log sets what links its entries, and its header."""
+    """Only the log sets ids, parents and the header."""
     log = await SessionLog.open(cp, session_id)
 
     with pytest.raises(ValueError, match="cannot append this entry"):
@@ -208,7 +208,7 @@ async def test_an_entry_that_would_break_the_log_is_refused(
 
 
 async def test_an_unknown_entry_is_refused(cp: Store, session_id: str) -> None:
-    """Whatever takes an entry's id says so where there is no such entry."""
+    """Every method that takes an entry id raises UnknownEntry."""
     log = await SessionLog.open(cp, session_id)
     first = await log.append_message(user("one"))
     second = await log.append_message(user("two"))
@@ -232,7 +232,7 @@ async def test_an_unknown_entry_is_refused(cp: Store, session_id: str) -> None:
     assert log.version == 4
 
 
-async def test_what_json_cannot_hold_is_refused(cp: Store, session_id: str) -> None:
+async def test_a_value_that_is_not_json_is_refused(cp: Store, session_id: str) -> None:
     """Nothing is written, and the error has the path."""
     log = await SessionLog.open(cp, session_id)
 
@@ -248,10 +248,8 @@ async def test_what_json_cannot_hold_is_refused(cp: Store, session_id: str) -> N
     assert (log.version, log.entries) == (0, [])
 
 
-async def test_the_log_keeps_no_hand_on_what_it_was_given(
-    cp: Store, session_id: str
-) -> None:
-    """What a caller does to its message, or to a context, changes no log."""
+async def test_messages_and_contexts_are_copies(cp: Store, session_id: str) -> None:
+    """Changes that a caller makes to them do not change the log."""
     log = await SessionLog.open(cp, session_id)
     message = assistant("one")
     await log.append_message(message)
@@ -262,15 +260,15 @@ async def test_the_log_keeps_no_hand_on_what_it_was_given(
 
 
 async def test_tasks_that_share_a_log_take_turns(cp: Store, session_id: str) -> None:
-    """Each append follows the one before it; none is refused."""
+    """Each append follows the one before it, without a conflict."""
     log = await SessionLog.open(cp, session_id)
     ids = await asyncio.gather(*(log.append_message(user(str(n))) for n in range(50)))
     assert [entry["id"] for entry in log.branch()] == ids
     assert (await SessionLog.open(cp, session_id)).entries == log.entries
 
 
-async def test_a_cancelled_append_leaves_the_log_in_step(session_id: str) -> None:
-    """The entry is there, in the store and in the log, and the next one follows it."""
+async def test_a_cancelled_append_is_completed(session_id: str) -> None:
+    """The store and the log have the entry, and the next one follows it."""
     async with MemoryCheckpointer[Any]() as store:
         spy = RangeSpy(store)
         log = await SessionLog.open(spy, session_id)
@@ -293,10 +291,10 @@ async def test_a_cancelled_append_leaves_the_log_in_step(session_id: str) -> Non
 # Two writers
 
 
-async def test_the_loser_writes_nothing_and_can_retry(
+async def test_one_of_two_writers_gets_a_conflict_and_can_retry(
     url: str, session_id: str
 ) -> None:
-    """Of two writers one gets VersionConflict, refreshes, and follows the other."""
+    """It writes nothing, refreshes, and follows the other writer."""
     async with open_checkpointer(url) as one, open_checkpointer(url) as two:
         mine = await SessionLog.open(one, session_id)
         await mine.append_message(user("one"))
@@ -315,8 +313,8 @@ async def test_the_loser_writes_nothing_and_can_retry(
         assert await theirs.refresh() == []
 
 
-async def test_two_that_begin_a_session_meet(cp: Store, session_id: str) -> None:
-    """One writes the header; the other takes it over."""
+async def test_two_writers_can_start_one_session(cp: Store, session_id: str) -> None:
+    """One writes the header; the other refreshes and uses it."""
     one = await SessionLog.open(cp, session_id, cwd="/one")
     two = await SessionLog.open(cp, session_id, cwd="/two")
     await one.append_message(user("one"))
@@ -330,10 +328,10 @@ async def test_two_that_begin_a_session_meet(cp: Store, session_id: str) -> None
     assert texts(two.context().messages) == ["one", "two"]
 
 
-async def test_a_session_that_was_replaced_is_noticed(
+async def test_a_deleted_session_is_detected(
     session_id: str,
 ) -> None:
-    """A log does not go on with a thread that was deleted under it."""
+    """A log does not continue with a thread that was deleted."""
     async with MemoryCheckpointer[Any]() as cp:
         log = await SessionLog.open(cp, session_id)
         await log.append_message(user("one"))
@@ -346,7 +344,7 @@ async def test_a_session_that_was_replaced_is_noticed(
             await log.append_message(user("two"))
 
 
-# Answers that get lost
+# Lost answers
 
 
 @pytest.mark.parametrize("kind", [Spy, RangeSpy])
@@ -360,10 +358,10 @@ async def test_a_session_that_was_replaced_is_noticed(
         ["lost after", "refused"],
     ],
 )
-async def test_a_lost_answer_does_not_double_an_entry(
+async def test_a_lost_answer_does_not_duplicate_an_entry(
     session_id: str, kind: type[Spy], faults: list[Any]
 ) -> None:
-    """Whether the append had landed or not, the entry is there once."""
+    """The entry is stored once, whether or not the first try was applied."""
     async with MemoryCheckpointer[Any]() as store:
         spy = kind(store)
         log = await SessionLog.open(spy, session_id)
@@ -376,8 +374,8 @@ async def test_a_lost_answer_does_not_double_an_entry(
         assert (await SessionLog.open(store, session_id)).entries == log.entries
 
 
-async def test_another_writers_entry_is_not_taken_for_ours(session_id: str) -> None:
-    """After a lost answer the version may be taken by somebody else."""
+async def test_an_equal_entry_of_another_writer_is_a_conflict(session_id: str) -> None:
+    """After a lost answer, another writer may have taken the version."""
     async with MemoryCheckpointer[Any]() as store:
         spy = RangeSpy(store)
         log = await SessionLog.open(spy, session_id)
@@ -394,10 +392,10 @@ async def test_another_writers_entry_is_not_taken_for_ours(session_id: str) -> N
 
 
 @pytest.mark.parametrize("landed", [True, False])
-async def test_a_store_that_stays_silent_leaves_it_open(
+async def test_an_append_without_any_answer_may_be_applied(
     session_id: str, landed: bool
 ) -> None:
-    """The error says that the entry may be there, and refresh tells."""
+    """The error says so, and refresh shows the truth."""
     async with MemoryCheckpointer[Any]() as store:
         spy = RangeSpy(store)
         log = await SessionLog.open(spy, session_id)
@@ -412,8 +410,8 @@ async def test_a_store_that_stays_silent_leaves_it_open(
         assert texts(await _messages(log)) == (["one", "two"] if landed else ["one"])
 
 
-async def test_a_refused_append_is_not_made_again(session_id: str) -> None:
-    """What is proven not to have run is the caller's to repeat."""
+async def test_a_refused_append_is_not_retried(session_id: str) -> None:
+    """The caller may repeat an append that was certainly not applied."""
     async with MemoryCheckpointer[Any]() as store:
         spy = RangeSpy(store)
         log = await SessionLog.open(spy, session_id)
@@ -428,8 +426,8 @@ async def test_a_refused_append_is_not_made_again(session_id: str) -> None:
         assert log.version == 2
 
 
-async def test_a_check_that_fails_too_leaves_it_open(session_id: str) -> None:
-    """The conflict alone does not say whose entry it was."""
+async def test_a_conflict_without_a_check_may_be_applied(session_id: str) -> None:
+    """The conflict alone does not show which writer has the version."""
     async with MemoryCheckpointer[Any]() as store:
         spy = RangeSpy(store)
         log = await SessionLog.open(spy, session_id)
@@ -443,11 +441,11 @@ async def test_a_check_that_fails_too_leaves_it_open(session_id: str) -> None:
         assert texts(await _messages(log)) == ["one"]
 
 
-# Walking
+# Reading
 
 
 async def test_the_tree_has_every_entry(cp: Store, session_id: str) -> None:
-    """Children come in the order in which they were written."""
+    """Children are in the order of the log."""
     log = await SessionLog.open(cp, session_id)
     a = await log.append_message(user("a"))
     b = await log.append_message(user("b"))
@@ -468,8 +466,8 @@ async def test_the_tree_has_every_entry(cp: Store, session_id: str) -> None:
     assert [entry["id"] for entry in log.branch(c)] == [a, to_a, c]
 
 
-async def test_a_long_session_is_no_deep_recursion(cp: Store, session_id: str) -> None:
-    """A tree far deeper than Python's stack can be built, shown and thrown away."""
+async def test_a_long_session_needs_no_recursion(cp: Store, session_id: str) -> None:
+    """A tree deeper than Python's stack is built, shown and freed."""
     header: dict[str, Any] = {"type": "session", "id": session_id, "version": 3}
     entries: list[dict[str, Any]] = [
         {"type": "x", "id": str(n), "parentId": str(n - 1) if n else None}
@@ -482,8 +480,8 @@ async def test_a_long_session_is_no_deep_recursion(cp: Store, session_id: str) -
     assert len(log.branch()) == 20_000
 
 
-async def test_every_version_can_be_seen_again(cp: Store, session_id: str) -> None:
-    """Going back brings back the plan and the budget as they were."""
+async def test_every_version_can_be_shown(cp: Store, session_id: str) -> None:
+    """The state is the one at that version."""
     log = await SessionLog.open(cp, session_id)
     await log.append_state(plan=["look", "book"], spent=0)
     middle = await log.append_state(spent=2)
@@ -514,8 +512,8 @@ async def test_every_version_can_be_seen_again(cp: Store, session_id: str) -> No
 # Forking
 
 
-async def test_a_fork_is_a_session_of_its_own(url: str, session_id: str) -> None:
-    """It has the branch with its labels and name, and neither changes the other."""
+async def test_a_fork_is_a_separate_session(url: str, session_id: str) -> None:
+    """It has the branch with its labels and name; neither changes the other."""
     async with open_checkpointer(url) as cp:
         log = await SessionLog.open(cp, session_id, cwd="/work")
         first = await log.append_message(user("one"))
@@ -543,10 +541,10 @@ async def test_a_fork_is_a_session_of_its_own(url: str, session_id: str) -> None
             await log.fork(session_id + "-fork")
 
 
-async def test_a_label_that_was_taken_away_stays_away_in_a_fork(
+async def test_a_removed_label_stays_removed_in_a_fork(
     cp: Store, session_id: str
 ) -> None:
-    """Also where it was taken away on another branch."""
+    """This holds if another branch removed the label."""
     log = await SessionLog.open(cp, session_id)
     first = await log.append_message(user("one"))
     await log.label(first, "start")
@@ -559,7 +557,7 @@ async def test_a_label_that_was_taken_away_stays_away_in_a_fork(
 
 
 async def test_a_fork_can_move_to_another_folder(cp: Store, session_id: str) -> None:
-    """An empty session can be forked as well."""
+    """An empty session can be forked too."""
     log = await SessionLog.open(cp, session_id, cwd="/work")
     fork = await log.fork(session_id + "-fork", cwd="/other")
     assert (fork.header["cwd"], fork.version, fork.entries) == ("/other", 1, [])

@@ -1,4 +1,4 @@
-"""Old versions of the format, brought to version 3."""
+"""Migration of versions 1 and 2 of the format to version 3."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.sessions.samples import VERSION_1, Entry, linear_sessions, tree_sessi
 
 
 def test_version_1_gets_ids_in_order() -> None:
-    """Each entry follows the one before; indices become ids, roles are renamed."""
+    """Parents, kept entries and roles are converted too."""
     header, *entries = migrate(VERSION_1)
     assert header == {**VERSION_1[0], "version": 3}
     assert list(header) == ["type", "version", "id", "timestamp"]
@@ -32,8 +32,8 @@ def test_version_1_gets_ids_in_order() -> None:
     assert list(entries[0]) == ["type", "id", "parentId", "message"]
 
 
-def test_ids_that_exist_stay() -> None:
-    """Also where one looks like those that are made here, and in a first version."""
+def test_existing_ids_stay() -> None:
+    """A new id avoids an existing one, and a version 1 file may have ids."""
     lines = [
         {"type": "session", "id": "s"},
         {"type": "x", "id": "00000002"},
@@ -49,8 +49,8 @@ def test_ids_that_exist_stay() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-def test_the_header_is_no_parent(version: int) -> None:
-    """Files are about whose first entry follows the header; it follows none."""
+def test_a_parent_that_is_the_header_becomes_none(version: int) -> None:
+    """Some files have a first entry that follows the header."""
     lines: list[Entry] = [
         {"type": "session", "version": version, "id": "s"},
         {"type": "x", "id": "a", "parentId": "s"},
@@ -64,7 +64,7 @@ def test_the_header_is_no_parent(version: int) -> None:
     ("index", "kept"), [(0, "00000001"), (1, "00000001"), (2, "00000002")]
 )
 def test_an_index_becomes_an_id(index: int, kept: str) -> None:
-    """The header is 0, and keeping it is keeping all."""
+    """Index 0, the header, becomes the first entry."""
     compaction: Entry = {"type": "compaction", "firstKeptEntryIndex": index}
     header: Entry = {"type": "session", "id": "s"}
     lines = [header, {"type": "x"}, {"type": "x"}, compaction]
@@ -72,8 +72,8 @@ def test_an_index_becomes_an_id(index: int, kept: str) -> None:
 
 
 @pytest.mark.parametrize("index", [4, -1, "1", True, None])
-def test_an_index_that_points_nowhere_is_left(index: object) -> None:
-    """Nothing is made up, and the field is kept."""
+def test_an_unknown_index_stays(index: object) -> None:
+    """The compaction gets no id."""
     compaction: Entry = {"type": "compaction", "firstKeptEntryIndex": index}
     migrated = migrate([{"type": "session", "id": "s"}, compaction])[-1]
     assert migrated["firstKeptEntryIndex"] == index
@@ -81,7 +81,7 @@ def test_an_index_that_points_nowhere_is_left(index: object) -> None:
 
 
 def test_version_2_keeps_its_ids() -> None:
-    """Only the role and the header's version change, each in its place."""
+    """Only the role and the header's version change."""
     lines: list[Entry] = [
         {"version": 2, "type": "session", "id": "s"},
         {"message": {"role": "hookMessage"}, "type": "message", "id": "a"},
@@ -94,22 +94,22 @@ def test_version_2_keeps_its_ids() -> None:
 
 
 @pytest.mark.parametrize("lines", [[], [{"type": "message"}], [{}]])
-def test_a_header_comes_first(lines: list[Entry]) -> None:
-    """Without one there is no version to migrate from."""
+def test_entries_without_a_header_are_refused(lines: list[Entry]) -> None:
+    """They have no version to migrate from."""
     with pytest.raises(ValueError, match="header"):
         migrate(lines)
 
 
 def test_a_newer_version_is_refused() -> None:
-    """What it means is not known here."""
+    """It raises SchemaMismatch."""
     with pytest.raises(SchemaMismatch, match="upgrade"):
         migrate([{"type": "session", "id": "s", "version": 4}])
 
 
 @settings(deadline=None)
 @given(lines=linear_sessions() | tree_sessions(2) | tree_sessions())
-def test_migration_keeps_what_it_does_not_know(lines: list[Entry]) -> None:
-    """Order, types, unknown fields; it is repeatable, and leaves its input alone."""
+def test_migration_keeps_unknown_types_and_fields(lines: list[Entry]) -> None:
+    """It is deterministic and idempotent, and does not change its input."""
     given_lines = copy.deepcopy(lines)
     migrated = migrate(lines)
     assert lines == given_lines
@@ -130,8 +130,8 @@ def test_migration_keeps_what_it_does_not_know(lines: list[Entry]) -> None:
 
 @settings(deadline=None)
 @given(lines=linear_sessions())
-def test_a_longer_file_migrates_to_the_same_beginning(lines: list[Entry]) -> None:
-    """So that an old session can be imported again when it has grown."""
+def test_the_entries_of_a_grown_file_get_the_same_ids(lines: list[Entry]) -> None:
+    """So a repeated import finds the entries that it wrote before."""
     migrated = migrate(lines)
 
     for length in range(1, len(lines)):

@@ -26,7 +26,7 @@ HOSTILE = 'a "quoted" <b>\n[red]\x1b[31m\x00\u202eend; --> `x` & #quot; ]]>'
 
 
 async def talk(cp: Store, session_id: str) -> SessionLog:
-    """Make a session with three branches, of which the last is active."""
+    """Make a session with three branches; the last one is active."""
     log = await SessionLog.open(cp, session_id)
     await log.append_message(user("fly me"))
     await log.append_message(assistant("looking", "search"))
@@ -46,7 +46,7 @@ async def talk(cp: Store, session_id: str) -> SessionLog:
 
 
 def drawn(log: SessionLog, *, everything: bool = False) -> str:
-    """Return what a terminal of 100 columns shows."""
+    """Return the output in a terminal of 100 columns."""
     out = StringIO()
     console = Console(file=out, width=100, legacy_windows=False)
     console.print(draw_terminal(log, everything=everything))
@@ -54,7 +54,7 @@ def drawn(log: SessionLog, *, everything: bool = False) -> str:
 
 
 async def test_the_terminal_shows_the_branches(cp: Store, session_id: str) -> None:
-    """Each fork is indented below the entry that it leaves; dull runs are folded."""
+    """A branch is indented below its fork; long runs are folded."""
     assert drawn(await talk(cp, session_id)) == (
         "A trip\n"
         "├── user: fly me\n"
@@ -73,7 +73,7 @@ async def test_the_terminal_shows_the_branches(cp: Store, session_id: str) -> No
 
 
 async def test_everything_can_be_shown(cp: Store, session_id: str) -> None:
-    """Nothing is folded then."""
+    """No entry is folded then."""
     shown = drawn(await talk(cp, session_id), everything=True)
     assert "entries" not in shown
     assert "├── assistant: looking → search" in shown
@@ -81,8 +81,8 @@ async def test_everything_can_be_shown(cp: Store, session_id: str) -> None:
     assert "├── model: lab/large" in shown
 
 
-async def test_each_start_is_a_branch(cp: Store, session_id: str) -> None:
-    """A session that began anew shows both beginnings."""
+async def test_each_root_is_a_branch(cp: Store, session_id: str) -> None:
+    """A session with two roots shows both."""
     log = await SessionLog.open(cp, session_id)
     await log.append_message(user("one"))
     await log.append_message(assistant("two"))
@@ -97,7 +97,7 @@ async def test_each_start_is_a_branch(cp: Store, session_id: str) -> None:
 
 
 async def test_mermaid_has_the_same_branches(cp: Store, session_id: str) -> None:
-    """Arrows follow parents, solid on the active branch and dotted elsewhere."""
+    """Arrows follow parents: solid on the active branch, dotted elsewhere."""
     text = draw_mermaid(await talk(cp, session_id))
     assert text.startswith("flowchart TD\n")
     assert '    n0["user: fly me"]:::user\n' in text
@@ -119,7 +119,7 @@ async def test_mermaid_has_the_same_branches(cp: Store, session_id: str) -> None
 
 
 async def test_svg_has_a_lane_for_each_branch(cp: Store, session_id: str) -> None:
-    """Rows are in the order of the log, and the leaf has a ring."""
+    """Rows are in the order of the log, and the leaf has a border."""
     root = ElementTree.fromstring(draw_svg(await talk(cp, session_id)))
     space = {"svg": "http://www.w3.org/2000/svg"}
     dots = root.findall(".//svg:circle", space)
@@ -137,10 +137,10 @@ async def test_svg_has_a_lane_for_each_branch(cp: Store, session_id: str) -> Non
 
 
 @pytest.mark.parametrize("everything", [False, True])
-async def test_what_people_write_is_text(
+async def test_hostile_text_stays_text(
     cp: Store, session_id: str, everything: bool
 ) -> None:
-    """No markup, no escape sequence, no statement, wherever it stands."""
+    """It cannot become markup, an escape sequence or a statement."""
     log = await SessionLog.open(cp, session_id)
     first = await log.append_message(user(HOSTILE))
     await log.append_message({"role": HOSTILE, "content": HOSTILE * 100})
@@ -171,7 +171,7 @@ async def test_what_people_write_is_text(
 
 
 async def test_an_empty_session_can_be_drawn(cp: Store, session_id: str) -> None:
-    """There is nothing to see, and that is no error."""
+    """The picture has only a title."""
     log = await SessionLog.open(cp, session_id)
     assert drawn(log) == session_id
     assert draw_mermaid(log).startswith("flowchart TD\n    classDef")
@@ -179,7 +179,7 @@ async def test_an_empty_session_can_be_drawn(cp: Store, session_id: str) -> None
 
 
 async def test_a_deep_session_can_be_drawn(cp: Store, session_id: str) -> None:
-    """However often it forked on the way: nothing recurses."""
+    """Drawing does not recurse."""
     header: dict[str, Any] = {"type": "session", "id": session_id, "version": 3}
     depth = sys.getrecursionlimit() + 500
     entries: list[dict[str, Any]] = []
@@ -201,7 +201,7 @@ async def test_a_deep_session_can_be_drawn(cp: Store, session_id: str) -> None:
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """A store with one session, one thread that is none, and their names."""
+    """A store with one session and one plain thread."""
     url = f"sqlite:///{tmp_path}/agent.db"
 
     async def fill() -> None:
@@ -214,7 +214,7 @@ def url(tmp_path: Path) -> str:
 
 
 def test_the_command_draws_a_session(url: str) -> None:
-    """In the terminal, or as text for a document."""
+    """It draws in the terminal, as Mermaid and as SVG."""
     shown = CliRunner().invoke(app, ["tree", url, "trip"])
     assert shown.exit_code == 0
     assert "└── assistant: where to?" in shown.stdout
@@ -231,7 +231,7 @@ def test_the_command_draws_a_session(url: str) -> None:
 
 
 def test_the_command_prints_json(url: str) -> None:
-    """One object, with every entry in the order of the log."""
+    """One object has every entry in the order of the log."""
     found = json.loads(CliRunner().invoke(app, ["tree", url, "trip", "--json"]).stdout)
     assert (found["session_id"], found["name"], found["version"]) == (
         "trip",
@@ -257,17 +257,17 @@ def test_the_command_prints_json(url: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["{url}", "nobody"], 1, "no session 'nobody'"),
+        (["{url}", "missing"], 1, "no session 'missing'"),
         (["{url}", "plain"], 2, "no session header"),
         (["{url}", "trip", "--svg", "--json"], 2, "exclude each other"),
         (["nowhere:x", "trip"], 2, "no driver"),
         (["sqlite:////proc/none/agent.db", "trip"], 3, "sqlite"),
     ],
 )
-def test_the_command_says_why_it_cannot(
+def test_the_command_reports_errors(
     url: str, arguments: list[str], code: int, words: str
 ) -> None:
-    """By its exit code and in one line."""
+    """The exit code gives the kind, and one line the reason."""
     filled = [argument.format(url=url) for argument in arguments]
     ended = CliRunner().invoke(app, ["tree", *filled])
     assert ended.exit_code == code

@@ -1,4 +1,4 @@
-"""Several processes at one session."""
+"""Several processes that write one session."""
 
 from __future__ import annotations
 
@@ -26,10 +26,8 @@ def start(url: str, session_id: str, name: str) -> subprocess.Popen[str]:
     )
 
 
-async def test_two_processes_never_interleave_a_session(
-    shared_url: str, session_id: str
-) -> None:
-    """Each entry follows the one before it, and each acknowledged one is there once."""
+async def test_two_processes_write_one_branch(shared_url: str, session_id: str) -> None:
+    """Each entry follows the one before it, and no entry is lost or doubled."""
     writers = {name: start(shared_url, session_id, name) for name in ("a", "b")}
     acknowledged: dict[str, list[str]] = {}
 

@@ -1,4 +1,4 @@
-"""A real session of 1,019 lines in the first version of the format."""
+"""A real session of 1,019 lines in version 1 of the format."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-async def test_it_imports_and_its_context_builds(url: str, session_id: str) -> None:
-    """Every entry is there, and what the agent had said and seen."""
+async def test_it_is_imported_completely(url: str, session_id: str) -> None:
+    """The log has every entry, and the context every message."""
     async with open_checkpointer(url) as cp:
         await SessionLog.import_jsonl(cp, REAL, session_id=session_id)
 
@@ -43,8 +43,10 @@ async def test_it_imports_and_its_context_builds(url: str, session_id: str) -> N
     assert len(context.missing_results) == calls - answered
 
 
-async def test_its_export_imports_again_to_the_same(cp: Store, tmp_path: Path) -> None:
-    """The same session, byte for byte, from its own export."""
+async def test_its_export_imports_to_the_same_session(
+    cp: Store, tmp_path: Path
+) -> None:
+    """A second export has the same bytes."""
     log = await SessionLog.import_jsonl(cp, REAL)
     await log.export_jsonl(tmp_path / "one.jsonl")
     again = await SessionLog.import_jsonl(cp, tmp_path / "one.jsonl", session_id="two")
@@ -55,10 +57,8 @@ async def test_its_export_imports_again_to_the_same(cp: Store, tmp_path: Path) -
     assert one == (tmp_path / "two.jsonl").read_bytes()
 
 
-async def test_migration_adds_its_fields_and_changes_no_byte(
-    cp: Store, tmp_path: Path
-) -> None:
-    """Without ids, parents and version the export is the file that was imported."""
+async def test_migration_only_adds_fields(cp: Store, tmp_path: Path) -> None:
+    """Without ids, parents and version the export equals the source."""
     log = await SessionLog.import_jsonl(cp, REAL)
     await log.export_jsonl(tmp_path / "out.jsonl")
     header, *lines = (tmp_path / "out.jsonl").read_bytes().splitlines(keepends=True)
@@ -72,8 +72,8 @@ async def test_migration_adds_its_fields_and_changes_no_byte(
     assert b"".join(plain) == REAL.read_bytes()
 
 
-async def test_its_open_calls_can_be_closed(cp: Store) -> None:
-    """Each result stands behind its call, and nothing else moves."""
+async def test_its_missing_results_can_be_closed(cp: Store) -> None:
+    """Each result stands behind its call, and no message moves."""
     log = await SessionLog.import_jsonl(cp, REAL)
     before = log.context()
     closed = await log.close_missing_results("gone")

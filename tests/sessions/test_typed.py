@@ -1,4 +1,4 @@
-"""People's own message types, in a store and in a session."""
+"""The caller's own message types, in a store and in a session."""
 
 from __future__ import annotations
 
@@ -32,14 +32,16 @@ class Noted(BaseModel):
 
 
 class Person:
-    """A class that JSON knows nothing of."""
+    """A class that cannot be converted to JSON."""
 
 
 MESSAGES = [Said("hello"), Asked(["book"]), Asked(kind="begged"), Noted(at={"x": 1})]
 
 
-async def test_dataclasses_round_trip_by_their_kind(url: str, session_id: str) -> None:
-    """A field with a default or a Literal tells the classes apart, in every store."""
+async def test_messages_are_loaded_as_their_own_classes(
+    url: str, session_id: str
+) -> None:
+    """A field with a default or a Literal selects the class, in every store."""
     union = message_union(Said, Asked, Noted)
 
     async with open_checkpointer(url, message_type=union) as cp:
@@ -57,7 +59,7 @@ async def test_dataclasses_round_trip_by_their_kind(url: str, session_id: str) -
 
 
 async def test_the_field_is_role_kind_or_type_or_named() -> None:
-    """The first that all have; any other is given by name."""
+    """The first of the three that all classes have, or the named field."""
 
     @dataclass
     class Mine:
@@ -78,8 +80,8 @@ async def test_the_field_is_role_kind_or_type_or_named() -> None:
             assert data.messages == [Mine(), Yours("r")]
 
 
-async def test_a_message_of_none_of_the_types_is_refused() -> None:
-    """When it is appended, not when it is loaded."""
+async def test_a_message_of_another_type_is_refused() -> None:
+    """It raises when it is appended, not when it is loaded."""
     union = message_union(Said, Asked)
 
     async with open_checkpointer("memory://", message_type=union) as cp:
@@ -97,10 +99,10 @@ async def test_a_message_of_none_of_the_types_is_refused() -> None:
         ((Said, type("Twin", (Said,), {})), None, "the same kind, 'said'"),
     ],
 )
-def test_types_that_cannot_be_told_apart_are_refused(
+def test_types_without_a_distinct_field_are_refused(
     types: tuple[type, ...], by: str | None, reason: str
 ) -> None:
-    """When the union is made."""
+    """The union raises when it is made."""
     with pytest.raises(TypeError, match=reason):
         message_union(*types, by=by)
 
@@ -108,7 +110,7 @@ def test_types_that_cannot_be_told_apart_are_refused(
 async def test_a_session_takes_and_returns_typed_messages(
     cp: Store, session_id: str
 ) -> None:
-    """The log keeps their JSON; what is projected stays as the format has it."""
+    """The log stores their JSON; projected messages are dicts."""
     union = message_union(Said, Asked, Noted)
     log = await SessionLog.open(cp, session_id, message_type=union)
 
@@ -124,8 +126,8 @@ async def test_a_session_takes_and_returns_typed_messages(
     assert (await again.fork(session_id + "-fork")).context().messages[:4] == MESSAGES
 
 
-async def test_typed_messages_name_their_model(cp: Store, session_id: str) -> None:
-    """The projection reads the JSON, of whatever type it is."""
+async def test_a_typed_session_has_a_model(cp: Store, session_id: str) -> None:
+    """The projection reads the JSON of messages."""
     log = await SessionLog.open(cp, session_id, message_type=Message)
     await log.append_message(UserMessage(content="hello"))
     await log.append_model_change("lab", "large")
@@ -134,8 +136,10 @@ async def test_typed_messages_name_their_model(cp: Store, session_id: str) -> No
     assert context.model == Model("lab", "large")
 
 
-async def test_a_message_that_does_not_fit_is_named(cp: Store, session_id: str) -> None:
-    """By the id of its entry."""
+async def test_a_stored_message_of_another_type_is_an_error(
+    cp: Store, session_id: str
+) -> None:
+    """The error has the id of the entry."""
     plain = await SessionLog.open(cp, session_id)
     entry_id = await plain.append_message({"role": "user", "content": "hello"})
     log = await SessionLog.open(cp, session_id, message_type=message_union(Said))
@@ -147,10 +151,8 @@ async def test_a_message_that_does_not_fit_is_named(cp: Store, session_id: str) 
     assert caught.value.thread_id == session_id
 
 
-async def test_a_session_takes_no_message_that_is_no_object(
-    cp: Store, session_id: str
-) -> None:
-    """Its entries hold JSON objects."""
+async def test_a_message_must_be_a_json_object(cp: Store, session_id: str) -> None:
+    """A text is refused."""
     log = await SessionLog.open(cp, session_id, message_type=str)
     words: Any = "hello"
 

@@ -1,4 +1,4 @@
-"""A process that appends to a session, for the tests that need several.
+"""A process that appends to a session, for tests with several processes.
 
 ``python -m tests.sessions.writer URL SESSION NAME COUNT``: says ``ready``, waits for a
 line, appends COUNT messages, and prints the id of each when it is acknowledged.
