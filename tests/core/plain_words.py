@@ -43,8 +43,6 @@ NOT_YET_PLAIN: set[str] = {
     "tests/core",
     "tests/docs",
     "tests/file",
-    "tests/importing",
-    "tests/integrations",
     "tests/postgres",
     "tests/redis",
     "tests/servers",

@@ -1,4 +1,4 @@
-"""``cpkit import`` as a person runs it, and the page about it."""
+"""The command ``cpkit import``, and its page."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def url(tmp_path: Path) -> str:
 
 
 def run(*arguments: str) -> Result:
-    """Run the verb."""
+    """Run ``cpkit import`` in this process."""
     return CliRunner().invoke(app, ["import", *arguments], env={"COLUMNS": "80"})
 
 
 def start(*arguments: str) -> subprocess.Popen[bytes]:
-    """Start the verb in a process of its own."""
+    """Start ``cpkit import`` in a new process."""
     command = [sys.executable, "-m", "cpkit.cli", "import", *arguments]
     return subprocess.Popen(command)
 
@@ -57,8 +57,8 @@ def row(output: str, label: str) -> list[str]:
     return found.removeprefix(label).split()
 
 
-def test_it_says_what_it_did_and_why_not(lines: str, url: str) -> None:
-    """1 where a conversation was left; again, and everything else is there."""
+def test_the_output_counts_conversations_by_outcome(lines: str, url: str) -> None:
+    """The exit code is 1 if one was left, also in a repeated import."""
     done = run(lines, url)
     assert done.exit_code == 1
     assert row(done.stdout, "read") == ["3", "4"]
@@ -74,7 +74,7 @@ def test_it_says_what_it_did_and_why_not(lines: str, url: str) -> None:
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path, lines: str, url: str) -> None:
-    """It says what would be written, and creates no store."""
+    """It counts what would be written, and creates no store."""
     dry = run(lines, url, "--dry-run")
     assert dry.exit_code == 1
     assert row(dry.stdout, "would be written") == ["2", "4"]
@@ -90,7 +90,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, lines: str, url: str) -> None:
 
 
 def test_json_has_every_conversation(lines: str, url: str) -> None:
-    """One object on standard output, and nothing else."""
+    """The standard output is one JSON object."""
     report = json.loads(run(lines, url, "--json").stdout)
     assert report["written"] == {"threads": 2, "messages": 4}
     assert report["left"]["reasons"] == {
@@ -121,10 +121,10 @@ def test_json_has_every_conversation(lines: str, url: str) -> None:
         (["{lines}", "sqlite:////dev/null/agent.db"], 3, "/dev/null/agent.db"),
     ],
 )
-def test_what_does_not_work_is_one_line(
+def test_an_error_is_one_line(
     lines: str, url: str, arguments: list[str], code: int, sentence: str
 ) -> None:
-    """On standard error, without a traceback."""
+    """It is on standard error, without a traceback."""
     done = run(*(argument.format(lines=lines, url=url) for argument in arguments))
     assert done.exit_code == code
     assert done.stdout == ""
@@ -132,15 +132,15 @@ def test_what_does_not_work_is_one_line(
     assert sentence in done.stderr
 
 
-def test_a_slip_leaves_no_store_behind(tmp_path: Path, url: str) -> None:
-    """The source is looked at before the store is opened."""
+def test_a_bad_source_creates_no_store(tmp_path: Path, url: str) -> None:
+    """The source is checked before the store is opened."""
     assert run("nothing.jsonl", url).exit_code == 2
     assert run(str(tmp_path), url).exit_code == 2
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_stored_cannot_steer_the_terminal(tmp_path: Path, url: str) -> None:
-    """Characters that are not printable are escapes."""
+def test_control_characters_are_escaped(tmp_path: Path, url: str) -> None:
+    """Text of the source cannot control the terminal."""
     path = written(tmp_path / "t.jsonl", {"messages": [HELLO], "\x1b[31m\u202e": 1})
     done = run(str(path), url)
     assert done.exit_code == 0
@@ -149,17 +149,15 @@ def test_what_is_stored_cannot_steer_the_terminal(tmp_path: Path, url: str) -> N
 
 
 def test_help_has_an_example() -> None:
-    """And every kind."""
+    """It also names every kind."""
     done = run("--help")
     assert "cpkit import checkpoints.sqlite" in done.stdout
     text = " ".join(done.stdout.split())
     assert all(kind in text for kind in importing.KINDS)
 
 
-async def test_an_import_that_is_killed_is_finished_by_the_next(
-    tmp_path: Path, url: str
-) -> None:
-    """What is there then is whole, and nothing comes twice."""
+async def test_the_next_import_completes_a_killed_one(tmp_path: Path, url: str) -> None:
+    """Every conversation is complete, and no message is there twice."""
     talks = [{"id": f"{n:02}", "messages": [HELLO, HI, BYE]} for n in range(20)]
     path = written(tmp_path / "talks.jsonl", *talks)
     pipe = tmp_path / "pipe"
@@ -167,7 +165,7 @@ async def test_an_import_that_is_killed_is_finished_by_the_next(
     killed = start(str(pipe), url, "--kind", "transcripts")
 
     try:
-        # A pipe, so that it cannot come to its end before it is killed.
+        # A pipe, so that the import cannot end before it is killed.
         with await asyncio.to_thread(pipe.open, "w") as feed:
             for talk in talks[:7]:
                 feed.write(json.dumps(talk) + "\n")
@@ -195,10 +193,10 @@ async def test_an_import_that_is_killed_is_finished_by_the_next(
             assert data.messages == talk["messages"]
 
 
-async def test_the_pages_program_runs(
+async def test_the_program_on_the_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its own assertion holds."""
+    """Its assertion holds."""
     (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
     written(tmp_path / "transcripts.jsonl", [HELLO, HI])
     monkeypatch.chdir(tmp_path)
@@ -211,6 +209,6 @@ async def test_the_pages_program_runs(
     assert capsys.readouterr().out == "2 messages\n"
 
 
-def test_public_names_are_there() -> None:
-    """__all__ names what exists."""
+def test_public_names_exist() -> None:
+    """__all__ lists only names of the package."""
     assert all(hasattr(importing, name) for name in importing.__all__)

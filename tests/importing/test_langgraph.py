@@ -1,4 +1,4 @@
-"""Threads of LangGraph, from its own savers into every store."""
+"""Import of LangGraph's threads from its own savers into every store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.stores import KINDS, fresh_url
 
 @dataclass
 class Plan:
-    """A class of the program's own, which the import must not look up."""
+    """A class of the application, which the import must not look up."""
 
     steps: list[str]
     done: bool = False
@@ -51,7 +51,7 @@ class Inner(TypedDict):
 
 
 def build(saver: BaseCheckpointSaver[Any]) -> Any:
-    """Compile a graph with a fan-out, a subgraph and a question to a person."""
+    """Compile a graph with a fan-out, a subgraph and an interrupt."""
 
     def plan(state: State) -> Any:
         said = AIMessage(f"planning {len(state['messages'])}")
@@ -92,7 +92,7 @@ def config(thread_id: str) -> Any:
 
 
 def talk(graph: Any, thread_id: str) -> None:
-    """Run a thread up to its question, answer, and ask the next."""
+    """Run a thread to its interrupt, resume it, and run it to the next."""
     asks = {"messages": [HumanMessage("hello", id="1")], "parts": [-1]}
     graph.invoke(asks, config(thread_id))
     graph.invoke(Command(resume="yes"), config(thread_id))
@@ -125,13 +125,13 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def thread_id() -> str:
-    """A thread that no store has seen."""
+    """An id that is not used in any store."""
     return uuid4().hex
 
 
 @pytest.fixture
 def source(tmp_path: Path, thread_id: str) -> Path:
-    """A file of LangGraph's SQLite saver with a thread, and a closed connection."""
+    """A file of LangGraph's SQLite saver with one thread, and no connection."""
     path = tmp_path / "checkpoints.sqlite"
 
     with sqlite_saver(path) as saver:
@@ -142,7 +142,7 @@ def source(tmp_path: Path, thread_id: str) -> Path:
 
 @pytest.fixture
 def postgres() -> Iterator[str]:
-    """The URL of an empty schema."""
+    """The URL of an empty Postgres schema."""
     schema = f"langgraph_{uuid4().hex}"
     server = shared_postgres()
 
@@ -153,7 +153,7 @@ def postgres() -> Iterator[str]:
 
 
 def shown(snapshots: list[StateSnapshot]) -> list[Any]:
-    """Return everything of a history but what only one saver says."""
+    """Return a history without the fields that differ between savers."""
     return [
         (
             snapshot.values,
@@ -174,10 +174,10 @@ async def history(cp: Checkpointer[Any], thread_id: str) -> list[Any]:
     return shown([s async for s in graph.aget_state_history(config(thread_id))])
 
 
-async def test_a_thread_goes_on_as_it_would_have(
+async def test_an_imported_thread_continues_like_the_source(
     url: str, source: Path, thread_id: str
 ) -> None:
-    """History, pending question and next steps are those of LangGraph's own saver."""
+    """History, interrupt and next steps equal those of LangGraph's saver."""
     async with open_checkpointer(url) as cp:
         report = await import_from(str(source), cp)
         assert (report.kind, report.ok, report.left) == ("langgraph-sqlite", True, {})
@@ -197,12 +197,14 @@ async def test_a_thread_goes_on_as_it_would_have(
 
 
 def contents(state: Any) -> Any:
-    """Return a state with its messages' texts; their ids are of chance."""
+    """Return a state with only the texts of messages, whose ids are random."""
     return {**state, "messages": [message.content for message in state["messages"]]}
 
 
-async def test_postgres_is_read_too(postgres: str, thread_id: str) -> None:
-    """All namespaces and blobs, from one snapshot, and nothing is changed in it."""
+async def test_postgres_is_read_from_one_snapshot(
+    postgres: str, thread_id: str
+) -> None:
+    """All namespaces and blobs are read, and nothing is changed."""
     with postgres_saver(postgres) as saver:
         saver.setup()
         own = build(saver)
@@ -224,8 +226,10 @@ async def test_postgres_is_read_too(postgres: str, thread_id: str) -> None:
         }
 
 
-async def test_again_it_writes_what_is_new(source: Path, thread_id: str) -> None:
-    """Nothing twice; a source that has gone on is followed."""
+async def test_a_repeated_import_writes_only_new_records(
+    source: Path, thread_id: str
+) -> None:
+    """It follows a source that has grown."""
     async with open_checkpointer("memory://") as cp:
         dry = await import_from(str(source), cp, dry_run=True)
         assert await cp.load(store_thread_id(thread_id)) is None
@@ -240,7 +244,7 @@ async def test_again_it_writes_what_is_new(source: Path, thread_id: str) -> None
             own = build(saver)
             own.invoke(Command(resume="no"), config(thread_id))
             expected = shown([*own.get_state_history(config(thread_id))])
-            # Read while a saver has the file open, with what it wrote in the log.
+            # The saver has the file open, and its last writes are in the -wal.
             grown = await import_from(str(source), cp)
 
         assert [t.status for t in grown.threads] == ["grown"]
@@ -248,10 +252,10 @@ async def test_again_it_writes_what_is_new(source: Path, thread_id: str) -> None
         assert await history(cp, thread_id) == expected
 
 
-async def test_a_thread_that_went_on_in_both_is_left(
+async def test_a_thread_that_grew_in_both_places_is_left(
     source: Path, thread_id: str
 ) -> None:
-    """Which of two ends is the newest is not for an import to say."""
+    """The import does not choose one of two newest checkpoints."""
     async with open_checkpointer("memory://") as cp:
         await import_from(str(source), cp)
         graph = build(CheckpointSaver(cp, serde=allowing()))
@@ -269,10 +273,10 @@ async def test_a_thread_that_went_on_in_both_is_left(
         assert await history(cp, thread_id) == before
 
 
-async def test_branches_with_plain_numbers_as_versions_stay_apart(
+async def test_branches_with_equal_versions_stay_separate(
     tmp_path: Path,
 ) -> None:
-    """Old savers counted versions, so two branches have the same ones."""
+    """Old savers counted versions, so two branches may have the same ones."""
     path = tmp_path / "old.sqlite"
 
     class Counting(SqliteSaver):
@@ -294,8 +298,8 @@ async def test_branches_with_plain_numbers_as_versions_stay_apart(
         assert await history(cp, "t") == expected
 
 
-async def test_the_source_is_not_touched(source: Path) -> None:
-    """Not its bytes, and no file appears beside it."""
+async def test_the_source_does_not_change(source: Path) -> None:
+    """Its bytes are the same, and no file is added beside it."""
     before = source.read_bytes()
     files = sorted(source.parent.iterdir())
 
@@ -306,8 +310,8 @@ async def test_the_source_is_not_touched(source: Path) -> None:
     assert sorted(source.parent.iterdir()) == files
 
 
-async def test_pickles_and_damage_are_left(source: Path) -> None:
-    """By reason, and the other threads are brought over."""
+async def test_pickled_and_damaged_values_are_left(source: Path) -> None:
+    """They are counted by reason; other threads are imported."""
     with sqlite_saver(source) as saver:
         for name in ("pickled", "cipher", "damaged"):
             talk(build(saver), name)
@@ -336,7 +340,7 @@ async def test_pickles_and_damage_are_left(source: Path) -> None:
 
 
 async def test_a_database_without_checkpoints_is_a_bad_source(postgres: str) -> None:
-    """The sentence says what is missing, and shows no password."""
+    """The error names what is missing, and hides the password."""
     async with open_checkpointer("memory://") as cp:
         with pytest.raises(BadSource, match="no tables of LangGraph"):
             await import_from(postgres, cp)

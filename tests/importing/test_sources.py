@@ -1,4 +1,4 @@
-"""Transcripts, sessions of a coding agent and of the Agents SDK, into any store."""
+"""Import of transcripts, coding-agent sessions and sessions of the Agents SDK."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def written(path: Path, *lines: Any, end: str = "\n") -> Path:
-    """Write a JSONL file; a str is a line as it stands."""
+    """Write a JSONL file; a str is written unchanged."""
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     path.parent.mkdir(exist_ok=True)
     path.write_text("\n".join(texts) + end, encoding="utf-8")
@@ -56,8 +56,8 @@ def lefts(report: Report) -> dict[str, int]:
     return {reason: len(names) for reason, names in report.left.items()}
 
 
-async def test_each_line_is_a_conversation(url: str, tmp_path: Path) -> None:
-    """Under the id that it gives, or the file's name and the line's number."""
+async def test_each_line_may_be_a_conversation(url: str, tmp_path: Path) -> None:
+    """Its thread id is in the line, or made of file name and line number."""
     name = tmp_path.name
     path = written(
         tmp_path / f"{name}.jsonl",
@@ -80,8 +80,8 @@ async def test_each_line_is_a_conversation(url: str, tmp_path: Path) -> None:
         assert again.written == 0
 
 
-async def test_each_line_is_a_message(tmp_path: Path) -> None:
-    """And the file the conversation; it may grow, its last line be unfinished."""
+async def test_each_line_may_be_a_message(tmp_path: Path) -> None:
+    """The file is one conversation, may grow, and may end unfinished."""
     path = written(tmp_path / "talk.jsonl", HELLO, HI, '{"role": "us', end="")
 
     async with open_checkpointer("memory://") as cp:
@@ -95,8 +95,8 @@ async def test_each_line_is_a_message(tmp_path: Path) -> None:
         assert await messages(cp, "talk") == [HELLO, HI, BYE]
 
 
-async def test_what_cannot_be_imported_is_named(tmp_path: Path) -> None:
-    """Line by line, and the rest is imported."""
+async def test_each_reason_is_counted(tmp_path: Path) -> None:
+    """Lines that cannot be imported are named, and the others imported."""
     path = written(
         tmp_path / "mixed.jsonl",
         {"messages": [HELLO]},
@@ -128,7 +128,7 @@ async def test_what_cannot_be_imported_is_named(tmp_path: Path) -> None:
 async def test_corrupt_lines_of_one_conversation_are_skipped_on_request(
     tmp_path: Path,
 ) -> None:
-    """Because what is left of it says something else."""
+    """By default the file is left, because the conversation would change."""
     path = written(tmp_path / "talk.jsonl", HELLO, "broken", BYE)
 
     async with open_checkpointer("memory://") as cp:
@@ -141,8 +141,8 @@ async def test_corrupt_lines_of_one_conversation_are_skipped_on_request(
         assert await messages(cp, "talk") == [HELLO, BYE]
 
 
-async def test_a_thread_with_something_else_is_left(tmp_path: Path) -> None:
-    """Never mixed; one that has more is there already."""
+async def test_a_thread_with_other_messages_is_left(tmp_path: Path) -> None:
+    """A thread that has all messages and more is complete."""
     path = written(
         tmp_path / "t.jsonl",
         {"id": "other", "messages": [HELLO, BYE]},
@@ -159,7 +159,7 @@ async def test_a_thread_with_something_else_is_left(tmp_path: Path) -> None:
 
 
 async def test_a_message_that_is_too_large_is_left(tmp_path: Path) -> None:
-    """With the store's reason, and the next conversation is imported."""
+    """The reason is the store's, and the next conversation is imported."""
     big = {"role": "user", "content": "x" * 2000}
     path = written(
         tmp_path / "t.jsonl", [HELLO, big], {"id": "small", "messages": [HELLO]}
@@ -171,8 +171,8 @@ async def test_a_message_that_is_too_large_is_left(tmp_path: Path) -> None:
         assert "max_payload" in next(iter(report.left))
 
 
-async def test_an_interrupted_import_is_finished_by_the_next(tmp_path: Path) -> None:
-    """Also where the answer to an append was lost; nothing is there twice."""
+async def test_the_next_import_completes_an_interrupted_one(tmp_path: Path) -> None:
+    """A lost answer to an append duplicates nothing."""
     lines = [{"id": str(n), "messages": [HELLO, HI]} for n in range(5)]
     path = written(tmp_path / "t.jsonl", *lines)
 
@@ -192,8 +192,10 @@ async def test_an_interrupted_import_is_finished_by_the_next(tmp_path: Path) -> 
             assert await messages(inner, str(number)) == [HELLO, HI]
 
 
-async def test_two_imports_at_once_write_once(url: str, tmp_path: Path) -> None:
-    """The one that comes second finds what the first has written."""
+async def test_concurrent_imports_write_each_conversation_once(
+    url: str, tmp_path: Path
+) -> None:
+    """The slower one finds the messages of the other."""
     name = tmp_path.name
     lines = [{"id": f"{name}-{n}", "messages": [HELLO, HI, BYE]} for n in range(8)]
     path = str(written(tmp_path / "t.jsonl", *lines))
@@ -218,8 +220,8 @@ def session_lines(session_id: str, *texts: str) -> list[Any]:
     return [header, *said]
 
 
-async def test_a_folder_of_sessions(url: str, tmp_path: Path) -> None:
-    """Each becomes what `SessionLog` reads, of any version; a broken one is left."""
+async def test_a_folder_of_sessions_is_imported(url: str, tmp_path: Path) -> None:
+    """Each file becomes a session, in any version; a damaged one is left."""
     folder, name = tmp_path / "sessions", tmp_path.name
     written(folder / "a.jsonl", *session_lines(f"{name}-a", "one", "two"))
     written(folder / "b.jsonl", *session_lines(f"{name}-b", "one"), "broken", "{}")
@@ -244,8 +246,10 @@ async def test_a_folder_of_sessions(url: str, tmp_path: Path) -> None:
         assert [entry["type"] for entry in await log.refresh()] == ["message"]
 
 
-async def test_sessions_of_the_agents_sdk(url: str, tmp_path: Path) -> None:
-    """They become what cpkit's `Session` reads; it can grow here, or there."""
+async def test_sessions_of_the_agents_sdk_are_imported(
+    url: str, tmp_path: Path
+) -> None:
+    """The session may grow in the source or in the store afterwards."""
     path, name = tmp_path / "sessions.db", tmp_path.name
     ids = [f"{name}-a", f"{name}'; --", f"{name}-é"]
     items: list[Any] = [HELLO, BYE, {"role": "user", "content": "é"}]
@@ -279,10 +283,10 @@ async def test_sessions_of_the_agents_sdk(url: str, tmp_path: Path) -> None:
         assert await session.get_items() == [HELLO, BYE]
 
 
-async def test_tables_of_another_name_and_rows_that_are_no_json(
+async def test_tables_are_recognized_by_their_columns(
     tmp_path: Path,
 ) -> None:
-    """The tables are known by their columns; the SDK passes over such rows as well."""
+    """Rows that are not JSON are left, as in the SDK."""
     path = tmp_path / "sessions.db"
     own = SQLiteSession("s", path, "my_sessions", "my_messages")
     await own.add_items([HELLO])  # type: ignore[list-item]  # any JSON will do
@@ -301,8 +305,8 @@ async def test_tables_of_another_name_and_rows_that_are_no_json(
         assert [*await Session("s", cp).get_items()] == [HELLO]
 
 
-async def test_what_is_no_source(tmp_path: Path) -> None:
-    """One sentence that names it, and what to do."""
+async def test_a_bad_source_is_explained(tmp_path: Path) -> None:
+    """The error names the source and what to do."""
     empty = tmp_path / "empty"
     empty.mkdir()
     text = written(tmp_path / "text.jsonl", "hello")
@@ -337,8 +341,8 @@ async def test_what_is_no_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not SAMPLES.exists(), reason="the samples are not shipped")
-async def test_real_transcripts_and_a_real_session() -> None:
-    """A hundred conversations of an airline's agent, and a day of a coding agent."""
+async def test_real_samples_are_imported() -> None:
+    """A hundred conversations of an airline's agent and a coding session."""
     async with open_checkpointer("memory://") as cp:
         report = await import_from(str(SAMPLES / "airline_transcripts.jsonl"), cp)
         assert (report.counts("new"), report.counts("left")) == (100, 0)

@@ -1,4 +1,4 @@
-"""Stores for the tests of adapters, each used as it comes."""
+"""Stores for the tests of adapters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.stores import KINDS, SHARED, fresh_url
 
 @pytest.fixture(params=KINDS)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of each store in turn, which keeps what it has when it is reopened."""
+    """The URL of each store in turn. A reopened store keeps its data."""
     return fresh_url(request.param, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""A CubePi agent that pays once, here and in a process that dies while it does.
+"""A CubePi agent that pays once, in this process or in one that is killed.
 
 ``python -m tests.integrations.cubepi_worker URL THREAD``: runs the agent on "pay", and
 is killed when the payment is on record and its tool has not returned.
@@ -23,7 +23,7 @@ Payer = Callable[[int], Awaitable[str]]
 
 
 def payer(cp: Checkpointer[Any], thread_id: str, paid: list[int]) -> Payer:
-    """Return a tool's function that pays each amount once in the thread's life."""
+    """Return a tool's function that pays each amount once in a thread."""
     ledger = EffectLedger(cp)
 
     async def charge(effect: Effect) -> str:
@@ -51,7 +51,7 @@ def agent(
     return Agent(
         model=provider.model("faux"),
         tools=[tool(pay)],
-        checkpointer=cp,  # type: ignore[arg-type]  # CubePi's protocol has more, and asks for it first
+        checkpointer=cp,  # type: ignore[arg-type]  # CubePi's protocol has optional methods too
         thread_id=thread_id,
     )
 
@@ -65,7 +65,7 @@ def pays(amount: int) -> AssistantMessage:
 
 
 def texts(messages: list[Message]) -> list[str]:
-    """Return what each message says, in a word."""
+    """Return the text of each message."""
     said = []
 
     for message in messages:

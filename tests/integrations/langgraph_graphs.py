@@ -1,4 +1,4 @@
-"""Graphs to run, and what can be seen of a thread that has run."""
+"""Graphs for the tests, and the visible state of a thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Inner(TypedDict, total=False):
 
 
 def build() -> StateGraph[State]:
-    """A graph with parallel nodes, tasks sent, a subgraph that stops, and a person."""
+    """A graph with parallel nodes, sends, a subgraph and interrupts."""
 
     def plan(state: State) -> State:
         return {
@@ -56,7 +56,7 @@ def build() -> StateGraph[State]:
         return {"inner": f"second {interrupt('inside?')}", "steps": ["second"]}
 
     def tidy(state: State) -> State:
-        # An edit in the middle, a removal, and one more.
+        # Change a message in the middle, remove one, and add one.
         first_id = state["messages"][0].id
         assert first_id is not None
         changes: list[Any] = [
@@ -93,14 +93,14 @@ def build() -> StateGraph[State]:
 
 
 class Seen:
-    """What a thread shows, with the ids that differ from run to run made the same."""
+    """The state of a thread, with ids that differ between runs replaced."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
 
     def __call__(self, value: Any) -> Any:
         if isinstance(value, dict):
-            # The saver in memory gives a config back with all that was put into it.
+            # The saver in memory returns a config with all keys of the caller.
             return {
                 self(key): self(item)
                 for key, item in value.items()

@@ -1,4 +1,4 @@
-"""A type of an application, which LangGraph does not know."""
+"""A type of an application, which is not on LangGraph's list."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ class State(TypedDict):
 
 
 class Dies:
-    """A store whose process dies before one checkpoint more than these is written.
+    """A store that kills its process instead of writing one more checkpoint.
 
-    LangGraph writes what the nodes of a step wrote beside its checkpoint: the death
+    LangGraph stores a step's writes and its checkpoint concurrently. So the store first
     waits until ``writes`` of them are stored.
     """
 
@@ -62,7 +62,7 @@ class Dies:
 
 
 async def run(url: str, effects: Path, checkpoints: int, writes: int) -> None:
-    """Run two nodes at once and one after them; each leaves a line in a file."""
+    """Run two parallel nodes and a third; each adds a line to a file."""
 
     def node(name: str) -> Any:
         def act(state: State) -> State:
@@ -93,7 +93,7 @@ async def run(url: str, effects: Path, checkpoints: int, writes: int) -> None:
 
 
 async def put(url: str, start: str, name: str, count: int) -> None:
-    """Put checkpoints on a branch from there, each with a list one longer."""
+    """Put checkpoints on a branch, each with a list that is one item longer."""
     async with open_checkpointer(url) as cp:
         saver = CheckpointSaver(cp)
         first = {**CONFIG["configurable"], "checkpoint_id": start}

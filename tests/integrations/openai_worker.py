@@ -1,4 +1,4 @@
-"""An Agents SDK agent with a scripted model, here and in processes of its own.
+"""An Agents SDK agent with a scripted model, in this process or in others.
 
 ``python -m tests.integrations.openai_worker URL SESSION WORK``: says ``ready``, waits
 for a line, and does its work. ``pop`` pops until nothing is left and prints each item;
@@ -40,7 +40,7 @@ QUIET = RunConfig(tracing_disabled=True)
 
 
 class ScriptedModel(Model):
-    """Answers by a script, and remembers what it was shown."""
+    """A model that answers by a script, and records its inputs."""
 
     def __init__(self, *script: TResponseOutputItem) -> None:
         self.script = list(script)
@@ -111,7 +111,7 @@ def agent(model: Model, *tools: Tool) -> Agent[Any]:
 
 
 def texts(items: list[Any]) -> list[str]:
-    """Return what each item says, in a word."""
+    """Return the text of each item."""
     return [_text(item) for item in items]
 
 

@@ -1,4 +1,4 @@
-"""CubePi's own agent on the checkpointer as it is."""
+"""CubePi's own agent on a store without an adapter."""
 
 from __future__ import annotations
 
@@ -32,14 +32,12 @@ OURS = {"load", "append", "save_extra"}
 
 @pytest.fixture
 def thread_id() -> str:
-    """A thread that no store has seen."""
+    """An id that is not used in any store."""
     return uuid4().hex
 
 
-async def test_an_agent_goes_on_where_another_handle_left_off(
-    url: str, thread_id: str
-) -> None:
-    """Messages come back as they were, of CubePi's classes, and extra with them."""
+async def test_an_agent_continues_on_another_handle(url: str, thread_id: str) -> None:
+    """Messages are loaded as equal objects of CubePi's classes, with extra."""
     shown: list[list[str]] = []
 
     def watches(messages: list[Message], _model: object) -> Any:
@@ -70,7 +68,7 @@ async def test_an_agent_goes_on_where_another_handle_left_off(
 
 
 async def test_a_cancelled_tool_gets_its_result(url: str, thread_id: str) -> None:
-    """CubePi writes what a cancellation leaves open, and the thread can go on."""
+    """CubePi appends the missing result, and the thread can continue."""
     started = asyncio.Event()
 
     async def pay(amount: int) -> str:
@@ -100,7 +98,7 @@ async def test_a_cancelled_tool_gets_its_result(url: str, thread_id: str) -> Non
 async def test_a_killed_agent_resumes_and_pays_once(
     shared_url: str, thread_id: str
 ) -> None:
-    """As the page shows it: the open call gets the result that is on record."""
+    """The open call gets the recorded result, as on the page."""
     command = [sys.executable, "-m", "tests.integrations.cubepi_worker"]
     dead = await asyncio.to_thread(
         subprocess.run, [*command, shared_url, thread_id], cwd=ROOT, timeout=30
@@ -126,7 +124,7 @@ async def test_a_killed_agent_resumes_and_pays_once(
 
 
 def probed() -> set[str]:
-    """Return every attribute that CubePi's source takes or probes of a checkpointer."""
+    """Return every attribute of a checkpointer that CubePi's source uses."""
     names = set()
 
     for path in Path(cubepi.__file__).parent.rglob("*.py"):
@@ -164,8 +162,8 @@ def test_cubepi_finds_only_the_three_methods() -> None:
         assert names & set(dir(handle)) == OURS
 
 
-async def test_what_cpkit_has_not_cubepi_refuses(thread_id: str) -> None:
-    """By its own errors, at once; nothing is half there."""
+async def test_cubepi_refuses_features_that_need_other_methods(thread_id: str) -> None:
+    """It raises its own errors at once."""
     async with open_checkpointer("memory://", message_type=Message) as cp:
         own = agent(cp, thread_id, [], payer(cp, thread_id, []))
 
@@ -176,6 +174,6 @@ async def test_what_cpkit_has_not_cubepi_refuses(thread_id: str) -> None:
 
         with pytest.raises(Exception, match="CheckpointedChannel requires"):
             CheckpointedChannel(
-                checkpointer=cp,  # type: ignore[arg-type]  # that is the point
+                checkpointer=cp,  # type: ignore[arg-type]  # it must refuse this
                 thread_id=thread_id,
             )

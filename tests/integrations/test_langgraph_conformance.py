@@ -12,7 +12,7 @@ from cpkit.integrations.langgraph import CheckpointSaver
 
 
 async def test_every_capability_is_full(url: str) -> None:
-    """All that the suite knows is there and passes; nothing is skipped."""
+    """Every capability of the suite passes; none is skipped."""
 
     @checkpointer_test(name=url)
     async def saver() -> AsyncGenerator[BaseCheckpointSaver[str], None]:

@@ -1,4 +1,4 @@
-"""The code in docs/integrations/langgraph.md runs as it stands there."""
+"""The code in docs/integrations/langgraph.md runs unchanged."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.docs.pages import blocks_of, printed_by
 
 BLOCKS = blocks_of("integrations/langgraph.md")
 
-# What each program prints when it is run for the first time, and for the second.
+# The output of each program in its first run, and in its second.
 PRINTED = [["You said yes. 2\n", "You said yes. 4\n"], ["", ""]]
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_each_program_runs_twice(tmp_path: Path, number: int) -> None:
-    """The second run goes on where the first one ended."""
+    """The second run continues where the first one ended."""
     for printed in PRINTED[number]:
         assert printed_by(BLOCKS[number], tmp_path) == printed

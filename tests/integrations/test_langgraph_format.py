@@ -1,4 +1,4 @@
-"""What is in stores today is read for ever, and is what is written."""
+"""The format of stored records does not change."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ RECORDS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("thread_id", ["t", "t" * 600])
 async def test_stored_records_are_read(thread_id: str) -> None:
-    """Each field where it belongs."""
+    """Every field of an old record is loaded."""
     config: Any = {"configurable": {"thread_id": thread_id}}
 
     async with MemoryCheckpointer[Any]() as cp:
@@ -115,8 +115,8 @@ async def test_stored_records_are_read(thread_id: str) -> None:
         assert second.parent_config is None
 
 
-async def test_written_records_are_those() -> None:
-    """The same calls write the same, but for the ids of the records."""
+async def test_written_records_have_the_same_format() -> None:
+    """The same calls write the same records, except for their ids."""
     async with MemoryCheckpointer[Any]() as cp:
         saver = CheckpointSaver(cp)
         config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}

@@ -1,4 +1,4 @@
-"""A real graph shows the same at every step as over LangGraph's own saver in memory."""
+"""A real graph behaves as with LangGraph's own saver in memory, at every step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG: RunnableConfig = {"configurable": {"thread_id": "t"}}
 async def story(
     saver: BaseCheckpointSaver[str], durability: Durability = "async"
 ) -> list[Any]:
-    """Run, stop, resume, go back, change, fork and go on; return what was seen."""
+    """Run, interrupt, resume, go back, change and fork; return each state."""
     graph: Any = build().compile(checkpointer=saver)
     see = Seen()
     out: list[Any] = []
@@ -43,7 +43,7 @@ async def story(
     await run({"messages": [HumanMessage("hi", id="h0")]})
     stopped = await graph.aget_state(CONFIG)
     await run(Command(resume="yes"))
-    # In the subgraph, where it stopped.
+    # Change the state of the subgraph that was interrupted.
     inner = (await graph.aget_state(CONFIG, subgraphs=True)).tasks[0].state.config
     out.append(see(await graph.aget_state(inner)))
     out.append(see([s async for s in graph.aget_state_history(inner)]))
@@ -51,7 +51,7 @@ async def story(
     await look()
     await run(Command(resume="out"))
     await run({"messages": [HumanMessage("more", id="h1")]})
-    # Back in time: the same question, answered otherwise; then a changed past.
+    # Go back in time: answer the same interrupt differently, then change the past.
     await run(Command(resume=""), stopped.config)
     changed = await graph.aupdate_state(
         stopped.config, {"seen": ["another past"]}, as_node="worker"
@@ -74,7 +74,7 @@ async def story(
 
 
 async def test_every_step_is_the_same(url: str) -> None:
-    """Values, tasks, interrupts, history and forks, in a new saver as in the old."""
+    """Values, tasks, interrupts, history and forks, also in a new saver."""
     async with open_checkpointer(url) as cp:
         saver = CheckpointSaver(cp)
         assert await story(saver) == await story(InMemorySaver())
@@ -89,7 +89,7 @@ async def test_every_step_is_the_same(url: str) -> None:
 
 @pytest.mark.parametrize("durability", ["sync", "exit"])
 async def test_every_durability_is_the_same(durability: Durability) -> None:
-    """Also where LangGraph writes at each step, or only at the end."""
+    """LangGraph may write at each step, or only at the end."""
     async with open_checkpointer("memory://") as cp:
         ours = await story(CheckpointSaver(cp), durability)
 
@@ -97,7 +97,7 @@ async def test_every_durability_is_the_same(durability: Durability) -> None:
 
 
 def test_synchronous_runs_are_the_same(url: str) -> None:
-    """A program without a loop gets what LangGraph's saver gives it."""
+    """A program without a loop gets the same states."""
 
     def tale(saver: BaseCheckpointSaver[str]) -> list[Any]:
         graph: Any = build().compile(checkpointer=saver)
@@ -118,8 +118,8 @@ def test_synchronous_runs_are_the_same(url: str) -> None:
         assert tale(CheckpointSaver(cp)) == tale(InMemorySaver())
 
 
-async def test_a_synchronous_run_beside_the_loop() -> None:
-    """In another thread than the loop that the store lives on."""
+async def test_a_synchronous_run_works_in_another_thread() -> None:
+    """The store's loop runs in the main thread."""
     async with open_checkpointer("memory://") as cp:
         graph: Any = build().compile(checkpointer=CheckpointSaver(cp))
         inputs = {"messages": [HumanMessage("hi", id="h0")]}
@@ -138,7 +138,7 @@ class Delta(TypedDict):
 
 @pytest.mark.parametrize("prune", [False, True])
 async def test_delta_channels_are_rebuilt(url: str, prune: bool) -> None:
-    """From writes and snapshots, also where what they follow was pruned."""
+    """They are rebuilt from writes and snapshots, also after pruning."""
     expected = []
 
     async with open_checkpointer(url) as cp:

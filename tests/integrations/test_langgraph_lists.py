@@ -1,4 +1,4 @@
-"""Lists that are stored by what was added, against lists that are stored whole."""
+"""Lists that are stored by their new items equal lists that are stored completely."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ ITEMS = st.one_of(
     ),
 )
 
-# Which saver, the checkpoint to start from, how much of its list to keep, what to add,
-# and what to put in place of an item, counted from the end.
+# The saver, the checkpoint to start from, the number of items to keep, the new items,
+# and a replacement of one item, counted from the end.
 STEPS = st.lists(
     st.tuples(
         st.integers(0, 1),
@@ -46,14 +46,14 @@ STEPS = st.lists(
 
 
 def exactly(value: Any) -> str:
-    """Tell 1 from 1.0 and True, and 0.0 from -0.0."""
+    """Return a form in which 1, 1.0, True, 0.0 and -0.0 are different."""
     return repr(value)
 
 
 @given(STEPS)
 @settings(deadline=None, max_examples=100)
-def test_every_list_comes_back(steps: list[Any]) -> None:
-    """From whichever checkpoint, by whichever saver it was written or is read."""
+def test_every_list_is_loaded_exactly(steps: list[Any]) -> None:
+    """Any saver reads any checkpoint of any other saver."""
     asyncio.run(play(steps))
 
 
@@ -101,7 +101,7 @@ def test_fingerprints_differ_if_the_stored_items_differ() -> None:
     fingerprints = fingerprints_of(odd[:-1])
     assert fingerprints is not None
     assert len(set(fingerprints)) == len(odd) - 1
-    # What cannot be packed is for the serializer to refuse.
+    # The serializer refuses an item that cannot be packed.
     assert fingerprints_of(odd) is None
     assert fingerprints_of([1.5] * 3) is None
     assert fingerprints_of([]) is None

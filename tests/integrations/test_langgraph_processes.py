@@ -1,4 +1,4 @@
-"""Processes that are killed, and processes that write one thread at once."""
+"""Killed processes, and processes that write one thread concurrently."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ def start(*args: object) -> subprocess.Popen[str]:
 
 
 def end(worker: subprocess.Popen[str]) -> str:
-    """Wait for a worker; return what it printed, unless it was killed."""
+    """Wait for a worker; return its output, unless it was killed."""
     out, err = worker.communicate(timeout=50)
     assert worker.returncode in (0, 9), err
     return out
 
 
 @pytest.mark.parametrize(("checkpoints", "writes"), [(1, 1), (2, 3), (3, 4)])
-def test_a_killed_run_goes_on(
+def test_a_killed_run_continues(
     shared_url: str, tmp_path: Path, checkpoints: int, writes: int
 ) -> None:
-    """What nodes wrote before the kill counts: none of them runs again."""
+    """A node whose writes were stored before the kill does not run again."""
     effects = tmp_path / "effects"
     assert end(start("run", shared_url, effects, checkpoints, writes)) == ""
     ran = effects.read_text().split() if effects.exists() else []
-    # The first write is the input's.
+    # The input is the first write.
     assert len(ran) == writes - 1
     assert end(start("run", shared_url, effects, 99, 0)) == "go left right last\n"
     assert sorted(effects.read_text().split()) == ["last", "left", "right"]
 
 
 async def test_two_processes_write_one_thread(shared_url: str) -> None:
-    """Each branch is whole, in the one that wrote it and in any other."""
+    """Each branch is complete, in its writer and in any other process."""
     config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
     count = 25
 

@@ -1,4 +1,4 @@
-"""What the saver asks of the store, and what it keeps to itself."""
+"""The calls of the saver to the store, its cache, and its stored records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from cpkit.sync import SyncCheckpointer
 
 
 class Recorder:
-    """The six methods of a store, and reading ranges; counts what goes through."""
+    """A store that reads ranges and counts its calls."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -89,7 +89,7 @@ class Run:
         self.versions: ChannelVersions = {}
 
     async def put(self, /, **values: Any) -> RunnableConfig:
-        """Put a checkpoint with these channels, all of them new."""
+        """Put a checkpoint with these channels, which are all new."""
         new: ChannelVersions = {
             name: self.saver.get_next_version(str(self.versions.get(name, 0)), None)
             for name in values
@@ -122,11 +122,11 @@ async def values(saver: CheckpointSaver, config: RunnableConfig) -> dict[str, An
     return (await found(saver, config)).checkpoint["channel_values"]
 
 
-# What is written
+# Writing
 
 
 async def test_each_put_is_one_append(cp: MemoryCheckpointer[Any]) -> None:
-    """And reads nothing."""
+    """It reads nothing."""
     recorder = Recorder(cp)
     saver = CheckpointSaver(recorder)
     config = await Run(saver).put(a=1, b=[1], c=None)
@@ -137,7 +137,7 @@ async def test_each_put_is_one_append(cp: MemoryCheckpointer[Any]) -> None:
 
 
 async def test_bytes_do_not_grow_with_the_list(cp: MemoryCheckpointer[Any]) -> None:
-    """Also in the saver of another process, once it has read the thread."""
+    """This holds for a saver of another process that has read the thread."""
     recorder = Recorder(cp)
     messages = [AIMessage("x" * 100, id=str(n)) for n in range(2000)]
     run = Run(CheckpointSaver(recorder))
@@ -158,7 +158,7 @@ async def test_bytes_do_not_grow_with_the_list(cp: MemoryCheckpointer[Any]) -> N
 async def test_unchanged_channels_are_not_written_again(
     cp: MemoryCheckpointer[Any],
 ) -> None:
-    """A value is stored once a version."""
+    """A value is stored once for each version."""
     recorder = Recorder(cp)
     saver = CheckpointSaver(recorder)
     run = Run(saver)
@@ -175,8 +175,8 @@ async def test_unchanged_channels_are_not_written_again(
     assert await values(saver, thread()) == {"big": {"text": "x" * 10_000}, "small": 2}
 
 
-async def test_an_item_changed_in_place_is_seen(cp: MemoryCheckpointer[Any]) -> None:
-    """Whether a list begins alike is decided by content, deep inside too."""
+async def test_an_item_changed_in_place_is_stored(cp: MemoryCheckpointer[Any]) -> None:
+    """Items are compared by content, at any depth."""
     saver = CheckpointSaver(cp)
     run = Run(saver)
     messages = [
@@ -198,8 +198,8 @@ async def test_an_item_changed_in_place_is_seen(cp: MemoryCheckpointer[Any]) -> 
         }
 
 
-async def test_a_result_is_the_callers(cp: MemoryCheckpointer[Any]) -> None:
-    """Changing it changes neither what is stored nor what the next one gets."""
+async def test_a_result_is_a_copy(cp: MemoryCheckpointer[Any]) -> None:
+    """Changing it changes neither stored data nor the next result."""
     saver = CheckpointSaver(cp)
     await Run(saver).put(messages=[{"a": [1]}, {"b": [2]}])
     first = await found(saver, thread())
@@ -210,8 +210,8 @@ async def test_a_result_is_the_callers(cp: MemoryCheckpointer[Any]) -> None:
     assert second.checkpoint["channel_versions"]["messages"] != "changed"
 
 
-async def test_a_failed_put_is_built_on_by_none(cp: MemoryCheckpointer[Any]) -> None:
-    """The next one is whole where the store never took the one before."""
+async def test_no_record_builds_on_a_failed_put(cp: MemoryCheckpointer[Any]) -> None:
+    """The next checkpoint is stored completely."""
     recorder = Recorder(cp)
     run = Run(CheckpointSaver(recorder))
     items = [str(n) * 9 for n in range(20)]
@@ -226,11 +226,11 @@ async def test_a_failed_put_is_built_on_by_none(cp: MemoryCheckpointer[Any]) -> 
     assert (await values(CheckpointSaver(cp), thread()))["log"] == items
 
 
-# What is read
+# Reading
 
 
-async def test_only_what_is_new_is_read(cp: MemoryCheckpointer[Any]) -> None:
-    """One record to know the thread by, and what came after it."""
+async def test_only_new_records_are_read(cp: MemoryCheckpointer[Any]) -> None:
+    """The last known record is read too, to detect a deleted thread."""
     recorder = Recorder(cp)
     reader = CheckpointSaver(recorder)
     run = Run(CheckpointSaver(cp))
@@ -252,8 +252,8 @@ async def test_only_what_is_new_is_read(cp: MemoryCheckpointer[Any]) -> None:
     assert recorder.returned == 56
 
 
-async def test_the_threads_used_last_are_kept(cp: MemoryCheckpointer[Any]) -> None:
-    """Others are read anew, and are the same."""
+async def test_the_threads_used_last_are_cached(cp: MemoryCheckpointer[Any]) -> None:
+    """Other threads are read again, with the same result."""
     recorder = Recorder(cp)
     saver = CheckpointSaver(recorder, cached_threads=2)
     runs = [Run(saver, n) for n in range(3)]
@@ -275,7 +275,7 @@ async def test_the_threads_used_last_are_kept(cp: MemoryCheckpointer[Any]) -> No
 
 
 async def test_six_methods_are_enough(cp: MemoryCheckpointer[Any]) -> None:
-    """To run; what needs more says so."""
+    """A graph runs; methods that need more raise Unsupported."""
     six: Any = SixMethods(cp)
     saver = CheckpointSaver(six)
     run = Run(saver)
@@ -300,10 +300,10 @@ async def test_six_methods_are_enough(cp: MemoryCheckpointer[Any]) -> None:
 # Writes
 
 
-async def test_a_write_may_come_before_its_checkpoint(
+async def test_a_write_may_be_stored_before_its_checkpoint(
     cp: MemoryCheckpointer[Any],
 ) -> None:
-    """It is pending once the checkpoint is there."""
+    """It is pending as soon as the checkpoint is stored."""
     saver = CheckpointSaver(cp)
     checkpoint = empty_checkpoint()
     config = thread()
@@ -315,7 +315,7 @@ async def test_a_write_may_come_before_its_checkpoint(
 
 
 async def test_a_task_writes_once(url: str) -> None:
-    """Whoever was first; an interrupt or a resumption is replaced."""
+    """The first write counts; an interrupt or a resumption is replaced."""
     async with open_checkpointer(url) as one, open_checkpointer(url) as two:
         first, second = CheckpointSaver(one), CheckpointSaver(two)
         config = await Run(first).put(a=1)
@@ -337,7 +337,7 @@ async def test_a_task_writes_once(url: str) -> None:
 
 
 async def test_two_savers_take_turns(url: str) -> None:
-    """Each builds on lists that the other wrote."""
+    """Each builds on lists of the other."""
     async with open_checkpointer(url) as one, open_checkpointer(url) as two:
         savers = [CheckpointSaver(one), CheckpointSaver(two)]
         log: list[str] = []
@@ -359,8 +359,8 @@ async def test_two_savers_take_turns(url: str) -> None:
             ]
 
 
-async def test_puts_at_once_are_all_there(url: str) -> None:
-    """Of one saver and of several, each on lists that it knows."""
+async def test_concurrent_puts_are_all_stored(url: str) -> None:
+    """They are of one saver or several, each with its own known lists."""
     async with open_checkpointer(url) as one, open_checkpointer(url) as two:
         runs = [Run(CheckpointSaver(cp)) for cp in (one, one, two, two)]
         base = [f"base {n}" for n in range(9)]
@@ -388,12 +388,12 @@ async def test_puts_at_once_are_all_there(url: str) -> None:
                     assert await values(saver, config) == {"log": log}
 
 
-# Threads that were deleted
+# Deleted threads
 
 
 @pytest.fixture
 async def pair(url: str) -> AsyncIterator[tuple[CheckpointSaver, CheckpointSaver]]:
-    """Two savers on one store, of which the first knows a thread of five records."""
+    """Two savers on one store; the first has read a thread of five records."""
     async with open_checkpointer(url) as one, open_checkpointer(url) as two:
         first, second = CheckpointSaver(one), CheckpointSaver(two)
         run = Run(first)
@@ -406,10 +406,10 @@ async def pair(url: str) -> AsyncIterator[tuple[CheckpointSaver, CheckpointSaver
 
 
 @pytest.mark.parametrize("length", [0, 1, 4, 5, 6, 9])
-async def test_a_deleted_thread_leaves_no_ghost(
+async def test_a_deleted_thread_is_forgotten(
     pair: tuple[CheckpointSaver, CheckpointSaver], length: int
 ) -> None:
-    """However long it has become again, in another saver."""
+    """The new thread may be longer than the old one."""
     first, second = pair
     await second.adelete_thread("t")
     run = Run(second)
@@ -425,10 +425,10 @@ async def test_a_deleted_thread_leaves_no_ghost(
         assert await first.aget_tuple(thread()) is None
 
 
-async def test_readers_at_once_see_a_deletion(
+async def test_concurrent_readers_detect_a_deletion(
     pair: tuple[CheckpointSaver, CheckpointSaver],
 ) -> None:
-    """Those that waited while another found it out, too."""
+    """One reader detects it, and those that waited use its result."""
     first, second = pair
     await second.adelete_thread("t")
     new = await Run(second).put(log=["new"])
@@ -436,10 +436,10 @@ async def test_readers_at_once_see_a_deletion(
     assert found == [await second.aget_tuple(new)] * 9
 
 
-async def test_a_run_survives_its_threads_deletion(
+async def test_a_run_continues_after_its_thread_is_deleted(
     pair: tuple[CheckpointSaver, CheckpointSaver],
 ) -> None:
-    """Its next checkpoint is whole: what it would have built on is gone."""
+    """Its next checkpoint is stored completely."""
     first, second = pair
     run = Run(first)
     checkpoint = (await found(first, thread())).checkpoint
@@ -453,10 +453,10 @@ async def test_a_run_survives_its_threads_deletion(
         assert await values(saver, thread()) == {"log": log, "other": "old"}
 
 
-async def test_what_was_meant_for_a_deleted_thread_does_not_count(
+async def test_a_record_for_a_deleted_thread_is_ignored(
     pair: tuple[CheckpointSaver, CheckpointSaver],
 ) -> None:
-    """Where the thread was begun anew and is longer than the writer knows."""
+    """The new thread is longer than the writer's copy of the old one."""
     first, second = pair
     await second.adelete_thread("t")
     new = Run(second)
@@ -472,15 +472,15 @@ async def test_what_was_meant_for_a_deleted_thread_does_not_count(
         assert await saver.aget_tuple(late) is None
         assert (await found(saver, thread())).pending_writes == []
 
-    # Having read it, the saver writes into the new one.
+    # The saver has read the new thread, and writes into it.
     await Run(first).put(log=["new"] * 7)
     assert await values(second, thread()) == {"log": ["new"] * 7}
 
 
-async def test_nothing_builds_on_what_was_written_and_never_read(
+async def test_no_record_builds_on_a_record_that_was_never_read(
     cp: MemoryCheckpointer[Any],
 ) -> None:
-    """The thread may have been deleted between the writing and the first reading."""
+    """The thread may be deleted between the write and the first read."""
     first, second = CheckpointSaver(cp), CheckpointSaver(cp)
     log = [str(n) * 9 for n in range(10)]
     await Run(first).put(log=log[:9])
@@ -520,8 +520,8 @@ HOSTILE = [
 ]
 
 
-async def test_no_two_ids_meet(url: str) -> None:
-    """All are found again under their own names, with namespaces as odd."""
+async def test_different_ids_use_different_threads(url: str) -> None:
+    """Threads and namespaces with unusual ids are found again."""
     async with open_checkpointer(url) as cp:
         saver = CheckpointSaver(cp)
         await cp.append("t", [{"not": "ours"}])
@@ -555,7 +555,7 @@ async def test_no_two_ids_meet(url: str) -> None:
 async def test_an_id_that_no_store_takes_is_refused(
     cp: MemoryCheckpointer[Any],
 ) -> None:
-    """A lone surrogate is no text; a number counts as its digits."""
+    """A lone surrogate is refused; a number is converted to text."""
     saver = CheckpointSaver(cp)
 
     with pytest.raises(InvalidId):
@@ -566,7 +566,7 @@ async def test_an_id_that_no_store_takes_is_refused(
 
 
 async def test_a_copy_onto_itself_changes_nothing(cp: MemoryCheckpointer[Any]) -> None:
-    """And a copy goes on by itself."""
+    """A copy to another thread continues independently."""
     saver = CheckpointSaver(cp)
     await Run(saver).put(log=["a"] * 9)
     await saver.acopy_thread("t", "t")
@@ -578,18 +578,18 @@ async def test_a_copy_onto_itself_changes_nothing(cp: MemoryCheckpointer[Any]) -
     assert await values(CheckpointSaver(cp), thread("u")) == {"log": ["a"] * 10}
 
 
-# What is stored
+# Stored values
 
 
 class Own:
-    """A type of the application, which pickle could store."""
+    """A type of the application that pickle could store."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Own)
 
 
 async def test_nothing_is_pickled(cp: MemoryCheckpointer[Any]) -> None:
-    """What the serializer does not know is refused, and nothing is written."""
+    """A value that the serializer cannot store is refused."""
     saver = CheckpointSaver(cp)
 
     for value in (Own(), [Own()]):
@@ -604,8 +604,8 @@ async def test_nothing_is_pickled(cp: MemoryCheckpointer[Any]) -> None:
             CheckpointSaver(cp, serde=serde)
 
 
-async def test_a_stored_pickle_is_not_run(cp: MemoryCheckpointer[Any]) -> None:
-    """Whoever put it there."""
+async def test_a_stored_pickle_is_not_loaded(cp: MemoryCheckpointer[Any]) -> None:
+    """Another program may have stored it."""
     saver = CheckpointSaver(cp)
     await Run(saver).put(n=1)
     store_id = store_thread_id("t")
@@ -619,7 +619,7 @@ async def test_a_stored_pickle_is_not_run(cp: MemoryCheckpointer[Any]) -> None:
 
 
 async def test_types_are_allowed_by_name(cp: MemoryCheckpointer[Any]) -> None:
-    """A type that is on no list comes back as plain data."""
+    """A type that is not allowed is loaded as plain data."""
     from tests.integrations.langgraph_types import Plan
 
     await Run(CheckpointSaver(cp)).put(plan=Plan("go"))
@@ -636,7 +636,7 @@ async def test_types_are_allowed_by_name(cp: MemoryCheckpointer[Any]) -> None:
 
 
 class _Xor:
-    """A cipher, of sorts."""
+    """A toy cipher."""
 
     def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
         return "xor", bytes(byte ^ 1 for byte in plaintext)
@@ -646,7 +646,7 @@ class _Xor:
 
 
 async def test_values_can_be_encrypted(cp: MemoryCheckpointer[Any]) -> None:
-    """By LangGraph's own serializer for that, growing lists too."""
+    """LangGraph's EncryptedSerializer works, also for growing lists."""
     saver = CheckpointSaver(cp, serde=EncryptedSerializer(_Xor()))
     run = Run(saver)
     await run.put(log=["secret"] * 9)
@@ -665,7 +665,7 @@ async def test_values_can_be_encrypted(cp: MemoryCheckpointer[Any]) -> None:
 async def test_a_foreign_message_is_an_error(
     cp: MemoryCheckpointer[Any], message: dict[str, Any]
 ) -> None:
-    """It names the thread and the place; what was before it is not shown without it."""
+    """The error names the thread and the position."""
     saver = CheckpointSaver(cp)
     await Run(saver).put(n=1)
     await cp.append(store_thread_id("t"), [message])
@@ -681,7 +681,7 @@ async def test_a_foreign_message_is_an_error(
 async def test_synchronous_calls_on_the_loop_are_refused(
     cp: MemoryCheckpointer[Any],
 ) -> None:
-    """They would wait for themselves; from another thread they work."""
+    """They would block the loop; from another thread they work."""
     saver = CheckpointSaver(cp)
     config = await Run(saver).put(n=1)
     calls: list[Callable[[], Any]] = [
@@ -709,7 +709,7 @@ async def test_synchronous_calls_on_the_loop_are_refused(
 async def test_async_calls_work_from_another_loop(
     cp: MemoryCheckpointer[Any],
 ) -> None:
-    """They are carried to the loop that the store lives on."""
+    """They run on the store's loop."""
     saver = CheckpointSaver(cp)
 
     async def elsewhere() -> dict[str, Any]:
@@ -727,8 +727,8 @@ async def _load(cp: MemoryCheckpointer[Any]) -> None:
     await cp.load("t")
 
 
-def test_without_a_loop_it_says_what_to_do() -> None:
-    """Before one runs, and after the store's has ended."""
+def test_without_a_loop_the_error_says_what_to_do() -> None:
+    """No loop runs yet, or the store's loop has ended."""
     with pytest.raises(RuntimeError, match="SyncCheckpointer"):
         CheckpointSaver(MemoryCheckpointer[Any]())
 
@@ -743,7 +743,7 @@ def test_without_a_loop_it_says_what_to_do() -> None:
 
 
 def test_a_sync_checkpointer_serves_threads_and_loops() -> None:
-    """Synchronous calls, and async ones of any loop."""
+    """Synchronous calls and async calls of any loop work."""
     with SyncCheckpointer("memory://") as cp:
         saver = CheckpointSaver(cp)
         asyncio.run(_put(saver))
@@ -757,8 +757,8 @@ async def _put(saver: CheckpointSaver) -> None:
     await Run(saver).put(n=1)
 
 
-async def test_one_string_is_no_list_of_ids(cp: MemoryCheckpointer[Any]) -> None:
-    """Its letters would be taken for threads."""
+async def test_a_single_string_is_refused_as_ids(cp: MemoryCheckpointer[Any]) -> None:
+    """Its letters would be taken for ids."""
     saver = CheckpointSaver(cp)
 
     with pytest.raises(TypeError, match="not the str"):

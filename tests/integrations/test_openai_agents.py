@@ -1,4 +1,4 @@
-"""The Agents SDK's session: like the SDK's own, whatever the store."""
+"""The session for the Agents SDK behaves as the SDK's own, in any store."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def numbered(*numbers: int) -> list[Any]:
 
 
 @given(script=operations, first=limits)
-async def test_it_does_what_the_sdks_own_session_does(
+async def test_it_behaves_as_the_sdks_own_session(
     script: list[tuple[str, Any]], first: int | None
 ) -> None:
-    """Operation by operation, from two handles in turn, with limits of every kind."""
+    """Random operations from two handles, with all kinds of limits."""
     settings = SessionSettings(limit=first)
     reference = SQLiteSession("s", session_settings=settings)
 
@@ -101,17 +101,17 @@ async def apply(session: SessionProtocol, kind: str, value: Any) -> Any:
 
 
 async def test_it_is_a_session_of_the_sdk(memory: MemoryCheckpointer[Any]) -> None:
-    """The SDK's protocol, by its own check."""
+    """It satisfies the SDK's protocol."""
     session = Session("user-7", memory)
     assert isinstance(session, SessionProtocol)
     assert session.session_settings == SessionSettings()
     assert repr(session) == "<Session 'user-7'>"
 
 
-async def test_what_is_returned_is_the_callers(
+async def test_items_are_copied(
     memory: MemoryCheckpointer[Any],
 ) -> None:
-    """Changing it, or what was added, changes nothing."""
+    """Changing an added or a returned item does not change the session."""
     session = Session("s", memory)
     added: Any = [{"content": [1]}]
     await session.add_items(added)
@@ -143,10 +143,10 @@ async def test_clearing_keeps_the_keys(memory: MemoryCheckpointer[Any]) -> None:
     assert [message.get("item") for message in data.messages[:2]] == numbered(1, 2)
 
 
-async def test_what_changes_nothing_writes_nothing(
+async def test_an_empty_change_writes_nothing(
     memory: MemoryCheckpointer[Any],
 ) -> None:
-    """No thread appears for an empty session."""
+    """An empty session has no thread."""
     session = Session("s", memory)
     await session.add_items([])
     await session.clear_session()
@@ -154,8 +154,8 @@ async def test_what_changes_nothing_writes_nothing(
     assert await memory.load(session.thread_id) is None
 
 
-async def test_reading_costs_what_is_new() -> None:
-    """The first read has the thread, the next ones its last record and what follows."""
+async def test_a_later_read_fetches_only_new_records() -> None:
+    """The first read fetches the thread."""
     async with MemoryCheckpointer[Any]() as inner:
         await Session("s", inner).add_items(numbered(*range(500)))
         cp = RangeSpy(inner)
@@ -175,7 +175,7 @@ async def test_reading_costs_what_is_new() -> None:
 
 
 async def test_six_methods_are_enough() -> None:
-    """A store without `read` is loaded."""
+    """A store that cannot read ranges is loaded."""
     async with MemoryCheckpointer[Any]() as inner:
         session, other = (Session("s", Spy(inner)) for _ in range(2))
         await session.add_items(numbered(1, 2))
@@ -185,7 +185,7 @@ async def test_six_methods_are_enough() -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 async def test_each_item_is_popped_by_one_task(count: int) -> None:
-    """Whether tasks share a handle or not."""
+    """Tasks may share a handle or not."""
     async with MemoryCheckpointer[Any]() as cp:
         await Session("s", cp).add_items(numbered(*range(30)))
         handles = [Session("s", cp) for _ in range(count)]
@@ -206,8 +206,8 @@ FAULTS: list[list[Fault]] = [
 
 
 @pytest.mark.parametrize("faults", FAULTS, ids=lambda faults: ", ".join(faults))
-async def test_an_answer_that_is_lost_is_asked_for_again(faults: list[Fault]) -> None:
-    """What was asked for happens once, whether the store did it or not."""
+async def test_a_lost_answer_is_retried(faults: list[Fault]) -> None:
+    """The change is applied once, whether or not the first try was applied."""
     async with MemoryCheckpointer[Any]() as inner:
         cp = RangeSpy(inner)
         session = Session("s", cp)
@@ -227,8 +227,8 @@ async def test_an_answer_that_is_lost_is_asked_for_again(faults: list[Fault]) ->
             assert await Session("s", inner).get_items() == wanted[work]
 
 
-async def test_two_pops_whose_answers_are_lost_get_two_items() -> None:
-    """What they write at one version differs, so each knows its own."""
+async def test_two_pops_with_lost_answers_get_different_items() -> None:
+    """Their records differ, so each finds out which one was stored."""
     async with MemoryCheckpointer[Any]() as inner:
         await Session("s", inner).add_items(numbered(1, 2, 3))
         slow, fast = RangeSpy(inner), RangeSpy(inner)
@@ -242,8 +242,8 @@ async def test_two_pops_whose_answers_are_lost_get_two_items() -> None:
         assert await Session("s", inner).get_items() == numbered(1)
 
 
-async def test_a_pop_that_comes_second_to_the_last_item_gets_none() -> None:
-    """Not the item that it had in view when it asked."""
+async def test_the_later_of_two_pops_of_the_last_item_gets_none() -> None:
+    """It does not return the item that it had read before."""
     async with MemoryCheckpointer[Any]() as inner:
         await Session("s", inner).add_items(numbered(1))
         slow = RangeSpy(inner)
@@ -255,8 +255,8 @@ async def test_a_pop_that_comes_second_to_the_last_item_gets_none() -> None:
         assert await pop is None
 
 
-async def test_a_silent_store_is_an_error_and_the_session_lives_on() -> None:
-    """``maybe_applied`` says that only `get_items` can tell."""
+async def test_a_store_without_answers_is_an_error() -> None:
+    """The session works afterwards, and get_items shows the truth."""
     async with MemoryCheckpointer[Any]() as inner:
         cp = RangeSpy(inner)
         session = Session("s", cp)
@@ -281,8 +281,8 @@ async def test_a_silent_store_is_an_error_and_the_session_lives_on() -> None:
         assert await session.get_items() == numbered(1, 2)
 
 
-async def test_a_cancelled_mutation_is_over_when_its_call_is() -> None:
-    """As the SDK has it: done, whoever cancels, and only then the cancellation."""
+async def test_a_cancelled_mutation_is_completed() -> None:
+    """The cancellation is raised after the mutation, as the SDK expects."""
     async with MemoryCheckpointer[Any]() as inner:
         cp = RangeSpy(inner)
         session = Session("s", cp)
@@ -303,8 +303,8 @@ async def test_a_cancelled_mutation_is_over_when_its_call_is() -> None:
         assert await session.get_items() == numbered(1, 2)
 
 
-async def test_a_mutation_that_fails_while_it_is_cancelled_says_both() -> None:
-    """The cancellation is raised, and the failure is its cause."""
+async def test_a_cancelled_mutation_that_fails_reports_both() -> None:
+    """The cancellation is raised, with the failure as its cause."""
     async with MemoryCheckpointer[Any]() as inner:
         cp = RangeSpy(inner)
         cp.gate.clear()
@@ -321,10 +321,10 @@ async def test_a_mutation_that_fails_while_it_is_cancelled_says_both() -> None:
         assert isinstance(caught.value.__cause__, BackendUnavailable)
 
 
-async def test_a_cancelled_read_leaves_the_session_as_it_was(
+async def test_a_cancelled_read_changes_nothing(
     memory: MemoryCheckpointer[Any],
 ) -> None:
-    """The next read has everything."""
+    """The next read returns all items."""
     session = Session("s", memory)
     await session.add_items(numbered(1))
     read = asyncio.create_task(session.get_items())
@@ -337,7 +337,7 @@ async def test_a_cancelled_read_leaves_the_session_as_it_was(
 async def test_a_deleted_thread_is_an_empty_session(
     memory: MemoryCheckpointer[Any],
 ) -> None:
-    """An open handle forgets what it knew, also where another session began."""
+    """An open handle drops its copy, also if another session has started."""
     session, writer = Session("s", memory), Session("s", memory)
     await session.add_items(numbered(1, 2))
     await memory.delete_thread(session.thread_id)
@@ -348,10 +348,10 @@ async def test_a_deleted_thread_is_an_empty_session(
     assert await session.get_items() == numbered(4)
 
 
-async def test_a_thread_that_is_no_session_is_an_error(
+async def test_a_foreign_thread_is_an_error(
     memory: MemoryCheckpointer[Any],
 ) -> None:
-    """It names the thread and the message, each time that it is read."""
+    """Each read raises an error with the thread and the position."""
     session = Session("s", memory)
     await session.add_items(numbered(1))
     await memory.append(session.thread_id, [{"role": "user"}])
@@ -362,10 +362,10 @@ async def test_a_thread_that_is_no_session_is_an_error(
 
 
 @pytest.mark.parametrize("item", [{"a": float("nan")}, {1: 2}, {"a": {1, 2}}, b""])
-async def test_what_json_does_not_hold_is_refused(
+async def test_an_item_that_is_not_json_is_refused(
     memory: MemoryCheckpointer[Any], item: Any
 ) -> None:
-    """With the item's place, and nothing is written."""
+    """The error has the item's index, and nothing is written."""
     session = Session("s", memory)
 
     with pytest.raises(SerializationError) as caught:
@@ -375,24 +375,24 @@ async def test_what_json_does_not_hold_is_refused(
     assert await session.get_items() == []
 
 
-def test_threads_of_sessions_meet_no_others() -> None:
-    """Each session id has its own thread, under a prefix."""
+def test_each_session_has_its_own_thread() -> None:
+    """Its id has a prefix."""
     odd = ["a", "A", "cpkit:openai-agents:a", "../a", "%", "é", "e\u0301", "x" * 400]
     assert len({session_thread(one) for one in odd}) == len(odd)
     assert all(session_thread(one).endswith(one) for one in odd)
 
 
 @pytest.mark.parametrize("session_id", ["", "a\0", "x" * 500, 7])
-async def test_an_id_that_no_thread_has_is_refused_at_once(
+async def test_an_invalid_session_id_is_refused(
     memory: MemoryCheckpointer[Any], session_id: Any
 ) -> None:
-    """By its name."""
+    """The constructor raises, and names the id."""
     with pytest.raises(InvalidId, match="session_id"):
         Session(session_id, memory)
 
 
 async def test_after_close_everything_raises() -> None:
-    """An empty write too, as everywhere."""
+    """Empty writes raise too."""
     async with MemoryCheckpointer[Any]() as cp:
         session = Session("s", cp)
 
@@ -407,6 +407,6 @@ async def test_after_close_everything_raises() -> None:
             await work
 
 
-def test_public_names_are_there() -> None:
-    """__all__ names what exists."""
+def test_public_names_exist() -> None:
+    """__all__ lists only names of the module."""
     assert all(hasattr(openai_agents, name) for name in openai_agents.__all__)

@@ -1,4 +1,4 @@
-"""The SDK's own Runner on sessions in every store."""
+"""The SDK's own Runner with sessions in every store."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TOOL_TURN = ["weather?", "weather()", "sunny in Oslo", "It is sunny."]
 
 @pytest.fixture
 def session_id() -> str:
-    """A session that no store has seen."""
+    """An id that is not used in any store."""
     return uuid4().hex
 
 
@@ -50,7 +50,7 @@ def start(url: str, session_id: str, *work: str) -> subprocess.Popen[str]:
 
 
 def run_all(workers: list[subprocess.Popen[str]]) -> list[list[str]]:
-    """Let the workers go together; return the lines that each printed."""
+    """Start the workers' work at once; return the lines of each."""
     printed = []
 
     try:
@@ -79,7 +79,7 @@ def run_all(workers: list[subprocess.Popen[str]]) -> list[list[str]]:
 async def test_two_turns_with_a_tool_and_a_new_handle(
     url: str, session_id: str, streamed: bool
 ) -> None:
-    """The second turn's model is shown the first turn, from the store."""
+    """The model sees the first turn in the second, from the store."""
     model = ScriptedModel(
         calls("weather", "1", city="Oslo"), says("It is sunny."), says("You asked.")
     )
@@ -110,7 +110,7 @@ async def test_two_turns_with_a_tool_and_a_new_handle(
 
 
 async def test_a_limit_is_honoured_by_the_runner(url: str, session_id: str) -> None:
-    """That of the session, and that of a run over it."""
+    """The limit of a run replaces that of the session."""
     settings = SessionSettings(limit=3)
 
     async with open_checkpointer(url) as cp:
@@ -128,7 +128,7 @@ async def test_a_limit_is_honoured_by_the_runner(url: str, session_id: str) -> N
 async def test_a_run_that_waits_for_approval_resumes_on_a_new_handle(
     url: str, session_id: str
 ) -> None:
-    """The state is the SDK's to keep; the history is all there, each item once."""
+    """The history has each item once."""
     paid: list[int] = []
 
     @function_tool(needs_approval=True)
@@ -159,8 +159,8 @@ async def test_a_run_that_waits_for_approval_resumes_on_a_new_handle(
     assert paid == [7]
 
 
-async def test_a_broken_run_leaves_what_it_said(url: str, session_id: str) -> None:
-    """A tool that breaks ends the run; the user's words and the call are there."""
+async def test_a_failed_run_leaves_its_items(url: str, session_id: str) -> None:
+    """If a tool raises, the user's message and the call are stored."""
 
     @function_tool(failure_error_function=None)
     def breaks() -> str:
@@ -184,8 +184,8 @@ async def test_a_broken_run_leaves_what_it_said(url: str, session_id: str) -> No
         assert texts(await again.get_items())[-2:] == ["still there?", "Again."]
 
 
-async def test_the_sdks_encryption_goes_around_it(url: str, session_id: str) -> None:
-    """What the store has says nothing, and what comes back is what was said."""
+async def test_the_sdks_encryption_wraps_it(url: str, session_id: str) -> None:
+    """The store has only encrypted items, and they are decrypted on load."""
     async with open_checkpointer(url) as cp:
         session = Session(session_id, cp)
         sealed = EncryptedSession(session_id, session, "secret", ttl=3600)
@@ -198,10 +198,10 @@ async def test_the_sdks_encryption_goes_around_it(url: str, session_id: str) -> 
         assert texts([popped]) == ["Still hidden."]
 
 
-async def test_the_next_process_knows_the_conversation(
+async def test_another_process_continues_the_conversation(
     shared_url: str, session_id: str
 ) -> None:
-    """A turn in each of two processes, one after the other."""
+    """Two processes run one turn each."""
     for text, shown in [
         ("first", ["first"]),
         ("second", ["first", "answer to first", "second"]),
@@ -214,7 +214,7 @@ async def test_the_next_process_knows_the_conversation(
 async def test_each_item_is_popped_by_one_process(
     shared_url: str, session_id: str
 ) -> None:
-    """Two processes and two handles of this one take every item, and none twice."""
+    """Two processes and two handles pop every item once."""
     async with open_checkpointer(shared_url) as cp:
         session, other = Session(session_id, cp), Session(session_id, cp)
         await session.add_items(
@@ -234,10 +234,10 @@ async def some(*sessions: Session) -> list[Any]:
     return [item for item in popped if item is not None]
 
 
-async def test_what_processes_add_stays_together(
+async def test_items_of_one_call_stay_together(
     shared_url: str, session_id: str
 ) -> None:
-    """Items that were added in one call stand side by side, and none is lost."""
+    """Two processes add items, and none is lost."""
     workers = [start(shared_url, session_id, "add", name) for name in "ab"]
     await asyncio.to_thread(run_all, workers)
 

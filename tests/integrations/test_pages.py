@@ -1,4 +1,4 @@
-"""The code on the pages of the integrations runs as it stands there."""
+"""The code on the pages of the integrations runs unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRINTED = {
 
 @pytest.mark.parametrize("page", PRINTED)
 def test_the_program_runs_twice(tmp_path: Path, page: str) -> None:
-    """The second run goes on where the first one ended."""
+    """The second run continues where the first one ended."""
     program = blocks_of(f"integrations/{page}.md")[0]
 
     for printed in PRINTED[page]:
@@ -25,7 +25,7 @@ def test_the_program_runs_twice(tmp_path: Path, page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PRINTED)
-def test_no_block_is_without_a_test(page: str) -> None:
-    """The program, and on CubePi's page the resuming, which its own test runs."""
+def test_every_block_has_a_test(page: str) -> None:
+    """Only CubePi's page has a second block, which its own tests run."""
     count = len(blocks_of(f"integrations/{page}.md"))
     assert count == (2 if page == "cubepi" else 1)

@@ -26,7 +26,7 @@ from pydantic_ai.models.test import TestModel
 
 from cpkit import SerializationError, VersionConflict, open_checkpointer
 
-# What pytest would take for a test class.
+# Pytest would take TestModel for a test class.
 TestModel.__test__ = False
 
 IMAGE = BinaryContent(data=bytes(range(256)), media_type="image/png")
@@ -55,12 +55,12 @@ MESSAGES: list[ModelMessage] = [
 
 @pytest.fixture
 def thread_id() -> str:
-    """A thread that no store has seen."""
+    """An id that is not used in any store."""
     return uuid4().hex
 
 
 async def turn(url: str, thread_id: str, agent: Agent[Any, str], text: str) -> str:
-    """Run one turn on a handle of its own, with the history from the store."""
+    """Run one turn on a new handle, with the history from the store."""
     async with open_checkpointer(url, message_type=ModelMessage) as cp:
         data = await cp.load(thread_id)
         history = data.messages if data else []
@@ -70,7 +70,7 @@ async def turn(url: str, thread_id: str, agent: Agent[Any, str], text: str) -> s
 
 
 async def test_two_turns_with_a_tool(url: str, thread_id: str) -> None:
-    """The second turn's model is shown the first one's messages, equal in all."""
+    """The model sees equal messages of the first turn in the second."""
     shown: list[list[ModelMessage]] = []
 
     def answer(messages: list[ModelMessage], _info: AgentInfo) -> ModelResponse:
@@ -103,7 +103,7 @@ async def test_two_turns_with_a_tool(url: str, thread_id: str) -> None:
 
 
 async def test_the_test_model_runs_its_tools(url: str, thread_id: str) -> None:
-    """pydantic-ai's own stand-in, twice."""
+    """pydantic-ai's TestModel runs twice."""
     agent = Agent(TestModel())
 
     @agent.tool_plain
@@ -115,10 +115,10 @@ async def test_the_test_model_runs_its_tools(url: str, thread_id: str) -> None:
         assert await turn(url, thread_id, agent, "add") == '{"add":0}'
 
 
-async def test_messages_come_back_as_from_its_own_adapter(
+async def test_messages_are_loaded_as_by_its_own_adapter(
     url: str, thread_id: str
 ) -> None:
-    """Every kind of part, binary content included."""
+    """Every kind of part is equal, binary content included."""
     own = ModelMessagesTypeAdapter
     expected = own.validate_json(own.dump_json(MESSAGES))
 
@@ -130,8 +130,8 @@ async def test_messages_come_back_as_from_its_own_adapter(
     assert data.messages == expected
 
 
-async def test_a_turn_on_an_old_history_is_refused(thread_id: str) -> None:
-    """Where another has continued the thread meanwhile."""
+async def test_a_turn_with_a_stale_history_is_refused(thread_id: str) -> None:
+    """Another process has continued the thread."""
     async with open_checkpointer("memory://", message_type=ModelMessage) as cp:
         agent = Agent(TestModel())
         first, second = [await agent.run(text) for text in ("a", "b")]
@@ -142,7 +142,7 @@ async def test_a_turn_on_an_old_history_is_refused(thread_id: str) -> None:
 
 
 async def test_raw_bytes_are_refused(thread_id: str) -> None:
-    """They would come back as something else, if at all; `BinaryContent` does not."""
+    """They could not be loaded as bytes; BinaryContent can."""
     async with open_checkpointer("memory://", message_type=ModelMessage) as cp:
         raw = ModelRequest(parts=[ToolReturnPart("look", {"raw": b"\xff"}, "call-1")])
 
