@@ -108,15 +108,15 @@ class Harness:
         return None
 
     def _lacks_processes(self) -> str | None:
-        there = self.elsewhere()
+        target = self.elsewhere()
 
-        if not self.shared or there is None:
+        if not self.shared or target is None:
             return "other processes cannot open the store"
 
         try:
-            rebuild(address(there))
+            rebuild(address(target))
         except (ImportError, AttributeError, TypeError, ValueError) as exc:
-            kind = type(there).__qualname__
+            kind = type(target).__qualname__
             return f"another process cannot build the harness {kind}: {exc}"
 
         return None

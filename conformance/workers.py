@@ -26,8 +26,8 @@ class Worker:
     """One worker process."""
 
     def __init__(self, harness: Harness, job: dict[str, Any]) -> None:
-        there = harness.elsewhere()
-        assert there is not None, "the clause needs 'processes'"
+        target = harness.elsewhere()
+        assert target is not None, "the clause needs 'processes'"
         self._errors = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "conformance.worker"],
@@ -36,7 +36,7 @@ class Worker:
             stderr=self._errors,
         )
         # Not as arguments, which other users can see: a URL may contain a password.
-        self._send({"path": sys.path, "harness": address(there), **job})
+        self._send({"path": sys.path, "harness": address(target), **job})
 
     async def reaches(self, stage: str) -> None:
         """Wait until the worker prints ``opening`` or ``ready``."""

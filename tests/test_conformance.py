@@ -1,4 +1,4 @@
-"""Every store of this repository, held to every clause of the contract."""
+"""Every store of this repository passes every clause of the contract."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.servers.redis import RedisServer, shared_redis
 
 @dataclass
 class ServerHarness(URLHarness):
-    """A store on a server of its own, which may be killed."""
+    """A store on a private server that the suite may kill."""
 
     server: PostgresServer | RedisServer
 
@@ -55,7 +55,7 @@ class RedisHarness(ServerHarness):
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Harness]:
-    """Start a server that may be killed; where that cannot be, use the shared one."""
+    """Start a private server; without Postgres binaries, use the shared server."""
     try:
         server = PostgresServer()
     except FileNotFoundError:
@@ -79,7 +79,7 @@ def redis() -> Iterator[Harness]:
 
 
 class TestMemory(ConformanceTests):
-    """One store for all handles of the process."""
+    """All handles of the process share one store."""
 
     @pytest.fixture
     def harness(self) -> Harness:
@@ -87,7 +87,7 @@ class TestMemory(ConformanceTests):
 
 
 class TestAnonymousMemory(ConformanceTests):
-    """A store of its own for each handle."""
+    """Each handle has its own store."""
 
     @pytest.fixture
     def harness(self) -> Harness:

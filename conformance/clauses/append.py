@@ -169,7 +169,7 @@ async def conflict_makes_no_thread(case: Case) -> None:
 
 
 @clause("append.conflict-tells-the-facts")
-async def conflict_tells_the_facts(case: Case) -> None:
+async def conflict_has_the_facts(case: Case) -> None:
     """A conflict has the thread id, the expected and the actual version as fields."""
     thread = case.id()
     await case.cp.append(thread, [{"n": 1}, {"n": 2}])

@@ -201,9 +201,9 @@ async def some_of_many(case: Case) -> None:
         else:
             assert isinstance(answer, asyncio.CancelledError)
 
-    there = [messages[i : i + 3] for i in range(0, len(messages), 3)]
-    assert all(there.count(batch) <= 1 for batch in batches)
-    assert all(batch in batches for batch in there)
+    stored = [messages[i : i + 3] for i in range(0, len(messages), 3)]
+    assert all(stored.count(batch) <= 1 for batch in batches)
+    assert all(batch in batches for batch in stored)
 
 
 @clause("cancel.is-not-swallowed", level=CONCURRENT)

@@ -43,8 +43,8 @@ async def appends_are_all_there(case: Case) -> None:
     assert loaded.version == sum(map(len, batches))
 
     for version, batch in zip(versions, batches, strict=True):
-        there = loaded.messages[version - len(batch) : version]
-        assert there == batch, f"the append that returned {version}"
+        stored = loaded.messages[version - len(batch) : version]
+        assert stored == batch, f"the append that returned {version}"
 
 
 @clause("concurrent.one-wins-a-version", level=CONCURRENT)

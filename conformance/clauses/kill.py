@@ -43,16 +43,16 @@ async def _killed(case: Case, job: dict[str, Any]) -> list[Op]:
     ]
 
     async def one(worker: Worker) -> list[Any]:
-        said = [await worker.line() for _ in range(case.random.randint(0, 25))]
+        printed = [await worker.line() for _ in range(case.random.randint(0, 25))]
         await asyncio.sleep(case.random.random() * 0.004)
         worker.kill()
-        said += await worker.lines()
-        return [line for line in said if line is not None]
+        printed += await worker.lines()
+        return [line for line in printed if line is not None]
 
     async with workers(case.harness, jobs) as started:
-        said = await asyncio.gather(*(one(worker) for worker in started))
+        printed = await asyncio.gather(*(one(worker) for worker in started))
 
-    return merged([values for lines in said for values in lines])
+    return merged([values for lines in printed for values in lines])
 
 
 @clause("kill.writes-survive", "processes", level=DURABLE, deadline=50)
@@ -196,6 +196,6 @@ async def exit_loses_nothing(case: Case) -> None:
     job = {"threads": threads, "clients": ["process 1"], "count": 20, "seed": 1}
 
     async with workers(case.harness, [job]) as started:
-        said = await started[0].finished()
+        printed = await started[0].finished()
 
-    await check_threads(case.cp, threads, merged(said))
+    await check_threads(case.cp, threads, merged(printed))

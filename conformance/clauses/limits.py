@@ -72,7 +72,7 @@ async def too_large_is_refused(case: Case) -> None:
 
 
 @clause("limits.too-large-tells-the-facts", "max_payload")
-async def too_large_tells_the_facts(case: Case) -> None:
+async def too_large_has_the_facts(case: Case) -> None:
     """PayloadTooLarge has the path, the size and the limit as fields."""
     async with case.open(max_payload=LIMIT) as cp:
         with raises(PayloadTooLarge) as caught:

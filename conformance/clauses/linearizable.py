@@ -112,9 +112,9 @@ async def _in_processes(
     ]
 
     async with workers(case.harness, jobs) as started:
-        said = await asyncio.gather(*(worker.finished() for worker in started))
+        printed = await asyncio.gather(*(worker.finished() for worker in started))
 
-    return merged([values for lines in said for values in lines])
+    return merged([values for lines in printed for values in lines])
 
 
 @clause("linearizable.threads-in-processes", "processes", level=CONCURRENT, deadline=50)

@@ -68,7 +68,7 @@ async def mismatch_of_args(case: Case) -> None:
 
 
 @clause("claim.mismatch-tells-the-facts")
-async def mismatch_tells_the_facts(case: Case) -> None:
+async def mismatch_has_the_facts(case: Case) -> None:
     """A mismatch has the thread id and the call id as fields."""
     thread, call = case.id(), case.call()
     await case.cp.record_issued(thread, call)

@@ -152,7 +152,7 @@ async def strict_roundtrip(case: Case) -> None:
 
 
 @clause("typed.misfit-is-told-at-load", "message_type", "handles")
-async def misfit_is_told_at_load(case: Case) -> None:
+async def misfit_raises_at_load(case: Case) -> None:
     """Loading a message of another type raises with the thread id and position."""
     thread = case.id()
     await case.cp.append(thread, [{"kind": "circle", "radius": 1}, {"radius": "wide"}])

@@ -173,5 +173,5 @@ def test_the_output_of_a_killed_process() -> None:
     """An operation that started and did not end has an unknown outcome."""
     ended = append("a", 1, 2, "x", 1)
     begun = append("a", 3, None, "y", None)
-    said = [ended.unknown().to_json(), ended.to_json(), begun.to_json()]
-    assert merged(said) == [ended, begun]
+    printed = [ended.unknown().to_json(), ended.to_json(), begun.to_json()]
+    assert merged(printed) == [ended, begun]

@@ -66,32 +66,32 @@ def run(folder: Path, *args: str) -> str:
 
 def test_each_clause_is_a_test(tmp_path: Path) -> None:
     """A clause is a test with its id as the name, and needs no asyncio plugin."""
-    said = run(tmp_path, "test_mine.py", "-k", "append or handle or server")
-    assert "TestMine::test_clause[append.returns-version] PASSED" in said
-    assert "TestMine::test_clause[server.writes-survive] SKIPPED" in said
-    assert "TestMine::test_clause[append.keeps-order] FAILED" in said
-    assert " 1 failed" in said
+    printed = run(tmp_path, "test_mine.py", "-k", "append or handle or server")
+    assert "TestMine::test_clause[append.returns-version] PASSED" in printed
+    assert "TestMine::test_clause[server.writes-survive] SKIPPED" in printed
+    assert "TestMine::test_clause[append.keeps-order] FAILED" in printed
+    assert " 1 failed" in printed
 
 
 def test_a_failure_can_be_read(tmp_path: Path) -> None:
     """pytest shows the assert with its values, the sentence, and the seed."""
-    said = run(tmp_path, "test_mine.py", "-k", "append.keeps-order")
-    assert "assert loaded.messages == sent" in said
-    assert "{'n': 14} != {'n': 4}" in said
-    assert "runner.py" not in said
-    assert "append.keeps-order: Messages come back in the order" in said
-    assert "again with CPKIT_SEED=5" in said
+    printed = run(tmp_path, "test_mine.py", "-k", "append.keeps-order")
+    assert "assert loaded.messages == sent" in printed
+    assert "{'n': 14} != {'n': 4}" in printed
+    assert "runner.py" not in printed
+    assert "append.keeps-order: Messages come back in the order" in printed
+    assert "again with CPKIT_SEED=5" in printed
 
 
 def test_other_processes_find_the_harness(tmp_path: Path) -> None:
     """A harness in a test file can be built in a worker process."""
-    said = run(tmp_path, "test_mine.py", "-k", "kill.exit-loses-nothing")
+    printed = run(tmp_path, "test_mine.py", "-k", "kill.exit-loses-nothing")
     # The store is in memory, so the worker process opens another store.
-    assert "an order of operations that explains every answer" in said
-    assert "expected another process" not in said
+    assert "an order of operations that explains every answer" in printed
+    assert "expected another process" not in printed
 
 
 def test_a_missing_fixture_is_explained(tmp_path: Path) -> None:
     """Without the fixture, pytest's output says what to define."""
-    said = run(tmp_path, "test_forgotten.py", "-k", "append.keeps-order")
-    assert "define a fixture 'harness' in your test class" in said
+    printed = run(tmp_path, "test_forgotten.py", "-k", "append.keeps-order")
+    assert "define a fixture 'harness' in your test class" in printed

@@ -37,11 +37,11 @@ async def test_the_page_lists_what_the_suite_finds(kind: str, tmp_path: Path) ->
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
 
     try:
-        out, said = await asyncio.wait_for(process.communicate(), 50)
+        out, errors = await asyncio.wait_for(process.communicate(), 50)
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
 
-    assert process.returncode == 0, said.decode()
+    assert process.returncode == 0, errors.decode()
     assert listed(kind) == json.loads(out)
