@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cpkit import MemoryCheckpointer
 from tests.stores import KINDS, SHARED, fresh_url
 
 
@@ -19,3 +22,10 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of each store that several processes can open."""
     return fresh_url(request.param, tmp_path)
+
+
+@pytest.fixture
+async def cp() -> AsyncIterator[MemoryCheckpointer[Any]]:
+    """A store in memory, for tests that do not depend on the store."""
+    async with MemoryCheckpointer[Any]() as opened:
+        yield opened

@@ -1,0 +1,178 @@
+"""Several savers on one store, and threads that are deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from langchain_core.runnables import RunnableConfig
+
+from cpkit import (
+    MemoryCheckpointer,
+    open_checkpointer,
+)
+from cpkit.integrations.langgraph import CheckpointSaver
+from tests.integrations.langgraph_runs import Run, found, thread, values
+
+# Several savers
+
+
+async def test_two_savers_take_turns(url: str) -> None:
+    """Each builds on lists of the other."""
+    async with open_checkpointer(url) as one, open_checkpointer(url) as two:
+        savers = [CheckpointSaver(one), CheckpointSaver(two)]
+        log: list[str] = []
+        run = Run(savers[0])
+
+        for turn in range(12):
+            run.saver = savers[turn % 2]
+
+            if log:
+                assert await values(run.saver, thread()) == {"log": log}
+
+            log.append(f"turn {turn}")
+            await run.put(log=log)
+
+        for saver in savers:
+            history = [one.checkpoint async for one in saver.alist(thread())]
+            assert [one["channel_values"]["log"] for one in history] == [
+                log[:turn] for turn in range(12, 0, -1)
+            ]
+
+
+async def test_concurrent_puts_are_all_stored(url: str) -> None:
+    """They are of one saver or several, each with its own known lists."""
+    async with open_checkpointer(url) as one, open_checkpointer(url) as two:
+        runs = [Run(CheckpointSaver(cp)) for cp in (one, one, two, two)]
+        base = [f"base {n}" for n in range(9)]
+        start = await runs[0].put(log=base)
+
+        async def go(number: int, run: Run) -> list[RunnableConfig]:
+            run.config = start
+            run.versions = {"log": 1}
+            await run.saver.aget_tuple(start)
+            log = [*base]
+            configs = []
+
+            for turn in range(5):
+                log.append(f"{number} {turn}")
+                configs.append(await run.put(log=log))
+
+            return configs
+
+        forks = await asyncio.gather(*(go(*each) for each in enumerate(runs)))
+
+        for saver in (runs[0].saver, runs[3].saver):
+            for number, configs in enumerate(forks):
+                for turn, config in enumerate(configs):
+                    log = [*base, *(f"{number} {n}" for n in range(turn + 1))]
+                    assert await values(saver, config) == {"log": log}
+
+
+# Deleted threads
+
+
+@pytest.fixture
+async def pair(url: str) -> AsyncIterator[tuple[CheckpointSaver, CheckpointSaver]]:
+    """Two savers on one store; the first has read a thread of five records."""
+    async with open_checkpointer(url) as one, open_checkpointer(url) as two:
+        first, second = CheckpointSaver(one), CheckpointSaver(two)
+        run = Run(first)
+
+        for n in range(5):
+            await run.put(log=["old"] * (n + 1), other="old")
+
+        assert await values(first, thread()) == {"log": ["old"] * 5, "other": "old"}
+        yield first, second
+
+
+@pytest.mark.parametrize("length", [0, 1, 4, 5, 6, 9])
+async def test_a_deleted_thread_is_forgotten(
+    pair: tuple[CheckpointSaver, CheckpointSaver], length: int
+) -> None:
+    """The new thread may be longer than the old one."""
+    first, second = pair
+    await second.adelete_thread("t")
+    run = Run(second)
+
+    for n in range(length):
+        await run.put(log=["new"] * (n + 1))
+
+    assert len([one async for one in first.alist(thread())]) == length
+
+    if length:
+        assert await values(first, thread()) == {"log": ["new"] * length}
+    else:
+        assert await first.aget_tuple(thread()) is None
+
+
+async def test_concurrent_readers_detect_a_deletion(
+    pair: tuple[CheckpointSaver, CheckpointSaver],
+) -> None:
+    """One reader detects it, and those that waited use its result."""
+    first, second = pair
+    await second.adelete_thread("t")
+    new = await Run(second).put(log=["new"])
+    found = await asyncio.gather(*(first.aget_tuple(thread()) for _ in range(9)))
+    assert found == [await second.aget_tuple(new)] * 9
+
+
+async def test_a_run_continues_after_its_thread_is_deleted(
+    pair: tuple[CheckpointSaver, CheckpointSaver],
+) -> None:
+    """Its next checkpoint is stored completely."""
+    first, second = pair
+    run = Run(first)
+    checkpoint = (await found(first, thread())).checkpoint
+    await second.adelete_thread("t")
+    log = checkpoint["channel_values"]["log"] = ["old"] * 5 + ["more"]
+    version = first.get_next_version(None, None)
+    checkpoint["channel_versions"]["log"] = version
+    await first.aput(run.config, checkpoint, {}, {"log": version})
+
+    for saver in (first, second):
+        assert await values(saver, thread()) == {"log": log, "other": "old"}
+
+
+async def test_a_record_for_a_deleted_thread_is_ignored(
+    pair: tuple[CheckpointSaver, CheckpointSaver],
+) -> None:
+    """The new thread is longer than the writer's copy of the old one."""
+    first, second = pair
+    await second.adelete_thread("t")
+    new = Run(second)
+
+    for n in range(6):
+        await new.put(log=["new"] * (n + 1))
+
+    late = await Run(first).put(log=["old"] * 6)
+    await first.aput_writes(new.config, [("ch", "late")], "task")
+
+    for saver in (first, second):
+        assert await values(saver, thread()) == {"log": ["new"] * 6}
+        assert await saver.aget_tuple(late) is None
+        assert (await found(saver, thread())).pending_writes == []
+
+    # The saver has read the new thread, and writes into it.
+    await Run(first).put(log=["new"] * 7)
+    assert await values(second, thread()) == {"log": ["new"] * 7}
+
+
+async def test_no_record_builds_on_a_record_that_was_never_read(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """The thread may be deleted between the write and the first read."""
+    first, second = CheckpointSaver(cp), CheckpointSaver(cp)
+    log = [str(n) * 9 for n in range(10)]
+    await Run(first).put(log=log[:9])
+    await second.adelete_thread("t")
+    new = Run(second)
+
+    for n in range(3):
+        await new.put(other=n)
+
+    assert await values(first, thread()) == {"other": 2}
+    last = await Run(first).put(log=log)
+    assert await values(second, last) == {"log": log}

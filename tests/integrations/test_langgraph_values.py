@@ -1,0 +1,197 @@
+"""Ids and values in the store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from cpkit import (
+    CorruptThread,
+    InvalidId,
+    MemoryCheckpointer,
+    open_checkpointer,
+)
+from cpkit.integrations.langgraph import CheckpointSaver, store_thread_id
+from tests.integrations.langgraph_runs import Run, thread, values
+
+# Ids
+
+HOSTILE = [
+    "t",
+    "T",
+    "",
+    " ",
+    "../t",
+    "*",
+    "%",
+    "a:b",
+    "a",
+    "a\0b",
+    "\0",
+    "é",
+    "e\u0301",
+    "x" * 512,
+    "x" * 513,
+    "x" * 5000,
+    "cpkit:langgraph:t",
+    store_thread_id("x" * 513),
+    "'; drop table messages; --",
+]
+
+
+async def test_different_ids_use_different_threads(url: str) -> None:
+    """Threads and namespaces with unusual ids are found again."""
+    async with open_checkpointer(url) as cp:
+        saver = CheckpointSaver(cp)
+        await cp.append("t", [{"not": "ours"}])
+
+        for n, thread_id in enumerate(HOSTILE):
+            assert await saver.aget_tuple(thread(thread_id)) is None
+            await Run(saver, thread_id).put(n=n)
+            inner = Run(saver)
+            inner.config = thread(thread_id, thread_id + "|:")
+            await inner.put(n=-n)
+
+        for reader in (saver, CheckpointSaver(cp)):
+            for n, thread_id in enumerate(HOSTILE):
+                assert await values(reader, thread(thread_id)) == {"n": n}
+                ns = thread_id + "|:"
+                assert await values(reader, thread(thread_id, ns)) == {"n": -n}
+
+        listed = [one.config["configurable"] async for one in saver.alist(None)]
+        assert {one["thread_id"] for one in listed} == set(HOSTILE)
+        assert len(listed) == 2 * len(HOSTILE)
+        assert len([one async for one in saver.alist(None, limit=3)]) == 3
+        await saver.acopy_thread("t", "y" * 600)
+        await saver.adelete_thread("x" * 513)
+        left = {
+            one.config["configurable"]["thread_id"] async for one in saver.alist(None)
+        }
+        assert left == {*HOSTILE, "y" * 600} - {"x" * 513}
+        assert await cp.load("t") is not None
+
+
+async def test_an_id_that_no_store_takes_is_refused(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """A lone surrogate is refused; a number is converted to text."""
+    saver = CheckpointSaver(cp)
+
+    with pytest.raises(InvalidId):
+        await Run(saver, "\ud800").put(n=1)
+
+    await Run(saver, 7).put(n=7)
+    assert await values(saver, thread("7")) == {"n": 7}
+
+
+async def test_a_copy_onto_itself_changes_nothing(cp: MemoryCheckpointer[Any]) -> None:
+    """A copy to another thread continues independently."""
+    saver = CheckpointSaver(cp)
+    await Run(saver).put(log=["a"] * 9)
+    await saver.acopy_thread("t", "t")
+    await saver.acopy_thread("t", "u")
+    await saver.aget_tuple(thread("u"))
+    await Run(saver, "u").put(log=["a"] * 10)
+    assert len([one async for one in saver.alist(thread())]) == 1
+    await saver.adelete_thread("t")
+    assert await values(CheckpointSaver(cp), thread("u")) == {"log": ["a"] * 10}
+
+
+# Stored values
+
+
+class Own:
+    """A type of the application that pickle could store."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Own)
+
+
+async def test_nothing_is_pickled(cp: MemoryCheckpointer[Any]) -> None:
+    """A value that the serializer cannot store is refused."""
+    saver = CheckpointSaver(cp)
+
+    for value in (Own(), [Own()]):
+        with pytest.raises(TypeError):
+            await Run(saver).put(own=value)
+
+    assert await cp.list_threads() == []
+    pickling = JsonPlusSerializer(pickle_fallback=True)
+
+    for serde in (pickling, EncryptedSerializer(_Xor(), pickling)):
+        with pytest.raises(ValueError, match="pickle"):
+            CheckpointSaver(cp, serde=serde)
+
+
+async def test_a_stored_pickle_is_not_loaded(cp: MemoryCheckpointer[Any]) -> None:
+    """Another program may have stored it."""
+    saver = CheckpointSaver(cp)
+    await Run(saver).put(n=1)
+    store_id = store_thread_id("t")
+    (record,) = await cp.read(store_id)
+    record["values"]["n"]["data"][0] = "pickle"
+    await cp.delete_thread(store_id)
+    await cp.append(store_id, [record])
+
+    with pytest.raises(NotImplementedError, match="pickle"):
+        await CheckpointSaver(cp).aget_tuple(thread())
+
+
+async def test_types_are_allowed_by_name(cp: MemoryCheckpointer[Any]) -> None:
+    """A type that is not allowed is loaded as plain data."""
+    from tests.integrations.langgraph_types import Plan
+
+    await Run(CheckpointSaver(cp)).put(plan=Plan("go"))
+    assert await values(CheckpointSaver(cp), thread()) == {"plan": {"text": "go"}}
+    allowing = JsonPlusSerializer(allowed_msgpack_modules=[Plan])
+
+    for saver in (
+        CheckpointSaver(cp, serde=allowing),
+        CheckpointSaver(cp).with_allowlist([(Plan.__module__, "Plan")]),
+    ):
+        there = await saver.aget_tuple(thread())
+        assert there is not None
+        assert there.checkpoint["channel_values"] == {"plan": Plan("go")}
+
+
+class _Xor:
+    """A toy cipher."""
+
+    def encrypt(self, plaintext: bytes) -> tuple[str, bytes]:
+        return "xor", bytes(byte ^ 1 for byte in plaintext)
+
+    def decrypt(self, ciphername: str, ciphertext: bytes) -> bytes:
+        return bytes(byte ^ 1 for byte in ciphertext)
+
+
+async def test_values_can_be_encrypted(cp: MemoryCheckpointer[Any]) -> None:
+    """LangGraph's EncryptedSerializer works, also for growing lists."""
+    saver = CheckpointSaver(cp, serde=EncryptedSerializer(_Xor()))
+    run = Run(saver)
+    await run.put(log=["secret"] * 9)
+    await run.put(log=["secret"] * 10)
+    assert await values(saver, thread()) == {"log": ["secret"] * 10}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user"},
+        {"type": "checkpoint", "id": "1", "first": None},
+        {"type": "later", "id": "1", "first": None},
+    ],
+)
+async def test_a_foreign_message_is_an_error(
+    cp: MemoryCheckpointer[Any], message: dict[str, Any]
+) -> None:
+    """The error names the thread and the position."""
+    saver = CheckpointSaver(cp)
+    await Run(saver).put(n=1)
+    await cp.append(store_thread_id("t"), [message])
+
+    for _ in range(2):
+        with pytest.raises(CorruptThread, match="message 1"):
+            await saver.aget_tuple(thread())
