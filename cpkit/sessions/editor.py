@@ -149,7 +149,7 @@ class SessionEditor(SessionView, ABC):
     async def set_name(self, name: str) -> str:
         """Give the session a name."""
         if not name.strip():
-            raise ValueError(f"a session's name must not be empty, not {name!r}")
+            raise ValueError(f"a session's name must not be blank, as {name!r} is")
 
         return await self._append(draft("session_info", name=name.strip()))
 

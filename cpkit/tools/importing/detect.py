@@ -48,7 +48,12 @@ def checked(source: str, kind: str | None) -> str:
         if kind == "langgraph-postgres":
             if not _is_postgres(source):
                 raise BadSource(f"{kind} is read from a postgresql:// URL")
-        elif (path := local(source)) and kind in _TEXT_KINDS and is_database(path):
+
+            return kind
+
+        path = local(source)
+
+        if kind in _TEXT_KINDS and is_database(path):
             raise BadSource(f"{source}: a SQLite database, not a file of {kind}")
     except OSError as exc:
         raise BadSource(f"{source}: {exc.strerror or exc}") from exc
