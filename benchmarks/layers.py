@@ -25,8 +25,7 @@ from cpkit.tools.benchmark.messages import messages
 from cpkit_file import changes, claims
 from cpkit_redis.layout import register_of
 from cpkit_redis.operations import _WRITES, FIND, arguments
-from cpkit_sqlite import transactions
-from cpkit_sqlite.driver import _hop
+from cpkit_sqlite.connection import run
 
 __all__ = ["decoding", "layers"]
 
@@ -137,16 +136,13 @@ def decoding(rounds: int) -> dict[str, float]:
 async def _sqlite(
     cp: Any, thread: str, key: str, server: str, stack: AsyncExitStack
 ) -> tuple[Steps, Steps]:
+    store = cp._store
     write = Append(thread, [_BODY], None)
     return {
-        "one trip: BEGIN, look-up, INSERT, COMMIT": lambda: _hop(
-            cp._writer, transactions.apply, [write]
+        "one trip: BEGIN, look-up, INSERT, COMMIT": lambda: run(
+            store._writer, store._commit, [write]
         )
-    }, {
-        "one trip: all columns of the call": lambda: _hop(
-            cp._reader, transactions.last_attempt, key
-        )
-    }
+    }, {"one trip: all columns of the call": lambda: store.holder(key)}
 
 
 async def _postgres(

@@ -1,5 +1,5 @@
-"""Agent state in one SQLite file; see `cpkit_sqlite.driver` for the manual."""
+"""Agent state in one SQLite file; see `cpkit_sqlite.store` for the manual."""
 
-from cpkit_sqlite.driver import SQLiteCheckpointer
+from cpkit_sqlite.store import SQLiteCheckpointer, SQLiteStore
 
-__all__ = ["SQLiteCheckpointer"]
+__all__ = ["SQLiteCheckpointer", "SQLiteStore"]

@@ -1,4 +1,4 @@
-"""The file: created for its owner alone, and brought to the version this code knows."""
+"""The file and its tables: found, created for the owner alone, and checked."""
 
 from __future__ import annotations
 
@@ -7,139 +7,228 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing, suppress
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from cpkit.errors import BackendUnavailable, SchemaMismatch
-from cpkit_sqlite.faults import BUSY, DAMAGED, primary_code
-from cpkit_sqlite.transactions import roll_back
+from cpkit.driver import Backoff, StoreFailure, StoreInfo
+from cpkit.errors import SchemaMismatch
+from cpkit_sqlite.errors import BUSY, ERRORS, code_of
 
-__all__ = ["SCHEMA_VERSION", "create_file", "prepare"]
+__all__ = [
+    "IN_MEMORY",
+    "SCHEMA_VERSION",
+    "File",
+    "find_file",
+    "look_at",
+    "prepare",
+    "sync_folder",
+]
 
 T = TypeVar("T")
 
+IN_MEMORY = ":memory:"
 SCHEMA_VERSION = 1
 
-_HAS_SCHEMA = "SELECT 1 FROM sqlite_master WHERE name = 'cpkit_schema'"
-_SCHEMA_VERSION = "SELECT version FROM cpkit_schema"
+_SCHEMA = files("cpkit_sqlite").joinpath("schema.sql").read_text()
 
 _creating = threading.Lock()
 
 
-def create_file(path: str) -> str:
-    """Create the file, and its folder, for their owner alone, if they are not there.
+class File(NamedTuple):
+    """A store's file.
 
-    Returns the absolute path. SQLite gives its -wal and -shm files the permissions of
-    the file itself.
+    ``seen`` is set where the file may only be read and no process has it open. SQLite
+    cannot create the file of its locks then, and reads without (``immutable``).
     """
-    path = os.path.abspath(path)
-    _create_folder(Path(path).parent)
 
-    # Under a lock, because closing any descriptor of a file drops the locks that
-    # SQLite holds on it elsewhere in this process (POSIX advisory locks).
+    path: str
+    writable: bool = True
+    seen: tuple[int, ...] | None = None
+
+    @property
+    def uri(self) -> str:
+        if self.path == IN_MEMORY:
+            return f"file:{IN_MEMORY}"
+
+        mode = "rw" if self.writable else "ro"
+        immutable = "" if self.seen is None else "&immutable=1"
+        return f"{Path(self.path).as_uri()}?mode={mode}{immutable}"
+
+    def check_unchanged(self) -> None:
+        """Raise if another process wrote a file that is read without locks."""
+        if self.seen is not None and self.seen != _stamp(self.path):
+            reason = "another process writes the file: open the store again"
+            raise StoreFailure("rejected", reason)
+
+
+def find_file(path: str) -> File:
+    """Return the file, created where it is missing, its folder too.
+
+    SQLite gives the -wal and -shm files the permissions of the file itself.
+    """
+    path = os.path.realpath(path)
+    folder = os.path.dirname(path)
+    _create_folder(folder)
+
+    # Under a lock: closing a descriptor of a file releases the locks that SQLite holds
+    # on it elsewhere in this process (POSIX advisory locks).
     with _creating:
         if not os.path.exists(path):
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
 
-    return path
+    if os.access(path, os.W_OK) and os.access(folder, os.W_OK):
+        return File(path)
+
+    return File(path, writable=False, seen=_stamp(path))
+
+
+def look_at(path: str) -> StoreInfo | None:
+    """Find out about a file and create nothing; ``None`` where it cannot be read."""
+    try:
+        uri = File(os.path.realpath(path), writable=False, seen=_stamp(path)).uri
+
+        with closing(sqlite3.connect(uri, uri=True)) as db:
+            version = _version(db)
+
+        parts = [path + end for end in ("", "-wal", "-shm")]
+        size = sum(os.path.getsize(part) for part in parts if os.path.exists(part))
+    except (FileNotFoundError, NotADirectoryError):
+        return StoreInfo(False)
+    except ERRORS:
+        return None
+
+    return StoreInfo(version is not None, version, size, path)
 
 
 def prepare(
-    db: sqlite3.Connection, store: str, durability: str, patience: float
+    db: sqlite3.Connection, store: str, writable: bool, patience: float
 ) -> None:
-    """Set the connection up, and create or migrate the tables.
+    """Check the file, and create the tables where it has none of them.
 
-    Raises ``SchemaMismatch`` for a store of another version, and for a file that
-    holds no database, or one whose text does not sort as ids do.
+    Nothing is written before the file is known to be usable. Raises ``SchemaMismatch``
+    for another version, and for tables of another program with the same names.
     """
-    try:
-        found = _prepare(db, store, durability, time.monotonic() + patience)
-    except sqlite3.DatabaseError as exc:
-        if primary_code(exc) not in DAMAGED:
-            raise
+    deadline = time.monotonic() + patience
+    found = _retry(deadline, lambda: _version(db))
 
-        raise SchemaMismatch(store, str(exc), SCHEMA_VERSION) from exc
+    if writable and found in (None, SCHEMA_VERSION):
+        query = "PRAGMA journal_mode = WAL"
+        (mode,) = _retry(deadline, lambda: db.execute(query).fetchone())
+
+        if mode not in ("wal", "memory"):
+            raise StoreFailure("rejected", "the file system does not support WAL")
+
+        if found is None:
+            _retry(deadline, lambda: _create(db))
+
+        found = _retry(deadline, lambda: _version(db))
+
+    if found is None:
+        reason = "the file may only be read, and has no tables of cpkit"
+        raise StoreFailure("rejected", reason)
 
     if found != SCHEMA_VERSION:
         raise SchemaMismatch(store, found, SCHEMA_VERSION)
 
 
-def _prepare(
-    db: sqlite3.Connection, store: str, durability: str, deadline: float
-) -> object:
-    """Return the version of the schema, or what stands in its place."""
-    # What the file says is data, never code: no functions from views or triggers.
-    db.execute("PRAGMA trusted_schema = OFF")
-    db.execute(f"PRAGMA synchronous = {durability.upper()}")
-    # macOS needs it for a sync to pass the drive's cache; elsewhere it does nothing.
-    db.execute(f"PRAGMA fullfsync = {durability == 'full'}")
-    # A quarter of the checkpoints: measured, a tenth to a fifth of what many concurrent
-    # appends cost. The log beside the file grows to 16 MB instead of 4.
-    db.execute("PRAGMA wal_autocheckpoint = 4000")
-    (encoding,) = _patiently(deadline, lambda: db.execute("PRAGMA encoding").fetchone())
+def _version(db: sqlite3.Connection) -> object:
+    """Return the schema's version, or what is wrong; ``None`` without tables."""
+    (encoding,) = db.execute("PRAGMA encoding").fetchone()
 
     if encoding != "UTF-8":
         return f"text in {encoding}"
 
-    mode = _patiently(
-        deadline, lambda: db.execute("PRAGMA journal_mode = WAL").fetchone()
-    )
+    found, expected = _tables(db), _expected()
 
-    if mode not in (("wal",), ("memory",)):
-        raise BackendUnavailable(store, "the file system does not support WAL")
-
-    found = _patiently(deadline, lambda: _version(db))
-    return _patiently(deadline, lambda: _create(db)) if found is None else found
-
-
-def _version(db: sqlite3.Connection) -> object:
-    if not db.execute(_HAS_SCHEMA).fetchone():
+    if not found.keys() & expected.keys():
         return None
 
-    row = db.execute(_SCHEMA_VERSION).fetchone()
-    return "an empty cpkit_schema" if row is None else row[0]
+    if found.get("cpkit_schema") == expected["cpkit_schema"]:
+        row = db.execute("SELECT version FROM cpkit_schema").fetchone()
+
+        if row != (SCHEMA_VERSION,):
+            return "an empty cpkit_schema" if row is None else row[0]
+
+    wrong = [name for name, sql in expected.items() if found.get(name) != sql]
+    return f"other definitions of {', '.join(wrong)}" if wrong else SCHEMA_VERSION
 
 
-def _create(db: sqlite3.Connection) -> object:
-    """Create the tables, unless another process was first; return the version."""
-    db.execute("BEGIN IMMEDIATE")
+def _tables(db: sqlite3.Connection) -> dict[str, str]:
+    """Return the tables and indexes that are named like those of the store."""
+    return dict(
+        db.execute(
+            "SELECT lower(name), sql FROM sqlite_master "
+            r"WHERE name LIKE 'cpkit\_%' ESCAPE '\' AND sql IS NOT NULL"
+        )
+    )
+
+
+@cache
+def _expected() -> dict[str, str]:
+    with closing(sqlite3.connect(IN_MEMORY)) as db:
+        db.executescript(_SCHEMA)
+        return _tables(db)
+
+
+def _create(db: sqlite3.Connection) -> None:
+    try:
+        db.executescript(_SCHEMA)
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+
+
+def _create_folder(folder: str) -> None:
+    """Create a folder and its parents, for their owner alone, and make them lasting."""
+    if not os.path.exists(folder):
+        parent = os.path.dirname(folder)
+        _create_folder(parent)
+
+        # Another process that creates it now may not have synced it yet.
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+
+        sync_folder(parent)
+
+
+def sync_folder(folder: str) -> None:
+    """Make the names in a folder lasting, except on Windows, which cannot."""
+    if os.name == "nt":
+        return
+
+    descriptor = os.open(folder, os.O_RDONLY)
 
     try:
-        if _version(db) is None:
-            schema = files("cpkit_sqlite").joinpath("schema.sql").read_text()
-
-            for statement in schema.split(";\n"):
-                db.execute(statement)
-
-        db.execute("COMMIT")
+        os.fsync(descriptor)
     finally:
-        roll_back(db)
-
-    return _version(db)
+        os.close(descriptor)
 
 
-def _create_folder(folder: Path) -> None:
-    """Create a folder and those above it, to which `Path.mkdir` gives other modes."""
-    if not folder.exists():
-        _create_folder(folder.parent)
-        folder.mkdir(mode=0o700, exist_ok=True)
+def _stamp(path: str) -> tuple[int, ...] | None:
+    """Return what changes with a file; ``None`` while a process has it open."""
+    if os.path.exists(f"{path}-wal") or os.path.exists(f"{path}-journal"):
+        return None
+
+    found = os.stat(path)
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _patiently(deadline: float, step: Callable[[], T]) -> T:
-    """Repeat a step that SQLite does not wait for by itself while the file is busy.
+def _retry(deadline: float, step: Callable[[], T]) -> T:
+    """Repeat a step for which SQLite does not wait by itself while the file is busy.
 
-    Turning WAL on, and recovering it, return SQLITE_BUSY without asking the busy
-    handler (sqlite.org/wal.html, "Sometimes queries return SQLITE_BUSY in WAL mode").
+    Turning on WAL and recovering it return SQLITE_BUSY without a wait
+    (sqlite.org/wal.html, "Sometimes Queries Return SQLITE_BUSY In WAL Mode").
     """
-    pause = 0.001
+    pauses = Backoff(first=0.001, longest=0.05).pauses()
 
     while True:
         try:
             return step()
         except sqlite3.OperationalError as exc:
-            if primary_code(exc) not in BUSY or time.monotonic() > deadline:
+            if code_of(exc) not in BUSY or time.monotonic() > deadline:
                 raise
 
-        time.sleep(pause)
-        pause = min(2 * pause, 0.05)
+        time.sleep(next(pauses))

@@ -1,31 +1,34 @@
 -- Version 1. Times are microseconds since 1970, UTC. Message bodies, extra keys and
--- values, args and results are JSON text.
+-- values, args and results are JSON text. SQLite keeps the text of each statement, and
+-- opening compares it: it changes with the version only.
+BEGIN IMMEDIATE;
 
-CREATE TABLE cpkit_threads (
+-- An append does not set updated_at: the time of the last message counts as well.
+CREATE TABLE IF NOT EXISTS cpkit_threads (
     number INTEGER PRIMARY KEY,
     thread_id TEXT NOT NULL UNIQUE,
     created_at INTEGER NOT NULL,
-    updated_at INTEGER NOT NULL  -- by anything but appends: the last message tells
+    updated_at INTEGER NOT NULL
 );
 
--- The key holds the thread's number above and the position below, so that the messages
--- of a thread lie together in one b-tree and an append writes one page of it.
-CREATE TABLE cpkit_messages (
-    key INTEGER PRIMARY KEY,  -- number << 32 | position
+-- The key is the thread's number << 32 | the message's position. So a thread's messages
+-- lie together in one b-tree, and an append writes one page.
+CREATE TABLE IF NOT EXISTS cpkit_messages (
+    key INTEGER PRIMARY KEY,
     appended_at INTEGER NOT NULL,
     body TEXT NOT NULL
 );
 
-CREATE TABLE cpkit_extra (
+CREATE TABLE IF NOT EXISTS cpkit_extra (
     thread_number INTEGER NOT NULL,
     key TEXT NOT NULL,
     value TEXT NOT NULL,
     PRIMARY KEY (thread_number, key)
 ) WITHOUT ROWID;
 
--- A call outlives its thread: what is left of it after a deletion names it by id.
-CREATE TABLE cpkit_calls (
-    sequence INTEGER PRIMARY KEY,  -- the order of claims
+-- In the order of claims. A call outlives its thread, so it names the thread by its id.
+CREATE TABLE IF NOT EXISTS cpkit_calls (
+    sequence INTEGER PRIMARY KEY,
     thread_id TEXT NOT NULL,
     call_id TEXT NOT NULL,
     tool_name TEXT NOT NULL,
@@ -40,14 +43,16 @@ CREATE TABLE cpkit_calls (
     UNIQUE (thread_id, call_id)
 );
 
-CREATE UNIQUE INDEX cpkit_calls_attempt ON cpkit_calls (idempotency_key, attempt);
+-- The second index refuses a second issued or completed call of a key.
+CREATE UNIQUE INDEX IF NOT EXISTS cpkit_calls_attempt
+    ON cpkit_calls (idempotency_key, attempt);
+CREATE UNIQUE INDEX IF NOT EXISTS cpkit_calls_holder
+    ON cpkit_calls (idempotency_key) WHERE status <> 'failed';
+CREATE INDEX IF NOT EXISTS cpkit_calls_pending
+    ON cpkit_calls (thread_id, sequence) WHERE status = 'issued' AND NOT erased;
+CREATE INDEX IF NOT EXISTS cpkit_calls_erased ON cpkit_calls (thread_id) WHERE erased;
 
--- At most one issued or completed call per key, by the store's own word.
-CREATE UNIQUE INDEX cpkit_calls_holder ON cpkit_calls (idempotency_key)
-    WHERE status <> 'failed';
+CREATE TABLE IF NOT EXISTS cpkit_schema (version INTEGER NOT NULL);
+INSERT INTO cpkit_schema SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM cpkit_schema);
 
-CREATE INDEX cpkit_calls_pending ON cpkit_calls (thread_id, sequence)
-    WHERE status = 'issued' AND NOT erased;
-
-CREATE TABLE cpkit_schema (version INTEGER NOT NULL);
-INSERT INTO cpkit_schema VALUES (1);
+COMMIT;

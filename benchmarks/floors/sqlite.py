@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import aiosqlite
@@ -12,6 +12,7 @@ from pydantic_core import from_json, to_json
 
 from cpkit import JsonValue
 from cpkit.tools.benchmark.contender import CALL_ARGS, CALL_RESULT, Contender
+from cpkit_sqlite.connection import Connection, run
 
 __all__ = ["SQLiteFloor"]
 
@@ -73,9 +74,11 @@ class SQLiteFloor(Contender):
         return SQLiteFloor(self.path, self.name, clustered=self.clustered)
 
     async def open(self) -> None:
-        self._db = await aiosqlite.connect(self.path, isolation_level=None, timeout=30)
+        self._db = await aiosqlite.connect(
+            self.path, factory=Connection, isolation_level=None, timeout=30
+        )
         tables = _TABLES.format(clustered="WITHOUT ROWID" if self.clustered else "")
-        await self._hop(_prepare, tables)
+        await run(self._db, _prepare, tables)
 
     async def close(self) -> None:
         await self._db.close()
@@ -91,7 +94,7 @@ class SQLiteFloor(Contender):
             for position, message in enumerate(messages)
         ]
         self._positions[thread] = len(rows)
-        await self._hop(_all, _APPEND, rows)
+        await run(self._db, _all, _APPEND, rows)
 
     async def load(self, thread: str) -> list[Any]:
         return _decoded(await self._db.execute_fetchall(_LOAD, (thread,)))
@@ -103,9 +106,9 @@ class SQLiteFloor(Contender):
     async def cycle(self, thread: str, name: str) -> JsonValue:
         key = f"{thread}:{name}"
         call = (thread, name, key, "charge", to_json(CALL_ARGS).decode())
-        await self._hop(_both, thread, _CLAIM, call)
+        await run(self._db, _both, thread, _CLAIM, call)
         result = to_json(CALL_RESULT).decode()
-        await self._hop(_both, thread, _RESOLVE, (result, thread, name))
+        await run(self._db, _both, thread, _RESOLVE, (result, thread, name))
         return await self.replay(thread, name)
 
     async def replay(self, thread: str, name: str) -> JsonValue:
@@ -116,19 +119,13 @@ class SQLiteFloor(Contender):
 
     async def merge(self, thread: str, values: Mapping[str, JsonValue]) -> None:
         rows = [(thread, k, to_json(v).decode()) for k, v in values.items()]
-        await self._hop(_both, thread, _MERGE, *rows)
+        await run(self._db, _both, thread, _MERGE, *rows)
 
     async def extra(self, thread: str) -> Mapping[str, JsonValue]:
         rows = await self._db.execute_fetchall(
             "SELECT key, value FROM extra WHERE thread_id = ?", (thread,)
         )
         return {key: from_json(value) for key, value in rows}
-
-    async def _hop(self, function: Callable[..., T], *args: Any) -> T:
-        result: T = await self._db._execute(  # type: ignore[no-untyped-call]  # aiosqlite's public methods are one statement each
-            function, self._db._conn, *args
-        )
-        return result
 
 
 def _prepare(db: sqlite3.Connection, tables: str) -> None:

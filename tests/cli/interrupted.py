@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from cpkit.cli import main
-from cpkit_sqlite import SQLiteCheckpointer
+from cpkit.driver import Handle
 
 
 async def load(_self: Any, _thread_id: str) -> None:
@@ -19,6 +19,6 @@ async def load(_self: Any, _thread_id: str) -> None:
     await asyncio.Event().wait()
 
 
-setattr(SQLiteCheckpointer, "load", load)  # noqa: B010  # mypy knows it as a method
+setattr(Handle, "load", load)  # noqa: B010  # mypy knows it as a method
 sys.argv = ["cpkit", "show", sys.argv[1], "t"]
 main()

@@ -15,8 +15,8 @@ from cpkit import (
     MemoryCheckpointer,
     open_checkpointer,
 )
+from cpkit.driver import Handle
 from cpkit.registry import DEFAULT_URL, driver_names, url_path
-from cpkit_sqlite import SQLiteCheckpointer
 
 OURS = "file memory postgres postgresql redis redis+unix rediss sqlite".split()
 SQLITE_OPTIONS = "busy_timeout, durability, max_append, max_payload, strict_roundtrip"
@@ -202,7 +202,7 @@ def test_an_option_given_twice_alike_is_taken(
     url: str, options: dict[str, Any]
 ) -> None:
     """What counts is the value, not how it was written."""
-    assert isinstance(open_checkpointer(url, **options), SQLiteCheckpointer)
+    assert isinstance(open_checkpointer(url, **options), Handle)
 
 
 @pytest.mark.parametrize("query", ["a", "max_payload", "&", "max_payload=1&"])
@@ -278,7 +278,7 @@ def test_a_slip_in_an_option_of_the_class_is_a_value_error() -> None:
 )
 def test_a_path_of_sqlite(url: str, path: str) -> None:
     """Three slashes are relative, four absolute; escapes are decoded, '+' is itself."""
-    assert repr(open_checkpointer(url)) == f"<SQLiteCheckpointer sqlite:///{path}>"
+    assert repr(open_checkpointer(url)) == f"<Handle sqlite:///{path}>"
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import aiosqlite
 import pytest
 
 from cpkit import Closed, ToolCall
 from cpkit_sqlite import SQLiteCheckpointer
+from tests.sqlite.inside import occupied, reader, writer
 
 Store = SQLiteCheckpointer[Any]
 
@@ -33,11 +33,6 @@ WRITES: dict[str, Callable[[Store], Coroutine[Any, Any, Any]]] = {
 async def turns(count: int) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
-
-
-async def occupied(connection: aiosqlite.Connection, gate: threading.Event) -> None:
-    """Keep a connection's worker thread at work until the gate opens."""
-    await connection._execute(gate.wait)  # type: ignore[no-untyped-call]  # aiosqlite
 
 
 async def cancelled_after(work: Coroutine[Any, Any, Any], count: int) -> bool:
@@ -80,7 +75,7 @@ async def test_a_write_cancelled_in_the_queue_is_not_done(
     gate = threading.Event()
 
     async with Store(path if path_ == "file" else path_) as cp:
-        held = asyncio.create_task(occupied(cp._writer, gate))
+        held = asyncio.create_task(occupied(writer(cp), gate))
         first = asyncio.create_task(cp.append("t", [{"n": 1}]))
         await turns(5)
         second = asyncio.create_task(cp.append("t", [{"n": 2}]))
@@ -102,7 +97,7 @@ async def test_a_write_cancelled_under_way_is_done(path: str) -> None:
     gate = threading.Event()
 
     async with Store(path) as cp:
-        held = asyncio.create_task(occupied(cp._writer, gate))
+        held = asyncio.create_task(occupied(writer(cp), gate))
         first, second = (
             asyncio.create_task(cp.append("t", [{"n": n}])) for n in (1, 2)
         )
@@ -123,7 +118,7 @@ async def test_closing_finishes_what_is_under_way(path: str) -> None:
     cp = await Store(path).__aenter__()
     held = [
         asyncio.create_task(occupied(connection, gate))
-        for connection in (cp._writer, cp._reader)
+        for connection in (writer(cp), reader(cp))
     ]
     await turns(5)
     write = asyncio.create_task(cp.append("t", [{}]))

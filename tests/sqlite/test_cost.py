@@ -9,11 +9,11 @@ import sqlite3
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import aiosqlite
 import pytest
 
 from cpkit import ToolCall
-from cpkit_sqlite import SQLiteCheckpointer, transactions
+from cpkit_sqlite import SQLiteCheckpointer, queries
+from tests.sqlite.inside import database, reader, writer
 from tests.sqlite.syncs import counted
 
 Store = SQLiteCheckpointer[Any]
@@ -37,16 +37,17 @@ WRITES = {"append", "save_extra", "record_issued", "record_result", "delete_thre
 
 
 @pytest.fixture
-def trips(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The trips to aiosqlite's worker threads, as they are made."""
-    made: list[str] = []
-    execute: Any = aiosqlite.Connection._execute
+async def trips(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The answers of worker threads to the event loop, each the end of one trip."""
+    made: list[object] = []
+    loop = asyncio.get_running_loop()
+    answer = loop.call_soon_threadsafe
 
-    async def count(self: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-        made.append(function.__name__)
-        return await execute(self, function, *args, **kwargs)
+    def count(callback: Any, *args: Any, **kwargs: Any) -> Any:
+        made.append(callback)
+        return answer(callback, *args, **kwargs)
 
-    monkeypatch.setattr(aiosqlite.Connection, "_execute", count)
+    monkeypatch.setattr(loop, "call_soon_threadsafe", count)
     return made
 
 
@@ -57,12 +58,12 @@ async def statements(path: str) -> Any:
 
     async with Store(path) as cp:
         await cp.append("t", [{}])
-        await cp._writer.set_trace_callback(ran.append)
+        await writer(cp).set_trace_callback(ran.append)
         yield cp, ran
 
 
 async def test_each_operation_is_one_trip_to_the_worker_thread(
-    path: str, trips: list[str]
+    path: str, trips: list[object]
 ) -> None:
     """However many statements it has."""
     async with Store(path) as cp:
@@ -80,7 +81,7 @@ async def test_a_lone_write_is_one_commit_and_one_sync(
     """An acknowledgement costs what durability costs, once."""
     cp, ran = statements
 
-    with counted(cp._writer._conn) as syncs:
+    with counted(await database(writer(cp))) as syncs:
         for name, operation in OPERATIONS.items():
             ran.clear()
             await operation(cp)
@@ -95,7 +96,7 @@ async def test_a_write_that_changes_nothing_syncs_nothing(
     await cp.record_issued("t", CALL)
     await cp.record_result("t", "c", 1)
 
-    with counted(cp._writer._conn) as syncs:
+    with counted(await database(writer(cp))) as syncs:
         await cp.append("t", [], expected_version=1)
         await cp.record_issued("t", CALL)
         await cp.record_issued("t", ToolCall("other", "tool", {}, "key"))
@@ -109,7 +110,7 @@ async def test_a_relaxed_store_leaves_the_syncs_to_the_system(path: str) -> None
     async with Store(path, durability="normal") as cp:
         await cp.append("t", [{}])
 
-        with counted(cp._writer._conn) as syncs:
+        with counted(await database(writer(cp))) as syncs:
             await cp.append("t", [{}])
             assert syncs.take() == 0
 
@@ -121,7 +122,7 @@ async def test_concurrent_writers_share_commits_and_syncs(
     """64 appends at once, to one thread or to many, are one commit or two."""
     cp, ran = statements
 
-    with counted(cp._writer._conn) as syncs:
+    with counted(await database(writer(cp))) as syncs:
         versions = await asyncio.gather(
             *(cp.append(f"new {i % threads}", [{"i": i}]) for i in range(64))
         )
@@ -176,7 +177,7 @@ async def test_what_an_append_writes_does_not_grow_with_the_thread(path: str) ->
         for _ in range(10):
             await cp.append("t", [{"pad": "x" * 1000}] * 2000)
 
-        await cp._writer.execute_fetchall("PRAGMA wal_checkpoint(TRUNCATE)")
+        await writer(cp).execute_fetchall("PRAGMA wal_checkpoint(TRUNCATE)")
         long = await cost(cp)
 
     assert long <= 1.1 * short
@@ -186,9 +187,8 @@ def plans(raw: sqlite3.Connection) -> dict[str, str]:
     """Return SQLite's plan for every statement of the driver."""
     found = {}
 
-    for name, sql in vars(transactions).items():
-        # Not the pieces of which statements are made.
-        if not isinstance(sql, str) or name.islower() or name in ("_LAST_KEY", "_CALL"):
+    for name, sql in vars(queries).items():
+        if name.startswith("_"):
             continue
 
         for count in range(10):
@@ -212,10 +212,10 @@ async def test_no_statement_walks_a_table(path: str, raw: sqlite3.Connection) ->
     for name, plan in found.items():
         assert not re.search(r"SCAN cpkit_", plan), (name, plan)
 
-    assert "(thread_id>? AND thread_id<?)" in found["_THREADS"]
-    assert "TEMP B-TREE" not in found["_THREADS"]
-    assert "cpkit_calls_attempt (idempotency_key=?)" in found["_LAST_ATTEMPT"]
-    assert "cpkit_calls_pending (thread_id=?)" in found["_PENDING"]
+    assert "(thread_id>? AND thread_id<?)" in found["THREADS"]
+    assert "TEMP B-TREE" not in found["THREADS"]
+    assert "cpkit_calls_attempt (idempotency_key=?)" in found["ATTEMPTS"]
+    assert "cpkit_calls_pending (thread_id=?)" in found["PENDING"]
 
 
 @pytest.mark.parametrize(
@@ -228,9 +228,9 @@ async def test_a_read_works_no_more_beside_100_000_other_messages(
 
     async def steps(cp: Store) -> int:
         taken = []
-        await cp._reader.set_progress_handler(lambda: taken.append(1), 1)
+        await reader(cp).set_progress_handler(lambda: taken.append(1), 1)
         await OPERATIONS[name](cp)
-        await cp._reader.set_progress_handler(lambda: None, 0)
+        await reader(cp).set_progress_handler(lambda: None, 0)
         return len(taken)
 
     async with Store(path) as cp:

@@ -16,6 +16,7 @@ import pytest
 
 from cpkit import BackendUnavailable, Survives, open_checkpointer
 from cpkit_sqlite import SQLiteCheckpointer
+from tests.sqlite.inside import reader, writer
 from tests.sqlite.worker import NOBODY, Worker
 
 Store = SQLiteCheckpointer[Any]
@@ -191,7 +192,7 @@ async def test_both_connections_are_set_up_as_promised(
 ) -> None:
     """The words of ``durability`` are the settings that SQLite has."""
     async with Store(path, busy_timeout=3, **options) as cp:
-        for connection in (cp._writer, cp._reader):
+        for connection in (writer(cp), reader(cp)):
             for pragma, value in [
                 ("journal_mode", "wal"),
                 ("synchronous", synchronous),
@@ -216,7 +217,7 @@ async def test_a_full_database_writes_nothing_and_then_works_again(path: str) ->
     async with Store(path) as cp:
         version = await cp.append("t", [{"pad": "x" * 1000}] * 10)
         # SQLite takes the pages that are there for the least limit.
-        await cp._writer.execute_fetchall("PRAGMA max_page_count = 1")
+        await writer(cp).execute_fetchall("PRAGMA max_page_count = 1")
         big = [{"pad": "x" * 1000}] * 50
 
         with pytest.raises(BackendUnavailable, match="full") as raised:
@@ -224,7 +225,7 @@ async def test_a_full_database_writes_nothing_and_then_works_again(path: str) ->
 
         assert raised.value.maybe_applied is False
         assert len(await cp.read("t")) == version
-        await cp._writer.execute_fetchall("PRAGMA max_page_count = 100000")
+        await writer(cp).execute_fetchall("PRAGMA max_page_count = 100000")
         assert await cp.append("t", big, expected_version=version) == version + 50
 
 
@@ -323,7 +324,7 @@ async def test_closing_leaves_no_file_open(path: str) -> None:
 
         Path(path + ".no").write_text("no database " * 100)
 
-        with pytest.raises(Exception, match="no schema"):
+        with pytest.raises(Exception, match="not a database"):
             await Store(path + ".no").__aenter__()
 
     assert not [name for name in open_files() if path in name]

@@ -12,7 +12,13 @@ from typing import Any
 
 import pytest
 
-from cpkit import BackendUnavailable, CallRecord, CheckpointData, open_checkpointer
+from cpkit import (
+    BackendUnavailable,
+    CallRecord,
+    CheckpointData,
+    KeepsReceipts,
+    open_checkpointer,
+)
 from cpkit_sqlite import SQLiteCheckpointer
 from tests.sqlite.worker import Worker
 
@@ -32,7 +38,7 @@ def loaded(url: str, thread_id: str) -> CheckpointData[dict[str, Any]]:
 def on_record(url: str, thread_id: str) -> list[CallRecord]:
     async def calls() -> list[CallRecord]:
         async with open_checkpointer(url) as cp:
-            assert isinstance(cp, SQLiteCheckpointer)
+            assert isinstance(cp, KeepsReceipts)
             return await cp.list_calls(thread_id)
 
     return asyncio.run(calls())

@@ -1,0 +1,86 @@
+"""Every statement of the store.
+
+The messages of a thread have the keys from ``number << 32`` on; see ``schema.sql``.
+JSON is stored as TEXT and fetched as bytes: the codec names a row that is not UTF-8.
+"""
+
+HEAD = """
+SELECT number, coalesce(
+    (SELECT max(key) FROM cpkit_messages
+     WHERE key >= number << 32 AND key < (number + 1) << 32),
+    (number << 32) - 1)
+FROM cpkit_threads WHERE thread_id = ?
+"""
+
+THREADS = """
+SELECT thread_id,
+    coalesce((SELECT max(key) FROM cpkit_messages
+              WHERE key >= number << 32 AND key < (number + 1) << 32)
+             - (number << 32) + 1, 0),
+    created_at,
+    max(updated_at, coalesce((SELECT appended_at FROM cpkit_messages
+              WHERE key >= number << 32 AND key < (number + 1) << 32
+              ORDER BY key DESC LIMIT 1), 0))
+FROM cpkit_threads
+WHERE thread_id >= ? AND thread_id < ? ORDER BY thread_id LIMIT ?
+"""
+
+ERASED_THREADS = """
+SELECT thread_id, 0, min(issued_at), max(max(issued_at, coalesce(resolved_at, 0)))
+FROM cpkit_calls
+WHERE erased AND thread_id >= ? AND thread_id < ?
+    AND thread_id NOT IN (SELECT thread_id FROM cpkit_threads)
+GROUP BY thread_id ORDER BY thread_id LIMIT ?
+"""
+
+ADD_THREAD = """
+INSERT INTO cpkit_threads (thread_id, created_at, updated_at) VALUES (?, ?, ?)
+"""
+TOUCH_THREAD = """
+INSERT INTO cpkit_threads (thread_id, created_at, updated_at) VALUES (?1, ?2, ?2)
+ON CONFLICT (thread_id) DO UPDATE SET updated_at = max(updated_at, ?2)
+"""
+DELETE_THREAD = "DELETE FROM cpkit_threads WHERE number = ?"
+
+ADD_MESSAGE = "INSERT INTO cpkit_messages VALUES (?, ?, CAST(? AS TEXT))"
+MESSAGES = """
+SELECT CAST(body AS BLOB) FROM cpkit_messages WHERE key >= ? AND key < ? ORDER BY key
+"""
+DELETE_MESSAGES = "DELETE FROM cpkit_messages WHERE key >= ? AND key <= ?"
+
+SET_EXTRA = """
+INSERT INTO cpkit_extra
+SELECT number, CAST(?2 AS TEXT), CAST(?3 AS TEXT) FROM cpkit_threads
+WHERE thread_id = ?1
+ON CONFLICT (thread_number, key) DO UPDATE SET value = excluded.value
+"""
+EXTRA = """
+SELECT CAST(key AS BLOB), CAST(value AS BLOB) FROM cpkit_extra WHERE thread_number = ?
+"""
+DELETE_EXTRA = "DELETE FROM cpkit_extra WHERE thread_number = ?"
+
+_CALL = """
+SELECT thread_id, call_id, tool_name, CAST(args AS BLOB), idempotency_key, status,
+    attempt, issued_at, CAST(result AS BLOB), resolved_at, erased
+FROM cpkit_calls
+"""
+CALL = f"{_CALL} WHERE thread_id = ? AND call_id = ?"
+CALLS = f"{_CALL} WHERE thread_id = ? ORDER BY sequence"
+PENDING = f"""
+{_CALL} WHERE thread_id = ? AND status = 'issued' AND NOT erased ORDER BY sequence
+"""
+ATTEMPTS = f"{_CALL} WHERE idempotency_key = ? ORDER BY attempt DESC LIMIT ?"
+
+ADD_CALL = """
+INSERT INTO cpkit_calls (thread_id, call_id, tool_name, args, idempotency_key, status,
+    attempt, issued_at, result, resolved_at, erased)
+VALUES (?, ?, ?, CAST(? AS TEXT), ?, ?, ?, ?, CAST(? AS TEXT), ?, ?)
+"""
+RESOLVE_CALL = """
+UPDATE cpkit_calls SET status = ?, result = CAST(? AS TEXT), resolved_at = ?
+WHERE thread_id = ? AND call_id = ?
+"""
+ERASE_CALLS = """
+UPDATE cpkit_calls SET args = '{}', result = NULL, erased = 1 WHERE thread_id = ?
+"""
+DELETE_CALLS = "DELETE FROM cpkit_calls WHERE thread_id = ?"

@@ -1,0 +1,578 @@
+"""Agent state in one SQLite file, for any number of processes on one machine.
+
+URL forms
+    ``sqlite:///relative.db``, ``sqlite:////absolute.db`` and ``sqlite:///:memory:`` (a
+    store of its own for each handle). Options: ``durability`` (``full`` or
+    ``normal``), ``busy_timeout`` in seconds, and those of every driver.
+
+Durability
+    ``full``, the default: WAL with ``synchronous=FULL``, so an acknowledged write
+    survives a power loss. ``normal``: it survives a kill of the process; a power loss
+    can take the last commits, and never a part of one
+    (sqlite.org/pragma.html#pragma_synchronous).
+
+What is atomic
+    Each operation is one trip to aiosqlite's worker thread and one transaction. Writes
+    that queue during a commit share the next one. A load reads messages, extra and
+    calls in one transaction on a connection of its own. So loads and writes do not wait
+    for each other.
+
+Several processes
+    The file's write lock orders commits. A write that waits for the lock for longer
+    than ``busy_timeout`` raises ``BackendUnavailable``, and nothing was written. So a
+    process that is stopped (SIGSTOP, a debugger) inside a commit blocks the writes of
+    all others until it continues or is killed. Loads go on.
+
+    The ``-wal`` file is copied into the file at about 16 MB, by the process whose
+    commit reaches that size. It holds the write lock meanwhile, so that processes which
+    use cpkit do not hit the WAL-reset bug of SQLite before 3.51.3. Another program that
+    writes the file could; ``cpkit doctor`` says so.
+
+Caveats
+    The file must be on a local file system: WAL does not work over a network. Every
+    table's name starts with ``cpkit_``, so the file may hold others as well. A file or
+    folder that may only be read can be opened and read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from itertools import starmap
+from operator import itemgetter
+from typing import Any, ClassVar, Literal, TypeVar
+
+import aiosqlite
+from pydantic import Field
+
+from cpkit.driver import (
+    Append,
+    Batching,
+    Claim,
+    Conflict,
+    Decode,
+    DriverOptions,
+    Erase,
+    FullHandle,
+    KeyHeld,
+    Limits,
+    Merge,
+    Outcome,
+    Resolve,
+    Restore,
+    Snapshot,
+    StoredCall,
+    StoredDump,
+    StoreInfo,
+    Timeouts,
+    Write,
+    from_micros,
+    issued_call,
+    key_is_held,
+    prefix_end,
+    resolved_call,
+    span,
+)
+from cpkit.errors import CorruptThread, InvalidURL, SchemaMismatch
+from cpkit.records import Durability, Survives, ThreadInfo
+from cpkit.registry import url_path
+from cpkit_sqlite import queries
+from cpkit_sqlite.connection import Connection, WriteAheadLog, has_wal_reset_bug, run
+from cpkit_sqlite.errors import ERRORS, failure
+from cpkit_sqlite.schema import (
+    IN_MEMORY,
+    SCHEMA_VERSION,
+    File,
+    find_file,
+    look_at,
+    prepare,
+    sync_folder,
+)
+
+__all__ = ["SQLiteCheckpointer", "SQLiteStore"]
+
+MessageT = TypeVar("MessageT")
+T = TypeVar("T")
+Heads = dict[str, tuple[int, int]]
+
+
+class SQLiteOptions(DriverOptions):
+    """``busy_timeout``: seconds to wait for another process's transaction."""
+
+    durability: Literal["full", "normal"] = "full"
+    busy_timeout: float = Field(default=30.0, gt=0, le=86_400)  # SQLite has a C int
+
+
+class SQLiteStore:
+    """A store in a SQLite file; ``path`` is the file's, or ``":memory:"``."""
+
+    Options: ClassVar[type[DriverOptions]] = SQLiteOptions
+    client_options: ClassVar[frozenset[str]] = frozenset()
+    batching = Batching()
+    timeouts = Timeouts()  # a thread cannot be cancelled; busy_timeout limits its waits
+    erases = True
+
+    def __init__(self, path: str, options: SQLiteOptions | None = None) -> None:
+        self.name = f"sqlite:///{path}"
+        self.limits = Limits()
+        self._options = options or SQLiteOptions()
+        self._file = File(path)
+        self._log: WriteAheadLog | None = None
+        self._connections: list[aiosqlite.Connection] = []
+        self._writer: aiosqlite.Connection
+        self._reader: aiosqlite.Connection
+
+    @classmethod
+    def from_url(cls, url: str, options: SQLiteOptions) -> SQLiteStore:
+        return cls(_path(url), options)
+
+    @staticmethod
+    async def inspect(url: str, options: DriverOptions) -> StoreInfo | None:
+        path = _path(url)
+        return None if path == IN_MEMORY else await asyncio.to_thread(look_at, path)
+
+    async def open(self) -> None:
+        try:
+            await self._open()
+        except BaseException as exc:
+            await self.close()
+
+            if not isinstance(exc, ERRORS):
+                raise
+
+            problem = failure(exc, self.name)
+
+            if isinstance(problem, CorruptThread):
+                raise SchemaMismatch(self.name, str(exc), SCHEMA_VERSION) from exc
+
+            raise problem from exc
+
+    async def _open(self) -> None:
+        in_memory = self._file.path == IN_MEMORY
+
+        if not in_memory:
+            self._file = await asyncio.to_thread(find_file, self._file.path)
+
+        file, patience = self._file, self._options.busy_timeout
+        self._writer = self._reader = await self._connect()
+        await run(self._writer, prepare, self.name, file.writable, patience)
+
+        if file.writable and not in_memory:
+            self._log = await run(self._writer, _open_log, file)
+            self._reader = await self._connect()
+
+    async def _connect(self) -> aiosqlite.Connection:
+        """Open one connection, for `close` to close."""
+        connection = await aiosqlite.connect(
+            self._file.uri,
+            uri=True,
+            factory=Connection,
+            isolation_level=None,
+            timeout=self._options.busy_timeout,
+        )
+        self._connections.append(connection)
+        self.limits = await run(connection, _configure, self._options.durability)
+        return connection
+
+    async def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+        while self._connections:
+            await self._connections.pop().close()
+
+    def durability(self) -> Durability:
+        if self._file.path == IN_MEMORY:
+            advice = "the state ends with this handle: name a file to keep it"
+            return Durability(Survives.NONE, {}, (advice,))
+
+        engine = sqlite3.sqlite_version
+        synchronous = self._options.durability.upper()
+        advices = []
+
+        if synchronous == "NORMAL":
+            advices.append(
+                "a power loss can take the last commits: take durability=normal out"
+            )
+
+        if has_wal_reset_bug(sqlite3.sqlite_version_info):
+            advices.append(
+                f"SQLite {engine} has the WAL-reset bug, which cpkit avoids: do not "
+                "write the file with another program, or use SQLite 3.51.3 or later"
+            )
+
+        if not self._file.writable:
+            advices.append("the file may only be read: every write is refused")
+
+        return Durability(
+            Survives.PROCESS if synchronous == "NORMAL" else Survives.MACHINE,
+            {"journal_mode": "WAL", "synchronous": synchronous, "sqlite": engine},
+            tuple(advices),
+        )
+
+    # Writes
+
+    async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
+        return await self._run(self._writer, batch[0].thread_id, self._commit, batch)
+
+    def _commit(self, db: sqlite3.Connection, batch: Sequence[Write]) -> list[Outcome]:
+        outcomes = _apply(db, batch)
+
+        if self._log is not None:
+            self._log.checkpoint(db)
+
+        return outcomes
+
+    # Reads
+
+    async def snapshot(self, thread_id: str, decode: Decode) -> Snapshot | None:
+        return await self._read(thread_id, _snapshot, thread_id, decode)
+
+    async def messages(
+        self, thread_id: str, start: int, stop: int | None, decode: Decode
+    ) -> list[Any]:
+        return await self._read(thread_id, _messages, thread_id, start, stop, decode)
+
+    async def holder(self, key: str) -> StoredCall | None:
+        return await self._read("?", _call, queries.ATTEMPTS, key, 1)
+
+    # Optional abilities
+
+    async def calls(self, thread_id: str) -> list[StoredCall]:
+        return await self._read(thread_id, _calls, queries.CALLS, thread_id)
+
+    async def threads(
+        self, prefix: str, after: str | None, limit: int, erased: bool
+    ) -> list[ThreadInfo]:
+        return await self._read("?", _threads, prefix, after, limit, erased)
+
+    async def dump(self, thread_id: str) -> StoredDump | None:
+        return await self._read(thread_id, _dump, thread_id)
+
+    async def _read(self, thread_id: str, query: Callable[..., T], *args: Any) -> T:
+        return await self._run(self._reader, thread_id, _at_one_moment, query, *args)
+
+    async def _run(
+        self,
+        connection: aiosqlite.Connection,
+        thread_id: str,
+        function: Callable[..., T],
+        *args: Any,
+    ) -> T:
+        """Call a function in the connection's thread; raise what its errors mean."""
+        try:
+            found = await run(connection, function, *args)
+        except ERRORS as exc:
+            raise failure(exc, self.name, thread_id) from exc
+        finally:
+            self._file.check_unchanged()
+
+        return found
+
+
+class SQLiteCheckpointer(FullHandle[MessageT]):
+    """A handle of a store in a SQLite file.
+
+    ``path`` is the file's, or ``":memory:"``; a missing file is created for its owner
+    alone, and so is a missing folder. Options as in the URL.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        message_type: type[MessageT] | Any = dict,
+        **options: Any,
+    ) -> None:
+        known = SQLiteOptions(**options)
+        store = SQLiteStore(os.fspath(path), known)
+        super().__init__(store, message_type=message_type, options=known)
+
+
+def _path(url: str) -> str:
+    path = url_path(url)
+
+    if not url.partition(":")[2].startswith("///") or path == "/":
+        raise InvalidURL(
+            "write sqlite:///relative.db, sqlite:////absolute.db or sqlite:///:memory:"
+        )
+
+    return path[1:]
+
+
+# In the connections' threads
+
+
+def _configure(db: sqlite3.Connection, durability: str) -> Limits:
+    # Text that is not UTF-8 raises UnicodeDecodeError: see `errors`.
+    db.text_factory = bytes.decode
+    # What the file says is data, never code: no functions from views or triggers.
+    db.execute("PRAGMA trusted_schema = OFF")
+    db.execute(f"PRAGMA synchronous = {durability}")
+    # macOS needs it for an fsync to pass the drive's cache; elsewhere it does nothing.
+    db.execute(f"PRAGMA fullfsync = {durability == 'full'}")
+    # See `WriteAheadLog`.
+    db.execute("PRAGMA wal_autocheckpoint = 0")
+    # It limits a row, which has two values at most (args and result), and ids.
+    return Limits(max_value=(db.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) - 4096) // 2)
+
+
+def _open_log(db: sqlite3.Connection, file: File) -> WriteAheadLog:
+    # SQLite syncs the folder too after it created the log, but ignores an error.
+    sync_folder(os.path.dirname(file.path))
+    (page_size,) = db.execute("PRAGMA page_size").fetchone()
+    return WriteAheadLog(file.path, file.uri, page_size)
+
+
+def _apply(db: sqlite3.Connection, batch: Sequence[Write]) -> list[Outcome]:
+    """Apply a batch in one transaction; a refused write has not written anything."""
+    heads: Heads = {}
+    db.execute("BEGIN IMMEDIATE")
+
+    try:
+        outcomes = [_apply_one(db, write, heads) for write in batch]
+        db.execute("COMMIT")
+    finally:
+        _roll_back(db)
+
+    return outcomes
+
+
+def _apply_one(db: sqlite3.Connection, write: Write, heads: Heads) -> Outcome:
+    if isinstance(write, Append):
+        return _append(db, write, heads)
+
+    heads.clear()
+
+    match write:
+        case Merge():
+            _append(db, Append(write.thread_id, [], None, write.items), heads)
+            return None
+        case Claim():
+            return _claim(db, write)
+        case Resolve():
+            return _resolve(db, write)
+        case Restore():
+            return _restore(db, write)
+        case Erase():
+            _erase(db, write)
+            return None
+
+
+def _append(db: sqlite3.Connection, write: Append, heads: Heads) -> int | Conflict:
+    """Append; ``heads`` has number and last key of threads that were looked up."""
+    thread_id, bodies, expected, items = write
+    head = heads.get(thread_id) or _one(db, queries.HEAD, thread_id)
+    version = _version(head)
+
+    if expected not in (None, version):
+        return Conflict(version)
+
+    now = _now()
+
+    if head is None and (bodies or items):
+        number = db.execute(queries.ADD_THREAD, (thread_id, now, now)).lastrowid or 0
+        head = number, (number << 32) - 1
+    elif items:
+        db.execute(queries.TOUCH_THREAD, (thread_id, now))
+
+    if head is not None:
+        number, last = head
+        heads[thread_id] = number, last + len(bodies)
+        rows = [(key, now, body) for key, body in enumerate(bodies, last + 1)]
+        db.executemany(queries.ADD_MESSAGE, rows)
+        db.executemany(queries.SET_EXTRA, [(thread_id, *item) for item in items])
+
+    return version + len(bodies)
+
+
+def _claim(db: sqlite3.Connection, write: Claim) -> StoredCall | None:
+    known = _call(db, queries.CALL, write.thread_id, write.call.call_id)
+
+    if known is not None:
+        return known
+
+    newest = _call(db, queries.ATTEMPTS, write.call.idempotency_key, 1)
+
+    if newest is not None and newest.status != "failed":
+        return newest
+
+    now = _now()
+    db.execute(queries.TOUCH_THREAD, (write.thread_id, now))
+    db.execute(queries.ADD_CALL, issued_call(write, newest, now))
+    return None
+
+
+def _resolve(db: sqlite3.Connection, write: Resolve) -> StoredCall | None:
+    found = _call(db, queries.CALL, write.thread_id, write.call_id)
+
+    if found is None or found.status != "issued":
+        return found
+
+    now = _now()
+    call = resolved_call(found, write, now)
+    db.execute(
+        queries.RESOLVE_CALL, (call.status, call.result, call.resolved_at, *call[:2])
+    )
+
+    if not call.erased:
+        db.execute(queries.TOUCH_THREAD, (write.thread_id, now))
+
+    return call
+
+
+def _erase(db: sqlite3.Connection, write: Erase) -> None:
+    head = _one(db, queries.HEAD, write.thread_id)
+
+    if head is not None:
+        number, last = head
+        db.execute(queries.DELETE_MESSAGES, (number << 32, last))
+        db.execute(queries.DELETE_EXTRA, (number,))
+        db.execute(queries.DELETE_THREAD, (number,))
+
+    calls = queries.DELETE_CALLS if write.forget_keys else queries.ERASE_CALLS
+    db.execute(calls, (write.thread_id,))
+
+
+def _restore(db: sqlite3.Connection, write: Restore) -> Conflict | KeyHeld | None:
+    thread_id, created, updated = write.thread_id, write.created_at, write.updated_at
+    head = _one(db, queries.HEAD, thread_id)
+
+    if head is not None or _calls(db, queries.CALLS, thread_id):
+        return Conflict(_version(head))
+
+    for call in write.calls:
+        others = _calls(db, queries.ATTEMPTS, call.idempotency_key, -1)
+
+        if key_is_held(call, others):
+            return KeyHeld(call.idempotency_key, others[0].thread_id)
+
+    if created is not None:
+        number = db.execute(queries.ADD_THREAD, (thread_id, created, updated)).lastrowid
+        first = (number or 0) << 32
+        rows = [(key, updated, body) for key, body in enumerate(write.bodies, first)]
+        db.executemany(queries.ADD_MESSAGE, rows)
+        items = [(thread_id, *item) for item in write.items]
+        db.executemany(queries.SET_EXTRA, items)
+
+    db.executemany(queries.ADD_CALL, write.calls)
+    return None
+
+
+def _at_one_moment(db: sqlite3.Connection, query: Callable[..., T], *args: Any) -> T:
+    """Run a query whose statements all see the same state of the file."""
+    db.execute("BEGIN")
+
+    try:
+        return query(db, *args)
+    finally:
+        _roll_back(db)
+
+
+def _snapshot(
+    db: sqlite3.Connection, thread_id: str, decode: Decode
+) -> Snapshot | None:
+    head = _one(db, queries.HEAD, thread_id)
+
+    if head is None:
+        return None
+
+    return Snapshot(
+        _decoded(db, thread_id, head, 0, None, decode),
+        db.execute(queries.EXTRA, head[:1]).fetchall(),
+        _calls(db, queries.PENDING, thread_id),
+    )
+
+
+def _messages(
+    db: sqlite3.Connection, thread_id: str, start: int, stop: int | None, decode: Decode
+) -> list[Any]:
+    head = _one(db, queries.HEAD, thread_id)
+    return [] if head is None else _decoded(db, thread_id, head, start, stop, decode)
+
+
+def _decoded(
+    db: sqlite3.Connection,
+    thread_id: str,
+    head: tuple[int, int],
+    start: int,
+    stop: int | None,
+    decode: Decode,
+) -> list[Any]:
+    first, end = span(start, stop, _version(head))
+    base = head[0] << 32
+
+    # Closed after an error too: an open statement keeps its snapshot, and the
+    # connection would go on reading from that.
+    with closing(db.execute(queries.MESSAGES, (base + first, base + end))) as rows:
+        found = decode(map(itemgetter(0), rows), first)
+
+    if missing := end - first - len(found):
+        where = f"messages {first} to {end - 1}"
+        raise CorruptThread(thread_id, where, f"{missing} of them are missing")
+
+    return found
+
+
+def _threads(
+    db: sqlite3.Connection, prefix: str, after: str | None, limit: int, erased: bool
+) -> list[ThreadInfo]:
+    # An id has no NUL, so this is the smallest text above ``after``. Any text is below
+    # any blob.
+    first = prefix if after is None else max(prefix, after + "\0")
+    page = first, prefix_end(prefix) or b"", limit
+    rows = db.execute(queries.THREADS, page).fetchall()
+
+    if erased:
+        rows += db.execute(queries.ERASED_THREADS, page).fetchall()
+        rows.sort()
+
+    return [
+        ThreadInfo(thread_id, version, from_micros(created), from_micros(updated))
+        for thread_id, version, created, updated in rows[:limit]
+    ]
+
+
+def _dump(db: sqlite3.Connection, thread_id: str) -> StoredDump | None:
+    calls = _calls(db, queries.CALLS, thread_id)
+    head = _one(db, queries.HEAD, thread_id)
+
+    if head is None:
+        return StoredDump([], [], calls, None, None) if calls else None
+
+    bodies = _decoded(db, thread_id, head, 0, None, lambda rows, _: list(rows))
+    items = db.execute(queries.EXTRA, head[:1]).fetchall()
+    times = _one(db, queries.THREADS, thread_id, thread_id + "\0", 1)[2:]
+    return StoredDump(bodies, items, calls, *times)
+
+
+def _version(head: tuple[int, int] | None) -> int:
+    return 0 if head is None else head[1] - (head[0] << 32) + 1
+
+
+def _calls(db: sqlite3.Connection, sql: str, *args: object) -> list[StoredCall]:
+    return list(starmap(StoredCall, db.execute(sql, args)))
+
+
+def _call(db: sqlite3.Connection, sql: str, *args: object) -> StoredCall | None:
+    row = _one(db, sql, *args)
+    return None if row is None else StoredCall(*row)
+
+
+def _one(db: sqlite3.Connection, sql: str, *args: object) -> Any:
+    return db.execute(sql, args).fetchone()
+
+
+def _roll_back(db: sqlite3.Connection) -> None:
+    """End a transaction that was not committed."""
+    if db.in_transaction:
+        db.execute("ROLLBACK")
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
