@@ -205,7 +205,8 @@ class MemoryStore:
                     if key_is_held(one, others := data.attempts(one.idempotency_key)):
                         return KeyHeld(one.idempotency_key, others[-1].thread_id)
 
-                restored = _Thread(write.created_at, write.updated_at, write.bodies)
+                restored = _Thread(write.created_at, write.updated_at)
+                restored.bodies += write.bodies
                 restored.extra.update(write.items)
                 data.threads[write.thread_id] = restored
 
