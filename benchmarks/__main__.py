@@ -37,7 +37,9 @@ from cpkit.tools.benchmark import (
 )
 
 APART = ("layers", "costs", "memory", "processes", "import")
-HERE = Path(__file__).parent / "report"
+HERE = Path(__file__).parent
+REPORT = HERE / "report"
+RESULTS = HERE.parent / "build" / "bench" / "results.json"
 PACKAGES = """
     cpkit aiosqlite asyncpg redis hiredis pydantic langgraph-checkpoint-sqlite
     langgraph-checkpoint-postgres openai-agents cubepi agent-ledger
@@ -48,13 +50,16 @@ QUICK_LOAD = 20_000
 
 
 def main() -> None:
-    """Measure what the arguments name, and write the report."""
+    """Measure what the arguments name, keep the results, and write the report."""
     options = _parsed(sys.argv[1:])
 
     if options.again:
-        run = json.loads((options.report / "results.json").read_text(encoding="utf-8"))
+        run = json.loads(options.results.read_text(encoding="utf-8"))
     else:
         run = _measured(options)
+        text = json.dumps(run, indent=1, ensure_ascii=False)
+        options.results.parent.mkdir(parents=True, exist_ok=True)
+        options.results.write_text(text + "\n", encoding="utf-8")
 
     report.write(run, options.report)
     verdicts = Figures(run).verdicts()
@@ -81,9 +86,13 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     add("--no-peers", action="store_true", help="floors and cpkit alone")
     add("--largest", type=int, help="messages of the largest thread (100000)")
     add("--folder", help="where SQLite's and the files' stores are made, and removed")
-    add("--report", type=Path, default=HERE, help="the folder that is written to")
-    add("--again", action="store_true", help="write the report from its results.json")
+    add("--results", type=Path, default=RESULTS, help="the file of all samples")
+    add("--report", type=Path, default=REPORT, help="the folder of the report")
+    add("--again", action="store_true", help="measure nothing: report --results again")
     options = parser.parse_args(arguments)
+
+    if options.again and not options.results.exists():
+        parser.error(f"{options.results} does not exist: run without --again first")
 
     if options.rounds is None:
         options.rounds = 2 if options.quick else 5

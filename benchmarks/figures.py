@@ -30,7 +30,7 @@ class Verdict:
 class Figures:
     """``of[driver, workload]`` has by name what one operation takes or costs.
 
-    Made of what ``results.json`` holds, so that a report can be written again from it.
+    Built from the results file, so a report can be rendered again without a new run.
     """
 
     def __init__(self, run: dict[str, Any]) -> None:

@@ -1,8 +1,7 @@
-"""The report: tables and plots, written from what ``results.json`` holds."""
+"""The report: tables and plots, rendered from the results of a run."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,9 @@ _TITLES = {
 
 
 def write(run: dict[str, Any], folder: Path) -> None:
-    """Write results.json, report.md and the plots into the folder."""
+    """Write report.md and the plots into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     figures = Figures(run)
-    text = json.dumps(run, indent=1, ensure_ascii=False)
-    (folder / "results.json").write_text(text + "\n", encoding="utf-8")
-
     plots = dict(_plots(figures))
 
     for name, svg in plots.items():

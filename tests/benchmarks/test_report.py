@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import report
+from benchmarks import __main__, report
 from benchmarks.chart import chart
 from benchmarks.figures import Figures
 from benchmarks.goals import GOALS, HELD, Goal
 
 
 def figure(name: str, workload: str, micros: float, family: str = "append") -> Any:
-    """Return a result as results.json has it."""
+    """Return a result as the results file has it."""
     return {
         "driver": "sqlite",
         "name": name,
@@ -118,6 +120,37 @@ def test_the_report_shows_ratios_failures_and_what_is_missing(
     ElementTree.parse(tmp_path / "append-sqlite.svg")
     report.write(Figures(run).run, tmp_path)
     assert (tmp_path / "report.md").read_text(encoding="utf-8") == text
+
+
+def test_a_report_is_rendered_again_from_the_results_file(
+    run: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``--again`` measures nothing, and writes nothing but the report."""
+    results, folder = tmp_path / "results.json", tmp_path / "report"
+    results.write_text(json.dumps(run), encoding="utf-8")
+    options = ["--again", "--results", str(results), "--report", str(folder)]
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *options])
+
+    __main__.main()
+
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["append-sqlite.svg", "report.md"]
+    assert json.loads(results.read_text(encoding="utf-8")) == run
+
+
+def test_a_report_without_results_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message names the missing file and the command to run first."""
+    options = ["--again", "--results", str(tmp_path / "none.json")]
+    monkeypatch.setattr(sys, "argv", ["benchmarks", *options])
+
+    with pytest.raises(SystemExit, match="2"):
+        __main__.main()
+
+    assert "none.json does not exist: run without --again first" in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_chart_has_a_line_for_each_name() -> None:
