@@ -21,8 +21,26 @@
     ├── CorruptThread          a stored row is not what was written
     └── SchemaMismatch         the store has another schema, or is not cpkit's
 
-A caller's mistake that is none of these (a generator instead of a list, a limit of 0, a
-negative ``expected_version``) is a plain ``TypeError`` or ``ValueError``.
+The layers add errors of their own, which the named package exports::
+
+    CheckpointerError
+    │   fix the call
+    ├── KeyReused              cpkit.effects: the key is recorded with other arguments
+    ├── UnknownEntry           cpkit.sessions: the session has no entry with this id
+    ├── Unsupported            cpkit.integrations.langgraph: the store lacks an ability
+    │   load again
+    ├── Superseded             cpkit.effects: another process recorded an outcome first
+    ├── LeaseLost              cpkit.lease: this runner may not write to the thread now
+    │   retry
+    ├── EffectTimeout          cpkit.effects: no result or decision came in time
+    ├── LeaseTimeout           cpkit.lease: another runner holds the thread
+    │   give up
+    ├── EffectFailed           cpkit.effects: the effect's recorded outcome is a failure
+    ├── EffectDenied           cpkit.effects: a person denied the effect
+    └── EffectErased           cpkit.effects: the record was erased with its thread
+
+Any other mistake of a caller (a generator instead of a list, a limit of 0, a negative
+``expected_version``) raises a plain ``TypeError`` or ``ValueError``.
 
 Each error takes the facts and builds the sentence itself. So the facts are attributes,
 and an error can be pickled and sent to another process. The client library's error is

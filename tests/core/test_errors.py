@@ -1,13 +1,17 @@
-"""The errors: their tree, their way between processes, and what they say."""
+"""The errors: their tree, their pickling, and their messages."""
 
 from __future__ import annotations
 
 import copy
 import pickle
+import pkgutil
 import re
+from collections.abc import Iterator
+from importlib import import_module
 
 import pytest
 
+import cpkit
 from cpkit import errors
 from cpkit.errors import (
     BackendUnavailable,
@@ -26,18 +30,18 @@ from cpkit.errors import (
     WrongEventLoop,
 )
 
-OURS = [
+CONTRACT = [
     error
     for error in CheckpointerError.__subclasses__()
     if error.__module__ == errors.__name__
 ]
 
-# One of each, and what its message has to name: the thing, and the mend.
+# One of each, and what its message must name: what was wrong, and what to do.
 EXAMPLES: list[tuple[CheckpointerError, list[str]]] = [
     (InvalidId("thread_id", "must not be empty"), ["thread_id", "empty"]),
     (InvalidURL("no driver for 'x'"), ["no driver for 'x'"]),
     (SerializationError([0, "a"], "JSON has no set"), ["[0]['a']", "set"]),
-    (SerializationError([7], "no message", "t"), ["[7]", "'t'", "no message"]),
+    (SerializationError([7], "not a message", "t"), ["[7]", "'t'", "not a message"]),
     (PayloadTooLarge(["k"], 11, 10), ["['k']", "11 bytes", "raise max_payload"]),
     (VersionConflict("t", 3, 4), ["'t'", "version 4", "not 3", "load it again"]),
     (
@@ -47,7 +51,7 @@ EXAMPLES: list[tuple[CheckpointerError, list[str]]] = [
     (KeyTaken("k", "t"), ["'k'", "'t'", "nothing was restored"]),
     (CallMismatch("t", "c", ["tool", "args"]), ["'c'", "'t'", "tool and args"]),
     (UnknownCall("t", "c"), ["'c'", "'t'", "record_issued comes first"]),
-    (CorruptThread("t", "message 3", "no JSON"), ["'t'", "message 3", "no JSON"]),
+    (CorruptThread("t", "message 3", "cut short"), ["'t'", "message 3", "cut short"]),
     (SchemaMismatch("s://x", 9, 1), ["s://x", "version 9", "1", "upgrade cpkit"]),
     (SchemaMismatch("s://x", "junk", 1), ["s://x", "junk", "another place"]),
     (BackendUnavailable("s://x", "gone"), ["s://x", "gone", "nothing was written"]),
@@ -64,25 +68,58 @@ examples = pytest.mark.parametrize(
 )
 
 
+def drawn_trees() -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the drawn errors of the contract, and those of the layers by module."""
+    contract, layers = (errors.__doc__ or "").split("The layers add")
+    return (
+        re.findall(r"[├└]── (\w+)", contract),
+        re.findall(r"[├└]── (\w+) +([\w.]+):", layers),
+    )
+
+
+def subclasses(error: type[CheckpointerError]) -> Iterator[type[CheckpointerError]]:
+    for child in error.__subclasses__():
+        yield child
+        yield from subclasses(child)
+
+
 def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
     """A reader sees every error, and under what to catch it, on one screen."""
-    drawn = re.findall(r"[├└]── (\w+)", errors.__doc__ or "")
+    drawn, _ = drawn_trees()
 
-    assert drawn == [error.__name__ for error in OURS]
-    assert all(error.__bases__ == (CheckpointerError,) for error in OURS)
+    assert drawn == [error.__name__ for error in CONTRACT]
+    assert all(error.__bases__ == (CheckpointerError,) for error in CONTRACT)
     assert {*drawn, "CheckpointerError"} == set(errors.__all__)
 
 
+def test_every_error_of_the_layers_is_drawn() -> None:
+    """The drawing names each one once, with the package that exports it."""
+    for module in pkgutil.walk_packages(cpkit.__path__, "cpkit."):
+        if not module.name.endswith(".__main__"):  # runs the command
+            import_module(module.name)
+
+    _, drawn = drawn_trees()
+    classes = [getattr(import_module(module), name) for name, module in drawn]
+    defined = {
+        error
+        for error in subclasses(CheckpointerError)
+        if error.__module__.startswith("cpkit.") and error not in CONTRACT
+    }
+
+    assert set(classes) == defined
+    assert len(classes) == len(defined)
+
+
 def test_there_is_an_example_of_every_error() -> None:
-    """No error escapes the tests of this file."""
-    assert {type(error) for error, _ in EXAMPLES} == set(OURS)
+    """The tests of this file cover every error of the contract."""
+    assert {type(error) for error, _ in EXAMPLES} == set(CONTRACT)
 
 
 @examples
 def test_an_error_survives_pickling_and_copying(
     error: CheckpointerError, fragments: list[str]
 ) -> None:
-    """An error reaches another process with its type, facts and words."""
+    """An error reaches another process with its type, its facts and its message."""
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert type(again) is type(error)
         assert vars(again) == vars(error)
@@ -90,9 +127,9 @@ def test_an_error_survives_pickling_and_copying(
 
 
 @examples
-def test_a_message_names_the_thing_and_the_mend(
+def test_a_message_names_the_cause_and_what_to_do(
     error: CheckpointerError, fragments: list[str]
 ) -> None:
-    """An error says what it is about and what to do."""
+    """An error says what was wrong, where, and what to do."""
     for fragment in fragments:
         assert fragment in str(error)
