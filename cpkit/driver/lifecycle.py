@@ -54,8 +54,10 @@ class Lifecycle:
         return task
 
     async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await work that runs to its end even where the caller is cancelled."""
-        return await asyncio.shield(self.spawn(work))
+        """Await work that goes on even where the caller is cancelled."""
+        task = self.spawn(work)
+        task.add_done_callback(_mark_error_as_seen)
+        return await asyncio.shield(task)
 
     async def run(self, work: Awaitable[T]) -> T:
         """Await work that is cancelled with its caller; `close` waits for it."""
@@ -97,3 +99,9 @@ class Lifecycle:
                 await self._callers_done
 
         await release()
+
+
+def _mark_error_as_seen(task: asyncio.Task[Any]) -> None:
+    """Keep asyncio from logging an error that a cancelled caller cannot get."""
+    if not task.cancelled():
+        task.exception()
