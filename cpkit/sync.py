@@ -47,7 +47,15 @@ T = TypeVar("T")
 Opener = Callable[[], AbstractAsyncContextManager[Checkpointer[MessageT]]]
 
 # Methods of the optional protocols. The facade has those that the store has.
-OPTIONAL = {"delete_thread", "find_call", "list_calls", "list_threads", "read"}
+OPTIONAL = {
+    "delete_thread",
+    "dump_thread",
+    "find_call",
+    "list_calls",
+    "list_threads",
+    "read",
+    "restore_thread",
+}
 
 
 class SyncCheckpointer(Generic[MessageT]):
@@ -59,8 +67,8 @@ class SyncCheckpointer(Generic[MessageT]):
     it from any thread.
 
     The optional methods (``read``, ``list_threads``, ``list_calls``, ``find_call``,
-    ``delete_thread``) and the property ``durability`` exist if the opened store has
-    them.
+    ``delete_thread``, ``dump_thread``, ``restore_thread``) and the property
+    ``durability`` exist if the opened store has them.
 
     The constructor raises ``InvalidURL``; entering raises the errors of opening. A call
     before entering or after closing raises ``Closed``.
@@ -182,10 +190,14 @@ class SyncCheckpointer(Generic[MessageT]):
         messages: Sequence[MessageT],
         *,
         expected_version: int | None = None,
+        extra: Mapping[str, JsonValue] | None = None,
     ) -> int:
-        return self.run(
-            lambda cp: cp.append(thread_id, messages, expected_version=expected_version)
-        )
+        options: dict[str, Any] = {"expected_version": expected_version}
+
+        if extra is not None:
+            options["extra"] = extra
+
+        return self.run(lambda cp: cp.append(thread_id, messages, **options))
 
     def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
         self.run(lambda cp: cp.save_extra(thread_id, extra))

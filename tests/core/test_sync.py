@@ -29,6 +29,7 @@ from cpkit import (
 from cpkit.sync import SyncCheckpointer
 from tests.servers.postgres import shared_postgres
 from tests.servers.redis import shared_redis
+from tests.stores import fresh_url
 
 
 @pytest.fixture(params=["memory", "sqlite", "file", "postgresql", "redis"])
@@ -85,6 +86,34 @@ def test_every_method_works(url: str) -> None:
         assert cp.load(thread) is None
 
 
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_a_thread_is_moved(kind: str, tmp_path: Path) -> None:
+    """The facade appends with extra, lists erased threads, dumps and restores."""
+    call = ToolCall("call", "pay", {}, "key")
+    urls = [fresh_url(kind, tmp_path, name) for name in ("source", "destination")]
+
+    with SyncCheckpointer(urls[0]) as source, SyncCheckpointer(urls[1]) as destination:
+        assert source.append("t", [{"n": 1}], expected_version=0, extra={"a": 1}) == 1
+        assert source.append("t", [], extra={"b": None}) == 1
+        source.record_issued("gone", call)
+        source.delete_thread("gone")
+        assert [one.thread_id for one in source.list_threads()] == ["t"]
+        listed = source.list_threads(erased=True)
+        assert [one.thread_id for one in listed] == ["gone", "t"]
+
+        for one in listed:
+            dump = source.dump_thread(one.thread_id)
+            destination.restore_thread(dump)
+            assert destination.dump_thread(one.thread_id) == dump
+
+            with pytest.raises(VersionConflict):
+                destination.restore_thread(dump)
+
+        assert destination.load("t") == CheckpointData(
+            [{"n": 1}], {"a": 1, "b": None}, []
+        )
+
+
 def test_typed_messages(tmp_path: Path) -> None:
     """``message_type`` is passed to the store, like every other option."""
     with SyncCheckpointer(f"file://{tmp_path}/store", message_type=int) as cp:
@@ -116,7 +145,8 @@ def test_optional_methods_are_those_of_the_store() -> None:
         assert cp.append("t", [{}]) == 1
 
         for name in (
-            "read list_threads list_calls find_call delete_thread durability aclose"
+            "read list_threads list_calls find_call delete_thread dump_thread "
+            "restore_thread durability aclose"
         ).split():
             assert not hasattr(cp, name)
 
