@@ -1,18 +1,18 @@
-"""``cpkit doctor``: check that a store works, and recommend what to change."""
+"""``cpkit doctor``: check that a store works, and advise what to change."""
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 from typing import Annotated, Any
 from uuid import uuid4
 
 import typer
 
 from cpkit.cli.output import age, print_json, printable, progress, size, stdout
-from cpkit.cli.peek import Peek, peek
 from cpkit.cli.pending import Waiting, pending_in
 from cpkit.cli.running import Exit, run
 from cpkit.cli.stores import (
@@ -20,12 +20,16 @@ from cpkit.cli.stores import (
     Store,
     Url,
     display_url,
+    inspect,
     open_store,
     store_url,
     supports,
 )
+from cpkit.driver import Limits, StoreInfo
+from cpkit.driver.options import MAX_APPEND, MAX_PAYLOAD
 from cpkit.protocol import ErasesThreads, KeepsReceipts, ListsThreads, StatesDurability
 from cpkit.records import ToolCall
+from cpkit.registry import GROUP
 from cpkit.tools.paging import thread_pages
 
 __all__ = ["doctor"]
@@ -66,8 +70,9 @@ def doctor(
 
 async def _examine(url: str, read_only: bool, create: bool) -> dict[str, Any]:
     async with open_store(url, create=create, volatile=True) as cp:
-        found = await peek(url)
+        found = await inspect(url)
         durability = cp.durability if supports(cp, StatesDurability) else None
+        limits: Limits | None = getattr(cp, "limits", None)
         can_list = supports(cp, ListsThreads, KeepsReceipts)
         counted, oldest = await _survey(cp) if can_list else (None, None)
         probe = (
@@ -79,12 +84,13 @@ async def _examine(url: str, read_only: bool, create: bool) -> dict[str, Any]:
             "url": display_url(url),
             "cpkit": version("cpkit"),
             "python": platform.python_version(),
-            "driver": f"{type(cp).__module__}.{type(cp).__qualname__}",
+            "driver": _driver(url),
             "schema_version": None if found is None else found.version,
             "bytes": None if found is None else found.size,
             "survives": None if durability is None else str(durability.survives),
-            "durability": None if durability is None else durability.words,
             "settings": None if durability is None else dict(durability.settings),
+            "max_payload": None if limits is None else limits.max_value,
+            "max_append": None if limits is None else limits.max_append,
             "threads": counted,
             "threads_bound": _BOUND,
             "oldest_pending": None if oldest is None else _as_json(oldest),
@@ -92,8 +98,14 @@ async def _examine(url: str, read_only: bool, create: bool) -> dict[str, Any]:
         }
 
     advice = () if durability is None else durability.advice
-    report["change"] = [*advice, *_changes(report, found, oldest)]
+    report["advice"] = [*advice, *_advice(report, found, oldest)]
     return report
+
+
+def _driver(url: str) -> str:
+    """Return the class that the URL's scheme names."""
+    scheme = url.partition(":")[0].lower()
+    return next(entry.value for entry in entry_points(group=GROUP, name=scheme))
 
 
 async def _survey(cp: Store) -> tuple[int, Waiting | None]:
@@ -160,26 +172,25 @@ async def _probe(cp: Store) -> dict[str, Any]:
     return {"ok": not problems, "words": words}
 
 
-def _changes(
-    report: dict[str, Any], found: Peek | None, oldest: Waiting | None
+def _advice(
+    report: dict[str, Any], found: StoreInfo | None, oldest: Waiting | None
 ) -> list[str]:
-    changes = []
-
+    advice = []
     path = None if found is None else found.path
 
-    if path is not None and path.stat().st_mode & 0o077:
-        changes.append(f"other users can read {path}: chmod -R go-rwx '{path}'")
+    if path is not None and os.stat(path).st_mode & 0o077:
+        advice.append(f"other users can read {path}: chmod -R go-rwx '{path}'")
 
     if oldest is not None and datetime.now(UTC) - oldest.record.issued_at > _OVERDUE:
         what = "call" if oldest.request is None else "approval"
-        changes.append(
+        advice.append(
             f"a {what} has waited for {age(oldest.record.issued_at)}: cpkit pending"
         )
 
     if not report["probe"]["ok"]:
-        changes.append("find the broken promise: run cpkit certify on an empty store")
+        advice.append("find the broken promise: run cpkit certify on an empty store")
 
-    return changes
+    return advice
 
 
 def _as_json(oldest: Waiting) -> dict[str, Any]:
@@ -205,8 +216,11 @@ def _print(report: dict[str, Any]) -> None:
         "driver": report["driver"],
         "schema": report["schema_version"] and f"version {report['schema_version']}",
         "size": report["bytes"] is not None and size(report["bytes"]),
-        "durability": report["survives"]
-        and f"{report['survives']}: {report['durability']}",
+        "durability": report["survives"],
+        "settings": ", ".join(
+            f"{name}={value}" for name, value in (report["settings"] or {}).items()
+        ),
+        "limits": _lowered_limits(report),
         "threads": threads is not None
         and f"{threads}{' or more' if is_bounded else ''}",
         "pending": "none" + (f" in the first {_BOUND} threads" if is_bounded else "")
@@ -222,8 +236,18 @@ def _print(report: dict[str, Any]) -> None:
         if value:
             console.print(f"{name:<11} {printable(str(value))}")
 
-    if not report["change"]:
-        console.print("change      nothing", style="green")
+    if not report["advice"]:
+        console.print("advice      none: there is nothing to change", style="green")
 
-    for change in report["change"]:
-        console.print(f"change      {printable(change)}", style="yellow")
+    for advice in report["advice"]:
+        console.print(f"advice      {printable(advice)}", style="yellow")
+
+
+def _lowered_limits(report: dict[str, Any]) -> str:
+    """Return the limits that are below the defaults, because of engine or options."""
+    defaults = {"max_payload": MAX_PAYLOAD, "max_append": MAX_APPEND}
+    return ", ".join(
+        f"{name}={report[name]} bytes"
+        for name, default in defaults.items()
+        if report[name] is not None and report[name] < default
+    )

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from cpkit.cli.output import print_json, print_table, printable, progress, write
-from cpkit.cli.peek import peek
 from cpkit.cli.running import BadUse, Exit, run
-from cpkit.cli.stores import Json, destination, display_url, open_store
+from cpkit.cli.stores import Json, destination, display_url, inspect, open_store
 from cpkit.tools.importing import KINDS, BadSource, Report, checked, import_from
 
 __all__ = ["import_"]
@@ -80,7 +79,7 @@ async def _import(
     except BadSource as exc:
         raise BadUse(str(exc)) from exc
 
-    found = await peek(url) if dry_run else None
+    found = await inspect(url) if dry_run else None
     # A dry run does not create a store: it compares with an empty one in memory.
     is_missing = found is not None and not found.exists
 

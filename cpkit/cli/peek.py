@@ -1,27 +1,19 @@
-"""A look at a store from outside, which creates nothing.
-
-Opening a store creates it where it is not there, which is right for an agent and wrong
-for a command that only reads: a slip in a path must not leave an empty store behind.
-The stores that come with cpkit are known here by what is public in their layout; of
-another package's store this knows nothing, and it is opened as it comes.
-"""
+"""Find out whether a store exists, for drivers that have no ``inspect`` yet."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import sqlite3
-from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, urlencode
 
+from cpkit.driver import StoreInfo
 from cpkit.registry import url_path
 
-__all__ = ["Peek", "peek"]
+__all__ = ["peek"]
 
-# Seconds for a server to answer; opening the store says what is wrong with it.
+# Seconds for a server to answer.
 _PATIENCE = 5.0
 
 _PG_SCHEMA = "SELECT 1 FROM pg_tables WHERE schemaname = $1 AND tablename = $2"
@@ -32,27 +24,11 @@ WHERE n.nspname = $1 AND c.relkind = 'r'
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Peek:
-    """Whether a store is there, which version it has, and how many bytes it takes.
-
-    ``path`` is its file or folder, where it has one.
-    """
-
-    exists: bool
-    version: object = None
-    size: int | None = None
-    path: Path | None = None
-
-
-async def peek(url: str) -> Peek | None:
-    """Look at the store of a valid URL; ``None`` where that cannot be told."""
+async def peek(url: str) -> StoreInfo | None:
+    """Return what is known of the store of a valid URL, or ``None``."""
     scheme = url.partition(":")[0].lower()
     base, _, query = url.partition("?")
     options = dict(parse_qsl(query))
-
-    if scheme == "sqlite":
-        return await asyncio.to_thread(_peek_sqlite, url_path(base)[1:])
 
     if scheme == "file":
         return await asyncio.to_thread(_peek_folder, url_path(base))
@@ -65,52 +41,18 @@ async def peek(url: str) -> Peek | None:
             if scheme in ("redis", "rediss", "redis+unix"):
                 return await _peek_redis(base, options)
     except Exception:
-        # Whatever it is, it is the driver that says it in the words of the contract.
-        return None
+        return None  # the driver reports the error when it opens the store
 
     return None
 
 
-def _peek_sqlite(name: str) -> Peek | None:
-    if name == ":memory:":
-        return None
-
-    path = Path(name)
-
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return Peek(False)
-    except OSError:
-        return None
-
-    uri = f"file:{quote(str(path.absolute()))}?mode=ro"
-
-    try:
-        with closing(sqlite3.connect(uri, uri=True, timeout=_PATIENCE)) as db:
-            row = db.execute(
-                "SELECT name FROM sqlite_master WHERE name = 'cpkit_schema'"
-            ).fetchone()
-
-            if row is None:
-                return Peek(False, path=path)
-
-            version = db.execute("SELECT version FROM cpkit_schema").fetchone()
-    except sqlite3.Error:
-        return None  # damaged, locked, not ours to read: opening it says which
-
-    files = [path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))]
-    taken = sum(file.stat().st_size for file in files if file.exists())
-    return Peek(True, version[0] if version else None, taken, path)
-
-
-def _peek_folder(name: str) -> Peek | None:
+def _peek_folder(name: str) -> StoreInfo | None:
     path = Path(name)
 
     try:
         text = (path / "cpkit.json").read_text()
     except (FileNotFoundError, NotADirectoryError):
-        return Peek(False, path=path if path.exists() else None)
+        return StoreInfo(False, path=str(path) if path.exists() else None)
     except OSError:
         return None
 
@@ -124,10 +66,10 @@ def _peek_folder(name: str) -> Peek | None:
     for folder, _, names in os.walk(path):
         taken += sum(os.lstat(os.path.join(folder, one)).st_size for one in names)
 
-    return Peek(True, version, taken, path)
+    return StoreInfo(True, version, taken, str(path))
 
 
-async def _peek_postgres(base: str, options: dict[str, str]) -> Peek | None:
+async def _peek_postgres(base: str, options: dict[str, str]) -> StoreInfo | None:
     import asyncpg
 
     from cpkit.registry import open_checkpointer
@@ -141,19 +83,19 @@ async def _peek_postgres(base: str, options: dict[str, str]) -> Peek | None:
 
     try:
         if not await connection.fetchval(_PG_SCHEMA, schema, "schema_version"):
-            return Peek(False)
+            return StoreInfo(False)
 
         quoted = '"' + schema.replace('"', '""') + '"'
         version = await connection.fetchval(
             f"SELECT version FROM {quoted}.schema_version"
         )
         taken = await connection.fetchval(_PG_SIZE, schema)
-        return Peek(True, version, taken)
+        return StoreInfo(True, version, taken)
     finally:
         await connection.close()
 
 
-async def _peek_redis(base: str, options: dict[str, str]) -> Peek | None:
+async def _peek_redis(base: str, options: dict[str, str]) -> StoreInfo | None:
     from redis.asyncio import Redis
 
     from cpkit.registry import open_checkpointer
@@ -170,7 +112,6 @@ async def _peek_redis(base: str, options: dict[str, str]) -> Peek | None:
         found = await client.get(f"{prefix}:schema")
 
     if found is None:
-        return Peek(False)
+        return StoreInfo(False)
 
-    # Bytes, which the client's types leave open.
-    return Peek(True, int(found) if found.isdigit() else str(found))
+    return StoreInfo(True, int(found) if found.isdigit() else str(found))

@@ -12,6 +12,7 @@ import typer
 from cpkit.cli.output import printable
 from cpkit.cli.peek import peek
 from cpkit.cli.running import BadUse, NoStore
+from cpkit.driver import StoreInfo
 from cpkit.errors import InvalidURL
 from cpkit.protocol import (
     Checkpointer,
@@ -21,7 +22,7 @@ from cpkit.protocol import (
     ReadsRanges,
     StatesDurability,
 )
-from cpkit.registry import DEFAULT_URL, open_checkpointer, redacted
+from cpkit.registry import DEFAULT_URL, inspect_store, open_checkpointer, redacted
 
 __all__ = [
     "Json",
@@ -31,6 +32,7 @@ __all__ = [
     "supports",
     "open_store",
     "display_url",
+    "inspect",
     "store_url",
     "split_words",
 ]
@@ -95,6 +97,11 @@ def display_url(url: str) -> str:
     return printable(redacted(url))
 
 
+async def inspect(url: str) -> StoreInfo | None:
+    """Return what is known of the store without creating it, or ``None``."""
+    return await inspect_store(url) or await peek(url)
+
+
 @asynccontextmanager
 async def open_store(
     url: str, *abilities: type, create: bool = False, volatile: bool = False
@@ -116,7 +123,7 @@ async def open_store(
         )
 
     if not create:
-        found = await peek(url)
+        found = await inspect(url)
 
         if found is not None and not found.exists:
             what = f"{found.path} is not a store" if found.path else "there is no store"

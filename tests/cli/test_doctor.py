@@ -1,4 +1,4 @@
-"""``cpkit doctor``: check that a store works, and recommend what to change."""
+"""``cpkit doctor``: check that a store works, and advise what to change."""
 
 from __future__ import annotations
 
@@ -49,21 +49,32 @@ def test_a_store_is_created_on_request(tmp_path: Path) -> None:
     assert invoke("doctor", url, "--create").code == 0
     out = invoke("doctor", url).out
     has_bug = has_wal_reset_bug(sqlite3.sqlite_version_info)
-    assert ("change      nothing" in out, "WAL-reset bug" in out) == (
+    assert ("advice      none" in out, "WAL-reset bug" in out) == (
         not has_bug,
         has_bug,
     )
     assert "sqlite:///agent.db" in invoke("doctor", "memory://").out
 
 
-def test_changes_are_recommended(tmp_path: Path) -> None:
+def test_advice_is_given(tmp_path: Path) -> None:
     """The report names relaxed durability, and a file that other users can read."""
     url = fresh_url("sqlite", tmp_path)
     assert invoke("doctor", url, "--create").code == 0
     (tmp_path / "store.db").chmod(0o644)
-    changes = invoke("doctor", f"{url}?durability=normal", "--json").json["change"]
-    assert any("durability=normal" in one for one in changes)
-    assert any("chmod" in one for one in changes)
+    found = invoke("doctor", f"{url}?durability=normal", "--json").json
+    assert found["settings"]["synchronous"] == "NORMAL"
+    assert any("durability=normal" in one for one in found["advice"])
+    assert any("chmod" in one for one in found["advice"])
+
+
+def test_limits_are_printed_where_they_are_lowered(tmp_path: Path) -> None:
+    """JSON always has them."""
+    url = fresh_url("sqlite", tmp_path)
+    found = invoke("doctor", url, "--create", "--json").json
+    assert (found["max_payload"], found["max_append"]) == (16 * 2**20, 64 * 2**20)
+    assert "limits  " not in invoke("doctor", url).out
+    lowered = invoke("doctor", f"{url}?max_append=4096").out
+    assert "limits      max_append=4096 bytes\n" in lowered
 
 
 @pytest.mark.parametrize(
