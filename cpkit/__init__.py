@@ -85,8 +85,8 @@ __all__ = [
     "open_checkpointer",
 ]
 
-# Names are imported where they are first used, as pydantic does it: who needs an
-# exception or the command line does not pay for validation and an event loop.
+# A name is imported when it is first used, as pydantic does it. A program that needs
+# only an exception does not load the validation and the event loop.
 _HOMES = {
     "BackendUnavailable": "cpkit.errors",
     "CallMismatch": "cpkit.errors",
@@ -122,7 +122,7 @@ _HOMES = {
 }
 
 
-if not TYPE_CHECKING:  # for a type checker every name of any spelling would exist
+if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:

@@ -1,7 +1,7 @@
-"""One text for each JSON value, by which calls are compared and keys are made.
+"""One canonical text for each JSON value, to compare calls and to derive keys.
 
-RFC 8785 (JSON Canonicalization Scheme) with one difference: integers of any size are
-written in full, where the RFC knows only those that a double can hold.
+RFC 8785 (JSON Canonicalization Scheme) with one difference: an integer of any size is
+written in full. The RFC allows only integers that a double can hold.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ __all__ = ["canonical_json"]
 def canonical_json(value: JsonValue | Mapping[str, JsonValue]) -> str:
     """Return the canonical text of a JSON value.
 
-    Key order does not count, ``1`` and ``1.0`` are one number, ``true`` is not. The
-    value must be JSON already: finite floats, string keys, no lone surrogates.
+    Values that differ only in key order have the same text, and so have ``1`` and
+    ``1.0``; ``true`` has another. The value must be valid JSON: finite floats, string
+    keys, no lone surrogates.
     """
     if value is None:
         return "null"

@@ -2,8 +2,8 @@
 
 A store that is opened with ``message_type=cpkit.messages.Message`` takes and returns
 these models. ``role`` selects the class of a message, and ``type`` that of a content
-block. Unknown fields are kept, so that an older program keeps the fields of a newer
-one.
+block. Unknown fields are kept, so an older program does not drop the fields of a
+newer one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 class _Open(BaseModel):
     """A model that keeps unknown fields."""
 
-    # JSON has no infinity: such a field is refused instead of stored as null.
+    # JSON has no infinity. pydantic would store it as null.
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
 
@@ -49,7 +49,7 @@ class ReasoningBlock(_Open):
 
 
 class ToolCallBlock(_Open):
-    """A call that the model requests; the model sets ``id`` and may use it twice."""
+    """A call that the model requests; the model chooses ``id`` and may repeat it."""
 
     type: Literal["tool_call"] = "tool_call"
     id: str

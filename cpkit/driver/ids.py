@@ -1,4 +1,4 @@
-"""The rule of ids, and the arithmetic of ranges over ids and positions."""
+"""The check of ids, and the arithmetic of ranges over ids and positions."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ def check_page(
     if limit < 1:
         raise ValueError("limit must be at least 1")
 
-    # More than any store holds, and still a number that every store's API takes.
+    # Larger than any store, and small enough for the API of every store.
     page = min(limit, 2**31 - 1)
     start = None if after is None else check_id("after", after)
     return _check_text("prefix", prefix), start, page
 
 
 def prefix_end(prefix: str) -> str | None:
-    """Return the least string above all that start with the prefix, if there is one.
+    """Return the smallest string greater than every string with the prefix, if any.
 
-    By code points, which is also the order of UTF-8 bytes.
+    The order is by code point, which is also the order of the UTF-8 bytes.
     """
     for cut in range(len(prefix) - 1, -1, -1):
         code = ord(prefix[cut])
 
         if code < 0x10FFFF:
-            # U+D800 to U+DFFF are surrogates, which no id can contain.
+            # Skip U+D800 to U+DFFF: surrogates, which no id can contain.
             following = 0xE000 if code == 0xD7FF else code + 1
             return prefix[:cut] + chr(following)
 
@@ -59,7 +59,7 @@ def prefix_end(prefix: str) -> str | None:
 
 
 def span(start: object, stop: object, version: int) -> tuple[int, int]:
-    """Return the positions, first inclusive and last exclusive, of a slice."""
+    """Return the first position of a slice, and the position after its last."""
     if type(start) is not int:
         raise TypeError("start must be an int")
 

@@ -1,7 +1,7 @@
-"""JSON in equals JSON out: values to text and back, or an error with the path.
+"""Values to JSON text and back, without loss, or an error with the path.
 
-What is written has been read back first: a value is accepted when the text made of it
-parses to an equal value, so nothing is ever stored that a later load cannot return.
+A value is accepted only if its text parses back to an equal value. So a later load can
+return everything that is stored.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ MAX_DEPTH = 200
 
 
 def parse_json(text: bytes | str) -> Any:
-    """Parse JSON text; raises ``ValueError`` where it is none (NaN is none)."""
+    """Parse JSON text; raise ``ValueError`` for anything else, NaN included."""
     return from_json(text, allow_inf_nan=False)
 
 
 def encode_json(value: object, path: tuple[str | int, ...]) -> bytes:
-    """Return the text, in UTF-8, of a value that JSON holds.
+    """Return the JSON text of a value, in UTF-8.
 
-    Tuples are arrays; subclasses of JSON types are stored as their base value. Raises
-    ``SerializationError`` with the path to what JSON cannot hold: NaN and infinities,
-    lone surrogates, keys that are no strings, other types, nesting deeper than
-    ``MAX_DEPTH`` and integers longer than Python converts (4,300 digits).
+    Tuples become arrays. Subclasses of JSON types are stored as their base value.
+    Raises ``SerializationError`` with the path to the first part that JSON cannot hold:
+    NaN and infinities, lone surrogates, keys that are not strings, other types, nesting
+    deeper than ``MAX_DEPTH``, and integers longer than Python converts (4,300 digits).
     """
-    # pydantic_core writes more than JSON holds (bytes, sets, dates, integer keys) by
-    # making something else of it. The comparison finds that out at C speed; only what
-    # is not equal at first sight is walked in Python.
+    # pydantic_core converts types that JSON lacks (bytes, sets, dates, integer keys).
+    # The comparison detects that at C speed. Only a value that differs is walked in
+    # Python.
     try:
         body = to_json(value)
 
         if parse_json(body) == value:
             return body
     except (ValueError, TypeError, RecursionError):
-        pass  # the walk below says where and why, or copies subclasses to plain values
+        pass  # the walk below finds the path, or copies subclasses to plain values
 
     plain = _plain(value, path, 0)
 
@@ -57,7 +57,7 @@ def encode_json(value: object, path: tuple[str | int, ...]) -> bytes:
 
 
 def _plain(value: object, path: tuple[str | int, ...], depth: int) -> JsonValue:
-    """Copy a value into exact JSON types, or raise with the path to what is none."""
+    """Copy a value into exact JSON types, or raise with the path to another type."""
     if value is None or isinstance(value, bool):
         return value
 
@@ -81,7 +81,7 @@ def _plain(value: object, path: tuple[str | int, ...], depth: int) -> JsonValue:
         number = float(value)
 
         if number - number != 0:
-            raise SerializationError(path, f"{number!r} is no JSON number")
+            raise SerializationError(path, f"{number!r} is not a JSON number")
 
         return number
 
@@ -101,9 +101,9 @@ def _plain(value: object, path: tuple[str | int, ...], depth: int) -> JsonValue:
 
 
 def plain_key(key: object, path: tuple[str | int, ...]) -> str:
-    """Return an object's key as a plain string; any other type is refused.
+    """Return an object's key as a plain string; refuse any other type.
 
-    Writing ``1`` as ``"1"``, as ``json`` does, would make one key of two.
+    The ``json`` module writes ``1`` as ``"1"``, which makes two keys equal.
     """
     if not isinstance(key, str):
         step = key if isinstance(key, int) else repr(key)
