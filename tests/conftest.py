@@ -1,4 +1,4 @@
-"""What every test is held to: leak nothing, block no event loop, run in CI."""
+"""Guards over all tests: no leaks, no blocked event loop, no silent skip in CI."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 from cpkit.sync import running_loop
 
 PATIENCE = float(os.environ.get("CPKIT_TEST_PATIENCE") or 5)
-"""Seconds for what is ending to end; what is still there then was leaked."""
+"""Seconds to wait for threads and tasks to end; those still alive were leaked."""
 
-# Whose code may not block a loop, and the modules through which it could.
+# The packages that may not block a loop, and the modules through which they could.
 PACKAGES = {"cpkit", "cpkit_file", "cpkit_postgres", "cpkit_redis", "cpkit_sqlite"}
 WAYS = {"genericpath", "os", "pathlib", "posixpath", "shutil", "tempfile"}
 BLOCKING = {
@@ -49,7 +49,7 @@ def refuse_to_block(event: str, _args: tuple[object, ...]) -> None:
     place = next(i for i, module in enumerate(modules) if module not in WAYS)
     module = modules[place]
 
-    # An import reads files wherever it happens to come first, and then never again.
+    # The first import of a module reads files, in a loop too; later imports do not.
     if module.partition(".")[0] not in PACKAGES or "importlib._bootstrap" in modules:
         return
 
@@ -101,9 +101,9 @@ async def no_task_left() -> AsyncIterator[None]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Fail, under ``CI=true``, what is skipped because the machine lacks something.
+    """With ``CI=true``, fail a test that is skipped because the machine lacks a tool.
 
-    Such a skip gives as its reason what it ``needs``.
+    The reason of such a skip starts with ``needs``.
     """
     report = yield
 

@@ -1,4 +1,4 @@
-"""Stores for tests that do not depend on the store: one of each kind, fresh."""
+"""Empty stores of each kind, for tests that run on all of them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ KINDS = ["memory", *SHARED]
 
 
 def fresh_url(kind: str, folder: Path, name: str = "store") -> str:
-    """Return the URL of an empty store; stores in one folder need names of their own.
+    """Return the URL of an empty store; stores in one folder need different names.
 
-    Its driver is imported here, because that is no work for a loop.
+    The driver is imported here, because an import may not run on an event loop.
     """
     unique = f"{name}_{uuid4().hex[:12]}"
 

@@ -1,4 +1,4 @@
-"""What a process asks of the kernel, as strace sees it."""
+"""The system calls of a process, recorded by strace."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="needs 
 
 
 def traced(calls: str, *command: str, longest: int = 32) -> list[str]:
-    """Run a command to its end; return a line for each call of these, in order.
+    """Run a command; return a line for each of these system calls, in order.
 
-    Of what is written ``longest`` bytes are shown. Skips the test where the system
-    allows no tracing.
+    A line shows the first ``longest`` bytes of what is written. The test is skipped
+    where the system does not allow tracing.
     """
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace"

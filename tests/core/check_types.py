@@ -1,4 +1,4 @@
-"""What a type checker makes of the public names: checked by mypy, never run."""
+"""The types of the public names: checked by mypy, never run."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Line(TypedDict):
     text: str
 
 
-def check_what_opening_gives() -> None:
-    """The type of messages follows from ``message_type``; a union is ``Any``."""
+def check_opening() -> None:
+    """The type of messages is inferred from ``message_type``; a union gives ``Any``."""
     assert_type(
         open_checkpointer("memory://", max_payload=1),
         AbstractAsyncContextManager[Checkpointer[dict[str, JsonValue]]],
@@ -56,7 +56,7 @@ def check_what_opening_gives() -> None:
 
 
 async def check_the_six_methods(cp: Checkpointer[Turn]) -> None:
-    """Messages have the checkpointer's type on the way in and out."""
+    """Messages have the checkpointer's message type."""
     data = await cp.load("t")
     assert_type(data, CheckpointData[Turn] | None)
     assert data is not None
@@ -66,7 +66,7 @@ async def check_the_six_methods(cp: Checkpointer[Turn]) -> None:
     assert_type(data.version, int)
 
     assert_type(await cp.append("t", [Turn(text="")], expected_version=0), int)
-    await cp.append("t", [UserMessage(content="")])  # type: ignore[list-item]  # no Turn
+    await cp.append("t", [UserMessage(content="")])  # type: ignore[list-item]  # not a Turn
 
     call = ToolCall("c", "tool", {"a": [1]}, "k")
     assert_type(await cp.record_issued("t", call), CallRecord | None)
@@ -77,7 +77,7 @@ async def check_the_six_methods(cp: Checkpointer[Turn]) -> None:
 
 
 async def check_the_abilities(cp: Checkpointer[Turn]) -> None:
-    """An ability is narrowed to by ``isinstance``."""
+    """``isinstance`` narrows to an optional protocol."""
     if isinstance(cp, ListsThreads):
         assert_type(await cp.list_threads(prefix="a", limit=1), list[ThreadInfo])
 

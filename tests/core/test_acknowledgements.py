@@ -1,4 +1,4 @@
-"""Seen by strace: an append is acknowledged after a sync that came after its write."""
+"""By strace: an append is acknowledged after its write is synced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.tracing import needs_strace, traced
 
-# Phases of tasks and threads: one after another, then what may share a sync.
+# Phases of tasks and threads: a lone writer, then writers that may share a sync.
 PHASES = ((1, 1), (32, 32), (32, 1))
 APPENDS = 3
 
@@ -36,7 +36,7 @@ async def main():
 asyncio.run(main())
 """
 
-# A call may end in a line of its own, when other threads made calls meanwhile.
+# strace splits a call into two lines when another thread makes a call meanwhile.
 CALL = re.compile(r"(\d+) +(write|pwrite64|fsync|fdatasync)\((\d+)(.*)")
 RESUMED = re.compile(r"(\d+) +<\.\.\. (write|pwrite64|fsync|fdatasync) resumed>")
 TOKEN = re.compile(r"<\d+ \d+ \d+>")
@@ -44,7 +44,7 @@ TOKEN = re.compile(r"<\d+ \d+ \d+>")
 
 @dataclass
 class Step:
-    """A system call: on which descriptor, and in which lines it began and ended."""
+    """A system call: its descriptor, and the lines where it starts and ends."""
 
     name: str
     fd: str
@@ -54,7 +54,7 @@ class Step:
 
 
 def steps_of(url: str) -> list[Step]:
-    """Run the script, and return what it wrote and synced, in order."""
+    """Run the script, and return its writes and syncs, in order."""
     lines = traced(
         "write,pwrite64,fsync,fdatasync",
         *(sys.executable, "-c", SCRIPT, url),
@@ -80,7 +80,7 @@ def steps_of(url: str) -> list[Step]:
 def test_every_acknowledgement_comes_after_its_sync(
     driver: str, tmp_path: Path
 ) -> None:
-    """By one task, by 32 to as many threads, and by 32 to one."""
+    """For one task, for 32 tasks on 32 threads, and for 32 tasks on one thread."""
     url = f"sqlite:///{tmp_path}/a.db" if driver == "sqlite" else f"file:{tmp_path}/a"
     steps = steps_of(url)
     written: dict[str, Step] = {}
@@ -103,7 +103,7 @@ def test_every_acknowledgement_comes_after_its_sync(
             for sync in syncs
         ), f"{token} was acknowledged before it was synced"
 
-    # A lone append is one sync, and a crowd's are fewer than its appends.
+    # A lone append has one sync; many tasks have fewer syncs than appends.
     first, last = acknowledged["<0 0 1>"], acknowledged["<0 0 2>"]
     assert sum(first.ended < sync.began < last.began for sync in syncs) == 1
     crowd = [step for token, step in acknowledged.items() if token.startswith("<2")]

@@ -1,4 +1,4 @@
-"""The canonical text, by RFC 8785, its vectors and its reference package."""
+"""The canonical text, compared with RFC 8785 and its reference package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cpkit.canonical import canonical_json
 from cpkit.driver.jsontext import parse_json
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
-# The RFC's domain: a double is exact for integers up to here.
+# The RFC's domain: a double holds every integer up to this one exactly.
 integers = st.integers(-(2**53) + 1, 2**53 - 1)
 floats = st.floats(allow_nan=False, allow_infinity=False)
 values = st.recursive(
@@ -55,13 +55,13 @@ NUMBERS = """
 
 @given(values)
 def test_it_agrees_with_the_reference_package(value: Any) -> None:
-    """Inside the RFC's domain the text is the RFC's."""
+    """For every value that the RFC covers, the text is the same."""
     assert canonical_json(value) == rfc8785.dumps(value).decode()
 
 
 @given(st.integers(min_value=0, max_value=2**64 - 1))
 def test_every_double_agrees_with_the_reference_package(bits: int) -> None:
-    """ECMAScript's shortest text, for any of the doubles there are."""
+    """The text of any double is the shortest one, as in ECMAScript."""
     (number,) = struct.unpack(">d", bits.to_bytes(8, "big"))
 
     if math.isfinite(number):
@@ -122,18 +122,18 @@ def test_names_are_sorted_by_utf16() -> None:
         (2**53, 2**53 + 1, False),
     ],
 )
-def test_what_counts_as_the_same(one: Any, other: Any, same: bool) -> None:
-    """Numbers are compared by value, and nothing else is alike."""
+def test_which_values_have_the_same_text(one: Any, other: Any, same: bool) -> None:
+    """Equal numbers and objects do; values of different types do not."""
     assert (canonical_json(one) == canonical_json(other)) is same
 
 
 @given(st.integers())
 def test_an_integer_is_written_in_full(number: int) -> None:
-    """Where the RFC knows only what a double holds, no digit is lost."""
+    """The RFC would round it to a double; here no digit is lost."""
     assert canonical_json([number]) == f"[{number}]"
 
 
 def test_the_longest_integer_is_written_in_full() -> None:
-    """Up to what JSON values may be here: 4,300 digits."""
+    """The longest integer that a JSON value may have is 4,300 digits long."""
     longest = 10**4300 - 1
     assert canonical_json(longest) == "9" * 4300

@@ -14,7 +14,7 @@ from cpkit.driver.lifetime import Lifetime
 
 
 class Store:
-    """A store whose commits wait until they are let go, one by one."""
+    """A store whose commits wait until the test releases them, one by one."""
 
     def __init__(self, *, open: bool = False, by_halves: bool = False) -> None:
         self.lifetime = Lifetime("s://x")
@@ -117,7 +117,7 @@ async def test_an_operation_that_is_refused_is_refused_alone() -> None:
 
 
 async def test_a_commit_that_fails_fails_for_all_and_the_next_one_works() -> None:
-    """Nobody waits for ever, and the next group starts afresh."""
+    """No caller waits for ever, and the next group is committed."""
     store = Store(open=True)
     outcomes = await asyncio.gather(
         *store.write("a", "all fail", "c"), return_exceptions=True
@@ -144,7 +144,7 @@ async def test_a_caller_cancelled_in_the_queue_takes_its_operation_with_it() -> 
 
 
 async def test_a_queue_of_cancelled_callers_ends() -> None:
-    """Nothing is committed for nobody, and the next caller is served."""
+    """Nothing of theirs is committed, and the next caller is served."""
     store = Store()
     callers = store.write("a")
     await settle()
@@ -166,7 +166,7 @@ async def test_a_queue_of_cancelled_callers_ends() -> None:
 async def test_a_caller_cancelled_during_its_commit_merely_stops_waiting(
     op: str,
 ) -> None:
-    """The operation is done, its outcome is nobody's, and that is no error."""
+    """The operation is done, and its outcome is dropped without an error."""
     store = Store()
     reported: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(
@@ -185,7 +185,7 @@ async def test_a_caller_cancelled_during_its_commit_merely_stops_waiting(
 
 
 async def test_closing_finishes_what_is_queued() -> None:
-    """What was accepted is committed before the handle is let go."""
+    """What was accepted is committed before the handle is released."""
     store = Store()
     callers = store.write("a")
     await settle()
@@ -224,7 +224,7 @@ async def test_a_group_is_bounded_in_bytes() -> None:
     assert [len(group) for group in store.groups] == [3, 2, 1]
 
 
-async def test_the_end_of_the_loop_leaves_nobody_waiting() -> None:
+async def test_the_end_of_the_loop_leaves_no_caller_waiting() -> None:
     """A loop that shuts down cancels the commit; what comes later is served."""
     store = Store()
     before = asyncio.all_tasks()
@@ -244,7 +244,7 @@ async def test_the_end_of_the_loop_leaves_nobody_waiting() -> None:
     assert store.writes.idle
 
 
-async def test_a_task_cancelled_before_it_began_leaves_nobody_waiting() -> None:
+async def test_a_task_cancelled_before_it_began_leaves_no_caller_waiting() -> None:
     """It had taken no group, so what is queued goes into the next one."""
     store = Store(open=True)
     before = asyncio.all_tasks()
@@ -258,7 +258,7 @@ async def test_a_task_cancelled_before_it_began_leaves_nobody_waiting() -> None:
     await store.close()
 
 
-async def test_a_lone_caller_cancels_its_commit_and_holds_up_nobody() -> None:
+async def test_a_lone_caller_cancels_its_commit_and_delays_no_other() -> None:
     """What queued meanwhile is committed, and so is what comes later."""
     store = Store()
     store.gate.release()
@@ -298,7 +298,7 @@ async def test_closing_waits_for_a_lone_commit() -> None:
 
 
 async def test_a_crowd_that_comes_back_together_shares_a_commit() -> None:
-    """Those whom a commit let go on do not split into a first one and the rest."""
+    """Callers answered by one commit share the next one."""
     store = Store(open=True)
 
     async def twice(op: str) -> None:

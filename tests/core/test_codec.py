@@ -1,4 +1,4 @@
-"""The codec: writes checked and copied, stored rows decoded or named."""
+"""The codec: it checks and copies writes, and decodes rows or names a damaged one."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def rows_of(
 # Writing
 
 
-def test_what_is_changed_after_the_call_changes_nothing() -> None:
-    """The codec copies: a claim's args too."""
+def test_a_value_changed_after_the_call_is_stored_unchanged() -> None:
+    """The codec copies messages, and the args of a claim."""
     inner: list[JsonValue] = [1]
     call = ToolCall("c", "tool", {"a": inner}, "k")
     claim = codec.claim("t", call)
@@ -59,7 +59,7 @@ def test_what_is_changed_after_the_call_changes_nothing() -> None:
     "messages", [{"role": "user"}, "text", b"bytes", iter([]), {1}, None]
 )
 def test_messages_are_a_list_or_a_tuple(messages: Any) -> None:
-    """A generator, which a retry would find empty, is a slip."""
+    """A retry would find a generator empty."""
     with pytest.raises(TypeError, match="list or tuple"):
         codec.append("t", messages, None)
 
@@ -67,8 +67,10 @@ def test_messages_are_a_list_or_a_tuple(messages: Any) -> None:
 @pytest.mark.parametrize(
     ("version", "error"), [(-1, ValueError), (True, TypeError), ("1", TypeError)]
 )
-def test_an_expected_version_counts(version: Any, error: type[Exception]) -> None:
-    """A version is an int from 0."""
+def test_an_expected_version_is_an_int_of_at_least_0(
+    version: Any, error: type[Exception]
+) -> None:
+    """Anything else raises ``ValueError`` or ``TypeError``."""
     with pytest.raises(error, match="expected_version"):
         codec.append("t", [], version)
 
@@ -82,8 +84,8 @@ def test_a_message_is_an_object(message: Any) -> None:
     assert raised.value.path == (1,)
 
 
-def test_a_path_starts_with_what_was_passed_in() -> None:
-    """A message's index, an extra key, ``args`` or ``result``."""
+def test_a_path_starts_at_the_argument() -> None:
+    """With a message's index, an extra key, ``args`` or ``result``."""
     bad: Any = {"x": [{1}]}
     paths = []
 
@@ -108,7 +110,7 @@ def test_a_path_starts_with_what_was_passed_in() -> None:
 
 @pytest.mark.parametrize("text", ["x" * 8, "é" * 4, "\n" * 4])
 def test_a_payload_is_measured_as_stored_bytes(text: str) -> None:
-    """``max_payload`` is inclusive, and counts UTF-8 with JSON's escapes."""
+    """``max_payload`` is inclusive, and counts UTF-8 bytes, JSON escapes included."""
     Codec[Any](max_payload=10).resolve("t", "c", text, True)
 
     with pytest.raises(PayloadTooLarge) as raised:
@@ -117,15 +119,15 @@ def test_a_payload_is_measured_as_stored_bytes(text: str) -> None:
     assert (raised.value.size, raised.value.limit) == (10, 9)
 
 
-def test_a_key_of_extra_is_a_payload_too() -> None:
-    """Nothing that is stored is beyond the limit."""
+def test_a_key_of_extra_has_the_same_limit() -> None:
+    """``max_payload`` bounds keys as well as values."""
     with pytest.raises(PayloadTooLarge):
         Codec[Any](max_payload=9).merge("t", {"k" * 8: 1})
 
 
 @pytest.mark.parametrize("args", [[1], "text", None, 1])
 def test_args_are_an_object(args: Any) -> None:
-    """A call's args have names."""
+    """Lists, texts and numbers are refused."""
     with pytest.raises(SerializationError, match="args is a JSON object"):
         codec.claim("t", ToolCall("c", "tool", args, "k"))
 
@@ -138,7 +140,7 @@ def test_args_are_an_object(args: Any) -> None:
 def test_any_number_of_rows_is_decoded(
     stored: Callable[[bytes], bytes | str], count: int
 ) -> None:
-    """Rows are parsed many at a time, and come back one by one."""
+    """Rows are parsed in chunks; the chunk size does not show."""
     messages = codec.messages(rows_of(stored, count), "t")
     assert messages == [{"i": i} for i in range(count)]
 
@@ -164,7 +166,7 @@ def test_any_number_of_rows_is_decoded(
 def test_a_damaged_row_is_named_exactly(
     stored: Callable[[bytes], bytes | str], position: int, row: bytes
 ) -> None:
-    """One bad row among thousands is named by its position, at any place of a chunk."""
+    """The error has the position of the one bad row, anywhere in a chunk."""
     rows = rows_of(stored, 1300, **{f"at_{position}": row})
 
     with pytest.raises(CorruptThread) as raised:
@@ -184,16 +186,18 @@ def test_a_damaged_row_is_named_exactly(
         {"at_3": b'{"a":1', "at_4": b'"b":2}'},
     ],
 )
-def test_rows_that_only_together_are_json_are_damaged(damage: dict[str, bytes]) -> None:
-    """A row with two values, or half of one, does not pass by its neighbour."""
+def test_rows_that_are_json_only_when_joined_are_damaged(
+    damage: dict[str, bytes],
+) -> None:
+    """A row with two values, or with half of one, is found out."""
     with pytest.raises(CorruptThread) as raised:
         codec.messages(rows_of(bytes, 10, **damage), "t")
 
     assert raised.value.where == "message 3"
 
 
-def test_bytes_that_are_no_utf8_are_damage() -> None:
-    """An encoding error is corruption, not a crash."""
+def test_bytes_that_are_not_utf8_are_damage() -> None:
+    """``CorruptThread`` is raised, not ``UnicodeDecodeError``."""
     with pytest.raises(CorruptThread) as raised:
         codec.messages(rows_of(bytes, 9, at_5=b'{"i":"\xff"}'), "t")
 
@@ -204,7 +208,7 @@ def test_bytes_that_are_no_utf8_are_damage() -> None:
 def test_rows_nested_to_the_limit_are_decoded(
     stored: Callable[[bytes], bytes | str],
 ) -> None:
-    """That the parser sees one level more, around many rows, takes none from them."""
+    """The array around a chunk of rows does not use up one of their levels."""
     deep = b'{"k":' + b"[" * 199 + b"]" * 199 + b"}"
     messages = codec.messages(rows_of(stored, 600, at_300=deep), "t")
 
@@ -215,8 +219,8 @@ def test_rows_nested_to_the_limit_are_decoded(
 
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("row", [b"{}", b"{"])
-def test_the_collector_is_left_as_it_was(enabled: bool, row: bytes) -> None:
-    """Decoding pauses the cyclic collector, and gives it back, after an error too."""
+def test_the_garbage_collector_is_restored(enabled: bool, row: bytes) -> None:
+    """Decoding pauses the collector, and restores its state after an error too."""
     before = gc.isenabled()
 
     try:
@@ -241,8 +245,8 @@ def test_the_collector_is_left_as_it_was(enabled: bool, row: bytes) -> None:
 @given(
     st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.integers())
 )
-def test_extra_comes_back(extra: dict[str, int]) -> None:
-    """Keys and values are JSON texts of their own."""
+def test_extra_is_decoded(extra: dict[str, int]) -> None:
+    """Each key and each value is stored as a separate JSON text."""
     assert codec.extra(codec.merge("t", extra).items, "t") == extra
 
 

@@ -1,4 +1,4 @@
-"""Typed messages: what comes back, and what is refused because it would not."""
+"""Typed messages: they are loaded as they were written, or refused when written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic import (
     Field,
     computed_field,
 )
-from typing_extensions import TypedDict  # pydantic asks for it below Python 3.12
+from typing_extensions import TypedDict  # pydantic needs it below Python 3.12
 
 from cpkit import CorruptThread, SerializationError
 from cpkit.driver.codec import Codec
@@ -49,7 +49,7 @@ class Aliased(BaseModel):
 
     parent_id: str = Field(alias="parentId")
 
-    @computed_field  # type: ignore[prop-decorator]  # as pydantic's manual has it
+    @computed_field  # type: ignore[prop-decorator]  # the form in pydantic's manual
     @property
     def shout(self) -> str:
         return self.parent_id.upper()
@@ -87,7 +87,7 @@ Union = Annotated[User | Tool, Discriminator("role")]
 
 
 def through(message_type: Any, *messages: Any, **options: Any) -> list[Any]:
-    """Write messages by one codec and read them by another."""
+    """Encode messages with one codec and decode them with another."""
     bodies = Codec[Any](message_type, **options).append("t", messages, None).bodies
     return Codec[Any](message_type).messages(bodies, "t")
 
@@ -116,15 +116,15 @@ def refusal(message_type: Any, *messages: Any, **options: Any) -> SerializationE
     ids="union bare-union typeddict dataclass alias node list dict int str".split(),
 )
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_typed_message_comes_back_equal(
+def test_a_typed_message_is_loaded_equal(
     message_type: Any, messages: list[Any], strict: bool
 ) -> None:
-    """Any type that pydantic validates is a message type."""
+    """Any type that pydantic validates can be the message type."""
     assert through(message_type, *messages, strict_roundtrip=strict) == messages
 
 
-def test_what_is_stored_is_plain_json_by_alias() -> None:
-    """A computed field is not stored, which ``extra="forbid"`` would not take back."""
+def test_fields_are_stored_by_alias() -> None:
+    """A computed field is not stored: ``extra="forbid"`` would refuse it at load."""
     codec: Codec[Any] = Codec(Aliased)
     (body,) = codec.append("t", [Aliased(parentId="p")], None).bodies
     assert body == b'{"parentId":"p"}'
@@ -139,30 +139,30 @@ def test_what_is_stored_is_plain_json_by_alias() -> None:
         (Line, User(text="")),
     ],
 )
-def test_what_is_not_of_the_type_is_refused(message_type: Any, message: Any) -> None:
-    """A dict where a model belongs is a slip, named by its index."""
+def test_a_message_of_another_type_is_refused(message_type: Any, message: Any) -> None:
+    """A dict in place of a model is refused too; the error has its index."""
     assert refusal(message_type, message).path == (0,)
 
 
-def test_what_could_not_be_loaded_again_is_refused() -> None:
-    """A message whose written form its own type does not take never gets in."""
+def test_a_message_that_could_not_be_loaded_is_refused() -> None:
+    """Its stored form does not validate against its own type."""
     error = refusal(OtherWayBack, OtherWayBack.model_validate({"value_in": 1}))
     assert error.path == (0,)
     assert "could not be loaded again" in error.reason
 
 
-def test_a_message_changed_past_its_validation_is_refused() -> None:
+def test_a_message_changed_without_validation_is_refused() -> None:
     """Assignment and ``model_construct`` skip validation; append does not."""
     user = User(text="")
-    user.text = 5  # type: ignore[assignment]  # that is the test
+    user.text = 5  # type: ignore[assignment]  # the mistake under test
     assert refusal(User, User(text=""), user).path == (1,)
     assert refusal(User, User.model_construct(text=None)).path == (0,)
 
 
 @pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("place", ["field", "any"])
-def test_a_number_that_json_has_not_is_refused(number: float, place: str) -> None:
-    """Infinity is not turned to null, which would make the thread unloadable."""
+def test_a_number_that_json_lacks_is_refused(number: float, place: str) -> None:
+    """A stored null would make the thread impossible to load."""
     if place == "field":
         assert refusal(Measured, Measured(value=number)).path == (0, "value")
     else:
@@ -179,10 +179,10 @@ def test_a_number_that_json_has_not_is_refused(number: float, place: str) -> Non
     ],
     ids="any dict base tuple".split(),
 )
-def test_only_strict_roundtrip_refuses_what_comes_back_different(
+def test_strict_roundtrip_refuses_a_message_that_would_change(
     holder: Holder,
 ) -> None:
-    """A model in an untyped place comes back as its dict, or as the declared base."""
+    """Without it, such a model is loaded as a dict or as the declared base class."""
     (again,) = through(Holder, holder)
     assert again != holder
 
@@ -191,8 +191,8 @@ def test_only_strict_roundtrip_refuses_what_comes_back_different(
     assert "different" in error.reason
 
 
-def test_integer_keys_in_an_untyped_place_are_refused_or_come_back() -> None:
-    """They are not turned to strings in silence, where strictness is asked for."""
+def test_integer_keys_are_kept_or_refused_by_strict_roundtrip() -> None:
+    """A typed field keeps them; in an untyped field they would become strings."""
     assert (
         "different"
         in refusal(Holder, Holder(anything={1: "a"}), strict_roundtrip=True).reason
@@ -201,7 +201,7 @@ def test_integer_keys_in_an_untyped_place_are_refused_or_come_back() -> None:
 
 
 def test_a_lone_surrogate_in_a_model_is_refused() -> None:
-    """No fallback serializer takes it an unsafe way."""
+    """pydantic's fallback serializer does not store it either."""
     assert refusal(Holder, Holder(anything="\ud800")).path[0] == 0
 
 
@@ -210,7 +210,7 @@ def test_a_lone_surrogate_in_a_model_is_refused() -> None:
 def test_a_stored_message_that_no_longer_fits_is_named(
     position: int, stored: Any
 ) -> None:
-    """The error has thread and position, and says what does not fit."""
+    """The error has the thread, the position and the field."""
     rows = [stored(b'{"text":"a"}')] * 800
     rows[position] = stored(b'{"txet":"a"}')
 
@@ -222,16 +222,16 @@ def test_a_stored_message_that_no_longer_fits_is_named(
     assert "text" in raised.value.reason
 
 
-def test_bytes_that_are_no_json_are_corrupt_for_typed_messages_too() -> None:
-    """Damage is told apart from a message of another type."""
+def test_damaged_bytes_are_corrupt_for_typed_messages_too() -> None:
+    """The error differs from that for a message of another type."""
     with pytest.raises(CorruptThread) as raised:
         Codec(User).messages([b'{"text":"a"}', b'{"text"'], "t")
 
     assert raised.value.where == "message 1"
 
 
-def test_a_type_may_put_off_its_schema() -> None:
-    """``defer_build`` changes when pydantic works, not what is stored."""
+def test_a_type_may_defer_its_schema() -> None:
+    """``defer_build`` does not change what is stored."""
 
     class Later(BaseModel):
         model_config = ConfigDict(defer_build=True)

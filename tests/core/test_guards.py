@@ -1,4 +1,4 @@
-"""The guards over all tests: each catches what it is there for."""
+"""The guards in ``conftest.py``: each one fails the tests that it is meant to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TESTS = """
 import asyncio, threading
 import pytest
 
-# The guards know whose code is at work by the name of its module.
+# The guards recognize the packages by the name of the module.
 driver = {"__name__": "cpkit_sqlite.somewhere"}
 exec("import os, pathlib\\ndef listing(): os.listdir('.')\\n"
      "def reading(): pathlib.Path(place).read_text()", driver)
@@ -42,7 +42,7 @@ async def test_passes_in_a_worker_thread():
 async def test_passes_for_a_tests_own_file():
     open(__file__).close()
 
-def test_fails_for_a_lack_in_ci():
+def test_fails_for_a_missing_tool_in_ci():
     pytest.skip("needs a moon")
 
 def test_skips_for_another_reason():
@@ -50,8 +50,8 @@ def test_skips_for_another_reason():
 """
 
 
-def test_each_guard_catches_what_it_is_there_for(tmp_path: Path) -> None:
-    """A leak, a blocked loop and a silent skip fail; what is in order does not."""
+def test_each_guard_fails_the_tests_that_it_is_meant_to(tmp_path: Path) -> None:
+    """A leak, a blocked loop and a silent skip fail; correct tests pass."""
     (tmp_path / "test_bad.py").write_text(TESTS)
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-v", "-p", "tests.conftest"]
@@ -62,7 +62,7 @@ def test_each_guard_catches_what_it_is_there_for(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    # A test can pass and then fail at its teardown: the last word counts.
+    # A test can pass and then fail in its teardown: the last outcome counts.
     verdict = dict(
         line.split("::")[1].split()[:2]
         for line in ran.stdout.splitlines()
@@ -76,6 +76,6 @@ def test_each_guard_catches_what_it_is_there_for(tmp_path: Path) -> None:
         "test_fails_for_reading_in_the_loop": "FAILED",
         "test_passes_in_a_worker_thread": "PASSED",
         "test_passes_for_a_tests_own_file": "PASSED",
-        "test_fails_for_a_lack_in_ci": "FAILED",
+        "test_fails_for_a_missing_tool_in_ci": "FAILED",
         "test_skips_for_another_reason": "SKIPPED",
     }, ran.stdout

@@ -1,4 +1,4 @@
-"""Ids and ranges: the arithmetic that drivers leave to the core."""
+"""The check of ids, and the arithmetic of ranges."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from cpkit import InvalidId
 from cpkit.driver.ids import check_id, check_page, prefix_end, span
 
-# The code points at which an order goes wrong: the ends of the ranges of UTF-8's
-# lengths, of the surrogates, and of Unicode.
+# Code points where an order may go wrong: the first and last of each UTF-8 length, of
+# the surrogates, and of Unicode.
 EDGES = "\x01aA\x7f\x80\u07ff\u0800\ud7ff\ue000\uffff\U00010000\U0010fffe\U0010ffff"
 texts = st.text(
     st.sampled_from(EDGES) | st.characters(exclude_categories=["Cs"], min_codepoint=1),
@@ -26,7 +26,7 @@ class Name(str):
 
 @given(texts, texts)
 def test_a_prefix_is_a_range(prefix: str, text: str) -> None:
-    """What starts with the prefix is from it on and below its end; the rest is not."""
+    """Exactly the strings with the prefix lie between the prefix and its end."""
     for candidate in (text, prefix + text, prefix[:-1] + text):
         end = prefix_end(prefix)
         inside = candidate >= prefix and (end is None or candidate < end)
@@ -35,7 +35,7 @@ def test_a_prefix_is_a_range(prefix: str, text: str) -> None:
 
 @given(texts, texts)
 def test_ids_have_the_order_of_their_bytes(one: str, other: str) -> None:
-    """Code points and UTF-8 order alike, so a store may compare bytes."""
+    """Code points and UTF-8 bytes sort alike, so a store may compare bytes."""
     assert (one < other) is (one.encode() < other.encode())
 
 
@@ -51,7 +51,7 @@ def test_ids_have_the_order_of_their_bytes(one: str, other: str) -> None:
     ],
 )
 def test_the_end_of_a_prefix(prefix: str, end: str | None) -> None:
-    """The last code point is carried over, and no surrogate is named."""
+    """The largest code point carries over, and surrogates are skipped."""
     assert prefix_end(prefix) == end
 
 
@@ -61,15 +61,15 @@ def test_the_end_of_a_prefix(prefix: str, end: str | None) -> None:
     st.integers(0, 15),
 )
 def test_a_span_is_a_slice(start: int, stop: int | None, version: int) -> None:
-    """The positions are those of Python's own slices."""
+    """The positions are the same as for a Python slice."""
     first, last = span(start, stop, version)
     assert list(range(first, last)) == list(range(version))[start:stop]
     assert 0 <= first <= last <= version
 
 
 @pytest.mark.parametrize(("start", "stop"), [(None, 1), ("0", 1), (0, 1.0), (True, 1)])
-def test_a_span_has_ints(start: Any, stop: Any) -> None:
-    """A wrong type is a slip, not a slice."""
+def test_the_bounds_of_a_span_are_ints(start: Any, stop: Any) -> None:
+    """Any other type raises ``TypeError``."""
     with pytest.raises(TypeError):
         span(start, stop, 3)
 
@@ -77,7 +77,7 @@ def test_a_span_has_ints(start: Any, stop: Any) -> None:
 @pytest.mark.parametrize("size", [1, 511, 512])
 @pytest.mark.parametrize("letter", ["a", "é", "\U0001f600"])
 def test_an_id_has_1_to_512_bytes(size: int, letter: str) -> None:
-    """The limit is of UTF-8, not of characters."""
+    """The limit counts bytes of UTF-8, not characters."""
     fitting = letter * (size // len(letter.encode())) or "a"
     assert check_id("thread_id", fitting) == fitting
 
@@ -88,8 +88,8 @@ def test_an_id_has_1_to_512_bytes(size: int, letter: str) -> None:
 @pytest.mark.parametrize(
     "bad", ["", "\0", "a\0b", "\ud800", "a" * 513, None, 1, b"bytes", ["a"]]
 )
-def test_anything_else_is_no_id(bad: Any) -> None:
-    """The error names the parameter, and its words can be printed."""
+def test_anything_else_is_refused(bad: Any) -> None:
+    """The error names the parameter, and its message can be printed."""
     with pytest.raises(InvalidId) as raised:
         check_id("call_id", bad)
 
@@ -100,17 +100,17 @@ def test_anything_else_is_no_id(bad: Any) -> None:
 
 @pytest.mark.parametrize("odd", ["../x", "*", "%", "'", ":", "|", "{}", " ", "\n", "é"])
 def test_an_id_is_opaque(odd: str) -> None:
-    """Nothing is trimmed, folded or escaped."""
+    """An id is never trimmed, case-folded or escaped."""
     assert check_id("thread_id", odd) == odd
 
 
-def test_an_id_comes_back_as_a_plain_string() -> None:
-    """A subclass with a mind of its own gets no further."""
+def test_an_id_is_returned_as_a_plain_string() -> None:
+    """A subclass of ``str`` does not reach the store."""
     assert type(check_id("thread_id", Name("a"))) is str
 
 
 def test_a_page_is_checked() -> None:
-    """A prefix may be empty; a limit is at least 1, and at most what a store takes."""
+    """A prefix may be empty; a limit is at least 1, and a larger one is capped."""
     assert check_page("", None, 10**12) == ("", None, 2**31 - 1)
 
     for prefix, after, limit, error in [

@@ -17,7 +17,7 @@ import cpkit
 
 ROOT = Path(__file__).parents[2]
 
-# The names of the contract, and what pydantic's users need to annotate with.
+# The names of the contract.
 DESIGNED = """
     BackendUnavailable CallMismatch CallRecord CheckpointData Checkpointer
     CheckpointerError Closed CorruptThread ErasesThreads InvalidId InvalidURL JsonValue
@@ -27,25 +27,25 @@ DESIGNED = """
 """.split()
 
 MODULES = """
-    canonical driver.codec driver.ids driver.jsontext driver.lifetime driver.writes
-    errors memory messages protocol records registry
+    canonical driver.codec driver.group_commit driver.handle driver.ids driver.jsontext
+    driver.lifecycle driver.writes errors memory messages protocol records registry
 """.split()
 
 PYDANTIC = {"pydantic", "pydantic_core"}
 
-# What each package may import, beside the standard library and itself.
+# What each package may import besides the standard library and itself.
 ALLOWED = {
     "cpkit": PYDANTIC,
     "cpkit_sqlite": {"cpkit", "aiosqlite"} | PYDANTIC,
     "cpkit_postgres": {"cpkit", "asyncpg"} | PYDANTIC,
     "cpkit_redis": {"cpkit", "redis"} | PYDANTIC,
     "cpkit_file": {"cpkit", "aiofiles"} | PYDANTIC,
-    # pydantic asks for typing_extensions' TypedDict below Python 3.12.
+    # pydantic needs the TypedDict of typing_extensions below Python 3.12.
     "conformance": {"cpkit", "pytest", "hypothesis", "typing_extensions"} | PYDANTIC,
 }
 
-# The edges of the core: adapters import their frameworks, and the command is a client
-# of the suite.
+# The parts of the core that may import more: an adapter imports its framework, and
+# the command line imports the suite.
 EDGES = (
     ROOT / "cpkit" / "cli",
     ROOT / "cpkit" / "integrations",
@@ -74,10 +74,10 @@ def imports(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def wrong(package: str, path: Path) -> set[str]:
-    """Return what a file imports and its package may not.
+    """Return the packages that a file imports although its package may not.
 
-    In the core, what an extra brings may be imported where it is used: in a function,
-    or in a ``try``. A driver may not, nor the suite.
+    The core may import the packages of an extra inside a function or a ``try``. It may
+    not import a driver or the suite there either.
     """
     tree = ast.parse(path.read_text())
     allowed = ALLOWED[package] | {package} | set(sys.stdlib_module_names)
@@ -163,14 +163,14 @@ def private_names(path: Path) -> set[str]:
 
 
 def core_modules() -> Iterator[str]:
-    """Give the names of the core's modules, all but the edges that need more."""
+    """Yield the names of the core's modules, except those that may import more."""
     for path in sorted((ROOT / "cpkit").rglob("*.py")):
         if not any(edge in path.parents for edge in EDGES):
             yield module_name(path)
 
 
 def public(module: ModuleType) -> set[str]:
-    """Return the classes and functions that a module defines for others."""
+    """Return the public classes and functions that a module defines."""
     return {
         name
         for name, value in vars(module).items()
@@ -181,29 +181,29 @@ def public(module: ModuleType) -> set[str]:
 
 
 def test_all_is_sorted_and_complete() -> None:
-    """``cpkit.__all__`` is what ``cpkit`` offers, no more and no less."""
+    """``cpkit.__all__`` has exactly the public names."""
     assert cpkit.__all__ == sorted(cpkit.__all__)
     assert {*cpkit.__all__} == {*cpkit._HOMES} <= {*dir(cpkit)}
     assert all(getattr(cpkit, name) is not None for name in cpkit.__all__)
 
     with pytest.raises(AttributeError, match="no attribute 'Checkpoint'"):
-        _ = cpkit.Checkpoint  # type: ignore[attr-defined]  # what is asked here
+        _ = cpkit.Checkpoint  # type: ignore[attr-defined]  # the mistake under test
 
 
 def test_importing_cpkit_imports_only_what_is_used() -> None:
-    """An exception or a protocol costs no validation and no event loop."""
+    """``import cpkit`` alone loads neither pydantic nor asyncio."""
     script = "import cpkit, sys; print(*{'asyncio', 'pydantic'} & {*sys.modules})"
     assert subprocess.check_output([sys.executable, "-c", script], text=True) == "\n"
 
 
 @pytest.mark.parametrize("name", DESIGNED)
 def test_a_designed_name_is_importable_from_cpkit(name: str) -> None:
-    """Every name of the design comes from ``cpkit``."""
+    """Every name of the contract can be imported from ``cpkit``."""
     assert name in cpkit.__all__
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_lists_all_that_it_defines_for_others(name: str) -> None:
+def test_a_module_lists_its_public_names(name: str) -> None:
     """A module's ``__all__`` has every public class and function, and nothing else."""
     module = import_module(f"cpkit.{name}")
 
@@ -213,7 +213,7 @@ def test_a_module_lists_all_that_it_defines_for_others(name: str) -> None:
 
 @pytest.mark.parametrize("package", ALLOWED)
 def test_imports_go_one_way(package: str) -> None:
-    """Drivers and the suite import the core, the core imports pydantic alone."""
+    """Drivers and the suite import the core, and the core imports only pydantic."""
     paths = sorted((ROOT / package).rglob("*.py"))
     found = {str(path.relative_to(ROOT)): wrong(package, path) for path in paths}
     assert {path: names for path, names in found.items() if names} == {}
@@ -221,7 +221,7 @@ def test_imports_go_one_way(package: str) -> None:
 
 @pytest.mark.parametrize("package", ALLOWED)
 def test_modules_of_a_package_import_each_other_without_a_cycle(package: str) -> None:
-    """Imports for types alone and imports inside functions count too."""
+    """Imports inside functions and imports for types count too."""
     cyclic = cyclic_modules(import_graph(package))
     known = {name for name in KNOWN_CYCLES if name.partition(".")[0] == package}
 
@@ -248,7 +248,7 @@ def test_private_names_of_dependencies_are_not_used(package: str) -> None:
 
 
 def loaded_by(*modules: str) -> set[str]:
-    """Return the top-level modules that an import loads, over those of pydantic."""
+    """Return the top-level modules that an import loads beyond those of pydantic."""
     script = (
         "import sys\n"
         "from pydantic import BaseModel, PositiveInt, TypeAdapter, ValidationError\n"
@@ -262,7 +262,7 @@ def loaded_by(*modules: str) -> set[str]:
 
 
 def test_importing_cpkit_loads_pydantic_and_nothing_else_from_outside() -> None:
-    """No driver, client library or test tool is paid for before it is asked for."""
+    """No driver, client library or test tool is loaded before it is used."""
     loaded = loaded_by(*(f"cpkit.{name}" for name in MODULES))
     heavy = {"ctypes", "http", "multiprocessing", "pickle", "sqlite3", "unittest"}
 
@@ -270,8 +270,8 @@ def test_importing_cpkit_loads_pydantic_and_nothing_else_from_outside() -> None:
     assert not heavy & loaded
 
 
-def test_the_layers_need_nothing_else_from_outside_either() -> None:
-    """What depends on more imports it when it is used, or (tracing) installed."""
+def test_the_layers_load_nothing_else_from_outside_either() -> None:
+    """A layer imports other packages when it uses them, or if installed (tracing)."""
     outside = loaded_by(*core_modules()) - set(sys.stdlib_module_names)
     assert outside - {"opentelemetry"} == {"cpkit"}
 

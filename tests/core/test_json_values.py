@@ -1,4 +1,4 @@
-"""JSON in equals JSON out, and what is no JSON is refused by its path."""
+"""JSON values are stored without loss; anything else is refused with its path."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Claims:
 
 
 def exact(value: Any) -> Any:
-    """Return a value whose equality is that of the JSON: types, bits, key order."""
+    """Return a value that compares types, float bits and key order as well."""
     if isinstance(value, float):
         return struct.pack("d", value)
 
@@ -99,13 +99,13 @@ def test_json_comes_back_exactly(value: Any) -> None:
 
 @given(st.integers(min_value=0, max_value=2**64 - 1))
 def test_every_finite_float_comes_back_to_the_bit(bits: int) -> None:
-    """A float is its 64 bits; what is not finite is refused."""
+    """All 64 bits are kept; a float that is not finite is refused."""
     (number,) = struct.unpack("d", struct.pack("Q", bits))
 
     if math.isfinite(number):
         assert exact(through([number])) == exact([number])
     else:
-        with pytest.raises(SerializationError, match="no JSON number"):
+        with pytest.raises(SerializationError, match="not a JSON number"):
             encode_json([number], ())
 
 
@@ -129,7 +129,7 @@ def test_integers_up_to_4300_digits_come_back(sign: int) -> None:
 def test_nesting_of_200_comes_back_and_deeper_is_refused(
     wrap: Callable[[Any], Any],
 ) -> None:
-    """The limit is the parser's, and it is met on the way in."""
+    """The parser's limit is checked before the value is stored."""
     deepest = nested(MAX_DEPTH, wrap)
     assert encode_json(through(deepest), ()) == encode_json(deepest, ())
 
@@ -138,8 +138,8 @@ def test_nesting_of_200_comes_back_and_deeper_is_refused(
             encode_json(nested(levels, wrap), ())
 
 
-def test_a_value_that_holds_itself_is_refused() -> None:
-    """A cycle ends in an error."""
+def test_a_value_that_contains_itself_is_refused() -> None:
+    """A cycle raises an error instead of looping."""
     cycle: list[Any] = []
     cycle.append(cycle)
 
@@ -161,7 +161,7 @@ def test_a_value_that_holds_itself_is_refused() -> None:
     ],
 )
 def test_subclasses_are_stored_as_their_base_value(value: Any, base: Any) -> None:
-    """What is a JSON value by inheritance comes back as the plain one."""
+    """A value of a subclass is loaded as a value of the JSON type."""
     again = through([value])
     assert exact(again) == exact([base])
 
@@ -192,8 +192,8 @@ def test_subclasses_are_stored_as_their_base_value(value: Any, base: Any) -> Non
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_json_has_not_is_refused_by_its_path(value: object) -> None:
-    """Nothing is turned into something else in silence."""
+def test_a_type_that_json_lacks_is_refused_with_its_path(value: object) -> None:
+    """A value is never silently converted to another type."""
     with pytest.raises(SerializationError, match="JSON has no") as raised:
         encode_json({"a": [0, {"b": value}]}, (3,))
 
@@ -201,8 +201,8 @@ def test_what_json_has_not_is_refused_by_its_path(value: object) -> None:
 
 
 @pytest.mark.parametrize("key", [1, True, None, 1.5, (1,), b"k", Level.LOW])
-def test_a_key_that_is_no_string_is_refused(key: object) -> None:
-    """``{1: …}`` does not come back as ``{"1": …}``."""
+def test_a_key_that_is_not_a_string_is_refused(key: object) -> None:
+    """``{1: …}`` is not stored as ``{"1": …}``."""
     with pytest.raises(SerializationError, match="keys are strings") as raised:
         encode_json([{key: 1}], ())
 
@@ -212,8 +212,8 @@ def test_a_key_that_is_no_string_is_refused(key: object) -> None:
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_not_finite_is_refused(number: float) -> None:
-    """JSON has no NaN and no infinity, and null is not one."""
-    with pytest.raises(SerializationError, match="no JSON number") as raised:
+    """JSON has neither NaN nor infinity, and null does not replace them."""
+    with pytest.raises(SerializationError, match="not a JSON number") as raised:
         encode_json({"x": [number]}, ("m",))
 
     assert raised.value.path == ("m", "x", 0)
@@ -221,7 +221,7 @@ def test_a_number_that_is_not_finite_is_refused(number: float) -> None:
 
 @pytest.mark.parametrize("bad", ["\ud800", "a\udfff", "\udc80b", "\ude00\ud83d"])
 def test_a_lone_surrogate_is_refused_as_value_and_as_key(bad: str) -> None:
-    """UTF-8 cannot hold it; the error's own words can still be printed."""
+    """UTF-8 cannot hold it; the error message can still be printed."""
     with pytest.raises(SerializationError, match="lone surrogate") as as_value:
         encode_json({"a": bad}, ())
 
@@ -237,6 +237,6 @@ def test_a_lone_surrogate_is_refused_as_value_and_as_key(bad: str) -> None:
     "stored", ["NaN", "[Infinity]", "-Infinity", "{'a':1}", "", "1 2"]
 )
 def test_only_json_is_parsed(stored: str) -> None:
-    """The parser takes no dialect of JSON."""
+    """The parser accepts strict JSON only."""
     with pytest.raises(ValueError, match="."):
         parse_json(stored)

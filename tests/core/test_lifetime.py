@@ -46,7 +46,7 @@ class Resource:
 
 
 def in_another_loop(body: Callable[[], Any]) -> Any:
-    """Run a coroutine function to its end in a loop of another thread."""
+    """Run a coroutine function in a loop of another thread."""
     return asyncio.to_thread(lambda: asyncio.run(body()))
 
 
@@ -111,7 +111,7 @@ async def test_a_handle_is_opened_once(make: Callable[[], Any]) -> None:
 
 
 async def test_closing_waits_for_what_is_in_flight() -> None:
-    """Work that was begun is ended before the store is let go; new work is refused."""
+    """Work that was begun ends before the store is released; new work is refused."""
     lifetime, resource, work = Lifetime("s://x"), Resource(), asyncio.Event()
     lifetime.begin()
     resource.may_go.set()
@@ -146,7 +146,7 @@ async def test_closing_at_once_from_many_tasks_releases_once() -> None:
 
 
 async def test_a_cancelled_close_goes_on() -> None:
-    """The closer stops waiting; the store is let go all the same."""
+    """The closer stops waiting; the store is released all the same."""
     lifetime, resource = Lifetime("s://x"), Resource()
     lifetime.begin()
     closer = asyncio.create_task(lifetime.end(resource.release))
@@ -162,7 +162,7 @@ async def test_a_cancelled_close_goes_on() -> None:
 
 
 async def test_a_release_that_fails_is_told_to_every_closer() -> None:
-    """An error in closing is not swallowed, and is no reason to close again."""
+    """An error in closing is not lost, and the store is not closed again."""
     lifetime = Lifetime("s://x")
     lifetime.begin()
 
@@ -175,7 +175,7 @@ async def test_a_release_that_fails_is_told_to_every_closer() -> None:
 
 
 async def test_finish_goes_on_without_its_caller() -> None:
-    """A caller that is cancelled leaves the work to run to its end."""
+    """A caller that is cancelled leaves the work running."""
     lifetime, go, ended = Lifetime("s://x"), asyncio.Event(), []
     lifetime.begin()
 
@@ -198,7 +198,7 @@ async def test_finish_goes_on_without_its_caller() -> None:
 async def test_during_is_cancelled_with_its_caller_and_ended_before_the_handle() -> (
     None
 ):
-    """Its clean-up runs before the store is let go, however many there are."""
+    """Its clean-up runs before the store is released, however many there are."""
     lifetime, resource, steps = Lifetime("s://x"), Resource(), []
     lifetime.begin()
     resource.may_go.set()
@@ -228,7 +228,7 @@ async def test_during_is_cancelled_with_its_caller_and_ended_before_the_handle()
     assert await Lifetime("s://y").during(asyncio.sleep(0, "done")) == "done"
 
 
-async def test_an_error_that_nobody_waits_for_is_quiet() -> None:
+async def test_an_error_without_a_waiting_caller_is_quiet() -> None:
     """Work that fails after its caller left is not reported as forgotten."""
     lifetime, go, reported = Lifetime("s://x"), asyncio.Event(), []
     lifetime.begin()

@@ -1,4 +1,4 @@
-"""The reference store: one for all handles of a name in this process."""
+"""The memory store: handles of one name in this process share a store."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Memory = MemoryCheckpointer[Any]
 
 @pytest.fixture
 def name() -> str:
-    """A name that no other test uses: a named store lives as long as the process."""
+    """A name that no other test uses; a named store lives as long as the process."""
     return f"store-{uuid4().hex}"
 
 
 def in_threads(count: int, body: Any) -> None:
-    """Run a coroutine function in as many loops, each in a thread, and at once."""
+    """Run a coroutine function in ``count`` threads at once, each with a loop."""
     start = threading.Barrier(count)
     errors: list[BaseException] = []
 
@@ -44,8 +44,8 @@ def in_threads(count: int, body: Any) -> None:
     assert not errors
 
 
-async def test_handles_of_a_name_are_one_store(name: str) -> None:
-    """A named store outlives its handles, and names are told apart exactly."""
+async def test_handles_of_one_name_share_a_store(name: str) -> None:
+    """The store outlives its handles, and names are compared exactly."""
     async with open_checkpointer(f"memory://{name}") as cp:
         await cp.append("t", [{"n": 1}])
 
@@ -56,15 +56,15 @@ async def test_handles_of_a_name_are_one_store(name: str) -> None:
         assert await no.load("t") is None
 
 
-async def test_a_handle_without_a_name_is_a_store_of_its_own() -> None:
-    """Two of them have nothing in common."""
+async def test_a_handle_without_a_name_has_its_own_store() -> None:
+    """Two such handles do not see each other's threads."""
     async with open_checkpointer("memory://") as a, Memory() as b:
         await a.append("t", [{}])
         assert await b.load("t") is None
 
 
 async def test_a_name_in_a_url_is_decoded(name: str) -> None:
-    """``%20`` is a blank, in the name as in a path."""
+    """``%20`` is a space."""
     async with Memory(f"{name} x") as cp:
         await cp.append("t", [{}])
 
@@ -73,7 +73,7 @@ async def test_a_name_in_a_url_is_decoded(name: str) -> None:
 
 
 def test_loops_in_many_threads_share_a_store(name: str) -> None:
-    """Versions are dense, merges are kept and a key has one holder, across loops."""
+    """Versions have no gaps, every merge is kept, and each key has one holder."""
     versions: list[int] = []
     claimed: list[str] = []
 
@@ -102,8 +102,8 @@ def test_loops_in_many_threads_share_a_store(name: str) -> None:
     assert set(Counter(claimed).values()) == {1}
 
 
-async def test_it_says_that_it_keeps_nothing() -> None:
-    """Its durability is none, in words too."""
+async def test_its_durability_is_none() -> None:
+    """The text names a store that keeps the state."""
     cp = Memory("a")
     assert cp.durability.survives is Survives.NONE
     assert str(cp.durability) == (

@@ -1,4 +1,4 @@
-"""The ready-made messages: told apart by role, open to what is newer."""
+"""The ready-made messages: the role selects the class, unknown fields are kept."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MESSAGES = [
 
 
 def test_every_message_comes_back_as_its_class() -> None:
-    """``role`` tells messages apart and ``type`` their blocks."""
+    """``role`` selects the class of a message, ``type`` that of a block."""
     again = codec.messages(codec.append("t", MESSAGES, None).bodies, "t")
 
     assert again == MESSAGES
@@ -55,7 +55,7 @@ def test_every_message_comes_back_as_its_class() -> None:
 
 
 def test_unknown_fields_are_kept_at_every_level() -> None:
-    """What a newer program wrote passes through an older one."""
+    """An older program keeps the fields that a newer one wrote."""
     newer = {
         "role": "assistant",
         "content": [{"type": "text", "text": "a", "citations": [{"n": 1}]}],
@@ -80,14 +80,14 @@ def test_unknown_fields_are_kept_at_every_level() -> None:
         {"role": "tool", "content": "no id"},
     ],
 )
-def test_what_is_no_message_is_refused(wrong: dict[str, Any]) -> None:
-    """The known fields are checked."""
+def test_a_value_that_is_not_a_message_is_refused(wrong: dict[str, Any]) -> None:
+    """The known fields are validated."""
     with pytest.raises(ValidationError):
         TypeAdapter(Message).validate_python(wrong)
 
 
 def test_infinity_is_refused_in_known_and_unknown_fields() -> None:
-    """JSON has none, wherever it stands."""
+    """JSON has no infinity, in any field."""
     with pytest.raises(ValidationError):
         UserMessage(content="", metadata={"x": math.inf})
 

@@ -1,4 +1,4 @@
-"""A password is in no message, repr, log or traceback, however it was written."""
+"""No message, repr, log or traceback shows a password, whatever its spelling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cpkit.registry import redacted
 
 HEAD, TAIL = "zq9x", "k7wv"
 
-# What goes between the halves of a password: each means something in a URL.
+# Text between the two halves of a password; each has a meaning in a URL.
 BETWEEN = ["", "@", ":", "/", "//", "?", "#", "%", "%zz", "&", "=", "?a=", "@h?a=", " "]
 
 SERVERS = ["postgresql", "postgres", "redis", "rediss", "redis+unix"]
@@ -27,7 +27,7 @@ URLS = [
     "{scheme}://user:{password}@localhost:port/0",
     "{scheme}://user:{password}@local host/0",
 ]
-NO_URLS = [
+BROKEN_URLS = [
     "nope://user:{password}@host/db",
     "postgresql//user:{password}@host/db",
     "//user:{password}@host/db",
@@ -38,8 +38,8 @@ NO_URLS = [
 ]
 
 
-def said(url: str) -> str:
-    """Return all that can be read about a handle, or about why there is none."""
+def shown_for(url: str) -> str:
+    """Return every text about a handle, or about the error that prevented it."""
     try:
         handle = open_checkpointer(url)
     except InvalidURL as exc:
@@ -53,13 +53,13 @@ def said(url: str) -> str:
 def test_a_password_is_shown_nowhere(
     scheme: str, between: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Escaped as it should be or not, in a URL that opens and in one that does not."""
+    """Escaped correctly or not, in a valid URL and in an invalid one."""
     caplog.set_level(logging.DEBUG)
     secret = f"{HEAD}{between}{TAIL}"
 
     for password in {secret, quote(secret, safe="")}:
         for url in URLS:
-            text = said(url.format(scheme=scheme, password=password))
+            text = shown_for(url.format(scheme=scheme, password=password))
             assert HEAD not in text
             assert TAIL not in text
 
@@ -68,17 +68,17 @@ def test_a_password_is_shown_nowhere(
 
 
 @pytest.mark.parametrize("between", BETWEEN)
-@pytest.mark.parametrize("url", NO_URLS)
-def test_a_password_in_what_is_no_url_is_shown_nowhere(url: str, between: str) -> None:
-    """A typing error does not print it either."""
-    text = said(url.format(password=f"{HEAD}{between}{TAIL}"))
+@pytest.mark.parametrize("url", BROKEN_URLS)
+def test_a_password_in_a_broken_url_is_shown_nowhere(url: str, between: str) -> None:
+    """A typing error in the URL does not print it either."""
+    text = shown_for(url.format(password=f"{HEAD}{between}{TAIL}"))
     assert HEAD not in text
     assert TAIL not in text
 
 
 @pytest.mark.parametrize("name", ["password", "sslpassword", "PASSWD", "pwd"])
 def test_a_password_in_the_query_is_hidden(name: str) -> None:
-    """Client libraries take one there too."""
+    """Client libraries accept a password there too."""
     assert redacted(f"x://h/d?{name}={HEAD}&a=1") == f"x://h/d?{name}=***&a=1"
 
 
@@ -93,6 +93,6 @@ def test_a_password_in_the_query_is_hidden(name: str) -> None:
         ("redis+unix://:pw@/run/r.sock", "redis+unix://:***@/run/r.sock"),
     ],
 )
-def test_what_is_no_password_stays_readable(url: str, shown: str) -> None:
-    """Scheme, user, host and database are what one looks for in an error."""
+def test_the_rest_of_a_url_stays_readable(url: str, shown: str) -> None:
+    """A reader of the error needs the scheme, the user, the host and the database."""
     assert redacted(url) == shown

@@ -1,4 +1,4 @@
-"""Opening by URL: what is found, and what each mistake is told."""
+"""Opening by URL: the store that it selects, and the message for each mistake."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cpkit import (
 from cpkit.driver import Handle
 from cpkit.registry import DEFAULT_URL, driver_names, url_path
 
-OURS = "file memory postgres postgresql redis redis+unix rediss sqlite".split()
+SCHEMES = "file memory postgres postgresql redis redis+unix rediss sqlite".split()
 SQLITE_OPTIONS = "busy_timeout, durability, max_append, max_payload, strict_roundtrip"
 
 DRIVER = """
@@ -41,7 +41,7 @@ class AcmeCheckpointer(MemoryCheckpointer):
 
 
 def mistake(url: str | None, **options: Any) -> str:
-    """Return what is said about a URL or an option that cannot be used."""
+    """Return the message for a URL or an option that cannot be used."""
     with pytest.raises(InvalidURL) as raised:
         open_checkpointer(url, **options)
 
@@ -49,7 +49,7 @@ def mistake(url: str | None, **options: Any) -> str:
 
 
 def installed(folder: Path, package: str, scheme: str, module: str) -> None:
-    """Lay out a package's metadata as an installer does."""
+    """Write a package's metadata as an installer does."""
     info = folder / f"{package}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\n")
@@ -62,8 +62,8 @@ def installed(folder: Path, package: str, scheme: str, module: str) -> None:
 
 
 def test_the_drivers_of_this_project_are_known() -> None:
-    """``cpkit drivers`` has these at least."""
-    assert set(OURS) <= set(driver_names())
+    """``cpkit drivers`` lists at least these, sorted."""
+    assert set(SCHEMES) <= set(driver_names())
     assert driver_names() == sorted(driver_names())
 
 
@@ -71,10 +71,10 @@ def test_the_drivers_of_this_project_are_known() -> None:
     ("environment", "shown"),
     [(None, "cpkit.db"), ("", "cpkit.db"), ("memory://env", "memory://env")],
 )
-def test_without_a_url_the_environment_counts_and_then_the_default(
+def test_without_a_url_the_environment_or_the_default_is_used(
     environment: str | None, shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``CPKIT_URL``, unless it is empty, else one file in the working folder."""
+    """``CPKIT_URL`` unless it is empty; otherwise a file in the working folder."""
     if environment is None:
         monkeypatch.delenv("CPKIT_URL", raising=False)
     else:
@@ -87,16 +87,16 @@ def test_without_a_url_the_environment_counts_and_then_the_default(
 def test_opening_touches_nothing_before_the_context_is_entered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The URL is checked when the function is called, the store is made later."""
+    """The URL is checked by the call; the store is created by the context."""
     monkeypatch.chdir(tmp_path)
     open_checkpointer(DEFAULT_URL)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_package_adds_a_scheme_by_being_installed(
+def test_an_installed_package_adds_a_scheme(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its options are checked like ours, and its client's are left in the URL."""
+    """Its options are checked; the options of its client stay in the URL."""
     (tmp_path / "acme_driver.py").write_text(DRIVER)
     installed(tmp_path, "acme", "acme+tls", "acme_driver")
     monkeypatch.syspath_prepend(tmp_path)
@@ -115,16 +115,16 @@ def test_a_package_adds_a_scheme_by_being_installed(
 
 
 @pytest.mark.parametrize("url", ["nope://x", "NOPE://x", "nope:x", "sqlite3:///x"])
-def test_an_unknown_scheme_is_told_the_known_ones(url: str) -> None:
-    """The list has what is installed."""
+def test_the_message_for_an_unknown_scheme_lists_the_known_ones(url: str) -> None:
+    """The list has every installed driver."""
     said = mistake(url)
     assert repr(url.partition(":")[0].lower()) in said
-    assert all(scheme in said for scheme in OURS)
+    assert all(scheme in said for scheme in SCHEMES)
 
 
 @pytest.mark.parametrize("url", ["", "agent.db", "/tmp/agent.db", "://x", "1a://x"])
-def test_a_path_without_a_scheme_is_told_what_to_write(url: str) -> None:
-    """The likely mend is in the message."""
+def test_the_message_for_a_path_without_a_scheme_shows_a_url(url: str) -> None:
+    """The message has the path and an example URL."""
     said = mistake(url)
     assert repr(url) in said
     assert DEFAULT_URL in said
@@ -132,13 +132,13 @@ def test_a_path_without_a_scheme_is_told_what_to_write(url: str) -> None:
 
 @pytest.mark.parametrize("url", [b"memory://", 1, Path("x.db")])
 def test_a_url_is_a_string(url: Any) -> None:
-    """Nothing is guessed from another type."""
+    """Another type is refused, not converted."""
     assert type(url).__name__ in mistake(url)
 
 
 @pytest.mark.parametrize("how", ["query", "keyword"])
-def test_an_unknown_option_is_told_the_valid_ones(how: str) -> None:
-    """A misspelled option never passes in silence."""
+def test_the_message_for_an_unknown_option_lists_the_valid_ones(how: str) -> None:
+    """A misspelled option is never ignored."""
     if how == "query":
         said = mistake("sqlite:///x.db?durabillity=full")
     else:
@@ -161,10 +161,10 @@ def test_an_unknown_option_is_told_the_valid_ones(how: str) -> None:
         ("busy_timeout", "", "valid number"),
     ],
 )
-def test_an_ill_typed_option_is_named_with_what_it_takes(
+def test_the_message_for_a_wrong_value_names_the_option_and_valid_values(
     name: str, value: str, fragment: str
 ) -> None:
-    """The same for the query and for keywords, and the value is not repeated."""
+    """In the query and as a keyword; the message does not repeat the value."""
     for said in (
         mistake(f"sqlite:///x.db?{name}={value}"),
         mistake("sqlite:///x.db", **{name: value}),
@@ -182,10 +182,10 @@ def test_an_ill_typed_option_is_named_with_what_it_takes(
         ("sqlite:///x?durability=full", {"durability": "normal"}),
     ],
 )
-def test_an_option_given_twice_differently_is_refused(
+def test_two_values_for_one_option_are_refused(
     url: str, options: dict[str, Any]
 ) -> None:
-    """Neither of the two wins in silence."""
+    """Neither value silently wins."""
     assert "given twice" in mistake(url, **options)
 
 
@@ -198,22 +198,20 @@ def test_an_option_given_twice_differently_is_refused(
         ("sqlite:///x?", {"busy_timeout": 5}),
     ],
 )
-def test_an_option_given_twice_alike_is_taken(
-    url: str, options: dict[str, Any]
-) -> None:
-    """What counts is the value, not how it was written."""
+def test_the_same_value_twice_is_accepted(url: str, options: dict[str, Any]) -> None:
+    """The parsed values are compared, not their spelling."""
     assert isinstance(open_checkpointer(url, **options), Handle)
 
 
 @pytest.mark.parametrize("query", ["a", "max_payload", "&", "max_payload=1&"])
-def test_a_query_is_of_names_and_values(query: str) -> None:
-    """What is neither is not passed over."""
+def test_a_query_has_names_and_values(query: str) -> None:
+    """Any other part of a query is refused, not ignored."""
     assert "name=value" in mistake(f"sqlite:///x.db?{query}")
 
 
 @pytest.mark.parametrize("query", ["=", "=1", "message_type=dict", "url=x"])
-def test_what_only_python_can_say_is_no_option(query: str) -> None:
-    """A URL cannot name a type."""
+def test_an_argument_of_the_function_is_not_a_url_option(query: str) -> None:
+    """A URL cannot set the message type, for instance."""
     assert "has no option" in mistake(f"sqlite:///x.db?{query}")
 
 
@@ -226,10 +224,10 @@ def test_what_only_python_can_say_is_no_option(query: str) -> None:
         ("file", "aiofiles", "file"),
     ],
 )
-def test_a_driver_that_is_not_installed_is_told_the_pip_line(
+def test_the_message_for_a_missing_client_library_has_the_pip_line(
     scheme: str, client: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver is known, its client library is missing, and the mend is one line."""
+    """The driver is installed, its client library is not."""
     for module in list(sys.modules):
         if module.partition(".")[0] in (f"cpkit_{extra}", client):
             monkeypatch.delitem(sys.modules, module)
@@ -240,10 +238,10 @@ def test_a_driver_that_is_not_installed_is_told_the_pip_line(
     assert client in said
 
 
-def test_a_strangers_driver_that_lacks_something_is_told_what(
+def test_the_message_for_another_packages_driver_names_the_missing_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever its module is called, it is no extra of ours."""
+    """No extra of cpkit installs it, even if its module is called ``cpkit_…``."""
     (tmp_path / "cpkit_acme.py").write_text("import acme_client_library\n")
     installed(tmp_path, "acme", "acme", "cpkit_acme")
     monkeypatch.syspath_prepend(tmp_path)
@@ -253,8 +251,8 @@ def test_a_strangers_driver_that_lacks_something_is_told_what(
     assert "cpkit[" not in said
 
 
-def test_a_slip_in_an_option_of_the_class_is_a_value_error() -> None:
-    """Built directly, a checkpointer checks its options as well."""
+def test_a_constructor_checks_its_options() -> None:
+    """A checkpointer that is built without a URL has the same checks."""
     for options in ({"max_payload": 0}, {"nope": 1}):
         with pytest.raises(ValidationError):
             MemoryCheckpointer[Any](None, **options)
@@ -277,7 +275,7 @@ def test_a_slip_in_an_option_of_the_class_is_a_value_error() -> None:
     ],
 )
 def test_a_path_of_sqlite(url: str, path: str) -> None:
-    """Three slashes are relative, four absolute; escapes are decoded, '+' is itself."""
+    """Three slashes: relative; four: absolute. Escapes are decoded, ``+`` is kept."""
     assert repr(open_checkpointer(url)) == f"<Handle sqlite:///{path}>"
 
 
@@ -299,8 +297,10 @@ def test_a_path_of_sqlite(url: str, path: str) -> None:
         ("memory:name", "memory://name"),
     ],
 )
-def test_a_path_that_is_none_is_told_what_to_write(url: str, fragment: str) -> None:
-    """The number of slashes is a mistake that everybody makes once."""
+def test_the_message_for_an_invalid_path_shows_what_to_write(
+    url: str, fragment: str
+) -> None:
+    """For instance for a wrong number of slashes."""
     assert fragment in mistake(url)
 
 
@@ -315,11 +315,11 @@ def test_a_path_that_is_none_is_told_what_to_write(url: str, fragment: str) -> N
     ],
 )
 def test_a_local_path(url: str, path: str) -> None:
-    """What follows the scheme, or the empty host."""
+    """The part after the scheme, or after the empty host."""
     assert url_path(url) == path
 
 
-def test_every_mistake_is_one_of_ours() -> None:
-    """One root to catch."""
+def test_every_mistake_is_a_checkpointer_error() -> None:
+    """A caller can catch one root class."""
     with pytest.raises(CheckpointerError):
         open_checkpointer("nope://x")

@@ -50,7 +50,7 @@ async def test_each_is_ended_when_its_own_time_is_up() -> None:
     limit.stop()
 
 
-async def test_one_who_is_cancelled_as_well_hears_of_that() -> None:
+async def test_a_caller_that_is_cancelled_as_well_gets_the_cancellation() -> None:
     """A time-out hides no cancellation, and leaves none behind."""
     limit = TimeLimit(0.01)
 

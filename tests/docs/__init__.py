@@ -1,1 +1,1 @@
-"""What the documents say is run."""
+"""The code in the documentation is run."""

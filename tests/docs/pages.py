@@ -1,4 +1,4 @@
-"""The code on the documentation's pages, and running it as it stands there."""
+"""The code blocks of the documentation, and how a test runs them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ asyncio.run(run())
 
 
 def blocks_of(page: str) -> list[str]:
-    """Return the Python blocks of a page, named as from the folder of all."""
+    """Return the Python blocks of a page, which is named relative to ``docs``."""
     text = (DOCS / page).read_text(encoding="utf-8")
     return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
 
 
 def printed_by(block: str, folder: Path) -> str:
-    """Run a block in a process of its own, without a warning; return what it printed.
+    """Run a block in a separate process; return what it printed.
 
-    What it leaves in the folder, its next run finds.
+    A warning is an error. The block runs in ``folder``, so a later run finds its files.
     """
     name = re.search(r"async def (\w+)\(cp\)", block)
 

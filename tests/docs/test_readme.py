@@ -1,4 +1,4 @@
-"""The README's code runs as it stands there, and its commands exist."""
+"""The README's code runs unchanged, and its commands exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
 def run(code: str, folder: Path, *command: str) -> str:
-    """Run a block as a file of its own, in an empty folder; return what it printed."""
+    """Run a block as a file in the folder; return what it printed."""
     script = folder / "test_block.py"
     script.write_text(code)
     done = subprocess.run(
@@ -30,7 +30,7 @@ def run(code: str, folder: Path, *command: str) -> str:
 
 
 def test_every_python_block_has_a_test() -> None:
-    """A block that nobody runs is a promise that nobody keeps."""
+    """A new block needs a test below."""
     assert len(BLOCKS) == 3
 
 
@@ -40,13 +40,13 @@ def test_twelve_lines_run_twice_and_book_once(tmp_path: Path) -> None:
     assert run(BLOCKS[0], tmp_path) == "{'reservation': '4WQ150'} 2\n"
 
 
-def test_typed_messages_come_back_typed(tmp_path: Path) -> None:
+def test_typed_messages_are_loaded_typed(tmp_path: Path) -> None:
     """The block's own assertion holds."""
     run(BLOCKS[1] + "\nimport asyncio\nasyncio.run(typed())\n", tmp_path)
 
 
 def test_five_lines_certify_a_backend(tmp_path: Path) -> None:
-    """The inherited class collects clauses, and the reference passes one of them."""
+    """The inherited class collects the clauses, and one of them passes."""
     only = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "append.returns")
     assert "passed" in run(BLOCKS[2], tmp_path, *only)
 

@@ -1,4 +1,4 @@
-"""The site builds, and the code on its pages runs as it stands there."""
+"""The site builds, and the code on its pages runs unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.docs.pages import DOCS, blocks_of, printed_by
 
 ROOT = DOCS.parent
 
-# Pages whose code is held to more than to run, and the tests that do it.
+# Pages whose code has a test elsewhere, with more assertions.
 ELSEWHERE = {
     "effects.md": "tests/effects/test_docs.py",
     "import.md": "tests/importing/test_cli.py",
@@ -37,19 +37,19 @@ BLOCKS = [
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_each_block_is_a_program_that_runs(block: str, tmp_path: Path) -> None:
-    """In an empty folder, without a warning; its own assertions hold."""
+    """In an empty folder, without a warning or a failed assertion."""
     printed_by(block, tmp_path)
 
 
 @pytest.mark.parametrize(("page", "test"), ELSEWHERE.items())
-def test_what_is_run_elsewhere_is_there(page: str, test: str) -> None:
-    """The test that is named reads the page."""
+def test_a_page_that_is_tested_elsewhere_has_that_test(page: str, test: str) -> None:
+    """The named test file mentions the page."""
     assert Path(page).stem in (ROOT / test).read_text(encoding="utf-8")
     assert page in PAGES
 
 
 def test_the_site_builds(tmp_path: Path) -> None:
-    """Strictly: a dead link, or a name that the reference does not find, fails."""
+    """A dead link, or a name that the reference does not find, fails the build."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"),

@@ -1,4 +1,4 @@
-"""The tutorial quotes the example, to the letter."""
+"""The tutorial quotes the example exactly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMPLE = "\n".join(
     "block", re.findall(r"```(?:python|toml)\n(.*?)```", PAGE, flags=re.DOTALL)
 )
 def test_each_block_is_in_the_example(block: str) -> None:
-    """What a reader copies from the page is what CI certifies."""
+    """A reader copies the same code that CI certifies."""
     assert textwrap.dedent(block).strip() in textwrap.dedent(EXAMPLE) or (
         block.rstrip() in EXAMPLE
     )
