@@ -191,7 +191,13 @@ def _create_folder(folder: str) -> None:
         with suppress(FileExistsError):
             os.mkdir(folder, 0o700)
 
-        sync_folder(parent)
+        try:
+            sync_folder(parent)
+        except OSError:
+            with suppress(OSError):
+                os.rmdir(folder)  # the next opening creates and syncs it
+
+            raise
 
 
 def sync_folder(folder: str) -> None:

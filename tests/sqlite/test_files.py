@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sqlite3
 import stat
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cpkit import BackendUnavailable, Survives, open_checkpointer
+from cpkit import BackendUnavailable, Survives, ToolCall, open_checkpointer
 from cpkit_sqlite import SQLiteCheckpointer
 from tests.sqlite.inside import reader, writer
 from tests.sqlite.worker import NOBODY, Worker
@@ -291,6 +292,166 @@ def test_what_may_not_be_written_is_unavailable(
     assert str(path) in said
     assert "nothing was written" in said
     assert sorted(folder.iterdir()) == before
+
+
+# What may only be read
+
+
+async def write_some(path: Path) -> None:
+    async with Store(path) as cp:
+        await cp.append("t", [{"n": 1}])
+        await cp.record_issued("t", ToolCall("c", "tool", {}, "key"))
+        await cp.record_result("t", "c", "paid")
+
+
+@pytest.mark.parametrize("what", ["folder", "file", "both"])
+async def test_what_may_only_be_read_is_read(
+    folder: Path, what: str, workers: Callable[[int], list[Worker]]
+) -> None:
+    """Every write is refused, proven not to have run, and no file is left beside."""
+    path = folder / "agent.db"
+    await write_some(path)
+
+    if os.getuid() == 0:
+        for place in (folder, path):
+            os.chown(place, NOBODY, NOBODY)
+
+    if what != "folder":
+        os.chmod(path, 0o400)
+
+    if what != "file":
+        os.chmod(folder, 0o500)
+
+    before = path.read_bytes()
+    (worker,) = workers(1)
+    said = worker.ask("read_unprivileged", f"sqlite:///{path}")
+    os.chmod(folder, 0o700)
+
+    assert said["messages"] == [{"n": 1}]
+    assert (said["found"], said["listed"]) == ("paid", 1)
+    assert said["refused"] == [False] * 4
+    assert "may only be read" in said["advice"]
+    assert list(folder.iterdir()) == [path]
+    assert path.read_bytes() == before
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs two users")
+async def test_a_reader_without_rights_sees_what_a_writer_has_committed(
+    folder: Path, workers: Callable[[int], list[Worker]]
+) -> None:
+    """The writer's log is read too, while the writer has the file open."""
+    path = folder / "agent.db"
+
+    async with Store(path) as cp:
+        await cp.append("t", [{"n": 1}])
+
+        for place in folder.iterdir():
+            os.chown(place, NOBODY, NOBODY)
+            os.chmod(place, 0o400)
+
+        os.chmod(folder, 0o755)
+        (worker,) = workers(1)
+        worker.tell("read_unprivileged", f"sqlite:///{path}")
+        said = await asyncio.to_thread(worker.answer)
+        assert said["messages"] == [{"n": 1}]
+        assert said["refused"] == [False] * 4
+        assert await cp.append("t", [{"n": 2}]) == 2
+
+
+async def test_a_file_read_without_locks_is_refused_once_it_is_written(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A torn state is never returned; opening again reads the new one."""
+    await write_some(Path(path))
+
+    with monkeypatch.context() as only_reading:
+        only_reading.setattr(os, "access", lambda *_: False)
+        reading = await Store(path).__aenter__()
+
+    assert await reading.read("t") == [{"n": 1}]
+
+    async with Store(path) as cp:
+        with pytest.raises(BackendUnavailable, match="open the store again"):
+            await reading.load("t")
+
+        await cp.append("t", [{"n": 2}])
+
+    with pytest.raises(BackendUnavailable, match="open the store again") as raised:
+        await reading.append("t", [{}])
+
+    assert raised.value.maybe_applied is False
+    await reading.aclose()
+
+    with monkeypatch.context() as only_reading:
+        only_reading.setattr(os, "access", lambda *_: False)
+
+        async with Store(path) as again:
+            assert await again.read("t") == [{"n": 1}, {"n": 2}]
+
+
+# Folders
+
+
+class FolderSyncs:
+    """The folders that are synced, each with whether the log existed by then."""
+
+    def __init__(self, path: Path) -> None:
+        self.log = Path(f"{path}-wal")
+        self.made: list[tuple[int, bool]] = []
+        self.failing: int | None = None
+
+    def sync(self, descriptor: int) -> None:
+        found = os.fstat(descriptor)
+
+        if stat.S_ISDIR(found.st_mode):
+            self.made.append((found.st_ino, self.log.exists()))
+
+            if found.st_ino == self.failing:
+                raise OSError(errno.EIO, "the disk is on fire")
+
+
+@pytest.fixture
+def syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FolderSyncs:
+    found = FolderSyncs(tmp_path / "a" / "b" / "agent.db")
+    monkeypatch.setattr(os, "fsync", found.sync)
+    return found
+
+
+async def test_every_created_folder_is_made_lasting_in_its_parent(
+    tmp_path: Path, syncs: FolderSyncs
+) -> None:
+    """And the names of the file and of its log are, once the log exists."""
+    folder = tmp_path / "a" / "b"
+
+    async with Store(folder / "agent.db"):
+        inodes = [os.stat(one).st_ino for one in (tmp_path, tmp_path / "a", folder)]
+        assert syncs.made == [
+            (inodes[0], False),
+            (inodes[1], False),
+            (inodes[2], True),
+        ]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+async def test_a_folder_that_cannot_be_synced_is_unavailable(
+    tmp_path: Path, syncs: FolderSyncs, depth: int
+) -> None:
+    """The store does not open, and the next opening syncs the folder again."""
+    folder = tmp_path / "a" / "b"
+    place = (tmp_path, tmp_path / "a", folder)[depth]
+    place.mkdir(parents=True, exist_ok=True)
+    syncs.failing = place.stat().st_ino
+
+    with pytest.raises(BackendUnavailable, match="on fire") as raised:
+        await Store(folder / "agent.db").__aenter__()
+
+    assert raised.value.maybe_applied is False
+    failing, syncs.failing = syncs.failing, None
+    syncs.made.clear()
+
+    async with Store(folder / "agent.db") as cp:
+        assert failing in [inode for inode, _ in syncs.made]
+        assert await cp.append("t", [{}]) == 1
 
 
 # Leftovers

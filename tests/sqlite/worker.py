@@ -108,8 +108,8 @@ async def write_for_ever(url: str, name: str) -> None:
             say(["completed", call.call_id])
 
 
-async def open_unprivileged(url: str) -> str:
-    """Say how opening fails for a user whom permissions bind (root's are not)."""
+async def become_nobody() -> None:
+    """Give up root's rights, so that permissions count for this process."""
     # What is needed is loaded while that is still allowed.
     with TemporaryDirectory() as folder:
         await append_one(f"sqlite:///{folder}/first.db")
@@ -118,6 +118,11 @@ async def open_unprivileged(url: str) -> str:
         os.setgid(NOBODY)
         os.setuid(NOBODY)
 
+
+async def open_unprivileged(url: str) -> str:
+    """Open and write with the rights of an ordinary user; return the failure."""
+    await become_nobody()
+
     try:
         async with open_checkpointer(url) as cp:
             await cp.append("t", [{}])
@@ -125,6 +130,41 @@ async def open_unprivileged(url: str) -> str:
         return str(exc)
 
     return "opened and written"
+
+
+async def read_unprivileged(url: str) -> dict[str, Any]:
+    """Read and write with the rights of an ordinary user; return what came of it."""
+    await become_nobody()
+    refused = []
+
+    store: Any = open_checkpointer(url)
+
+    async with store as cp:
+        data = await cp.load("t")
+        found = await cp.find_completed("key")
+        listed = await cp.list_threads()
+        writes: list[Coroutine[Any, Any, Any]] = [
+            cp.append("t", [{}]),
+            cp.save_extra("t", {"k": 2}),
+            cp.record_issued("t", ToolCall("new", "tool", {}, "new")),
+            cp.delete_thread("t"),
+        ]
+
+        for write in writes:
+            try:
+                await write
+            except BackendUnavailable as exc:
+                refused.append(exc.maybe_applied)
+
+        advice = " ".join(cp.durability.advice)
+
+    return {
+        "messages": data and data.messages,
+        "found": found and found.result,
+        "listed": len(listed),
+        "refused": refused,
+        "advice": advice,
+    }
 
 
 async def fill_up_to(url: str, limit: int) -> dict[str, Any]:
@@ -157,7 +197,14 @@ async def fill_up_to(url: str, limit: int) -> dict[str, Any]:
 
 COMMANDS: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
     command.__name__: command
-    for command in (append_one, mixed, write_for_ever, open_unprivileged, fill_up_to)
+    for command in (
+        append_one,
+        mixed,
+        write_for_ever,
+        open_unprivileged,
+        read_unprivileged,
+        fill_up_to,
+    )
 }
 
 
