@@ -22,6 +22,9 @@ LOG_BYTES = 16 * 1024 * 1024
 # Seconds to wait for the write lock before a checkpoint is left to the next commit.
 _LOCK_TIMEOUT = 0.05
 
+# Seconds for which a log that is far too large waits for its readers.
+_READERS_TIMEOUT = 1.0
+
 
 class Connection(sqlite3.Connection):
     """Runs a function where aiosqlite runs a statement: see `run`."""
@@ -105,15 +108,29 @@ class WriteAheadLog:
 
         with closing(lock):
             lock.execute("BEGIN IMMEDIATE")
-            self._mark += self._limit // 4 + 1
-            _, frames, _ = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            self._mark = max(self._mark, frames + self._limit // 4)
+            began = time.monotonic()
+            self._mark = self._mark * 5 // 4 + 1
+            frames, copied = _checkpoint(db)
+            self._mark = max(self._mark, frames * 5 // 4)
 
-            # Readers that overlap without a gap keep the log from being restarted.
-            # Those that begin now do not use the log. So hold writers off until the
-            # older ones are done, for the longer the larger the log is.
-            if frames > 4 * self._limit:
-                time.sleep(min(1.0, 0.005 * frames / self._limit))
+            # Readers that overlap without a gap keep the log from being restarted. Hold
+            # writers off until the readers of older states are done and all is copied.
+            # Readers that begin then do not use the log; wait for those before them.
+            while frames > 4 * self._limit:
+                waited = time.monotonic() - began
+
+                if copied == frames or waited > _READERS_TIMEOUT:
+                    time.sleep(min(2 * waited, _READERS_TIMEOUT))
+                    break
+
+                time.sleep(0.005)
+                frames, copied = _checkpoint(db)
+
+
+def _checkpoint(db: sqlite3.Connection) -> tuple[int, int]:
+    """Return how many frames the log has, and how many of them are in the file."""
+    _, frames, copied = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    return frames, copied
 
 
 def has_wal_reset_bug(version: tuple[int, ...]) -> bool:

@@ -1,0 +1,278 @@
+"""The write-ahead log: copied under the write lock, kept small, never in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpkit import Survives
+from cpkit_sqlite import SQLiteCheckpointer, connection
+from cpkit_sqlite.connection import has_wal_reset_bug
+from tests.sqlite.inside import reader, writer
+
+Store = SQLiteCheckpointer[Any]
+
+LIMIT = 256 * 1024
+MESSAGE = {"pad": "x" * 4000}
+
+
+@pytest.fixture
+def small_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "LOG_BYTES", LIMIT)
+
+
+def log_size(path: str) -> int:
+    return os.path.getsize(f"{path}-wal")
+
+
+async def test_sqlite_never_checkpoints_by_itself(path: str) -> None:
+    """Its automatic checkpoints run without the write lock."""
+    async with Store(path) as cp:
+        for one in (writer(cp), reader(cp)):
+            (row,) = await one.execute_fetchall("PRAGMA wal_autocheckpoint")
+            assert tuple(row) == (0,)
+
+
+@pytest.mark.usefixtures("small_log")
+async def test_no_connection_can_write_while_the_log_is_copied(path: str) -> None:
+    """A commit that restarted the log then could lose later ones (WAL-reset bug)."""
+    copied = []
+
+    def look(statement: str) -> None:
+        if "wal_checkpoint" not in statement:
+            return
+
+        # The one mode that does not wait for the lock, and so does not go on without.
+        assert "PASSIVE" in statement
+
+        with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as other:
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                other.execute("BEGIN IMMEDIATE")
+
+            copied.append(statement)
+
+    async with Store(path) as cp:
+        await writer(cp).set_trace_callback(look)
+
+        for _ in range(300):
+            await cp.append("t", [MESSAGE])
+
+        await writer(cp).set_trace_callback(lambda _: None)
+
+    assert len(copied) > 2
+
+
+@pytest.mark.usefixtures("small_log")
+async def test_the_log_is_restarted_at_its_limit(path: str) -> None:
+    """Ten times the limit is written, and the log does not grow far beyond it."""
+    async with Store(path) as cp:
+        for _ in range(10 * LIMIT // 4000):
+            await cp.append("t", [MESSAGE])
+
+        assert LIMIT < log_size(path) < 1.5 * LIMIT
+        assert len(await cp.read("t")) == 10 * LIMIT // 4000
+
+
+@pytest.mark.usefixtures("small_log")
+async def test_a_log_that_another_process_left_large_is_copied(path: str) -> None:
+    """The size is read from the log, so it does not matter which process filled it."""
+    async with Store(path) as cp:
+        await cp.append("t", [{}])
+
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("PRAGMA wal_autocheckpoint = 0")
+            other.execute("CREATE TABLE mine (x)")
+
+            for _ in range(200):
+                other.execute("INSERT INTO mine VALUES (zeroblob(4000))")
+
+        large = log_size(path)
+        assert large > 2 * LIMIT
+        await cp.append("t", [{}])  # copies the log
+        await cp.append("t", [{}])  # restarts it
+        restarted = await writer(cp).execute_fetchall("PRAGMA wal_checkpoint(PASSIVE)")
+        ((_, frames, _),) = restarted
+        assert frames < 20
+        assert log_size(path) < large + 20_000
+
+
+@pytest.mark.usefixtures("small_log")
+async def test_an_old_reader_does_not_stop_appends(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log grows while the reader needs it, and is restarted afterwards."""
+    monkeypatch.setattr(connection, "_READERS_TIMEOUT", 0.05)
+
+    async with Store(path) as cp:
+        await cp.append("t", [{}])
+        old = sqlite3.connect(path, isolation_level=None)
+        old.execute("BEGIN")
+        old.execute("SELECT * FROM cpkit_messages").fetchall()
+
+        for _ in range(2 * LIMIT // 4000):
+            await cp.append("t", [MESSAGE])
+
+        grown = log_size(path)
+        assert grown > 2 * LIMIT
+        old.execute("ROLLBACK")
+        old.close()
+
+        for _ in range(4 * LIMIT // 4000):
+            await cp.append("t", [MESSAGE])
+
+        assert log_size(path) < 1.5 * grown
+
+
+@pytest.mark.usefixtures("small_log")
+async def test_readers_that_overlap_do_not_let_the_log_grow_for_ever(
+    path: str,
+) -> None:
+    """There is always a reader, and the log is still restarted now and then."""
+    async with Store(path) as cp:
+        await cp.append("large", [{"i": i} for i in range(2000)])
+        done = asyncio.Event()
+
+        async def load() -> int:
+            count = 0
+
+            async with Store(path) as mine:
+                while not done.is_set():
+                    await mine.load("large")
+                    count += 1
+
+            return count
+
+        readers = [asyncio.create_task(load()) for _ in range(3)]
+
+        for _ in range(20 * LIMIT // 4000):
+            await cp.append("t", [MESSAGE])
+
+        size = log_size(path)
+        done.set()
+        assert min(await asyncio.gather(*readers)) > 0
+        assert size < 10 * LIMIT
+
+
+@pytest.mark.usefixtures("small_log")
+async def test_a_copy_that_fails_does_not_fail_the_commit_before_it(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The append is done; the log is copied when that is possible again."""
+    failed = []
+
+    def fail(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+        failed.append(args)
+        raise sqlite3.OperationalError("unable to open database file")
+
+    async with Store(path) as cp:
+        with monkeypatch.context() as broken:
+            broken.setattr(sqlite3, "connect", fail)
+
+            for i in range(2 * LIMIT // 4000):
+                assert await cp.append("t", [MESSAGE]) == i + 1
+
+        assert failed
+        large = log_size(path)
+
+        for _ in range(4 * LIMIT // 4000):
+            await cp.append("t", [MESSAGE])
+
+        assert log_size(path) < 1.2 * large
+
+
+@pytest.mark.usefixtures("small_log")
+async def test_another_writer_is_not_waited_for_after_a_commit(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy is left to the next commit while another process has the lock."""
+    monkeypatch.setattr(connection, "_LOCK_TIMEOUT", 0.0)
+    connect: Callable[..., sqlite3.Connection] = sqlite3.connect
+    other = connect(path, check_same_thread=False, isolation_level=None)
+
+    def connect_too_late(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+        with suppress(sqlite3.OperationalError):
+            other.execute("BEGIN IMMEDIATE")
+
+        return connect(*args, **kwargs)
+
+    async with Store(path) as cp:
+        monkeypatch.setattr(sqlite3, "connect", connect_too_late)
+        version = 0
+
+        while not other.in_transaction:
+            version += 1
+            assert await cp.append("t", [MESSAGE]) == version
+
+        monkeypatch.setattr(sqlite3, "connect", connect)
+        other.execute("ROLLBACK")
+        assert await cp.append("t", [MESSAGE]) == version + 1
+        assert await cp.append("t", [MESSAGE]) == version + 2
+        other.close()
+        rows = await writer(cp).execute_fetchall("PRAGMA wal_checkpoint(PASSIVE)")
+        ((_, frames, _),) = rows
+        assert frames < 20
+
+
+async def test_closing_beside_an_open_connection_copies_nothing(path: str) -> None:
+    """Only the last connection copies the log, while no other can open the file."""
+    cp = await Store(path).__aenter__()
+    await cp.append("t", [MESSAGE])
+
+    async with Store(path) as other:
+        assert await other.read("t") == [MESSAGE]
+        before = Path(path).read_bytes()
+        await cp.append("t", [MESSAGE])
+        await cp.aclose()
+        assert Path(path).read_bytes() == before
+        assert len(await other.read("t")) == 2
+
+    assert not Path(f"{path}-wal").exists()
+
+    async with Store(path) as again:
+        assert len(await again.read("t")) == 2
+
+
+@pytest.mark.parametrize(
+    ("version", "has_bug"),
+    [
+        ((3, 40, 1), True),
+        ((3, 44, 5), True),
+        ((3, 44, 6), False),
+        ((3, 45, 0), True),
+        ((3, 50, 6), True),
+        ((3, 50, 7), False),
+        ((3, 51, 0), True),
+        ((3, 51, 2), True),
+        ((3, 51, 3), False),
+        ((3, 53, 0), False),
+    ],
+)
+def test_versions_with_the_wal_reset_bug(
+    version: tuple[int, ...], has_bug: bool
+) -> None:
+    """Fixed in 3.51.3, and in two older lines."""
+    assert has_wal_reset_bug(version) is has_bug
+
+
+@pytest.mark.parametrize("has_bug", [True, False])
+async def test_durability_names_the_engine_and_its_bug(
+    path: str, monkeypatch: pytest.MonkeyPatch, has_bug: bool
+) -> None:
+    """Another program that writes the file can hit the bug, so a person is told."""
+    version = (3, 51, 2) if has_bug else (3, 51, 3)
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", version)
+    monkeypatch.setattr(sqlite3, "sqlite_version", ".".join(map(str, version)))
+
+    async with Store(path) as cp:
+        durability = cp.durability
+
+    assert durability.survives is Survives.MACHINE
+    assert durability.settings["sqlite"] == sqlite3.sqlite_version
+    assert ["WAL-reset bug" in one for one in durability.advice] == [True] * has_bug
