@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import sqlite3
 from collections.abc import Coroutine
 from pathlib import Path
@@ -17,7 +19,9 @@ from cpkit import (
     SerializationError,
     ToolCall,
 )
+from cpkit.driver import StoreInfo
 from cpkit.messages import Message
+from cpkit.registry import inspect_store
 from cpkit_sqlite import SQLiteCheckpointer
 
 Store = SQLiteCheckpointer[Any]
@@ -287,3 +291,105 @@ async def test_a_folder_in_the_place_of_the_file_is_unavailable(path: str) -> No
 
     assert raised.value.maybe_applied is False
     assert path in str(raised.value)
+
+
+async def test_a_flipped_bit_in_the_schema_is_an_error_of_the_contract(
+    path: str,
+) -> None:
+    """Wherever it is: opening says so, or the store works as before."""
+    async with Store(path) as cp:
+        await cp.append("t", [{"n": 1}])
+
+    intact = Path(path).read_bytes()
+    texts = [found.start() for found in re.finditer(rb"CREATE", intact)]
+    assert len(texts) == 9
+    places = {0, *range(18, 100, 3), *range(100, 140), *range(min(texts), 4096, 29)}
+
+    for place in sorted(places):
+        for bit in (0x01, 0x80):
+            damaged = bytearray(intact)
+            damaged[place] ^= bit
+            Path(path).write_bytes(damaged)
+
+            try:
+                async with Store(path) as cp:
+                    assert await cp.read("t") == [{"n": 1}]
+            except (SchemaMismatch, CorruptThread, BackendUnavailable):
+                assert Path(path).read_bytes()[100:] == damaged[100:]
+
+    for text in texts:
+        Path(path).write_bytes(intact[:text] + b"\xff" + intact[text + 1 :])
+
+        with pytest.raises(SchemaMismatch):
+            await Store(path).__aenter__()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TABLE cpkit_threads (thread_id TEXT PRIMARY KEY, mine TEXT)",
+        "CREATE TABLE CPKIT_MESSAGES (key INTEGER PRIMARY KEY, body TEXT)",
+        "CREATE VIEW cpkit_calls AS SELECT 1 AS sequence",
+        "CREATE TABLE cpkit_schema (version INTEGER)",
+        "CREATE TABLE cpkit_schema (number INTEGER NOT NULL)",
+        "CREATE TABLE mine (x); CREATE INDEX cpkit_calls_pending ON mine (x)",
+    ],
+)
+async def test_tables_of_another_program_are_refused_untouched(
+    path: str, raw: sqlite3.Connection, statement: str
+) -> None:
+    """A table of the same name is not written, and the file is not switched to WAL."""
+    raw.executescript(statement)
+    before = Path(path).read_bytes()
+
+    with pytest.raises(SchemaMismatch, match="cpkit_"):
+        await Store(path).__aenter__()
+
+    assert Path(path).read_bytes() == before
+    assert raw.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    assert [one.name for one in Path(path).parent.iterdir()] == ["agent.db"]
+
+
+async def test_a_store_without_one_of_its_indexes_is_refused(
+    path: str, raw: sqlite3.Connection
+) -> None:
+    """Without the index two calls could hold one key."""
+    async with Store(path) as cp:
+        await cp.append("t", [{}])
+
+    raw.execute("DROP INDEX cpkit_calls_holder")
+
+    with pytest.raises(SchemaMismatch, match="cpkit_calls_holder"):
+        await Store(path).__aenter__()
+
+
+@pytest.mark.parametrize("content", [b"xy", b"dear diary, today " * 500])
+async def test_looking_at_a_file_creates_and_changes_nothing(
+    path: str, content: bytes
+) -> None:
+    """``inspect`` says whether there is a store, and what it cannot read it leaves."""
+    url = f"sqlite:///{path}"
+    assert await inspect_store(url) == StoreInfo(False)
+    assert await inspect_store("sqlite:///:memory:") is None
+    assert not Path(path).exists()
+
+    async with Store(path) as cp:
+        await cp.append("t", [{}])
+        found = await inspect_store(url)
+        assert found is not None
+        assert (found.exists, found.version, found.path) == (True, 1, path)
+        assert found.size is not None
+        assert found.size > os.path.getsize(path)
+
+    assert await inspect_store(url) == StoreInfo(True, 1, os.path.getsize(path), path)
+    assert [one.name for one in Path(path).parent.iterdir()] == ["agent.db"]
+
+    Path(path).write_bytes(content)
+    assert await inspect_store(url) is None
+    assert Path(path).read_bytes() == content
+
+    Path(path).unlink()
+    sqlite3.connect(path).execute("CREATE TABLE mine (x)").connection.close()
+    found = await inspect_store(url)
+    assert found is not None
+    assert (found.exists, found.path) == (False, path)
