@@ -267,11 +267,15 @@ class SQLiteStore:
         """Call a function in the connection's thread; raise what its errors mean."""
         try:
             found = await run(connection, function, *args)
-        except ERRORS as exc:
-            raise failure(exc, self.name, thread_id) from exc
-        finally:
+        except Exception as exc:
             self._file.check_unchanged()
 
+            if isinstance(exc, ERRORS):
+                raise failure(exc, self.name, thread_id) from exc
+
+            raise
+
+        self._file.check_unchanged()
         return found
 
 
