@@ -179,12 +179,12 @@ class SQLiteStore:
         return connection
 
     async def close(self) -> None:
+        while self._connections:
+            await self._connections.pop().close()
+
         if self._log is not None:
             self._log.close()
             self._log = None
-
-        while self._connections:
-            await self._connections.pop().close()
 
     def durability(self) -> Durability:
         if self._file.path == IN_MEMORY:
@@ -239,12 +239,13 @@ class SQLiteStore:
         return await self._read(thread_id, _messages, thread_id, start, stop, decode)
 
     async def holder(self, key: str) -> StoredCall | None:
-        return await self._read("?", _call, queries.ATTEMPTS, key, 1)
+        return await self._run(self._reader, "?", _call, queries.ATTEMPTS, key, 1)
 
     # Optional abilities
 
     async def calls(self, thread_id: str) -> list[StoredCall]:
-        return await self._read(thread_id, _calls, queries.CALLS, thread_id)
+        query = queries.CALLS
+        return await self._run(self._reader, thread_id, _calls, query, thread_id)
 
     async def threads(
         self, prefix: str, after: str | None, limit: int, erased: bool
