@@ -70,7 +70,8 @@ class _Moves(Handle[MessageT]):
     async def restore_thread(self, dump: ThreadDump) -> None:
         self._lifecycle.check()
         write = self._codec.restore(dump)
-        limit = self._store.limits.max_append
+        limits = self._store.limits
+        limit = limits.max_append if limits.max_restore is None else limits.max_restore
 
         if (size := stored_size(write)) > limit:
             raise PayloadTooLarge((), size, limit, "the engine's limit")

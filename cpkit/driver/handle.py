@@ -313,6 +313,9 @@ class Handle(Generic[MessageT]):
         """
         timeouts = self._store.timeouts
         fate: Fate = "not sent"
+        task = asyncio.current_task()
+        assert task is not None
+        cancelled = task.cancelling()
         retry_until: float | None = None
         pauses: Iterator[float] | None = None
         limit = timeouts.operation
@@ -326,7 +329,8 @@ class Handle(Generic[MessageT]):
                     except StoreFailure as failure:
                         fate = lost if failure.fate == "unknown" else failure.fate
 
-                        if fate != "not sent":
+                        # A store may answer its cancellation with what it knows.
+                        if fate != "not sent" or task.cancelling() > cancelled:
                             return failure
 
                         now = asyncio.get_running_loop().time()

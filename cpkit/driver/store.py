@@ -45,10 +45,15 @@ first one. It may run in any thread. It raises the contract's own errors.
 
 
 class Limits(NamedTuple):
-    """What the engine can hold, in bytes: one value, and all of one write."""
+    """What the engine can hold, in bytes: one value, and all of one write.
+
+    ``max_restore`` is for a `Restore`, which may take other ways than an `Append`;
+    ``None`` where the limit is the same.
+    """
 
     max_value: int = 2**63 - 1
     max_append: int = 2**63 - 1
+    max_restore: int | None = None
 
 
 class Batching(NamedTuple):
@@ -139,7 +144,8 @@ class Store(Protocol):
         The result is as if the writes ran one after another in the order given. A
         write that is refused changes nothing. When ``commit`` returns, everything that
         was applied is as durable as `durability` says. What it raises is the outcome
-        of every write of the batch.
+        of every write of the batch. Cancelled before it sent anything, it may raise
+        ``StoreFailure("not sent", …)`` in place of ``CancelledError``.
         """
         ...
 

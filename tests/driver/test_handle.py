@@ -276,7 +276,7 @@ async def test_an_engine_that_holds_less_lowers_the_limits() -> None:
     store.limits = Limits(max_value=50, max_append=80)
 
     async with handle(store) as cp:
-        assert cp.limits == (50, 80)
+        assert cp.limits == Limits(50, 80)
 
         with pytest.raises(PayloadTooLarge, match="max_payload is 50"):
             await cp.append("t", [{"a": "x" * 60}])
