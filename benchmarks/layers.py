@@ -23,8 +23,8 @@ from cpkit.registry import open_checkpointer
 from cpkit.tools.benchmark import Contender, Scale, Stored, Trial
 from cpkit.tools.benchmark.messages import messages
 from cpkit_file import changes, claims
-from cpkit_redis.layout import register_of
-from cpkit_redis.operations import _WRITES, FIND, arguments
+from cpkit_redis.schema import slot_of
+from cpkit_redis.store import SHA
 from cpkit_sqlite.connection import run
 
 __all__ = ["decoding", "layers"]
@@ -172,18 +172,19 @@ async def _redis(
 ) -> tuple[Steps, Steps]:
     client: Any = Redis.from_url(server)
     stack.push_async_callback(client.aclose)
+    store = cp._store
     write = Append(thread, [_BODY], None)
-    append = _WRITES[Append].command(
-        cp._base, [arguments([write], cp._prefix)], whole=False
-    )
-    register = register_of(cp._prefix, key)
-    find = FIND.command(cp._base, [[register, register]], whole=False)
+    base, body = store._base, _BODY
+    slot, register = (slot_of(store._prefix, one) for one in (thread, key))
+    await store.commit([write])  # so that the server knows the script
+    append = (slot, base, "append", thread, "", body, "")
+    find = (register, base, "find")
     return {
-        "the script, by the client": lambda: client.execute_command(*append),
-        "the script, by the handle's wire": lambda: cp._wire.ask(append),
+        "the script, by the client": lambda: client.evalsha(SHA, 1, *append),
+        "the script, by the store": lambda: store.commit([write]),
     }, {
-        "the script, by the client": lambda: client.execute_command(*find),
-        "the script, by the handle's wire": lambda: cp._wire.ask(find, again=True),
+        "the script, by the client": lambda: client.evalsha(SHA, 1, *find),
+        "the script, by the store": lambda: store.holder(key),
     }
 
 

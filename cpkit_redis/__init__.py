@@ -1,5 +1,5 @@
-"""Agent state in Redis; see `cpkit_redis.driver` for the manual."""
+"""Agent state in Redis; see `cpkit_redis.store` for the manual."""
 
-from cpkit_redis.driver import RedisCheckpointer
+from cpkit_redis.store import RedisCheckpointer, RedisStore
 
-__all__ = ["RedisCheckpointer"]
+__all__ = ["RedisCheckpointer", "RedisStore"]

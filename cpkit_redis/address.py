@@ -7,37 +7,88 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from redis.asyncio import ConnectionPool, Redis, SSLConnection
+from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import SentinelConnectionPool
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from cpkit.errors import InvalidURL
 from cpkit.registry import redacted
 
-__all__ = ["URL_OPTIONS", "name_of", "pool_of_client", "pool_of_url"]
+__all__ = ["URL_OPTIONS", "name_of", "pool_of"]
 
 URL_OPTIONS = frozenset(
-    {
-        "client_name",
-        "db",
-        "password",
-        "ssl_ca_certs",
-        "ssl_ca_data",
-        "ssl_ca_path",
-        "ssl_cert_reqs",
-        "ssl_certfile",
-        "ssl_check_hostname",
-        "ssl_ciphers",
-        "ssl_keyfile",
-        "ssl_min_version",
-        "ssl_password",
-        "username",
-    }
+    "client_name db password ssl_ca_certs ssl_ca_data ssl_ca_path ssl_cert_reqs "
+    "ssl_certfile ssl_check_hostname ssl_ciphers ssl_keyfile ssl_min_version "
+    "ssl_password username".split()
 )
 """Query parameters for redis-py's own parser."""
 
 
-def pool_of_url(url: str, connect_timeout: float) -> ConnectionPool:
-    """Return a pool that knows how to connect; raises ``InvalidURL``."""
+def pool_of(where: str | Redis, size: int, connect_timeout: float) -> ConnectionPool:
+    """Return a pool for one store, of connections that repeat nothing by themselves.
+
+    Of a client it takes the settings; the client's own connections are not used.
+    """
+    theirs = _pool_of_url(where) if isinstance(where, str) else _pool_of_client(where)
+    settings = {
+        name: value
+        for name, value in theirs.connection_kwargs.items()
+        # What RESP3 needs to follow a server that moves.
+        if not name.startswith(("maint", "orig_", "oss_"))
+    }
+    settings |= {
+        # RESP2 has all that is needed, without a handshake that old servers and narrow
+        # ACLs refuse.
+        "protocol": 2,
+        # A retry would make a write twice.
+        "retry": Retry(NoBackoff(), 0),
+        "retry_on_error": [],
+        "retry_on_timeout": False,
+        "health_check_interval": 0,
+        # The handle limits whole operations.
+        "socket_timeout": None,
+        "socket_connect_timeout": connect_timeout,
+    }
+    return ConnectionPool(theirs.connection_class, size, **settings)
+
+
+def name_of(where: str | Redis, pool: ConnectionPool) -> str:
+    """Return the server's address for people to read, without a password."""
+    settings = pool.connection_kwargs
+    database = settings.get("db") or 0
+
+    if "path" in settings:
+        return f"redis+unix://{settings['path']}?db={database}"
+
+    if isinstance(where, Redis):
+        theirs = where.connection_pool
+
+        if isinstance(theirs, SentinelConnectionPool):
+            return f"redis+sentinel://{theirs.service_name}/{database}"
+
+    host, port = settings.get("host", "localhost"), settings.get("port", 6379)
+    host = f"[{host}]" if ":" in host else host
+    scheme = "rediss" if issubclass(pool.connection_class, SSLConnection) else "redis"
+    return f"{scheme}://{host}:{port}/{database}"
+
+
+def _pool_of_client(client: Any) -> ConnectionPool:
+    if not isinstance(client, Redis):
+        raise TypeError(
+            f"expected a URL or a redis.asyncio.Redis, not {type(client).__name__}"
+        )
+
+    pool: ConnectionPool = client.connection_pool
+
+    # JSON texts and ids are bytes to the driver.
+    if pool.connection_kwargs.get("decode_responses"):
+        raise ValueError("create the client with decode_responses=False")
+
+    return pool
+
+
+def _pool_of_url(url: str) -> ConnectionPool:
     scheme, _, rest = url.partition("://")
     scheme = scheme.lower()
     shown = repr(redacted(url))
@@ -56,20 +107,13 @@ def pool_of_url(url: str, connect_timeout: float) -> ConnectionPool:
         query = parse_qs(parts.query, strict_parsing=bool(parts.query))
 
         for name in query.keys() - URL_OPTIONS:
-            raise InvalidURL(f"{shown}: {name!r} is none of redis-py's options here")
+            raise InvalidURL(f"{shown}: {name!r} is not one of: {sorted(URL_OPTIONS)}")
 
-        pool = ConnectionPool.from_url(
-            url,
-            # RESP2 has all that is needed, without a handshake that old servers and
-            # narrow ACLs refuse.
-            protocol=2,
-            socket_timeout=None,  # the driver's own, over a whole exchange
-            socket_connect_timeout=connect_timeout,
-        )
-        # A connection that is not made; its settings are checked.
+        pool = ConnectionPool.from_url(url)
+        # This connects nothing; it checks the settings.
         pool.connection_class(**pool.connection_kwargs)
     except (ValueError, TypeError, RedisError):
-        raise InvalidURL(f"{shown} is no URL that redis-py can read") from None
+        raise InvalidURL(f"{shown} is not a URL that redis-py can read") from None
 
     if scheme == "redis+unix":
         if parts.netloc.rpartition("@")[2] or not parts.path.strip("/"):
@@ -78,45 +122,9 @@ def pool_of_url(url: str, connect_timeout: float) -> ConnectionPool:
         return pool
 
     if not re.fullmatch(r"/?\d*", parts.path):
-        raise InvalidURL(f"{shown}: the path is the number of a database, or nothing")
+        raise InvalidURL(f"{shown}: the path is the number of a database, or empty")
 
     if len({parts.path.strip("/"), *query.get("db", ())} - {""}) > 1:
         raise InvalidURL(f"{shown} names two databases")
 
     return pool
-
-
-def pool_of_client(client: Any) -> ConnectionPool:
-    """Return the pool of the caller's client, for its settings.
-
-    Raises ``TypeError`` for what is no client of redis.asyncio, and ``ValueError`` for
-    one that decodes: JSON texts and ids are bytes to the driver.
-    """
-    if not isinstance(client, Redis):
-        raise TypeError(
-            f"expected a URL or a redis.asyncio.Redis, not {type(client).__name__}"
-        )
-
-    pool: ConnectionPool = client.connection_pool
-
-    if pool.connection_kwargs.get("decode_responses"):
-        raise ValueError("the client must be made with decode_responses=False")
-
-    return pool
-
-
-def name_of(pool: ConnectionPool) -> str:
-    """Return the server's address for people to read; no password is in it."""
-    settings = pool.connection_kwargs
-    database = settings.get("db") or 0
-
-    if "path" in settings:
-        return f"redis+unix://{settings['path']}?db={database}"
-
-    if isinstance(pool, SentinelConnectionPool):
-        return f"redis+sentinel://{pool.service_name}/{database}"
-
-    host, port = settings.get("host", "localhost"), settings.get("port", 6379)
-    host = f"[{host}]" if ":" in host else host
-    scheme = "rediss" if issubclass(pool.connection_class, SSLConnection) else "redis"
-    return f"{scheme}://{host}:{port}/{database}"

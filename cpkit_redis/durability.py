@@ -5,104 +5,96 @@ Sources: redis.io, "Redis persistence", "Key eviction" and "Redis replication".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from cpkit.records import Durability, Survives
-from cpkit_redis.operations import pairs
 
-__all__ = ["QUESTIONS", "durability_of", "settings_of"]
+__all__ = ["SETTINGS", "durability_of"]
 
-_NAMES = (b"appendonly", b"appendfsync", b"save", b"maxmemory", b"maxmemory-policy")
-
-QUESTIONS = [*((b"CONFIG", b"GET", name) for name in _NAMES), (b"INFO",)]
-"""Commands that ask for the settings; a service or an ACL may deny any of them."""
-
-# What INFO tells too, where CONFIG is denied.
-_IN_INFO = {
-    b"aof_enabled": b"appendonly",
-    b"maxmemory": b"maxmemory",
-    b"maxmemory_policy": b"maxmemory-policy",
-}
+SETTINGS = ("appendonly", "appendfsync", "save", "maxmemory", "maxmemory-policy")
+"""What to ask CONFIG for; a service or an ACL may deny it."""
 
 
-def settings_of(answers: Sequence[Any]) -> dict[bytes, bytes]:
-    """Return the settings that the answers to `QUESTIONS` tell, and INFO's fields."""
-    *configuration, information = answers
-    settings: dict[bytes, bytes] = {}
+def durability_of(config: Mapping[str, str], info: Mapping[str, str]) -> Durability:
+    """Return what an acknowledgement is worth.
 
-    if not isinstance(information, Exception):
-        for line in information.splitlines():
-            name, _, value = line.partition(b":")
-            settings[_IN_INFO.get(name, name)] = value
+    ``config`` has the answers to CONFIG GET, ``info`` that to INFO; each is empty where
+    the server denies it.
+    """
+    settings = {name: config[name] for name in SETTINGS if name in config}
 
-    for answer in configuration:
-        if not isinstance(answer, Exception):
-            settings.update(pairs(answer))
+    if info:  # some of it is in INFO too
+        aof = "yes" if info.get("aof_enabled") == "1" else "no"
+        settings.setdefault("appendonly", aof)
 
-    return settings
+        for name, field in (
+            ("maxmemory", "maxmemory"),
+            ("maxmemory-policy", "maxmemory_policy"),
+        ):
+            if field in info:
+                settings.setdefault(name, info[field])
 
-
-def durability_of(settings: Mapping[bytes, bytes]) -> Durability:
-    """Return what an acknowledgement is worth, with what could not be read in words."""
-    logged = _logged(settings)
-    survives, words = logged.survives, logged.words
-    limit, policy = settings.get(b"maxmemory"), settings.get(b"maxmemory-policy")
+    survives, advice = _logged(settings)
+    policy = settings.get("maxmemory-policy")
 
     if policy is None:
-        words += "; whether it evicts when memory is full could not be read"
-    elif policy.startswith(b"allkeys") and limit != b"0":
-        # The volatile policies take only keys that expire, and none of ours does.
+        advice.append(
+            "whether the server evicts keys when its memory is full could not be read: "
+            "allow INFO to the user"
+        )
+    elif policy.startswith("allkeys") and settings.get("maxmemory") != "0":
+        # The volatile policies evict only keys that expire.
         survives = Survives.NONE
-        words += f"; when memory is full it evicts anything ({policy.decode()})"
+        advice.append(
+            f"the server evicts any key when its memory is full ({policy}): "
+            "CONFIG SET maxmemory-policy noeviction"
+        )
 
-    if settings.get(b"connected_slaves", b"0") != b"0":
-        words += "; a failover to a replica can lose acknowledged writes"
+    if info.get("connected_slaves", "0") != "0":
+        advice.append(
+            "a failover to a replica can lose acknowledged writes: the server answers "
+            "before its replicas have them (min-replicas-to-write narrows it)"
+        )
 
-    return Durability(survives, {}, (words,))
+    return Durability(survives, settings, advice)
 
 
-def _logged(settings: Mapping[bytes, bytes]) -> Durability:
-    appendonly = settings.get(b"appendonly")
-    appendfsync = settings.get(b"appendfsync")
+def _logged(settings: Mapping[str, str]) -> tuple[Survives, list[str]]:
+    """Return what the append-only file is good for, and what would be better."""
+    appendonly, appendfsync = settings.get("appendonly"), settings.get("appendfsync")
 
     if appendonly is None:
         advice = (
-            "whether the server has an append-only file could not be read "
-            "(it denies CONFIG and INFO)"
+            "whether the server has an append-only file could not be read: "
+            "allow CONFIG GET and INFO to the user"
         )
-        return Durability(Survives.NONE, {}, (advice,))
+        return Survives.NONE, [advice]
 
-    if appendonly not in (b"yes", b"1"):
-        snapshots = settings.get(b"save") != b""
-        since = " since the last snapshot" if snapshots else ""
+    if appendonly != "yes":
+        since = "" if settings.get("save") == "" else " since the last snapshot"
         advice = (
-            f"a restart of the server loses everything{since} (appendonly no): "
-            "CONFIG SET appendonly yes, and in redis.conf"
+            f"a restart of the server loses everything{since}: "
+            "CONFIG SET appendonly yes, and write it into redis.conf"
         )
-        return Durability(Survives.NONE, {}, (advice,))
+        return Survives.NONE, [advice]
 
-    if appendfsync == b"always":
-        advice = "the append-only file is synced before the answer (appendfsync always)"
-        return Durability(Survives.MACHINE, {}, (advice,))
+    if appendfsync == "always":
+        return Survives.MACHINE, []
 
-    if appendfsync == b"everysec":
+    if appendfsync == "everysec":
         advice = (
-            "the append-only file is synced every second (appendfsync everysec): a "
-            "power cut, or a kill of the server while its disk stalls, can lose about "
-            "the last second: CONFIG SET appendfsync always"
+            "a power loss, or a kill of the server while its disk stalls, can lose "
+            "about the last second: CONFIG SET appendfsync always"
         )
-        return Durability(Survives.PROCESS, {}, (advice,))
-
-    if appendfsync == b"no":
+    elif appendfsync == "no":
         advice = (
-            "the append-only file is synced when the system does (appendfsync no): a "
-            "power cut can lose the last half minute: CONFIG SET appendfsync everysec"
+            "a power loss can lose the last half minute, because only the operating "
+            "system syncs the append-only file: CONFIG SET appendfsync everysec"
         )
-        return Durability(Survives.PROCESS, {}, (advice,))
+    else:
+        advice = (
+            "how often the append-only file is synced could not be read, and a power "
+            "loss can lose the last writes: allow CONFIG GET to the user"
+        )
 
-    advice = (
-        "there is an append-only file, and how often it is synced could not be read "
-        "(the server denies CONFIG): a power cut can lose the last writes"
-    )
-    return Durability(Survives.PROCESS, {}, (advice,))
+    return Survives.PROCESS, [advice]

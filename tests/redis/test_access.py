@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 from redis.asyncio import Redis
 
-import cpkit_redis.driver
+import cpkit_redis.store
 from cpkit import BackendUnavailable, InvalidURL, ToolCall, open_checkpointer
 from cpkit_redis import RedisCheckpointer
 from tests.servers.redis import RedisServer, no_tls
@@ -25,7 +25,7 @@ PASSWORD = "s3:cr@t/ %?"
 
 def documented() -> list[str]:
     """Return the rules that the driver's manual asks for, word by word."""
-    manual = cpkit_redis.driver.__doc__
+    manual = cpkit_redis.store.__doc__
     assert manual is not None
     found = re.search(r"ACL SETUSER agent on >password ((?:.|\n)*?)\n\n", manual)
     assert found
@@ -46,8 +46,12 @@ async def everything(cp: Any) -> None:
     assert len(await cp.list_threads()) == 1
     assert await cp.read("t", -1) == [{}]
     await cp.delete_thread("t")
+    assert len(await cp.list_threads(erased=True)) == 1
+    dump = await cp.dump_thread("t")
     await cp.delete_thread("t", forget_keys=True)
     assert await cp.list_calls("t") == []
+    await cp.restore_thread(dump)
+    await cp.delete_thread("t", forget_keys=True)
 
 
 @pytest.mark.parametrize("narrow", [False, True], ids=["documented", "no settings"])
@@ -76,11 +80,14 @@ async def test_the_documented_permissions_are_enough(
         }
 
 
-@pytest.mark.parametrize("lacking", ["hset", "zadd", "unlink", "rpush", "hdel", "zrem"])
+@pytest.mark.parametrize(
+    "lacking",
+    ["hset", "zadd", "unlink", "rpush", "hdel", "zrem", "rename", "persist", "set"],
+)
 async def test_a_user_who_may_not_write_is_refused_at_the_door(
     servers: Servers, lacking: str
 ) -> None:
-    """Not in the middle of an operation, which would be left half done."""
+    """Opening fails, and not the middle of an operation, and nothing is written."""
     rules = [*documented(), f"-{lacking}"]
     server = servers(users=[f"user agent on >password {' '.join(rules)}"])
     url = f"redis://agent:password@127.0.0.1:{server.port}/0"
@@ -92,7 +99,7 @@ async def test_a_user_who_may_not_write_is_refused_at_the_door(
     assert not caught.value.maybe_applied
 
     async with Redis.from_url(server.url) as admin:
-        assert await admin.keys() == [b"cpkit:schema"]
+        assert await admin.keys() == []
 
 
 async def test_keys_of_others_are_out_of_reach(servers: Servers) -> None:
@@ -228,13 +235,13 @@ def test_a_url_for_the_class_itself_is_checked_too() -> None:
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
-        ("redis://user:pw@example:7000/3", "redis://example:7000/3 prefix='cpkit'"),
-        ("rediss://example", "rediss://example:6379/0 prefix='cpkit'"),
-        ("redis+unix:///run/r?db=1", "redis+unix:///run/r?db=1 prefix='cpkit'"),
-        ("redis://example?prefix=a", "redis://example:6379/0 prefix='a'"),
-        ("redis://[::1]:1/2", "redis://[::1]:1/2 prefix='cpkit'"),
+        ("redis://user:pw@example:7000/3", "redis://example:7000/3?prefix=cpkit"),
+        ("rediss://example", "rediss://example:6379/0?prefix=cpkit"),
+        ("redis+unix:///run/r?db=1", "redis+unix:///run/r?db=1&prefix=cpkit"),
+        ("redis://example?prefix=a", "redis://example:6379/0?prefix=a"),
+        ("redis://[::1]:1/2", "redis://[::1]:1/2?prefix=cpkit"),
     ],
 )
 def test_a_handle_shows_its_place(url: str, shown: str) -> None:
     """Scheme, host, database and prefix."""
-    assert repr(open_checkpointer(url)) == f"<RedisCheckpointer {shown}>"
+    assert repr(open_checkpointer(url)) == f"<Handle {shown}>"

@@ -23,15 +23,19 @@ async def server(servers: Callable[..., RedisServer]) -> RedisServer:
 @pytest.mark.parametrize(
     ("settings", "survives", "words"),
     [
-        ({"appendfsync": "always"}, "machine", "synced before the answer"),
+        ({"appendfsync": "always"}, "machine", "appendfsync=always"),
         ({"appendfsync": "everysec"}, "process", "about the last second"),
         ({"appendfsync": "no"}, "process", "the last half minute"),
         ({"appendonly": "no", "save": "900 1"}, "none", "since the last snapshot"),
-        ({"appendonly": "no", "save": ""}, "none", "loses everything (appendonly no)"),
+        (
+            {"appendonly": "no", "save": ""},
+            "none",
+            "loses everything: CONFIG SET appendonly yes",
+        ),
         (
             {"appendfsync": "always", "maxmemory-policy": "allkeys-lru"},
             "machine",
-            "synced before the answer",
+            "maxmemory-policy=allkeys-lru",
         ),
         (
             {
@@ -40,7 +44,7 @@ async def server(servers: Callable[..., RedisServer]) -> RedisServer:
                 "maxmemory": "100mb",
             },
             "none",
-            "evicts anything (allkeys-lru)",
+            "evicts any key when its memory is full (allkeys-lru)",
         ),
         (
             {"maxmemory-policy": "volatile-lru", "maxmemory": "100mb"},
@@ -79,9 +83,17 @@ async def test_replicas_are_spoken_of(servers: Callable[..., RedisServer]) -> No
 @pytest.mark.parametrize(
     ("rules", "survives", "words"),
     [
-        ("-config", "process", "how often it is synced could not be read"),
+        (
+            "-config",
+            "process",
+            "how often the append-only file is synced could not be read",
+        ),
         ("-info", "process", "about the last second"),
-        ("-config -info", "none", "could not be read (it denies CONFIG and INFO)"),
+        (
+            "-config -info",
+            "none",
+            "append-only file could not be read: allow CONFIG GET",
+        ),
     ],
 )
 async def test_what_cannot_be_read_is_said(

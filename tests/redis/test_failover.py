@@ -72,7 +72,7 @@ async def test_a_failover_is_followed(
 
     async with Store(client, connect_timeout=15) as cp:
         assert repr(cp) == (
-            "<RedisCheckpointer redis+sentinel://agents/0 prefix='cpkit'>"
+            "<RedisCheckpointer redis+sentinel://agents/0?prefix=cpkit>"
         )
         assert await cp.append("t", [{"n": 1}]) == 1
 

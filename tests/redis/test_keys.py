@@ -10,7 +10,7 @@ from redis.crc import key_slot
 
 from cpkit import ToolCall
 from cpkit_redis import RedisCheckpointer
-from cpkit_redis.layout import register_of, slot_of
+from cpkit_redis.schema import slot_of
 
 Store = RedisCheckpointer[Any]
 
@@ -101,11 +101,11 @@ async def test_all_keys_of_a_thread_are_in_one_slot(
         await cp.record_issued(thread, ToolCall("d", "x", {}, f"2nd of {thread[:500]}"))
         await cp.record_result(thread, "c", 1)
         slot = slot_of(prefix, thread)
-        keys = [slot + kind.encode() for kind in "mxtiarvp"]
-        assert [await raw.exists(key) for key in keys] == [1] * 8
+        keys = [slot + kind.encode() for kind in "mxtpc"]
+        assert [await raw.exists(key) for key in keys] == [1] * 5
         assert {key_slot(key) for key in keys} == {key_slot(slot)}
 
-    registers = {register_of(prefix, thread) for thread in HOSTILE}
+    registers = {slot_of(prefix, thread) + b"k" for thread in HOSTILE}
     assert len({key_slot(key) for key in registers}) > len(HOSTILE) // 2
 
 

@@ -148,13 +148,33 @@ async def test_a_failover_behind_the_address_is_followed(servers: Servers) -> No
         assert await asyncio.gather(*(cp.append(f"t{i}", [{}]) for i in range(20)))
 
 
-async def test_a_cluster_is_refused(servers: Servers) -> None:
-    """Until there is a driver for it."""
-    server = servers(settings={"cluster-enabled": "yes"})
+@pytest.mark.parametrize("told", [True, False], ids=["with INFO", "without INFO"])
+async def test_a_cluster_is_refused_and_nothing_is_written(
+    servers: Servers, told: bool
+) -> None:
+    """Also where the user may not ask what the server is."""
+    denied = "" if told else " -info"
+    server = servers(
+        settings={"cluster-enabled": "yes"},
+        users=[f"user agent on >password ~* +@all{denied}"],
+    )
+    url = f"redis://agent:password@127.0.0.1:{server.port}/0"
 
-    with pytest.raises(BackendUnavailable, match="cluster"):
-        async with Store(server.url):
-            pytest.fail("it opened")
+    async with Redis.from_url(server.url) as client:
+        raw: Any = client
+        await raw.execute_command("CLUSTER", "ADDSLOTS", *range(16384))
+
+        while "cluster_state:ok" not in str(
+            await raw.execute_command("CLUSTER", "INFO")
+        ):
+            await pause()
+
+        with pytest.raises(BackendUnavailable, match="cluster") as caught:
+            async with Store(url):
+                pytest.fail("it opened")
+
+        assert not caught.value.maybe_applied
+        assert await raw.keys() == []
 
 
 async def pause() -> None:

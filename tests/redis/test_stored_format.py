@@ -47,46 +47,70 @@ async def test_the_stored_format_is_frozen(cp: Store, raw: Any, prefix: str) -> 
     times = found["{t}:t"]
     assert set(times) == {b"created", b"updated"}
     assert all(int(time) > 1_700_000_000_000_000 for time in times.values())
-    now = r"T"
 
     def untimed(fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
         return {
             name: b"\0".join(
-                now.encode() if part.isdigit() and len(part) == 16 else part
+                b"T" if part.isdigit() and len(part) == 16 else part
                 for part in text.split(b"\0")
             )
             for name, text in fields.items()
         }
 
-    hashes = {name: untimed(found[name]) for name in ("{t}:i", "{t}:r", "{t}:p")}
+    hashes = {name: untimed(found[name]) for name in ("{t}:p", "{t}:c")}
     assert found | hashes | {"{t}:t": None} == {
         "schema": b"1",
         "threads": [(b"t", 0.0)],
         "{t}:m": ['{"é":"\\u0000"}'.encode(), b'{"n":1.5}'],
         "{t}:x": {b'"plan"': b"[1]", b'""': b"null"},
         "{t}:t": None,
-        "{t}:i": {
-            b"c1": b"1\x001\x00T\x00{key}\x00pay",
-            b"c2": b"2\x002\x00T\x00{key}\x00pay",
-            b"c3": b"3\x001\x00T\x00other\x00x",
+        "{t}:p": {b"c2": b"2\x002\x00T\x00{key}\x00pay\x00issued\x00\x00{}\x00"},
+        "{t}:c": {
+            b"c1": b"1\x001\x00T\x00{key}\x00pay\x00failed\x00T\x00"
+            b'{"b":1,"a":2}\x00{"no":1}',
+            b"c3": b'3\x001\x00T\x00other\x00x\x00completed\x00T\x00{"z":1}\x00null',
         },
-        "{t}:a": {b"c1": b'{"b":1,"a":2}', b"c2": b"{}", b"c3": b'{"z":1}'},
-        "{t}:r": {b"c1": b"failed\x00T", b"c3": b"completed\x00T"},
-        "{t}:v": {b"c1": b'{"no":1}', b"c3": b"null"},
-        "{t}:p": {b"c2": b"2\x002\x00T\x00{key}\x00pay\x00{}"},
         "{%7Bkey%7D}:k": [(b"t\x00c1", 1.0), (b"t\x00c2", 2.0)],
         "{other}:k": [(b"t\x00c3", 1.0)],
     }
 
     await cp.delete_thread("t")
     erased = await stored(raw, prefix)
-    assert set(erased) == {
-        "schema",
-        "{t}:i",
-        "{t}:r",
-        "{%7Bkey%7D}:k",
-        "{other}:k",
+    times = erased.pop("{t}:t")
+    assert set(times) == {b"first", b"last"}
+    assert int(times[b"first"]) < int(times[b"last"])
+    assert untimed(erased.pop("{t}:c")) == {
+        b"c1": b"1\x001\x00T\x00{key}\x00pay\x00failed\x00T\x00\x00",
+        b"c2": b"2\x002\x00T\x00{key}\x00pay\x00issued\x00\x00\x00",
+        b"c3": b"3\x001\x00T\x00other\x00x\x00completed\x00T\x00\x00",
     }
+    assert erased == {
+        "schema": b"1",
+        "erased": [(b"t", 0.0)],
+        "{%7Bkey%7D}:k": found["{%7Bkey%7D}:k"],
+        "{other}:k": found["{other}:k"],
+    }
+
+
+@pytest.mark.parametrize("erased", [False, True])
+async def test_a_restored_thread_is_stored_as_the_original(
+    cp: Store, raw: Any, prefix: str, erased: bool
+) -> None:
+    """Every key and value is the same, also of an id with nothing but erased calls."""
+    await cp.append("t", [{"é": "\0"}, {"n": 1.5}], extra={"plan": [1], "": None})
+    await cp.record_issued("t", ToolCall("c1", "pay", {"b": 1}, "{key}"))
+    await cp.record_result("t", "c1", {"no": 1}, success=False)
+    await cp.record_issued("t", ToolCall("c2", "pay", {}, "{key}"))
+
+    if erased:
+        await cp.delete_thread("t")
+
+    before = await stored(raw, prefix)
+    dump = await cp.dump_thread("t")
+    assert dump is not None
+    await cp.delete_thread("t", forget_keys=True)
+    await cp.restore_thread(dump)
+    assert await stored(raw, prefix) == before
 
 
 async def test_a_store_written_by_hand_is_read(url: str, raw: Any, prefix: str) -> None:
@@ -97,10 +121,8 @@ async def test_a_store_written_by_hand_is_read(url: str, raw: Any, prefix: str) 
     await raw.rpush(f"{slot}m", '{"a":1}', '{ "b" : 2 }')
     await raw.hset(f"{slot}x", mapping={'"k"': "1"})
     await raw.hset(f"{slot}t", mapping={"created": 1, "updated": 2_000_000})
-    issued = "1\x001\x001500000\x00key\x00pay"
-    await raw.hset(f"{slot}i", mapping={"c": issued})
-    await raw.hset(f"{slot}a", mapping={"c": "{}"})
-    await raw.hset(f"{slot}p", mapping={"c": f"{issued}\x00{{}}"})
+    text = "1\x001\x001500000\x00key\x00pay\x00issued\x00\x00{}\x00"
+    await raw.hset(f"{slot}p", mapping={"c": text})
     await raw.zadd(f"{prefix}:{{key}}:k", {"t\x00c": 1})
 
     async with Store(url, prefix=prefix) as cp:

@@ -1,0 +1,99 @@
+"""What the client's and the server's errors prove about a command."""
+
+from __future__ import annotations
+
+import re
+
+from redis import exceptions as redis
+
+from cpkit.driver import StoreFailure
+from cpkit.errors import CorruptThread
+
+__all__ = ["CLIENT_ERRORS", "NO_CLUSTER", "UNWRITABLE", "code_of", "failure", "refusal"]
+
+CLIENT_ERRORS = (redis.RedisError, OSError)
+"""What the client library raises; its own timeouts and Python's are among them."""
+
+UNWRITABLE = frozenset({"MISCONF", "NOREPLICAS", "OOM", "READONLY"})
+"""Codes of a server that refuses all writes for now."""
+
+NO_CLUSTER = "the server is part of a cluster, which this driver cannot use"
+
+# The server answered instead of running the command. redis-py counts some of these
+# answers as errors of the connection.
+_ANSWERS = (
+    redis.ResponseError,
+    redis.BusyLoadingError,
+    redis.AuthenticationError,
+    redis.AuthorizationError,
+)
+
+# redis-py removes the code from the text of these.
+_CODES: dict[type[redis.RedisError], str] = {
+    redis.BusyLoadingError: "LOADING",
+    redis.ClusterCrossSlotError: "CROSSSLOT",
+    redis.ClusterDownError: "CLUSTERDOWN",
+    redis.MasterDownError: "MASTERDOWN",
+    redis.MovedError: "MOVED",
+    redis.NoPermissionError: "NOPERM",
+    redis.OutOfMemoryError: "OOM",
+    redis.ReadOnlyError: "READONLY",
+    redis.TryAgainError: "TRYAGAIN",
+}
+
+# An error inside a script may have the script's name and line before its code, and a
+# "-" too (Redis 6.2).
+_CODE = re.compile(r"(?:^|: )-?([A-Z]{2,}) ")
+
+# Codes of a server that will soon run commands again. BUSY: another client's script
+# takes long.
+_SOON = frozenset({"BUSY", "LOADING", "MASTERDOWN", "TRYAGAIN"})
+
+_ADVICE = {
+    "CLUSTERDOWN": NO_CLUSTER,
+    "CROSSSLOT": NO_CLUSTER,
+    "MISCONF": "the server cannot write to its disk",
+    "MOVED": NO_CLUSTER,
+    "NOPERM": "the manual of cpkit_redis.store lists the permissions that are needed",
+    "OOM": "the server is at its maxmemory",
+    "READONLY": "the server is a replica",
+}
+
+
+def failure(error: Exception | str) -> StoreFailure:
+    """Return what an error of the client, or an error text of the server, proves.
+
+    An error of the connection is ``"unknown"``: the command may have been sent.
+    """
+    if not isinstance(error, (str, *_ANSWERS)):
+        return StoreFailure("unknown", str(error) or type(error).__name__)
+
+    removed = "" if isinstance(error, str) else _CODES.get(type(error), "")
+    text = f"{removed} {error}".strip()
+    code = code_of(text)
+    advice = f" ({_ADVICE[code]})" if code in _ADVICE else ""
+    return StoreFailure("not sent" if code in _SOON else "rejected", text + advice)
+
+
+def refusal(
+    error: Exception | str, thread_id: str, where: bytes
+) -> StoreFailure | CorruptThread:
+    """Return the failure, or ``CorruptThread`` where a stored value is the cause."""
+    refused = failure(error)
+
+    if code_of(refused.reason) in ("CORRUPT", "WRONGTYPE"):
+        place = repr(where.decode(errors="backslashreplace"))
+        return CorruptThread(thread_id, place, refused.reason)
+
+    return refused
+
+
+def code_of(text: str) -> str:
+    """Return the code of a server's error, or an empty text."""
+    # A script used a command or a key that the user may not use. Redis up to 8 has no
+    # code for it.
+    if "user executing the script" in text or "ACL failure in script" in text:
+        return "NOPERM"
+
+    found = _CODE.search(text)
+    return found[1] if found else ""

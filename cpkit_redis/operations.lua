@@ -1,0 +1,415 @@
+-- Run operations of the store one after another, each one wholly or not at all.
+--
+--   redis-cli --eval operations.lua 'cpkit:{t}:' , cpkit: append t '' '{"a": 1}' ''
+--   redis-cli --eval operations.lua 'cpkit:{t}:' , cpkit: claim t call key tool '{}'
+--   redis-cli --eval operations.lua 'cpkit:{key}:' , cpkit: find
+--   redis-cli --eval operations.lua cpkit:threads , cpkit: list - + 100 0
+--
+-- KEYS     for each operation the key that it is about: what all keys of its thread
+--          start with, unless said otherwise at the operation; see schema.py
+-- ARGV     '<prefix>:', then for each operation its name and its arguments
+-- Returns  for each operation {word, ...}; {'failed', error} is one of its own
+--
+-- Messages are JSON texts, one a line. Items are keys and values of extra by turns, one
+-- a line. Redis does not roll a script back. So each operation reads every key that it
+-- will change before its first change: a key of a wrong type fails it there. Whatever
+-- else refuses a write (memory, a disk error, a replica) refuses its first change.
+
+local BASE = ARGV[1]
+local THREADS, ERASED = BASE .. 'threads', BASE .. 'erased'
+-- unpack() puts its values on Lua's stack, which holds 8,000. An even number, for items.
+local CHUNK = 4000
+-- How a call's record begins: up to its tool; it captures attempt, time and key.
+local HEAD = '^%d+%z(%d+)%z(%d+)%z([^%z]+)%z[^%z]+%z'
+
+local call = redis.call
+local clock = call('TIME')
+local NOW = clock[1] * 1000000 + clock[2]
+
+-- The same rule as in schema.py.
+local function slot_of(id)
+  local escapes = {['%'] = '%25', ['{'] = '%7B', ['}'] = '%7D'}
+  return BASE .. '{' .. string.gsub(id, '[%%{}]', escapes) .. '}:'
+end
+
+local function corrupt(what)
+  error('CORRUPT ' .. what, 0)
+end
+
+-- Call a command with the lines of a text as its last arguments.
+local function with_lines(command, key, text)
+  local stop = string.find(text, '\n', 1, true)
+
+  if not stop then
+    return call(command, key, text)
+  end
+
+  local lines, at, answer = {}, 1, nil
+
+  while at do
+    lines[#lines + 1] = string.sub(text, at, stop and stop - 1)
+    at = stop and stop + 1
+    stop = at and string.find(text, '\n', at, true)
+
+    if #lines == CHUNK or not at then
+      answer = call(command, key, unpack(lines))
+      lines = {}
+    end
+  end
+
+  return answer
+end
+
+-- Return when the thread changed last, or nil for a missing thread.
+local function last_change(slot, thread)
+  local updated = call('HGET', slot .. 't', 'updated')
+
+  if updated then
+    return tonumber(updated) or corrupt('no time in ' .. slot .. 't')
+  end
+
+  call('ZSCORE', THREADS, thread)
+  call('ZSCORE', ERASED, thread)
+
+  if call('EXISTS', slot .. 'm') == 1 then
+    corrupt('messages, but no ' .. slot .. 't')
+  end
+end
+
+-- Put a new thread on the list, before anything else of it is written.
+local function enlist(slot, thread, before)
+  if not before then
+    call('ZADD', THREADS, 0, thread)
+    call('ZREM', ERASED, thread)
+    call('HDEL', slot .. 't', 'first', 'last')
+  end
+end
+
+-- Mark the thread as changed now, after everything else was written.
+local function stamp(slot, before)
+  if not before then
+    call('HSET', slot .. 't', 'created', NOW, 'updated', NOW)
+  elseif before < NOW then
+    call('HSET', slot .. 't', 'updated', NOW)
+  end
+end
+
+-- Return a call's record, or false.
+local function recorded(slot, call_id)
+  return call('HGET', slot .. 'p', call_id) or call('HGET', slot .. 'c', call_id)
+end
+
+-- Return the newest attempt in a register: its number, thread, call id and record.
+local function newest_of(register)
+  local newest = call('ZREVRANGE', register, 0, 0, 'WITHSCORES')
+
+  if newest[1] then
+    local thread, call_id = string.match(newest[1], '^([^%z]+)%z([^%z]+)$')
+    local record = thread and recorded(slot_of(thread), call_id)
+    return tonumber(newest[2]), thread, call_id,
+      record or corrupt('no such call as in ' .. register)
+  end
+end
+
+local function is_failed(record)
+  return string.match(record, HEAD .. 'failed%z') ~= nil
+end
+
+local operations = {}
+
+-- KEYS: the register of an idempotency key without its last letter.
+function operations.find(slot)
+  local attempt, thread, call_id, record = newest_of(slot .. 'k')
+  return attempt and {'call', thread, call_id, record} or {'unknown'}
+end
+
+function operations.append(slot, thread, expected, messages, items)
+  local version
+
+  if expected ~= '' or messages == '' then
+    version = call('LLEN', slot .. 'm')
+
+    if expected ~= '' and tonumber(expected) ~= version then
+      return {'conflict', version}
+    elseif messages == '' and items == '' then
+      return {'version', version}
+    end
+  end
+
+  local before = last_change(slot, thread)
+
+  if items ~= '' then
+    call('HLEN', slot .. 'x')
+  end
+
+  enlist(slot, thread, before)
+
+  if messages ~= '' then
+    version = with_lines('RPUSH', slot .. 'm', messages)
+  end
+
+  if items ~= '' then
+    with_lines('HSET', slot .. 'x', items)
+  end
+
+  stamp(slot, before)
+  return {'version', version}
+end
+
+function operations.merge(slot, thread, items)
+  local before = last_change(slot, thread)
+  call('HLEN', slot .. 'x')
+  enlist(slot, thread, before)
+  with_lines('HSET', slot .. 'x', items)
+  stamp(slot, before)
+  return {'done'}
+end
+
+function operations.claim(slot, thread, call_id, key, tool, args)
+  local known = recorded(slot, call_id)
+
+  if known then
+    return {'call', thread, call_id, known}
+  end
+
+  local register = slot_of(key) .. 'k'
+  local attempt, holder, holder_call, held = newest_of(register)
+
+  if attempt and not is_failed(held) then
+    return {'call', holder, holder_call, held}
+  end
+
+  local before = last_change(slot, thread)
+  local sequence = call('HLEN', slot .. 'p') + call('HLEN', slot .. 'c') + 1
+  local now = string.format('%.0f', NOW)
+  attempt = (attempt or 0) + 1
+  enlist(slot, thread, before)
+  call('HSET', slot .. 'p', call_id,
+    table.concat({sequence, attempt, now, key, tool, 'issued', '', args, ''}, '\0'))
+  call('ZADD', register, attempt, thread .. '\0' .. call_id)
+  stamp(slot, before)
+  return {'done'}
+end
+
+function operations.resolve(slot, thread, call_id, status, result)
+  local record = recorded(slot, call_id)
+  local _, stop = string.find(record or '', HEAD .. 'issued%z%z')
+
+  if not stop then
+    return record and {'call', thread, call_id, record} or {'unknown'}
+  end
+
+  local head = string.sub(record, 1, stop - 8) .. status .. '\0'
+    .. string.format('%.0f', NOW) .. '\0'
+  local args = string.sub(record, stop + 1, -2)
+
+  -- A call without args is erased: its result is not kept, and no thread comes back.
+  if args == '' then
+    record = head .. '\0'
+    local is_alone = call('HEXISTS', slot .. 't', 'last') == 1
+    call('HSET', slot .. 'c', call_id, record)
+
+    if is_alone then
+      call('HSET', slot .. 't', 'last', NOW)
+    end
+
+    return {'call', thread, call_id, record}
+  end
+
+  local before = last_change(slot, thread) or corrupt('calls, but no ' .. slot .. 't')
+  record = head .. args .. '\0' .. result
+  call('HLEN', slot .. 'c')
+  call('HSET', slot .. 'c', call_id, record)
+  call('HDEL', slot .. 'p', call_id)
+  stamp(slot, before)
+  return {'call', thread, call_id, record}
+end
+
+-- The last argument is '1' to forget the calls, and so to free their keys.
+function operations.erase(slot, thread, forget)
+  local erased, registers, first, last = {}, {}, math.huge, 0
+
+  for kind in string.gmatch('pc', '.') do
+    local calls = call('HGETALL', slot .. kind)
+
+    for at = 1, #calls, 2 do
+      local pattern = HEAD .. '%l+%z(%d*)%z'
+      local _, stop, _, issued, key, resolved = string.find(calls[at + 1], pattern)
+
+      if not stop then
+        corrupt('no times of a call in ' .. slot .. kind)
+      end
+
+      first = math.min(first, issued)
+      last = math.max(last, issued, tonumber(resolved) or 0)
+      erased[calls[at]] = string.sub(calls[at + 1], 1, stop) .. '\0'
+      registers[calls[at]] = slot_of(key) .. 'k'
+    end
+  end
+
+  local keeps_calls = forget == '0' and next(erased)
+  call('ZSCORE', THREADS, thread)
+  call('ZSCORE', ERASED, thread)
+  call('LLEN', slot .. 'm')
+  call('HLEN', slot .. 'x')
+  call('HLEN', slot .. 't')
+
+  for call_id, register in pairs(keeps_calls and {} or registers) do
+    call('ZSCORE', register, thread .. '\0' .. call_id)
+  end
+
+  call('ZREM', THREADS, thread)
+
+  for kind in string.gmatch('mxtpc', '.') do
+    call('UNLINK', slot .. kind)
+  end
+
+  if not keeps_calls then
+    call('ZREM', ERASED, thread)
+
+    for call_id, register in pairs(registers) do
+      call('ZREM', register, thread .. '\0' .. call_id)
+    end
+
+    return {'done'}
+  end
+
+  for call_id, record in pairs(erased) do
+    call('HSET', slot .. 'c', call_id, record)
+  end
+
+  call('HSET', slot .. 't', 'first', first, 'last', last)
+  call('ZADD', ERASED, 0, thread)
+  return {'done'}
+end
+
+-- Make a copied thread the thread of its id, or remove the copy. ``copy`` is what the
+-- keys of the copy start with; ``sizes`` how many entries it has under m, x, t, p and c.
+function operations.restore(slot, thread, copy, sizes)
+  local kinds, registers = {}, {}
+
+  local function refuse(...)
+    for kind in string.gmatch('mxtpc', '.') do
+      call('UNLINK', copy .. kind)
+    end
+
+    return {...}
+  end
+
+  for kind, size in string.gmatch(sizes, '(%l)(%d+)') do
+    if call('EXISTS', slot .. kind) == 1 then
+      return refuse('conflict', call('LLEN', slot .. 'm'))
+    elseif call(kind == 'm' and 'LLEN' or 'HLEN', copy .. kind) ~= tonumber(size) then
+      error('the copy is not complete: the server evicted a part of it', 0)
+    elseif size ~= '0' then
+      kinds[#kinds + 1] = kind
+    end
+  end
+
+  for kind in string.gmatch('pc', '.') do
+    local calls = call('HGETALL', copy .. kind)
+
+    for at = 1, #calls, 2 do
+      local attempt, _, key = string.match(calls[at + 1], HEAD)
+      local register = slot_of(key) .. 'k'
+      local newest, holder, _, held = newest_of(register)
+
+      -- Of each key all attempt numbers differ, and only the newest is not failed.
+      if newest and (call('ZCOUNT', register, attempt, attempt) > 0
+        or not is_failed(newest < tonumber(attempt) and held or calls[at + 1])) then
+        return refuse('held', key, holder)
+      end
+
+      registers[#registers + 1] = {register, attempt, thread .. '\0' .. calls[at]}
+    end
+  end
+
+  local list = call('HEXISTS', copy .. 't', 'last') == 1 and ERASED or THREADS
+  call('ZSCORE', list, thread)
+
+  for _, kind in ipairs(kinds) do
+    call('RENAME', copy .. kind, slot .. kind)
+    call('PERSIST', slot .. kind)
+  end
+
+  for _, entry in ipairs(registers) do
+    call('ZADD', unpack(entry))
+  end
+
+  call('ZADD', list, 0, thread)
+  return {'done'}
+end
+
+-- KEYS: the list of threads. The bounds are as ZRANGEBYLEX takes them. With '1' it
+-- returns as many erased ids too, after the threads.
+function operations.list(list, low, high, limit, erased)
+  local found = {'threads'}
+
+  for _, kind in ipairs({{list, 'created', 'updated'}, {ERASED, 'first', 'last'}}) do
+    if kind[1] == list or erased == '1' then
+      for _, id in ipairs(call('ZRANGEBYLEX', kind[1], low, high, 'LIMIT', 0, limit)) do
+        local slot = slot_of(id)
+        local times = call('HMGET', slot .. 't', kind[2], kind[3])
+        found[#found + 1] = {id, call('LLEN', slot .. 'm'), times[1], times[2]}
+      end
+    end
+  end
+
+  return found
+end
+
+-- KEYS: a key to read, when the server has no memory to queue a transaction.
+function operations.read(key, command, first, last)
+  if command == 'LRANGE' then
+    return {'answer', call(command, key, first, last)}
+  end
+
+  return {'answer', call(command, key)}
+end
+
+-- KEYS: a key that is not in use, and that of the version, in two slots: a cluster
+-- refuses the script before it runs. Each kind of write is made once, to no effect: a
+-- user that may not make one is refused here, and not in the middle of an operation.
+function operations.create(key, version)
+  local renamed = redis.pcall('RENAME', key, key)
+
+  if not string.find(renamed.err, 'no such key', 1, true) then
+    error(renamed.err, 0)
+  end
+
+  call('UNLINK', key)
+  call('HDEL', key, 'field')
+  call('ZREM', key, 'member')
+  call('PERSIST', key)
+  call('EXPIRE', key, 60)
+  call('HSET', key, 'field', 'value')
+  call('UNLINK', key)
+  call('ZADD', key, 0, 'member')
+  call('UNLINK', key)
+  call('RPUSH', key, 'element')
+  call('UNLINK', key)
+  call('SET', BASE .. 'schema', version, 'NX')
+  return {'version', call('GET', BASE .. 'schema')}
+end
+
+local ARGUMENTS = {
+  append = 4, merge = 2, claim = 5, resolve = 4, erase = 2, restore = 3,
+  find = 0, list = 4, read = 3, create = 1,
+}
+local outcomes, at = {}, 2
+
+while ARGV[at] do
+  local name, key = ARGV[at], KEYS[#outcomes + 1]
+  local last = at + ARGUMENTS[name]
+  local done, outcome = pcall(operations[name], key, unpack(ARGV, at + 1, last))
+
+  if not done then
+    -- Redis 7 raises a table, Redis 6.2 a string.
+    outcome = {'failed', type(outcome) == 'table' and outcome.err or outcome}
+  end
+
+  outcomes[#outcomes + 1] = outcome
+  at = last + 1
+end
+
+return outcomes
