@@ -37,9 +37,6 @@ async def peek(url: str) -> StoreInfo | None:
         async with asyncio.timeout(_PATIENCE):
             if scheme in ("postgres", "postgresql"):
                 return await _peek_postgres(base, options)
-
-            if scheme in ("redis", "rediss", "redis+unix"):
-                return await _peek_redis(base, options)
     except Exception:
         return None  # the driver reports the error when it opens the store
 
@@ -93,25 +90,3 @@ async def _peek_postgres(base: str, options: dict[str, str]) -> StoreInfo | None
         return StoreInfo(True, version, taken)
     finally:
         await connection.close()
-
-
-async def _peek_redis(base: str, options: dict[str, str]) -> StoreInfo | None:
-    from redis.asyncio import Redis
-
-    from cpkit.registry import open_checkpointer
-
-    driver = type(open_checkpointer("redis://localhost"))
-    ours = driver.Options.model_fields  # type: ignore[attr-defined]  # a Driver has it
-    prefix = options.get("prefix") or ours["prefix"].default
-    rest = {name: value for name, value in options.items() if name not in ours}
-    scheme, _, place = base.partition("://")
-    scheme = "unix" if scheme.lower() == "redis+unix" else scheme.lower()
-    url = f"{scheme}://{place}?{urlencode(rest)}" if rest else f"{scheme}://{place}"
-
-    async with Redis.from_url(url, protocol=2) as client:
-        found = await client.get(f"{prefix}:schema")
-
-    if found is None:
-        return StoreInfo(False)
-
-    return StoreInfo(True, int(found) if found.isdigit() else str(found))
