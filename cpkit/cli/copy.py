@@ -13,7 +13,7 @@ import typer
 from cpkit.cli.output import print_json, printable, progress, write
 from cpkit.cli.running import BadUse, Exit, print_stderr, run
 from cpkit.cli.stores import Json, destination, display_url, open_store
-from cpkit.protocol import KeepsReceipts, ListsThreads
+from cpkit.protocol import ErasesThreads, ListsThreads, MovesThreads
 from cpkit.tools.copying import CopyReport, ExportFile, Source, copy_store
 
 __all__ = ["copy"]
@@ -27,18 +27,12 @@ From = Annotated[
     ),
 ]
 To = Annotated[str, destination("DST")]
-Deleted = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--deleted",
-        help="Also copy the keys of this deleted thread; may be repeated.",
-        metavar="THREAD",
-    ),
-]
-Overwrite = Annotated[
+Update = Annotated[
     bool,
     typer.Option(
-        "--overwrite-extra", help="If an extra key differs, write the value of SRC."
+        "--update",
+        help="Replace a thread if DST has an earlier copy of it; DST must not be in "
+        "use.",
     ),
 ]
 
@@ -46,25 +40,18 @@ Overwrite = Annotated[
 _SHOWN = 20
 
 
-def copy(
-    src: From,
-    dst: To,
-    deleted: Deleted = None,
-    overwrite_extra: Overwrite = False,
-    json: Json = False,
-) -> None:
-    """Copy all threads of one store into another, with their calls and keys.
+def copy(src: From, dst: To, update: Update = False, json: Json = False) -> None:
+    """Copy all threads of one store into another, exactly, with calls and times.
 
-    Nothing in DST is overwritten, and each copied thread is compared with SRC by hash.
-    After an interruption run the command again: it continues where it stopped. Exits
-    with 1 if DST lacks something that SRC has, because of a conflict, a failure, or a
-    thread that changed in SRC during the copy. Another run copies that change.
+    Deleted threads that keep the keys of their calls are copied too. Each thread is
+    written in one step and compared afterwards. After an interruption run the command
+    again: it copies the rest.
 
-    Keys, attempt numbers, statuses, args and results of calls are kept. Times are
-    those of the copy. No store lists a deleted thread that kept its keys: name it with
-    --deleted.
+    A thread that DST already has is compared and not changed. With --update it is
+    replaced if DST has an earlier copy of it. Exits with 1 if DST lacks something that
+    SRC has, because of a conflict, a failure, or a thread that changed in SRC.
     """
-    report = run(_copy(src, dst, deleted or [], overwrite_extra))
+    report = run(_copy(src, dst, update))
 
     if json:
         print_json({**asdict(report), "complete": report.is_complete})
@@ -74,49 +61,38 @@ def copy(
     raise typer.Exit(Exit.DONE if report.is_complete else Exit.NO)
 
 
-async def _copy(
-    src: str, dst: str, deleted: list[str], overwrite_extra: bool
-) -> CopyReport:
+async def _copy(src: str, dst: str, update: bool) -> CopyReport:
     if src == dst:
         raise BadUse("SRC and DST are the same store")
 
     if Path(src).suffix == ".jsonl" and not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", src):
-        export = await asyncio.to_thread(ExportFile, src)
-        return await _into(export, dst, deleted, overwrite_extra)
+        return await _into(await asyncio.to_thread(ExportFile, src), dst, update)
 
-    async with open_store(src, ListsThreads, KeepsReceipts) as source:
-        return await _into(source, dst, deleted, overwrite_extra)
+    async with open_store(src, ListsThreads, MovesThreads) as source:
+        return await _into(source, dst, update)
 
 
-async def _into(
-    source: Source, dst: str, deleted: list[str], overwrite_extra: bool
-) -> CopyReport:
-    async with open_store(dst, KeepsReceipts, create=True) as destination:
+async def _into(source: Source, dst: str, update: bool) -> CopyReport:
+    needed = [ListsThreads, MovesThreads, *([ErasesThreads] if update else [])]
+
+    async with open_store(dst, *needed, create=True) as destination:
         with progress(f"copying to {display_url(dst)}") as advance:
             return await copy_store(
-                source,
-                destination,
-                deleted=deleted,
-                overwrite_extra=overwrite_extra,
-                on_start=lambda total: advance(-total),
-                on_thread=lambda: advance(1),
+                source, destination, update=update, on_thread=lambda: advance(1)
             )
 
 
 def _print(report: CopyReport) -> None:
     write(
-        f"{report.threads} threads in SRC: {report.copied} copied, "
-        f"{report.already} there already; {report.checked} verified\n"
-        f"written: {report.messages} messages, {report.extra} extra keys, "
-        f"{report.calls} calls"
-        + (f", {report.erased_calls} erased ones" if report.erased_calls else "")
-        + "\n"
+        f"{report.threads} threads in SRC: {report.copied} copied, {report.updated} "
+        f"updated, {report.already} already in DST; {report.checked} verified\n"
+        f"written: {report.messages} messages, {report.calls} calls\n"
     )
     problems: list[tuple[str, list[Any]]] = [
+        ("changed since an earlier copy, add --update", report.changed),
         ("conflict", report.conflicts),
         ("failed", report.failures),
         ("changed during the copy, run it again", report.moved),
-        ("note", report.notes),
     ]
 
     for what, found in problems:
@@ -125,5 +101,5 @@ def _print(report: CopyReport) -> None:
 
         if len(found) > _SHOWN:
             print_stderr(
-                printable(f"{what}: {len(found) - _SHOWN} more; --json has them all")
+                printable(f"{what}: {len(found) - _SHOWN} more; --json lists all")
             )

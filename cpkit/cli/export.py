@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -13,11 +12,11 @@ import typer
 
 from cpkit.cli.output import progress, write_json_line
 from cpkit.cli.running import Exit, NotFound, fail, print_stderr, run
-from cpkit.cli.stores import Store, open_store, store_url
-from cpkit.protocol import KeepsReceipts, ListsThreads
-from cpkit.records import ThreadInfo
+from cpkit.cli.stores import open_store, store_url
+from cpkit.protocol import ListsThreads, MovesThreads
 from cpkit.registry import driver_names
 from cpkit.tools.copying import export_lines
+from cpkit.tools.paging import find_thread
 
 __all__ = ["export"]
 
@@ -41,10 +40,11 @@ Output = Annotated[
 
 
 def export(words: Words = None, output: Output = None) -> None:
-    """Export threads as lines of JSON: their messages, extra and calls.
+    """Export threads exactly, as lines of JSON: messages, extra, calls and times.
 
-    `cpkit copy NAME.jsonl DST` imports such a file. The file appears under its name
-    when it is complete.
+    Deleted threads that keep the keys of their calls are exported too. `cpkit copy
+    NAME.jsonl DST` imports such a file. The file appears under its name when it is
+    complete.
     """
     if output is None:
         run(_export(words or [], write_json_line))
@@ -85,11 +85,15 @@ async def _export(words: list[str], put: Callable[[bytes], object]) -> int:
     url, ids = _split_words(words)
     count = 0
 
-    async with open_store(url, ListsThreads, KeepsReceipts) as cp:
-        threads = [await _info(cp, one) for one in ids] if ids else None
+    async with open_store(url, ListsThreads, MovesThreads) as cp:
+        for thread_id in ids:
+            if await find_thread(cp, thread_id, erased=True) is None:
+                raise NotFound(
+                    f"there is no thread {thread_id!r}; cpkit threads lists them"
+                )
 
         with progress("exporting", len(ids) or None) as advance:
-            async for line in export_lines(cp, threads):
+            async for line in export_lines(cp, ids or None):
                 put(line)
 
                 if line.startswith(b'{"end"'):
@@ -97,18 +101,6 @@ async def _export(words: list[str], put: Callable[[bytes], object]) -> int:
                     count += 1
 
     return count
-
-
-async def _info(cp: Store, thread_id: str) -> ThreadInfo:
-    for info in await cp.list_threads(prefix=thread_id, limit=1):
-        if info.thread_id == thread_id:
-            return info
-
-    if await cp.list_calls(thread_id):
-        now = datetime.now(UTC)
-        return ThreadInfo(thread_id, 0, now, now)  # deleted, but it keeps its keys
-
-    raise NotFound(f"there is no thread {thread_id!r}; cpkit threads lists them")
 
 
 def _split_words(words: list[str]) -> tuple[str, list[str]]:

@@ -16,7 +16,7 @@ from cpkit.cli.running import BadUse, Exit, fail, run
 from cpkit.cli.stores import Json, Store, Url, display_url, open_store, store_url
 from cpkit.protocol import ErasesThreads, KeepsReceipts, ListsThreads
 from cpkit.records import ThreadInfo
-from cpkit.tools.paging import gather_limited, thread_pages
+from cpkit.tools.paging import find_thread, gather_limited, thread_pages
 
 __all__ = ["duration", "prune"]
 
@@ -200,13 +200,12 @@ async def _prune_thread(
         return
 
     if forget_keys is not None:
-        # In the order of ids, an id comes before all longer ids that start with it.
-        now = await cp.list_threads(prefix=thread_id, limit=1)
+        now = await find_thread(cp, thread_id)
 
-        if not now or now[0].thread_id != thread_id:
+        if now is None:
             return  # another process deleted it
 
-        if now[0] != info:
+        if now != info:
             pruned.touched.append(thread_id)
             return
 

@@ -19,9 +19,11 @@ from cpkit.protocol import (
     ErasesThreads,
     KeepsReceipts,
     ListsThreads,
+    MovesThreads,
     ReadsRanges,
     StatesDurability,
 )
+from cpkit.records import ThreadInfo
 from cpkit.registry import DEFAULT_URL, inspect_store, open_checkpointer, redacted
 
 __all__ = [
@@ -58,6 +60,7 @@ _ABILITIES: dict[type, str] = {
     KeepsReceipts: "list its calls",
     ReadsRanges: "read a part of a thread",
     ErasesThreads: "delete threads",
+    MovesThreads: "dump and restore threads",
 }
 
 
@@ -67,10 +70,20 @@ class Store(
     ReadsRanges[Any],
     KeepsReceipts,
     ErasesThreads,
+    MovesThreads,
     StatesDurability,
     Protocol,
 ):
     """A store with every optional protocol; check with `supports` before a call."""
+
+    async def list_threads(
+        self,
+        *,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+        erased: bool = False,
+    ) -> list[ThreadInfo]: ...
 
 
 def store_url(given: str | None) -> str:

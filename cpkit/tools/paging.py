@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cpkit.protocol import ListsThreads
 from cpkit.records import ThreadInfo
 
-__all__ = ["gather_limited", "thread_pages"]
+__all__ = ["find_thread", "gather_limited", "thread_pages"]
 
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")
@@ -20,19 +20,27 @@ _CONCURRENCY = 8  # hides a server's round trips without crowding out the agents
 
 
 async def thread_pages(
-    store: ListsThreads, *, prefix: str = "", limit: int | None = None
+    store: ListsThreads,
+    *,
+    prefix: str = "",
+    limit: int | None = None,
+    erased: bool = False,
 ) -> AsyncIterator[list[ThreadInfo]]:
     """Yield the threads whose ids start with the prefix, ordered by id, in pages.
 
     Stops after ``limit`` threads. A thread that is created behind the current page
-    while the caller iterates is not in a later page.
+    while the caller iterates is not in a later page. With ``erased`` the pages include
+    ids that have nothing but erased calls.
     """
     after: str | None = None
     left = limit
+    options: dict[str, Any] = {"erased": True} if erased else {}
 
     while left is None or left > 0:
         size = _PAGE_SIZE if left is None else min(left, _PAGE_SIZE)
-        page = await store.list_threads(prefix=prefix, after=after, limit=size)
+        page = await store.list_threads(
+            prefix=prefix, after=after, limit=size, **options
+        )
 
         if not page:
             return
@@ -40,6 +48,18 @@ async def thread_pages(
         yield page
         after = page[-1].thread_id
         left = None if left is None else left - len(page)
+
+
+async def find_thread(
+    store: ListsThreads, thread_id: str, *, erased: bool = False
+) -> ThreadInfo | None:
+    """Return how the store lists one thread, or ``None``."""
+    # In the order of ids, an id comes before all longer ids that start with it.
+    async for page in thread_pages(store, prefix=thread_id, limit=1, erased=erased):
+        if page[0].thread_id == thread_id:
+            return page[0]
+
+    return None
 
 
 async def gather_limited(

@@ -10,18 +10,20 @@ import pytest
 from cpkit.cli.stores import Store
 from tests.cli.command import call, cpkit, in_store, invoke
 from tests.cli.stocked import everything, stock
-from tests.stores import fresh_url
+from tests.stores import MOVABLE, fresh_url
 
 
-def test_an_export_can_be_copied_back(url: str, tmp_path: Path) -> None:
-    """The copy has keys, attempts and erased calls, and the file has mode 0600."""
+@pytest.mark.parametrize("kind", MOVABLE)
+def test_an_export_can_be_copied_back(kind: str, tmp_path: Path) -> None:
+    """The copy is exact, with all times, and the file has mode 0600."""
+    url = fresh_url(kind, tmp_path)
     in_store(url, stock)
     file = tmp_path / "all.jsonl"
     assert cpkit("export", url, "--output", str(file)).code == 0
     assert file.stat().st_mode & 0o777 == 0o600
     assert [one.name for one in tmp_path.glob(".all*")] == []
 
-    back = fresh_url("file", tmp_path, "back")
+    back = fresh_url("sqlite", tmp_path, "back")
     ended = invoke("copy", str(file), back, "--json")
     assert ended.json["complete"]
     assert in_store(back, everything) == in_store(url, everything)
@@ -47,6 +49,20 @@ def test_standard_output_has_only_the_exported_lines(sqlite_url: str) -> None:
     assert lines[-1] == {"threads": 2}
 
 
+def test_a_deleted_thread_is_exported_by_name(sqlite_url: str) -> None:
+    """Its line says that it has nothing but erased calls."""
+    in_store(sqlite_url, stock)
+    ended = cpkit("export", sqlite_url, "pruned")
+    lines = [json.loads(line) for line in ended.out.splitlines()]
+    assert [(one["thread"], one["erased"]) for one in lines if "thread" in one] == [
+        ("pruned", True)
+    ]
+    assert [one["call"]["status"] for one in lines if "call" in one] == ["completed"]
+    missing = invoke("export", sqlite_url, "forgotten")
+    assert missing.code == 1
+    assert "there is no thread 'forgotten'" in missing.err
+
+
 def test_a_deeply_nested_message_is_exported(sqlite_url: str, tmp_path: Path) -> None:
     """The file adds no nesting that would exceed the limit of a reader."""
     deep: list[object] = []
@@ -61,19 +77,23 @@ def test_a_deeply_nested_message_is_exported(sqlite_url: str, tmp_path: Path) ->
     in_store(sqlite_url, append)
     file = tmp_path / "deep.jsonl"
     assert invoke("export", sqlite_url, "-o", str(file)).code == 0
-    assert invoke("copy", str(file), fresh_url("file", tmp_path, "b")).code == 0
+    assert invoke("copy", str(file), fresh_url("sqlite", tmp_path, "b")).code == 0
 
 
 @pytest.mark.parametrize(
     ("cut", "said"),
     [
-        (lambda lines: lines[:-1], "the file ends here"),
-        (lambda lines: lines[:-3], "the file ends here"),
-        (lambda lines: [*lines[:2], *lines[3:]], "the thread is not whole"),
+        (lambda lines: lines[:-1], "the file is truncated"),
+        (lambda lines: lines[:-3], "the file is truncated"),
+        (lambda lines: [*lines[:2], *lines[3:]], "the thread is not complete"),
         (lambda lines: [b"{}\n", *lines[1:]], "another file"),
-        (lambda lines: [lines[0], b'{"x": 1}\n', *lines[1:]], "no line of an export"),
-        (lambda lines: [lines[0][:-3] + b"9}\n", *lines[1:]], "no JSON"),
-        (lambda lines: [b'{"cpkit_export":2}\n', *lines[1:]], "upgrade cpkit"),
+        (
+            lambda lines: [lines[0], b'{"x": 1}\n', *lines[1:]],
+            "not a line of an export",
+        ),
+        (lambda lines: [lines[0][:-3] + b"9}\n", *lines[1:]], "not JSON"),
+        (lambda lines: [b'{"cpkit_export":3}\n', *lines[1:]], "upgrade cpkit"),
+        (lambda lines: [b'{"cpkit_export":1}\n', *lines[1:]], "the cpkit that made"),
     ],
 )
 def test_a_damaged_export_is_refused(
@@ -93,7 +113,7 @@ def test_a_damaged_export_is_refused(
     assert invoke("export", sqlite_url, "-o", str(file)).code == 0
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(cut(lines)))  # type: ignore[operator]  # a function
-    ended = invoke("copy", str(file), fresh_url("file", tmp_path, "back"))
+    ended = invoke("copy", str(file), fresh_url("sqlite", tmp_path, "back"))
     assert ended.code == 2
     assert said in ended.err
-    assert not (tmp_path / "back").exists()
+    assert not (tmp_path / "back.db").exists()

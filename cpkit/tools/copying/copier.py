@@ -1,267 +1,196 @@
-"""Copying one store into another, thread by thread, each checked to the last hash."""
+"""Copy one store into another, thread by thread, and compare every thread."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from datetime import datetime
-from itertools import groupby
-from operator import attrgetter
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Protocol
 
 from cpkit.errors import (
-    CallMismatch,
     CorruptThread,
     InvalidId,
+    KeyTaken,
     PayloadTooLarge,
     SerializationError,
     VersionConflict,
 )
-from cpkit.protocol import ListsThreads
-from cpkit.records import CallRecord, ThreadInfo
-from cpkit.tools.copying.calls import GRAVES, CallCopier, Conflict, Destination, Source
+from cpkit.protocol import ErasesThreads, MovesThreads
+from cpkit.records import ThreadDump, ThreadInfo
+from cpkit.tools.copying.compare import find_conflict, is_same
+from cpkit.tools.copying.exports import Source
 from cpkit.tools.copying.report import CopyReport, Problem
-from cpkit.tools.copying.shape import (
-    Calls,
-    Shape,
-    calls_flaw,
-    content_flaw,
-    shape_of,
-    unlike_call,
-)
-from cpkit.tools.paging import thread_pages
+from cpkit.tools.paging import gather_limited, thread_pages
 
-__all__ = ["copy_store", "every_thread"]
+__all__ = ["Destination", "copy_store"]
 
-# Errors that are of one thread; all others are of a store, and end the copy.
-_OF_A_THREAD = (
-    CallMismatch,
-    CorruptThread,
-    InvalidId,
-    PayloadTooLarge,
-    SerializationError,
-)
+# Errors of one thread. The copy goes on after them; any other error ends it.
+_OF_A_THREAD = (CorruptThread, InvalidId, PayloadTooLarge, SerializationError)
 
-# Threads at a time, which hides a server's round trips; and the messages that they may
-# have together, because a thread is loaded whole.
-_AT_ONCE = 8
-_MESSAGES_AT_ONCE = 2_000
-# One append: messages, and characters of JSON.
-_BATCH = 500
-_BATCH_SIZE = 4_000_000
+# Threads that are copied at the same time have at most this many messages together,
+# unless a single thread has more.
+_MAX_MESSAGES = 2_000
+
+
+class Destination(Source, MovesThreads, ErasesThreads, Protocol):
+    """What can be copied into."""
 
 
 async def copy_store(
     source: Source,
     destination: Destination,
     *,
-    deleted: Sequence[str] = (),
-    overwrite_extra: bool = False,
-    on_start: Callable[[int], None] | None = None,
+    update: bool = False,
     on_thread: Callable[[], None] | None = None,
 ) -> CopyReport:
-    """Bring all threads of a store into another; never overwrite anything there.
+    """Copy every thread exactly, deleted threads that keep their keys included.
 
-    Both hold messages as plain JSON (``message_type=Any``). What is there already is
-    compared and passed over, so a copy that was interrupted, at any point, is
-    completed by making it again. Appends are fenced by ``expected_version``. A thread
-    of which the destination holds something else is reported and left alone;
-    ``overwrite_extra`` takes the source's values of extra keys. Extra cannot be fenced:
-    what somebody else writes to the very same key of the destination, between the look
-    and the write, is overwritten.
+    Each thread is created in one atomic step and compared afterwards. So an interrupted
+    copy is completed by another one, and two copies at once do no harm. A thread that
+    exists in the destination is compared and not changed; the report names it if it
+    differs.
 
-    Each thread is what one load shows, with its calls as they were right after; what
-    changed in the source meanwhile is in the report. Of calls, the keys, attempt
-    numbers, statuses, args and results are kept, by the methods of the contract; all
-    times are those of the copy. Threads that were deleted but kept their keys are not
-    listed by any store: name them in ``deleted``.
+    With ``update`` a thread is replaced if the destination has an earlier state of it:
+    it is deleted there and created again. Values of extra are then those of the source.
+    The destination must not be in use meanwhile: a write between the two steps is lost.
 
-    One thread of each store is in memory as a whole, and some hundred bytes for each
-    thread and each failed call. Raises what the stores raise about themselves.
+    About eight threads are in memory at a time. A problem of one thread is in the
+    report; what the stores raise about themselves ends the copy.
     """
-    copier = _Copier(source, destination, overwrite_extra)
-    return await copier.run(deleted, on_start, on_thread)
-
-
-async def every_thread(source: ListsThreads, prefix: str = "") -> list[ThreadInfo]:
-    """List all threads, page by page."""
-    return [info async for page in thread_pages(source, prefix=prefix) for info in page]
+    return await _Copier(source, destination, update).run(on_thread)
 
 
 class _Copier:
-    def __init__(
-        self, source: Source, destination: Destination, overwrite_extra: bool
-    ) -> None:
+    def __init__(self, source: Source, destination: Destination, update: bool) -> None:
         self._from = source
         self._to = destination
-        self._overwrite_extra = overwrite_extra
-        self.report = CopyReport()
-        self._calls = CallCopier(source, destination, self.report)
+        self._update = update
+        self._blocked: list[str] = []
+        self._report = CopyReport()
 
-    async def run(
-        self,
-        deleted: Sequence[str],
-        on_start: Callable[[int], None] | None,
-        on_thread: Callable[[], None] | None,
-    ) -> CopyReport:
-        threads = await every_thread(self._from)
-        listed = {one.thread_id: one.updated_at for one in threads}
-        # Deleted threads, of which no list tells; here those of an earlier copy.
-        unlisted = [one for one in {GRAVES, *deleted} if one not in listed]
-        self.report.threads = len(threads)
+    async def run(self, on_thread: Callable[[], None] | None) -> CopyReport:
+        report = self._report
 
-        if on_start is not None:
-            on_start(len(threads))
+        async def copy_one(info: ThreadInfo) -> None:
+            report.threads += 1
 
-        async def one(thread_id: str) -> None:
-            await self._guarded(thread_id, self._thread(thread_id))
+            try:
+                await self._copy_thread(info.thread_id)
+            except KeyTaken:
+                self._blocked.append(info.thread_id)
 
             if on_thread is not None:
                 on_thread()
 
-        await self._calls.survey()
+        async for page in thread_pages(self._from, erased=True):
+            for group in _groups(page):
+                await gather_limited(copy_one, group)
 
-        for group in _groups(threads):
-            await _all(one(thread.thread_id) for thread in group)
-
-        for thread_id in sorted(unlisted):
-            await self._guarded(thread_id, self._thread(thread_id))
-
-        await self._late_calls()
-        await self._calls.bury()
-        self.report.moved = await self._moved(listed)
-        return self.report
-
-    async def _guarded(self, thread_id: str, work: Coroutine[Any, Any, None]) -> None:
-        """Let a thread's own trouble be the end of that thread alone."""
-        try:
-            await work
-        except Conflict as exc:
-            self.report.conflicts.append(Problem(thread_id, str(exc)))
-        except _OF_A_THREAD as exc:
-            self.report.failures.append(Problem(thread_id, str(exc)))
-
-    async def _thread(self, thread_id: str) -> None:
-        before = shape_of(await self._to.load(thread_id))
-        data = await self._from.load(thread_id)
-        calls = await self._from.list_calls(thread_id)
-
-        if data is None and not calls:
-            return  # it is gone, or an earlier copy found nothing to bury
-
-        wanted = shape_of(data)
-        there = await self._calls.there(thread_id)
-        self._refuse(wanted, before)
-
-        if thread_id != GRAVES:
-            _refuse(calls_flaw(calls, there))
-            await self._calls.check_keys(calls, there)
-
-        # Calls first: whoever uses a thread that is not whole yet repeats no effect.
-        has_news = await self._calls.put(calls, there)
-
-        if data is not None:
-            has_news |= before.version < wanted.version
-            await self._append(thread_id, data.messages, wanted, before.version)
-            news = {
-                key: value
-                for key, value in data.extra.items()
-                if before.extra.get(key) != wanted.extra[key]
-            }
-            del data
-            await self._to.save_extra(thread_id, news)
-            self.report.extra += len(news)
-            has_news |= bool(news)
-
-        self.report.copied += has_news
-        self.report.already += not has_news
-
-        if has_news:
-            before = shape_of(await self._to.load(thread_id))
-            there = await self._calls.there(thread_id)
-
-        self._check(wanted, calls, before, there)
-
-    async def _append(
-        self, thread_id: str, messages: list[Any], wanted: Shape, version: int
-    ) -> None:
-        while version < wanted.version:
-            end = _batch_end(wanted.sizes, version)
-
+        # An update of another thread may have freed the key.
+        for thread_id in sorted(self._blocked):
             try:
-                await self._to.append(
-                    thread_id, messages[version:end], expected_version=version
-                )
-            except VersionConflict:
-                # Another copy at work, or somebody else; it is the same or a conflict.
-                found = shape_of(await self._to.load(thread_id))
-                self._refuse(wanted, found)
-                version = found.version
-            else:
-                self.report.messages += end - version
-                version = end
+                await self._copy_thread(thread_id)
+            except KeyTaken as exc:
+                report.conflicts.append(Problem(thread_id, str(exc)))
 
-    def _check(
-        self, wanted: Shape, calls: list[CallRecord], found: Shape, there: Calls
-    ) -> None:
-        """Compare what is in the destination with what was to be there."""
-        if (found.messages, found.extra) != (wanted.messages, wanted.extra):
-            raise Conflict("somebody else wrote to it in the destination meanwhile")
+        report.moved = await self._moved()
+        return report
 
-        for record in calls:
-            if not record.erased and not self._calls.is_waiting(record):
-                _check_call(record, there)
+    async def _copy_thread(self, thread_id: str) -> None:
+        try:
+            wanted = await self._from.dump_thread(thread_id)
 
-        self.report.checked += 1
+            if wanted is not None:  # otherwise it was deleted since it was listed
+                await self._bring(wanted)
+        except _OF_A_THREAD as exc:
+            self._report.failures.append(Problem(thread_id, str(exc)))
 
-    async def _late_calls(self) -> None:
-        """Carry the calls that waited for those of other threads."""
-        waiting = sorted(self._calls.waiting)
+    async def _bring(self, wanted: ThreadDump) -> None:
+        found = await self._to.dump_thread(wanted.thread_id)
+        report = self._report
 
-        for (_, thread_id), group in groupby(
-            waiting, key=attrgetter("attempt", "thread_id")
+        if found is None:
+            if is_written := await self._restore(wanted):
+                report.copied += 1
+                report.messages += len(wanted.messages)
+                report.calls += len(wanted.calls)
+
+            found = await self._to.dump_thread(wanted.thread_id)
+        elif (
+            is_written := self._update
+            and not is_same(found, wanted)
+            and find_conflict(found, wanted) is None
         ):
-            ids = {one.call_id for one in group}
-            calls = await self._from.list_calls(thread_id)
-            late = [one for one in calls if one.call.call_id in ids]
-            await self._guarded(thread_id, self._late(thread_id, late))
+            await self._replace(found, wanted)
+            report.updated += 1
+            report.messages += len(wanted.messages) - len(found.messages)
+            report.calls += len(wanted.calls) - len(found.calls)
+            found = await self._to.dump_thread(wanted.thread_id)
 
-    async def _late(self, thread_id: str, calls: list[CallRecord]) -> None:
-        for record in calls:
-            await self._calls.put_late(record)
+        if found is not None and is_same(found, wanted):
+            report.checked += 1
+            report.already += not is_written
+            return
 
-        there = await self._calls.there(thread_id)
-
-        for record in calls:
-            if not record.erased:
-                _check_call(record, there)
-
-    async def _moved(self, listed: dict[str, datetime]) -> list[str]:
-        """Return the threads that are not as they were listed in the beginning."""
-        now = {one.thread_id: one.updated_at for one in await every_thread(self._from)}
-        return sorted(
-            thread_id
-            for thread_id in listed.keys() | now.keys()
-            if listed.get(thread_id) != now.get(thread_id)
+        reason = (
+            "it was deleted in the destination while the copy ran"
+            if found is None
+            else find_conflict(found, wanted)
         )
 
-    def _refuse(self, wanted: Shape, found: Shape) -> None:
-        _refuse(content_flaw(wanted, found, may_replace=self._overwrite_extra))
+        if reason is None:
+            report.changed.append(wanted.thread_id)
+        else:
+            report.conflicts.append(Problem(wanted.thread_id, reason))
+
+    async def _restore(self, dump: ThreadDump) -> bool:
+        """Create the thread; return whether another writer had not created it."""
+        try:
+            await self._to.restore_thread(dump)
+        except VersionConflict:
+            return False
+        except (TypeError, ValueError) as exc:  # an export that a person edited
+            raise CorruptThread(dump.thread_id, "its dump", str(exc)) from exc
+
+        return True
+
+    async def _replace(self, found: ThreadDump, wanted: ThreadDump) -> None:
+        """Replace an earlier state. A copy that is killed in between is run again."""
+        await self._to.delete_thread(wanted.thread_id, forget_keys=True)
+
+        try:
+            await self._restore(wanted)
+        except (KeyTaken, *_OF_A_THREAD):
+            with suppress(KeyTaken):  # by another thread of this copy
+                await self._restore(found)
+
+            raise
+
+    async def _moved(self) -> list[str]:
+        """Return the threads of the source that changed after they were copied.
+
+        Compares both lists: exact copies have the versions and times of the source.
+        """
+        report = self._report
+        known = {one.thread_id for one in (*report.conflicts, *report.failures)}
+        known.update(report.changed)
+        moved = []
+        listed = _every_thread(self._to)
+        theirs = await anext(listed, None)
+
+        async for ours in _every_thread(self._from):
+            while theirs is not None and theirs.thread_id < ours.thread_id:
+                theirs = await anext(listed, None)
+
+            if theirs != ours and ours.thread_id not in known:
+                moved.append(ours.thread_id)
+
+        return moved
 
 
-def _refuse(flaw: str | None) -> None:
-    if flaw is not None:
-        raise Conflict(flaw)
-
-
-def _check_call(record: CallRecord, there: Calls) -> None:
-    call_id = record.call.call_id
-    found = there.get(call_id)
-
-    if found is None or found.status != record.status:
-        raise Conflict(f"call {call_id!r} is not {record.status} after it was written")
-
-    _refuse(unlike_call(record, found))
+async def _every_thread(store: Source) -> AsyncIterator[ThreadInfo]:
+    async for page in thread_pages(store, erased=True):
+        for info in page:
+            yield info
 
 
 def _groups(threads: Iterable[ThreadInfo]) -> Iterator[list[ThreadInfo]]:
@@ -270,7 +199,7 @@ def _groups(threads: Iterable[ThreadInfo]) -> Iterator[list[ThreadInfo]]:
     size = 0
 
     for one in threads:
-        if group and (len(group) == _AT_ONCE or size + one.version > _MESSAGES_AT_ONCE):
+        if group and size + one.version > _MAX_MESSAGES:
             yield group
             group, size = [], 0
 
@@ -279,23 +208,3 @@ def _groups(threads: Iterable[ThreadInfo]) -> Iterator[list[ThreadInfo]]:
 
     if group:
         yield group
-
-
-def _batch_end(sizes: list[int], start: int) -> int:
-    """Return where a batch of messages ends; it has one at least."""
-    end, size = start + 1, sizes[start]
-
-    while end < min(len(sizes), start + _BATCH) and size + sizes[end] <= _BATCH_SIZE:
-        size += sizes[end]
-        end += 1
-
-    return end
-
-
-async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Do several things at a time, to the end of each, and raise the first error."""
-    outcomes = await asyncio.gather(*work, return_exceptions=True)
-
-    for outcome in outcomes:
-        if outcome is not None:
-            raise outcome

@@ -1,16 +1,18 @@
-"""A store as lines of JSON: to keep, to read, and to copy from again.
+"""Threads as lines of JSON: to keep, to read, and to copy from.
 
 ::
 
-    {"cpkit_export":1,"exported_at":"…"}
-    {"thread":"…","version":2,"created_at":"…","updated_at":"…"}
-    {"message":{…}}                    one a line, in order
+    {"cpkit_export":2,"exported_at":"…"}
+    {"thread":"…","version":2,"created_at":"…","updated_at":"…","erased":false}
+    {"message":{…}}                    one line each, in order
     {"extra":{…}}
-    {"call":{"call_id":"…", …}}        one a line, in the order of claims
+    {"call":{"call_id":"…", …}}        one line each, in the order of claims
     {"end":"…","messages":2,"calls":1}
     {"threads":1}
 
-Threads come one after the other; the last line is missing where the file was cut.
+A thread's lines are everything that a `ThreadDump` has, at one moment. An ``erased``
+thread has nothing but erased calls, and its times are those of its calls. A file
+without the last line is truncated.
 """
 
 from __future__ import annotations
@@ -19,79 +21,115 @@ import asyncio
 import json
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from cpkit.errors import CorruptThread, SchemaMismatch
-from cpkit.records import CallRecord, CheckpointData, JsonValue, ThreadInfo, ToolCall
-from cpkit.tools.copying.calls import GRAVES, Source
-from cpkit.tools.copying.copier import every_thread
+from cpkit.protocol import ListsThreads
+from cpkit.records import CallRecord, JsonValue, ThreadDump, ThreadInfo, ToolCall
+from cpkit.tools.paging import thread_pages
 
-__all__ = ["EXPORT_VERSION", "ExportFile", "call_as_json", "export_lines"]
+__all__ = ["EXPORT_VERSION", "ExportFile", "Source", "call_as_json", "export_lines"]
 
-EXPORT_VERSION = 1
+EXPORT_VERSION = 2
 
-# Not pydantic's: a message nested as deep as its parser goes is one level deeper here.
+# Not pydantic's: a line nests its message one level deeper, and pydantic's parser may
+# have accepted the message at its own limit of nesting.
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
-async def export_lines(
-    source: Source, threads: list[ThreadInfo] | None = None
-) -> AsyncIterator[bytes]:
-    """Give a store's lines; all of its threads, or those that are given.
+class Source(ListsThreads, Protocol):
+    """What can be copied from: a store, or an export."""
 
-    Each thread is what one load shows, and its calls right after; one that is deleted
-    has only its calls, one that is not there is left out. One thread is in memory at a
-    time.
+    async def list_threads(
+        self,
+        *,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+        erased: bool = False,
+    ) -> list[ThreadInfo]: ...
+
+    async def dump_thread(self, thread_id: str) -> ThreadDump | None: ...
+
+
+async def export_lines(
+    source: Source, thread_ids: Sequence[str] | None = None
+) -> AsyncIterator[bytes]:
+    """Yield the lines of the named threads, or of every thread, deleted ones included.
+
+    Leaves out a thread that does not exist. One thread is in memory at a time.
     """
-    yield _line(
-        {"cpkit_export": EXPORT_VERSION, "exported_at": datetime.now(UTC).isoformat()}
-    )
+    exported_at = datetime.now(UTC).isoformat()
+    yield _line({"cpkit_export": EXPORT_VERSION, "exported_at": exported_at})
     count = 0
 
-    if threads is None:
-        now = datetime.now(UTC)
-        threads = await every_thread(source)
-        threads.append(ThreadInfo(GRAVES, 0, now, now))
+    async for thread_id in _ids(source, thread_ids):
+        dump = await source.dump_thread(thread_id)
 
-    for info in threads:
-        data = await source.load(info.thread_id)
-        calls = await source.list_calls(info.thread_id)
+        if dump is None:
+            continue
 
-        if data is None:
-            if not calls:
-                continue
+        for line in _thread_lines(dump):
+            yield line
 
-            data = CheckpointData([], {}, [])
-
-        yield _line(
-            {
-                "thread": info.thread_id,
-                "version": data.version,
-                "created_at": info.created_at.isoformat(),
-                "updated_at": info.updated_at.isoformat(),
-            }
-        )
-
-        for message in data.messages:
-            yield _line({"message": message})
-
-        yield _line({"extra": data.extra})
-
-        for record in calls:
-            yield _line({"call": call_as_json(record)})
-
-        yield _line(
-            {"end": info.thread_id, "messages": data.version, "calls": len(calls)}
-        )
         count += 1
 
     yield _line({"threads": count})
 
 
+async def _ids(source: Source, named: Sequence[str] | None) -> AsyncIterator[str]:
+    if named is not None:
+        for thread_id in named:
+            yield thread_id
+
+        return
+
+    async for page in thread_pages(source, erased=True):
+        for info in page:
+            yield info.thread_id
+
+
+def _thread_lines(dump: ThreadDump) -> Iterator[bytes]:
+    info = _info_of(dump)
+    yield _line(
+        {
+            "thread": dump.thread_id,
+            "version": info.version,
+            "created_at": info.created_at.isoformat(),
+            "updated_at": info.updated_at.isoformat(),
+            "erased": dump.created_at is None,
+        }
+    )
+
+    for message in dump.messages:
+        yield _line({"message": message})
+
+    yield _line({"extra": dict(dump.extra)})
+
+    for record in dump.calls:
+        yield _line({"call": call_as_json(record)})
+
+    counts = {"messages": len(dump.messages), "calls": len(dump.calls)}
+    yield _line({"end": dump.thread_id, **counts})
+
+
+def _info_of(dump: ThreadDump) -> ThreadInfo:
+    """Return how a store lists the thread; an erased one has the times of its calls."""
+    created_at, updated_at = dump.created_at, dump.updated_at
+
+    if created_at is None or updated_at is None:
+        times = [one.issued_at for one in dump.calls]
+        created_at = min(times)
+        times += [one.resolved_at for one in dump.calls if one.resolved_at is not None]
+        updated_at = max(times)
+
+    return ThreadInfo(dump.thread_id, len(dump.messages), created_at, updated_at)
+
+
 def call_as_json(record: CallRecord) -> dict[str, JsonValue]:
-    """Return all that is on record of a call, but its thread."""
+    """Return everything on record of a call, without its thread's id."""
     call = record.call
     resolved_at = record.resolved_at
     return {
@@ -109,7 +147,10 @@ def call_as_json(record: CallRecord) -> dict[str, JsonValue]:
 
 
 class _Place(NamedTuple):
+    """Where a thread starts in the file: the offset and the number of its line."""
+
     info: ThreadInfo
+    is_erased: bool
     start: int
     line: int
 
@@ -117,9 +158,11 @@ class _Place(NamedTuple):
 class ExportFile:
     """An export as a source to copy from.
 
-    The file is read through once when it is opened, and a thread when it is asked for.
-    Raises ``CorruptThread`` for a file that was cut short or is no export, with the
-    line, and ``SchemaMismatch`` for one of a newer version; ``OSError`` as `open` does.
+    The constructor reads the file once and keeps the place of each thread; a thread is
+    read when it is asked for.
+
+    Raises ``CorruptThread``, with the line, for a file that is truncated or not an
+    export, ``SchemaMismatch`` for another version, and ``OSError`` as `open` does.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -129,32 +172,32 @@ class ExportFile:
         self._order = sorted(self._threads)
 
     async def list_threads(
-        self, *, prefix: str = "", after: str | None = None, limit: int = 100
+        self,
+        *,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+        erased: bool = False,
     ) -> list[ThreadInfo]:
-        first = bisect_left(self._order, prefix)
+        order = self._order
+
+        if not erased:
+            order = [one for one in order if not self._threads[one].is_erased]
+
+        first = bisect_left(order, prefix)
 
         if after is not None:
-            first = max(first, bisect_right(self._order, after))
+            first = max(first, bisect_right(order, after))
 
-        page = self._order[first : first + limit]
+        page = order[first : first + limit]
         return [self._threads[one].info for one in page if one.startswith(prefix)]
 
-    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
-        if thread_id not in self._threads:
-            return None
-
-        messages, extra, _ = await asyncio.to_thread(self._read, thread_id)
-        return CheckpointData(messages, extra, [])
-
-    async def list_calls(self, thread_id: str) -> list[CallRecord]:
-        if thread_id not in self._threads:
-            return []
-
-        _, _, calls = await asyncio.to_thread(self._read, thread_id)
-        return calls
+    async def dump_thread(self, thread_id: str) -> ThreadDump | None:
+        place = self._threads.get(thread_id)
+        return None if place is None else await asyncio.to_thread(self._read, place)
 
     def _scan(self) -> None:
-        """Find where each thread starts, and that none is cut short."""
+        """Find where each thread starts, and check that every thread is complete."""
         offset, number, ended = 0, 0, False
         messages = calls = 0
         open_thread: str | None = None
@@ -169,29 +212,27 @@ class ExportFile:
             elif kind == b"call":
                 calls += 1
             elif kind == b"thread":
-                info = self._info(self._parsed(text, number), number)
-                open_thread, messages, calls = info.thread_id, 0, 0
-                self._threads[info.thread_id] = _Place(info, offset, number)
+                place = self._place(self._parsed(text, number), offset, number)
+                open_thread, messages, calls = place.info.thread_id, 0, 0
+                self._threads[open_thread] = place
             elif kind == b"end":
                 line = self._parsed(text, number)
 
                 if line != {"end": open_thread, "messages": messages, "calls": calls}:
-                    raise self._corrupt(number, "the thread is not whole")
+                    raise self._corrupt(number, "the thread is not complete")
             elif kind == b"threads":
                 ended = self._parsed(text, number) == {"threads": len(self._threads)}
             elif kind != b"extra":
-                raise self._corrupt(number, "it is no line of an export")
+                raise self._corrupt(number, "not a line of an export")
 
             offset += len(text)
 
         if not ended:
-            raise self._corrupt(number, "the file ends here, before its last line")
+            raise self._corrupt(number, "the file is truncated after this line")
 
-    def _read(
-        self, thread_id: str
-    ) -> tuple[list[Any], dict[str, JsonValue], list[CallRecord]]:
-        place = self._threads[thread_id]
-        messages: list[Any] = []
+    def _read(self, place: _Place) -> ThreadDump:
+        info = place.info
+        messages: list[JsonValue] = []
         extra: dict[str, JsonValue] = {}
         calls: list[CallRecord] = []
 
@@ -206,9 +247,16 @@ class ExportFile:
             elif "extra" in line:
                 extra = line["extra"]
             elif "call" in line:
-                calls.append(self._call(thread_id, line["call"], number))
+                calls.append(self._call(info.thread_id, line["call"], number))
 
-        return messages, extra, calls
+        times = (info.created_at, info.updated_at)
+        return ThreadDump(
+            info.thread_id,
+            messages,
+            extra,
+            calls,
+            *((None, None) if place.is_erased else times),
+        )
 
     def _lines(self, start: int, number: int = 0) -> Iterator[tuple[int, bytes]]:
         with open(self._path, "rb") as file:
@@ -226,23 +274,24 @@ class ExportFile:
         try:
             line = json.loads(text)
         except ValueError as exc:
-            raise self._corrupt(number, f"no JSON: {exc}") from exc
+            raise self._corrupt(number, f"not JSON: {exc}") from exc
 
         if not isinstance(line, dict):
-            raise self._corrupt(number, "it is no line of an export")
+            raise self._corrupt(number, "not a line of an export")
 
         return line
 
-    def _info(self, line: dict[str, Any], number: int) -> ThreadInfo:
+    def _place(self, line: dict[str, Any], start: int, number: int) -> _Place:
         try:
-            return ThreadInfo(
+            info = ThreadInfo(
                 line["thread"],
                 line["version"],
                 datetime.fromisoformat(line["created_at"]),
                 datetime.fromisoformat(line["updated_at"]),
             )
+            return _Place(info, line["erased"], start, number)
         except (KeyError, TypeError, ValueError) as exc:
-            raise self._corrupt(number, f"it is no thread ({exc})") from exc
+            raise self._corrupt(number, f"not a thread ({exc})") from exc
 
     def _call(self, thread_id: str, line: dict[str, Any], number: int) -> CallRecord:
         try:
@@ -263,7 +312,7 @@ class ExportFile:
                 line["erased"],
             )
         except (KeyError, TypeError, ValueError) as exc:
-            raise self._corrupt(number, f"it is no call ({exc})") from exc
+            raise self._corrupt(number, f"not a call ({exc})") from exc
 
     def _corrupt(self, number: int, reason: str) -> CorruptThread:
         return CorruptThread("of the export", f"{self._path} line {number}", reason)

@@ -20,28 +20,32 @@ class Problem:
 
 @dataclass(slots=True)
 class CopyReport:
-    """Counts of what was written, what was there already, and what was left.
+    """Counts of threads, and the threads that need another look.
 
-    ``checked`` threads were compared with the destination to the last hash and are the
-    same. ``conflicts`` were found to hold something else there and are left alone;
-    ``failures`` could not be written or read. ``moved`` names threads that changed in
-    the source while the copy ran, ``notes`` what a store cannot be told.
+    ``threads`` were read from the source. Of these, ``copied`` are new in the
+    destination, ``updated`` replaced an earlier copy, and ``already`` were equal
+    before. ``checked`` were compared at the end and are equal. ``messages`` and
+    ``calls`` were added.
+
+    ``changed`` names threads of which the destination has an earlier copy. Of those in
+    ``conflicts`` it has something else, or a key is taken. Those in ``failures`` could
+    not be read or written. ``moved`` names threads that changed in the source while
+    the copy ran.
     """
 
     threads: int = 0
-    checked: int = 0
-    already: int = 0
     copied: int = 0
+    updated: int = 0
+    already: int = 0
+    checked: int = 0
     messages: int = 0
-    extra: int = 0
     calls: int = 0
-    erased_calls: int = 0
+    changed: list[str] = field(default_factory=list)
     conflicts: list[Problem] = field(default_factory=list)
     failures: list[Problem] = field(default_factory=list)
     moved: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that the source has now is in the destination, verified."""
-        return not (self.conflicts or self.failures or self.moved)
+        """Whether the destination has everything that the source has now."""
+        return not (self.changed or self.conflicts or self.failures or self.moved)
