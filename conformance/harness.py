@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from cpkit import Checkpointer, JsonValue, open_checkpointer
-from cpkit.registry import driver_names, redacted
+from cpkit.registry import driver_names, is_one_process, redacted
 
 __all__ = [
     "FactoryHarness",
@@ -147,7 +147,7 @@ class URLHarness(Harness):
         return open_checkpointer(self.url, **options)
 
     def elsewhere(self) -> Harness | None:
-        return None if self.url.startswith("memory:") else self
+        return None if is_one_process(self.url) else self
 
 
 @dataclass

@@ -117,6 +117,7 @@ class MemoryStore:
     batching = Batching(max_writes=1)
     timeouts = Timeouts()
     erases = True
+    one_process = True
 
     def __init__(self, name: str | None = None) -> None:
         self.name = f"memory://{name or ''}"

@@ -34,6 +34,7 @@ __all__ = [
     "DriverOptions",
     "driver_names",
     "inspect_store",
+    "is_one_process",
     "open_checkpointer",
     "redacted",
     "url_path",
@@ -125,6 +126,11 @@ async def inspect_store(url: str) -> StoreInfo | None:
 
     found: StoreInfo | None = await inspect(*parsed[:2])
     return found
+
+
+def is_one_process(url: str) -> bool:
+    """Return whether only one process may open the store of a URL."""
+    return bool(getattr(_parse(url, {}).driver, "one_process", False))
 
 
 def _parse(url: str | None, options: dict[str, Any]) -> _Parsed:

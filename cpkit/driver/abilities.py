@@ -17,6 +17,11 @@ __all__ = ["FullHandle", "handle_over"]
 
 MessageT = TypeVar("MessageT")
 
+_REQUIRED = (
+    "name limits batching timeouts erases open close durability commit snapshot "
+    "messages holder"
+).split()
+
 
 class _Lists(Handle[MessageT]):
     async def list_threads(
@@ -88,7 +93,16 @@ class FullHandle(
 def handle_over(
     store: Store, *, message_type: Any = dict, options: DriverOptions | None = None
 ) -> Handle[Any]:
-    """Return an unopened handle with the optional protocols of the store."""
+    """Return an unopened handle with the optional protocols of the store.
+
+    Raises ``TypeError`` for an object that lacks a part of `cpkit.driver.Store`.
+    """
+    if missing := [name for name in _REQUIRED if not hasattr(store, name)]:
+        raise TypeError(
+            f"{type(store).__name__} is not a cpkit.driver.Store: "
+            f"it lacks {', '.join(missing)}"
+        )
+
     mixins: list[type[Handle[Any]]] = []
 
     if isinstance(store, StoresThreadLists):

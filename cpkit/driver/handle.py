@@ -99,6 +99,11 @@ class Handle(Generic[MessageT]):
         await self._lifecycle.close(self._store.close)
 
     @property
+    def store(self) -> Store:
+        """The store behind the handle, for tools that report about it."""
+        return self._store
+
+    @property
     def durability(self) -> Durability:
         """What an acknowledged write survives, with the server's settings."""
         return self._store.durability()
@@ -268,8 +273,14 @@ class Handle(Generic[MessageT]):
         async def commit() -> None:
             nonlocal waiting
             found = await self._store.commit([batch[i] for i in waiting])
-            assert len(found) == len(waiting), "an outcome for each write"
             failed = []
+
+            if not isinstance(found, Sequence) or len(found) != len(waiting):
+                raise TypeError(
+                    f"commit must return one outcome for each of {len(waiting)} "
+                    f"writes, not {found!r:.100}"
+                )
+
             failure: StoreFailure | None = None
 
             for i, outcome in zip(waiting, found, strict=True):

@@ -218,7 +218,9 @@ class StoreDriver(Protocol):
     """What an entry point of the group ``cpkit.drivers`` names: a store's class.
 
     A driver may also have ``async def inspect(url, options) -> StoreInfo | None``, a
-    class or static method that tells whether a store exists, and creates nothing.
+    class or static method that tells whether a store exists, and creates nothing;
+    ``None`` means that it cannot tell. A driver of an engine that only one process may
+    open sets ``one_process = True``; the suite then skips clauses with many processes.
     """
 
     Options: ClassVar[type[DriverOptions]]

@@ -451,6 +451,24 @@ async def test_a_store_that_cannot_open_is_closed() -> None:
         await cp.load("t")
 
 
+def test_what_is_not_a_store_is_refused() -> None:
+    """The error names the missing parts."""
+    with pytest.raises(TypeError, match="object is not .* lacks name, limits"):
+        handle_over(object())  # type: ignore[arg-type]  # what is asked here
+
+
+async def test_a_commit_without_outcomes_is_an_error_that_says_so() -> None:
+    """A store's bug reaches the caller as an error of the contract."""
+
+    class Forgetful(GatedStore):
+        async def commit(self, batch: Any) -> Any:
+            await super().commit(batch)
+
+    async with handle(Forgetful()) as cp:
+        with pytest.raises(BackendUnavailable, match="one outcome for each of 1"):
+            await cp.append("t", [{}])
+
+
 async def test_a_handle_has_the_protocols_of_its_store() -> None:
     """``isinstance`` finds them, and does not find what the store lacks."""
 
