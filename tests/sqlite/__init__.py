@@ -1,1 +1,1 @@
-"""What the suite cannot know about SQLite."""
+"""Tests of the SQLite store that the conformance suite cannot make."""

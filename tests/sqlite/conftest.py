@@ -1,4 +1,4 @@
-"""A file to write to, a second look into it, and other processes."""
+"""Fixtures: a path, a plain connection to the file, and worker processes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.sqlite.worker import Worker
 
 @pytest.fixture
 def path(tmp_path: Path) -> str:
-    """The path of a file that is not there yet."""
+    """The path of a file that does not exist yet."""
     return str(tmp_path / "agent.db")
 
 
 @pytest.fixture
 def raw(path: str) -> Iterator[sqlite3.Connection]:
-    """A plain connection to the file, in autocommit mode, for looking and damaging."""
+    """A plain connection to the file, in autocommit mode."""
     db = sqlite3.connect(path, isolation_level=None)
     yield db
     db.close()
@@ -27,7 +27,7 @@ def raw(path: str) -> Iterator[sqlite3.Connection]:
 
 @pytest.fixture
 def workers() -> Iterator[Callable[[int], list[Worker]]]:
-    """Start worker processes, ended after the test."""
+    """Start worker processes, which end with the test."""
     started: list[Worker] = []
 
     def start(count: int) -> list[Worker]:

@@ -1,7 +1,7 @@
-"""Count how often SQLite syncs its log, by wrapping the methods of its file.
+"""Count the fsyncs of SQLite's log by wrapping the methods of the log's file.
 
 No tracer is needed: the file's table of methods (sqlite.org/c3ref/io_methods.html) is
-copied, with a method of ours in the place of ``xSync``.
+copied, and ``xSync`` is replaced in the copy.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class File(ctypes.Structure):
 
 
 class Syncs:
-    """How many there were so far."""
+    """How many fsyncs there were since `take` was called."""
 
     count: int = 0
 
     def take(self) -> int:
-        """Return how many there were since the last time."""
+        """Return the count, and start again at 0."""
         count, self.count = self.count, 0
         return count
 
@@ -81,7 +81,7 @@ def _log_of(db: sqlite3.Connection) -> File:
     except (AttributeError, OSError):
         pytest.skip("needs a SQLite library that is not hidden in Python")
 
-    # The connection of CPython starts, after its object header, with SQLite's.
+    # SQLite's handle is the first field of CPython's connection object.
     handle = ctypes.c_void_p.from_address(id(db) + object.__basicsize__)
     file = ctypes.POINTER(File)()
     code = control(handle, b"main", JOURNAL_POINTER, ctypes.byref(file))

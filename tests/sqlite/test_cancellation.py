@@ -1,4 +1,4 @@
-"""Cancelled at any point: done or not done, nothing held, nothing left behind."""
+"""Cancellation at any point: an operation takes effect as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.sqlite.inside import occupied, reader, writer
 Store = SQLiteCheckpointer[Any]
 
 STEPS = [0, 1, 2, 3, 4, 5, 6, 8, 12, 20, 50, 200, 1000]
-"""How often other tasks have their turn before a task is cancelled."""
+"""How many event-loop turns a task has before it is cancelled."""
 
 WRITES: dict[str, Callable[[Store], Coroutine[Any, Any, Any]]] = {
     "append": lambda cp: cp.append("t", [{"half": 0}, {"half": 1}]),
@@ -51,7 +51,7 @@ async def cancelled_after(work: Coroutine[Any, Any, Any], count: int) -> bool:
 async def test_an_operation_cancelled_anywhere_is_done_or_not(
     path: str, name: str
 ) -> None:
-    """Never half of it, and the next writer finds nothing held."""
+    """No half of an operation is stored, and the next writer is not blocked."""
     async with Store(path) as cp:
         await cp.record_issued("t", ToolCall("given", "x", {}, "given"))
 
@@ -71,7 +71,7 @@ async def test_an_operation_cancelled_anywhere_is_done_or_not(
 async def test_a_write_cancelled_in_the_queue_is_not_done(
     path: str, path_: str
 ) -> None:
-    """What waits behind a commit and is given up leaves no trace."""
+    """A caller that is cancelled before its write is in a batch takes it back."""
     gate = threading.Event()
 
     async with Store(path if path_ == "file" else path_) as cp:
@@ -92,8 +92,8 @@ async def test_a_write_cancelled_in_the_queue_is_not_done(
         await held
 
 
-async def test_a_write_cancelled_under_way_is_done(path: str) -> None:
-    """Its caller is gone, its transaction is not torn from its neighbours'."""
+async def test_a_write_cancelled_in_its_commit_is_done(path: str) -> None:
+    """The commit goes on, and the other writes of its batch are done too."""
     gate = threading.Event()
 
     async with Store(path) as cp:
@@ -112,8 +112,8 @@ async def test_a_write_cancelled_under_way_is_done(path: str) -> None:
         await held
 
 
-async def test_closing_finishes_what_is_under_way(path: str) -> None:
-    """A write and a read that were begun come back; what comes later is refused."""
+async def test_closing_waits_for_what_is_in_flight(path: str) -> None:
+    """A write and a read that began are answered; later calls raise ``Closed``."""
     gate = threading.Event()
     cp = await Store(path).__aenter__()
     held = [
@@ -133,7 +133,7 @@ async def test_closing_finishes_what_is_under_way(path: str) -> None:
 
     gate.set()
     assert await write == 1
-    assert len(await read) in (0, 1)  # its thread may be the first or the second
+    assert len(await read) in (0, 1)  # the read may be before or after the write
     await asyncio.gather(*held, *closing[1:])
 
     async with Store(path) as cp:
@@ -144,7 +144,7 @@ async def test_closing_finishes_what_is_under_way(path: str) -> None:
 async def test_an_opening_cancelled_anywhere_leaves_nothing(
     path: str, count: int
 ) -> None:
-    """No thread, by the guard over all tests, and the file can be opened after."""
+    """No thread is left (a guard over all tests checks it); the file opens again."""
     cp = Store(path)
 
     if await cancelled_after(cp.__aenter__(), count):
@@ -157,13 +157,13 @@ async def test_an_opening_cancelled_anywhere_leaves_nothing(
         assert await again.append("t", [{}]) == 1
 
 
-# An aiosqlite thread that is still connecting when the loop is closed cannot say so;
-# Python 3.13 warns of the connection that it has then.
+# An aiosqlite thread that is still connecting when the loop closes raises in the
+# thread, and Python 3.13 warns of its open connection.
 @pytest.mark.filterwarnings("ignore:.*_connection_worker_thread")
 @pytest.mark.filterwarnings("ignore:.*sqlite3.Connection")
 @pytest.mark.parametrize("count", STEPS)
-def test_a_loop_that_ends_in_the_middle_leaves_nothing(path: str, count: int) -> None:
-    """``asyncio.run`` cancels what is left: an opening, and writes under way."""
+def test_an_event_loop_that_ends_leaves_nothing(path: str, count: int) -> None:
+    """``asyncio.run`` cancels an opening, and writes that are in flight."""
 
     async def use() -> None:
         async with Store(path) as cp:
@@ -182,4 +182,4 @@ def test_a_loop_that_ends_in_the_middle_leaves_nothing(path: str, count: int) ->
             assert await cp.append("t", [{}]) == version + 1
 
     asyncio.run(look())
-    gc.collect()  # here, and not in a test that has nothing to do with it
+    gc.collect()  # so that a warning is raised in this test

@@ -1,4 +1,4 @@
-"""What an operation costs, counted and never timed: trips, commits, syncs, bytes."""
+"""What an operation costs, counted: trips to the thread, commits, fsyncs, bytes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def statements(path: str) -> Any:
 async def test_each_operation_is_one_trip_to_the_worker_thread(
     path: str, trips: list[object]
 ) -> None:
-    """However many statements it has."""
+    """A transaction with several statements is one trip too."""
     async with Store(path) as cp:
         await cp.append("t", [{}])
 
@@ -78,7 +78,7 @@ async def test_each_operation_is_one_trip_to_the_worker_thread(
 async def test_a_lone_write_is_one_commit_and_one_sync(
     statements: tuple[Store, list[str]],
 ) -> None:
-    """An acknowledgement costs what durability costs, once."""
+    """A write has one COMMIT and one fsync, and a read has none."""
     cp, ran = statements
 
     with counted(await database(writer(cp))) as syncs:
@@ -91,7 +91,7 @@ async def test_a_lone_write_is_one_commit_and_one_sync(
 async def test_a_write_that_changes_nothing_syncs_nothing(
     statements: tuple[Store, list[str]],
 ) -> None:
-    """A replay is not paid for like a first time."""
+    """A repeated call, an empty append and a missing thread cost no fsync."""
     cp, _ = statements
     await cp.record_issued("t", CALL)
     await cp.record_result("t", "c", 1)
@@ -105,8 +105,8 @@ async def test_a_write_that_changes_nothing_syncs_nothing(
         assert syncs.take() == 0
 
 
-async def test_a_relaxed_store_leaves_the_syncs_to_the_system(path: str) -> None:
-    """``durability=normal`` does not sync to acknowledge."""
+async def test_durability_normal_does_not_sync(path: str) -> None:
+    """An append is acknowledged without an fsync."""
     async with Store(path, durability="normal") as cp:
         await cp.append("t", [{}])
 
@@ -132,10 +132,10 @@ async def test_concurrent_writers_share_commits_and_syncs(
     assert versions == expected
 
 
-async def test_a_refusal_is_of_one_writer_of_a_shared_commit(
+async def test_a_refused_write_does_not_fail_its_batch(
     statements: tuple[Store, list[str]],
 ) -> None:
-    """What its neighbours wrote is there."""
+    """The other writes of the batch are done."""
     cp, ran = statements
     outcomes = await asyncio.gather(
         cp.append("t", [{"n": 2}], expected_version=1),
@@ -156,7 +156,7 @@ async def test_a_refusal_is_of_one_writer_of_a_shared_commit(
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="needs /proc/self/io")
 async def test_what_an_append_writes_does_not_grow_with_the_thread(path: str) -> None:
-    """As many bytes at 20,000 messages as at none, checkpoints of the log included."""
+    """It writes as many bytes at 20,000 messages as at none, checkpoints included."""
 
     def written() -> int:
         with open("/proc/self/io") as file:
@@ -184,7 +184,7 @@ async def test_what_an_append_writes_does_not_grow_with_the_thread(path: str) ->
 
 
 def plans(raw: sqlite3.Connection) -> dict[str, str]:
-    """Return SQLite's plan for every statement of the driver."""
+    """Return SQLite's plan for every statement of the store."""
     found = {}
 
     for name, sql in vars(queries).items():
@@ -195,15 +195,15 @@ def plans(raw: sqlite3.Connection) -> dict[str, str]:
             try:
                 rows = raw.execute(f"EXPLAIN QUERY PLAN {sql}", [None] * count)
             except sqlite3.ProgrammingError:
-                continue  # as many values as the statement has, by trial
+                continue  # try another number of parameters
 
             found[name] = "; ".join(row[3] for row in rows)
 
     return found
 
 
-async def test_no_statement_walks_a_table(path: str, raw: sqlite3.Connection) -> None:
-    """Every statement finds its rows by an index, and a page of threads by its ends."""
+async def test_no_statement_scans_a_table(path: str, raw: sqlite3.Connection) -> None:
+    """Every statement finds its rows by an index."""
     async with Store(path):
         found = plans(raw)
 
@@ -224,7 +224,7 @@ async def test_no_statement_walks_a_table(path: str, raw: sqlite3.Connection) ->
 async def test_a_read_works_no_more_beside_100_000_other_messages(
     path: str, raw: sqlite3.Connection, name: str
 ) -> None:
-    """The steps of SQLite's machine are those of the thread's own rows."""
+    """SQLite's virtual machine makes steps for the thread's own rows alone."""
 
     async def steps(cp: Store) -> int:
         taken = []

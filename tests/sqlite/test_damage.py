@@ -1,4 +1,4 @@
-"""Damaged rows and files: named, never repaired, never written over."""
+"""Damaged rows and files are reported with their place, and never overwritten."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cpkit_sqlite import SQLiteCheckpointer
 
 Store = SQLiteCheckpointer[Any]
 
-# What a row's text can be that is no JSON object: the last two are no text either.
+# Bodies that are not JSON objects; the last two are not UTF-8 text either.
 DAMAGED = ["'{'", "''", "'[]'", "'{},{}'", "'NaN'", "x'7bff7d'", "CAST(x'ff' AS TEXT)"]
 
 
@@ -57,7 +57,7 @@ async def error_of(read: Coroutine[Any, Any, Any]) -> CorruptThread:
 async def test_a_damaged_message_is_named_and_left_as_it_is(
     path: str, raw: sqlite3.Connection, damage: str, position: int
 ) -> None:
-    """Thread and position are named, by load and read; other threads are as before."""
+    """``load`` and ``read`` name thread and position; other threads still work."""
     raw.text_factory = bytes
 
     async with Store(path) as cp:
@@ -84,12 +84,12 @@ async def test_a_damaged_message_is_named_and_left_as_it_is(
             await cp.load("t")
 
 
-async def test_an_error_that_is_kept_does_not_hold_the_past(
+async def test_a_kept_error_does_not_keep_an_old_snapshot(
     path: str, raw: sqlite3.Connection
 ) -> None:
-    """A reader that failed in the middle reads the present state next time.
+    """A read after a failed read sees the present state.
 
-    A statement that is not at its end keeps its snapshot, and lived on in the error.
+    A statement that is still open keeps its snapshot, and an error can keep it alive.
     """
     async with Store(path) as cp:
         await cp.append("t", [{"i": i} for i in range(2000)])
@@ -109,10 +109,10 @@ async def test_an_error_that_is_kept_does_not_hold_the_past(
 
 
 @pytest.mark.parametrize("missing", [0, 5, 8])
-async def test_a_missing_message_is_told(
+async def test_a_missing_message_is_corruption(
     path: str, raw: sqlite3.Connection, missing: int
 ) -> None:
-    """A hole is corruption, not a shorter thread."""
+    """A thread with a hole is not read as a shorter thread."""
     async with Store(path) as cp:
         await cp.append("t", [{"i": i} for i in range(10)])
         key = first_key(raw, "t") + missing
@@ -139,7 +139,7 @@ async def test_a_missing_message_is_told(
 async def test_damaged_extra_and_calls_are_named(
     path: str, raw: sqlite3.Connection, change: str, where: str
 ) -> None:
-    """The row that is wrong is named by what it holds."""
+    """The error names the extra key or the call."""
     async with Store(path) as cp:
         await cp.save_extra("t", {"k": 1})
         await cp.record_issued("t", ToolCall("c", "tool", {}, "key"))
@@ -156,10 +156,10 @@ async def test_damaged_extra_and_calls_are_named(
                     await read
 
 
-async def test_damage_in_one_thread_is_no_trouble_for_its_neighbours(
+async def test_damage_in_one_thread_does_not_fail_other_threads(
     path: str, raw: sqlite3.Connection
 ) -> None:
-    """Writes that share a commit with one that meets a damaged row are done."""
+    """Writes that share a batch with one that finds a damaged row are done."""
     async with Store(path) as cp:
         call = ToolCall("c", "tool", {}, "key")
         await cp.record_issued("t", call)
@@ -177,7 +177,7 @@ async def test_damage_in_one_thread_is_no_trouble_for_its_neighbours(
 
 
 async def test_a_stored_message_of_another_type_is_named(path: str) -> None:
-    """JSON that does not fit ``message_type`` is no corruption."""
+    """JSON that does not fit ``message_type`` raises ``SerializationError``."""
     async with Store(path) as cp:
         await cp.append("t", [{"role": "user", "content": ""}, {"role": "robot"}])
 
@@ -190,10 +190,10 @@ async def test_a_stored_message_of_another_type_is_named(path: str) -> None:
         assert (raised.value.thread_id, raised.value.path) == ("t", (1,))
 
 
-async def test_a_damaged_page_is_told_with_the_thread(
+async def test_a_damaged_page_is_corruption_of_the_thread(
     path: str, raw: sqlite3.Connection
 ) -> None:
-    """What SQLite itself finds malformed is corruption of the thread that was read."""
+    """An error of SQLite about the file names the thread that was read."""
     async with Store(path) as cp:
         await cp.append("t", [{"pad": "x" * 500} for _ in range(200)])
 
@@ -249,8 +249,8 @@ async def test_a_store_of_another_version_is_refused_untouched(
     assert Path(path).read_bytes() == before
 
 
-async def test_a_file_that_is_no_database_is_refused_untouched(path: str) -> None:
-    """Somebody's file of another kind is not written over."""
+async def test_a_file_that_is_not_a_database_is_refused_untouched(path: str) -> None:
+    """A file of another kind is not overwritten."""
     content = b"dear diary, today " * 500
     Path(path).write_bytes(content)
 
@@ -264,7 +264,7 @@ async def test_a_file_that_is_no_database_is_refused_untouched(path: str) -> Non
 async def test_a_database_in_utf16_is_refused(
     path: str, raw: sqlite3.Connection
 ) -> None:
-    """Its text sorts by other bytes than those of the ids."""
+    """Its text does not sort as the UTF-8 bytes of the ids do."""
     raw.execute("PRAGMA encoding = 'UTF-16le'")
     raw.execute("CREATE TABLE mine (x)")
 
@@ -275,7 +275,7 @@ async def test_a_database_in_utf16_is_refused(
 
 
 async def test_an_empty_file_becomes_a_store(path: str) -> None:
-    """As ``mktemp`` makes them."""
+    """``mktemp`` creates such a file."""
     Path(path).touch()
 
     async with Store(path) as cp:
@@ -296,7 +296,7 @@ async def test_a_folder_in_the_place_of_the_file_is_unavailable(path: str) -> No
 async def test_a_flipped_bit_in_the_schema_is_an_error_of_the_contract(
     path: str,
 ) -> None:
-    """Wherever it is: opening says so, or the store works as before."""
+    """Opening or reading raises an error of cpkit, or works as before."""
     async with Store(path) as cp:
         await cp.append("t", [{"n": 1}])
 

@@ -1,4 +1,4 @@
-"""The file: where it is, who may read it, what else is in it, what is left open."""
+"""The file: its place, permissions, other contents, and open descriptors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def mode(path: str | Path) -> int:
 
 @pytest.fixture
 def no_umask() -> Iterator[None]:
-    """The most careless of users: everything is for everybody."""
+    """Let every user read and write what this process creates."""
     before = os.umask(0)
     yield
     os.umask(before)
@@ -37,7 +37,7 @@ def no_umask() -> Iterator[None]:
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A small file system of its own."""
+    """A small file system that can be filled."""
     place = tmp_path / "small"
     place.mkdir()
     mounted = subprocess.run(
@@ -54,7 +54,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that every user may reach, which pytest's own is not."""
+    """A folder that every user may reach; pytest's folders are for one user."""
     with tempfile.TemporaryDirectory() as name:
         yield Path(name)
 
@@ -64,7 +64,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.mark.usefixtures("no_umask")
 async def test_files_and_folders_are_for_their_owner_alone(tmp_path: Path) -> None:
-    """0600 and 0700, the log and the index beside the file and all new folders too."""
+    """Modes are 0600 for file, log and index, and 0700 for every new folder."""
     path = tmp_path / "a" / "b" / "agent.db"
 
     async with Store(path) as cp:
@@ -81,10 +81,10 @@ async def test_files_and_folders_are_for_their_owner_alone(tmp_path: Path) -> No
     assert mode(path) == 0o600
 
 
-async def test_the_permissions_of_a_file_that_is_there_are_its_owners(
+async def test_the_permissions_of_an_existing_file_are_kept(
     path: str,
 ) -> None:
-    """A store made for a group stays one, and so do its log and index."""
+    """A file for a group stays one, and its log and index are for the group too."""
     Path(path).touch()
     os.chmod(path, 0o660)
 
@@ -96,7 +96,7 @@ async def test_the_permissions_of_a_file_that_is_there_are_its_owners(
 async def test_a_relative_path_stays_where_it_was_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that changes its folder goes on with the same file."""
+    """A process that changes its working directory keeps using the same file."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
 
@@ -111,16 +111,16 @@ async def test_a_relative_path_stays_where_it_was_opened(
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-async def test_a_folder_changed_during_the_opening_does_not_split_the_store(
+async def test_a_directory_changed_during_opening_does_not_split_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The two connections of a handle are to one file."""
+    """Both connections of a handle use one file."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     cp = Store("agent.db")
     opening = asyncio.create_task(cp.__aenter__())
 
-    while not (tmp_path / "agent.db").exists():  # noqa: ASYNC110  # a file tells nobody
+    while not (tmp_path / "agent.db").exists():  # noqa: ASYNC110  # a file cannot be awaited
         await asyncio.sleep(0)
 
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -132,7 +132,7 @@ async def test_a_folder_changed_during_the_opening_does_not_split_the_store(
 
 
 async def test_each_handle_in_memory_is_a_store_of_its_own(tmp_path: Path) -> None:
-    """``:memory:`` is never a file, and says that it keeps nothing."""
+    """``:memory:`` does not create a file, and its durability is ``none``."""
     async with (
         open_checkpointer("sqlite:///:memory:") as one,
         Store(":memory:") as other,
@@ -142,10 +142,10 @@ async def test_each_handle_in_memory_is_a_store_of_its_own(tmp_path: Path) -> No
         assert other.durability.survives is Survives.NONE
 
 
-async def test_a_name_of_sqlites_own_making_is_a_plain_file(
+async def test_a_name_with_a_meaning_for_sqlite_is_a_plain_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A path that reads like a URI or a wildcard means nothing but itself."""
+    """A path that looks like a URI or a wildcard is taken literally."""
     monkeypatch.chdir(tmp_path)
 
     for name in ("file:x.db?mode=memory", "a%b.db", "'; --.db", "é ü.db"):
@@ -191,7 +191,7 @@ async def test_the_file_may_hold_other_tables(
 async def test_both_connections_are_set_up_as_promised(
     path: str, options: dict[str, Any], synchronous: int, survives: Survives
 ) -> None:
-    """The words of ``durability`` are the settings that SQLite has."""
+    """``durability`` reports the settings that SQLite has."""
     async with Store(path, busy_timeout=3, **options) as cp:
         for connection in (writer(cp), reader(cp)):
             for pragma, value in [
@@ -210,14 +210,14 @@ async def test_both_connections_are_set_up_as_promised(
         )
 
 
-# Lacks
+# A full disk
 
 
 async def test_a_full_database_writes_nothing_and_then_works_again(path: str) -> None:
-    """SQLITE_FULL is a typed error; all or none of the messages are there."""
+    """All or none of the messages are stored, and the error says none."""
     async with Store(path) as cp:
         version = await cp.append("t", [{"pad": "x" * 1000}] * 10)
-        # SQLite takes the pages that are there for the least limit.
+        # SQLite raises the limit to the pages that exist.
         await writer(cp).execute_fetchall("PRAGMA max_page_count = 1")
         big = [{"pad": "x" * 1000}] * 50
 
@@ -233,7 +233,7 @@ async def test_a_full_database_writes_nothing_and_then_works_again(path: str) ->
 def test_a_file_that_may_not_grow_is_unavailable_and_then_works_again(
     path: str, workers: Callable[[int], list[Worker]]
 ) -> None:
-    """A failing write of the system's own: nothing torn, and only an unclear last."""
+    """No append is half written, and at most the last one is in doubt."""
     (worker,) = workers(1)
     answer = worker.ask("fill_up_to", f"sqlite:///{path}", 1_000_000)
 
@@ -244,7 +244,7 @@ def test_a_file_that_may_not_grow_is_unavailable_and_then_works_again(
 
 
 async def test_a_full_disk_is_unavailable_and_then_works_again(full_disk: Path) -> None:
-    """ENOSPC from a real file system: what was acknowledged is there, reads go on."""
+    """With ENOSPC acknowledged appends stay readable."""
     ballast = full_disk / "ballast"
     ballast.write_bytes(b"x" * 200_000)
 
@@ -269,7 +269,7 @@ async def test_a_full_disk_is_unavailable_and_then_works_again(full_disk: Path) 
 def test_what_may_not_be_written_is_unavailable(
     folder: Path, what: str, workers: Callable[[int], list[Worker]]
 ) -> None:
-    """A read-only place is refused at open, by name, and is left as it is."""
+    """A place without a store is refused at open, and left as it is."""
     path = folder / "agent.db"
 
     if what != "new file":
@@ -294,7 +294,7 @@ def test_what_may_not_be_written_is_unavailable(
     assert sorted(folder.iterdir()) == before
 
 
-# What may only be read
+# Files and folders that may only be read
 
 
 async def write_some(path: Path) -> None:
@@ -308,7 +308,7 @@ async def write_some(path: Path) -> None:
 async def test_what_may_only_be_read_is_read(
     folder: Path, what: str, workers: Callable[[int], list[Worker]]
 ) -> None:
-    """Every write is refused, proven not to have run, and no file is left beside."""
+    """Every write is refused and has not run; no other file is created."""
     path = folder / "agent.db"
     await write_some(path)
 
@@ -339,7 +339,7 @@ async def test_what_may_only_be_read_is_read(
 async def test_a_reader_without_rights_sees_what_a_writer_has_committed(
     folder: Path, workers: Callable[[int], list[Worker]]
 ) -> None:
-    """The writer's log is read too, while the writer has the file open."""
+    """The log of a writer that has the file open is read too."""
     path = folder / "agent.db"
 
     async with Store(path) as cp:
@@ -351,7 +351,7 @@ async def test_a_reader_without_rights_sees_what_a_writer_has_committed(
 
         os.chmod(folder, 0o755)
         (worker,) = workers(1)
-        worker.tell("read_unprivileged", f"sqlite:///{path}")
+        worker.start("read_unprivileged", f"sqlite:///{path}")
         said = await asyncio.to_thread(worker.answer)
         assert said["messages"] == [{"n": 1}]
         assert said["refused"] == [False] * 4
@@ -361,7 +361,7 @@ async def test_a_reader_without_rights_sees_what_a_writer_has_committed(
 async def test_a_file_read_without_locks_is_refused_once_it_is_written(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A torn state is never returned; opening again reads the new one."""
+    """Reads raise and never return a torn state; opening again reads the new one."""
     await write_some(Path(path))
 
     with monkeypatch.context() as only_reading:
@@ -393,7 +393,7 @@ async def test_a_file_read_without_locks_is_refused_once_it_is_written(
 
 
 class FolderSyncs:
-    """The folders that are synced, each with whether the log existed by then."""
+    """Records which folders are synced, and whether the log existed by then."""
 
     def __init__(self, path: Path) -> None:
         self.log = Path(f"{path}-wal")
@@ -420,7 +420,7 @@ def syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FolderSyncs:
 async def test_every_created_folder_is_made_lasting_in_its_parent(
     tmp_path: Path, syncs: FolderSyncs
 ) -> None:
-    """And the names of the file and of its log are, once the log exists."""
+    """The folder of the file is synced once the log exists."""
     folder = tmp_path / "a" / "b"
 
     async with Store(folder / "agent.db"):
@@ -454,7 +454,7 @@ async def test_a_folder_that_cannot_be_synced_is_unavailable(
         assert await cp.append("t", [{}]) == 1
 
 
-# Leftovers
+# Open descriptors
 
 
 def open_files() -> set[str]:
@@ -464,14 +464,14 @@ def open_files() -> set[str]:
         try:
             found.add(os.readlink(f"/proc/self/fd/{number}"))
         except FileNotFoundError:
-            continue  # the listing's own
+            continue  # the descriptor of the listing
 
     return found
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 async def test_closing_leaves_no_file_open(path: str) -> None:
-    """Also where the body of the context raised, and where opening failed."""
+    """Nor after an error in the context, or an opening that failed."""
 
     async def work() -> None:
         async with Store(path) as cp:

@@ -1,4 +1,4 @@
-"""What is on disk, frozen: version 1, as written and as it has to stay readable."""
+"""The stored format, frozen: version 1 is written and read as it was."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cpkit_sqlite import SQLiteCheckpointer, store
 
 Store = SQLiteCheckpointer[Any]
 
-# Changed together with a new schema version and a migration, never by itself.
+# It changes with a new schema version and a migration only.
 VERSION_1 = Path(__file__).with_name("version_1.sql")
 
 SECOND = 1_000_000
@@ -26,7 +26,7 @@ def at(seconds: int) -> datetime:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A clock that is one second later at each look."""
+    """A clock that moves by one second each time it is read."""
     now = [int(at(0).timestamp()) * SECOND]
 
     def tick() -> int:
@@ -51,18 +51,18 @@ async def write_one_of_each(cp: Store) -> None:
     await cp.delete_thread("deleted")
 
 
-async def test_what_is_stored_is_as_it_was(
+async def test_the_stored_format_is_unchanged(
     path: str, raw: sqlite3.Connection, clock: list[int]
 ) -> None:
-    """Tables, indexes and one row of each kind, byte for byte."""
+    """Tables, indexes and rows of each kind are equal byte for byte."""
     async with Store(path) as cp:
         await write_one_of_each(cp)
 
     assert "\n".join(raw.iterdump()) + "\n" == VERSION_1.read_text()
 
 
-async def test_what_was_stored_is_read(path: str, raw: sqlite3.Connection) -> None:
-    """A file of version 1 opens, and means what it meant."""
+async def test_a_file_of_version_1_is_read(path: str, raw: sqlite3.Connection) -> None:
+    """Messages, extra, calls and times come back."""
     raw.executescript(VERSION_1.read_text())
 
     async with Store(path) as cp:
@@ -96,7 +96,7 @@ async def test_what_was_stored_is_read(path: str, raw: sqlite3.Connection) -> No
 
 
 async def test_pages_of_threads_are_cut_by_prefix_and_last_id(path: str) -> None:
-    """For every prefix and last id, what Python's own comparison of the ids gives."""
+    """Pages are what Python's comparison of the ids gives."""
     ids = [
         "a",
         "a\x01",

@@ -49,7 +49,7 @@ async def test_no_connection_can_write_while_the_log_is_copied(path: str) -> Non
         if "wal_checkpoint" not in statement:
             return
 
-        # The one mode that does not wait for the lock, and so does not go on without.
+        # The other modes wait for the lock themselves, and go on without it.
         assert "PASSIVE" in statement
 
         with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as other:

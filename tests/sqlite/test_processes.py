@@ -1,4 +1,4 @@
-"""Many processes on one file: opening it, writing it, and being killed."""
+"""Many processes open and write one file, and some are killed or stopped."""
 
 from __future__ import annotations
 
@@ -47,25 +47,25 @@ def on_record(url: str, thread_id: str) -> list[CallRecord]:
 def test_eight_processes_open_a_fresh_file_at_once(
     tmp_path: Path, workers: Workers
 ) -> None:
-    """Each finds the store made, whoever made it, and every write is there."""
+    """One of them creates the tables, and every write is stored."""
     eight = workers(8)
 
     for round_ in range(6):
         url = f"sqlite:///{tmp_path}/new {round_}/agent.db"
 
         for worker in eight:
-            worker.tell("append_one", url)
+            worker.start("append_one", url)
 
         assert sorted(worker.answer() for worker in eight) == list(range(1, 9))
 
 
 def test_processes_write_one_file(tmp_path: Path, workers: Workers) -> None:
-    """No lock error, dense versions, no merge lost, one holder of each key."""
+    """Versions are dense, each merge is kept, and each key has one holder."""
     url = f"sqlite:///{tmp_path}/agent.db"
     four, count = workers(4), 40
 
     for number, worker in enumerate(four):
-        worker.tell("mixed", url, f"w{number}", count)
+        worker.start("mixed", url, f"w{number}", count)
 
     answers = [worker.answer() for worker in four]
     data = loaded(url, "shared")
@@ -89,12 +89,12 @@ def test_processes_write_one_file(tmp_path: Path, workers: Workers) -> None:
 def test_a_killed_writer_loses_nothing_that_it_acknowledged(
     tmp_path: Path, workers: Workers
 ) -> None:
-    """After SIGKILL at any instant: all acknowledged is there, and nothing is torn."""
+    """After SIGKILL acknowledged writes are stored, and none is stored in part."""
     url = f"sqlite:///{tmp_path}/agent.db"
     chance = random.Random(5)
 
     for round_, worker in enumerate(workers(4)):
-        worker.tell("write_for_ever", url, f"w{round_}")
+        worker.start("write_for_ever", url, f"w{round_}")
         said = [
             worker.answer() for _ in range(chance.randrange(1, 120))
         ] + worker.kill()
@@ -113,13 +113,13 @@ def test_a_killed_writer_loses_nothing_that_it_acknowledged(
         assert {status[call_id] for call_id in completed} <= {"completed"}
 
 
-def test_what_a_torn_write_left_in_the_log_is_passed_over(
+def test_bytes_after_the_last_commit_of_the_log_are_ignored(
     tmp_path: Path, workers: Workers
 ) -> None:
-    """Bytes after the last commit, as a crash leaves them, cost nothing and nobody."""
+    """A crash in a write leaves such bytes; no commit is lost."""
     path = tmp_path / "agent.db"
     (worker,) = workers(1)
-    worker.tell("write_for_ever", f"sqlite:///{path}", "w")
+    worker.start("write_for_ever", f"sqlite:///{path}", "w")
     acknowledged = [worker.answer() for _ in range(9)] + worker.kill()
     last = max(line[1] for line in acknowledged if line[0] == "append")
 
@@ -138,7 +138,7 @@ def test_what_a_torn_write_left_in_the_log_is_passed_over(
 async def test_a_file_locked_too_long_is_unavailable_and_then_works_again(
     path: str,
 ) -> None:
-    """``busy_timeout`` ends the wait, nothing was written, and reads never waited."""
+    """``busy_timeout`` ends the wait, nothing was written, and reads do not wait."""
     async with SQLiteCheckpointer[Any](path, busy_timeout=0.05) as cp:
         await cp.append("t", [{"n": 1}])
         other = sqlite3.connect(path, isolation_level=None)
@@ -165,7 +165,7 @@ async def test_a_file_locked_too_long_is_unavailable_and_then_works_again(
 
 
 async def test_a_lock_within_the_timeout_is_waited_for(path: str) -> None:
-    """A writer elsewhere is no error, and the loop goes on meanwhile."""
+    """The append waits for the other writer, and reads go on."""
     async with SQLiteCheckpointer[Any](path) as cp:
         await cp.append("t", [{}])
         other = sqlite3.connect(path, isolation_level=None)
@@ -178,3 +178,24 @@ async def test_a_lock_within_the_timeout_is_waited_for(path: str) -> None:
         other.execute("COMMIT")
         other.close()
         assert await waiting == 2
+
+
+async def test_a_stopped_process_blocks_writes_for_busy_timeout(
+    path: str, workers: Workers
+) -> None:
+    """Every write is refused in time, loads go on, and a kill ends it."""
+    async with SQLiteCheckpointer[Any](path, busy_timeout=0.1) as cp:
+        await cp.append("t", [{"n": 1}])
+        (worker,) = workers(1)
+        worker.start("stop_in_a_commit", path)
+        assert await asyncio.to_thread(worker.answer) == "stopping"
+
+        for _ in range(2):
+            with pytest.raises(BackendUnavailable, match="busy_timeout") as raised:
+                await cp.append("t", [{}])
+
+            assert raised.value.maybe_applied is False
+            assert await cp.read("t") == [{"n": 1}]
+
+        worker.kill()
+        assert await cp.append("t", [{"n": 2}]) == 2

@@ -1,6 +1,6 @@
-"""Another process that uses a store: it obeys one command a line, in JSON.
+"""A process that uses a store: it runs one command per line of JSON.
 
-Run as ``python -m tests.sqlite.worker``; `Worker` is its handle in the test.
+Run it as ``python -m tests.sqlite.worker``; tests use `Worker`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
@@ -23,7 +24,7 @@ NOBODY = 65534
 
 
 class Worker:
-    """A worker process, ready when it is made; `close` ends it whatever it is doing."""
+    """A worker process; `close` kills it."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -34,23 +35,23 @@ class Worker:
             text=True,
         )
 
-    def tell(self, command: str, *args: Any) -> None:
-        """Start a command; `answer` waits for what it gives."""
+    def start(self, command: str, *args: Any) -> None:
+        """Start a command; `answer` waits for its result."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps([command, *args]) + "\n")
         self.process.stdin.flush()
 
     def answer(self) -> Any:
-        """Return what the next line says."""
+        """Return the next line that the process writes."""
         assert self.process.stdout is not None
         return json.loads(self.process.stdout.readline())
 
     def ask(self, command: str, *args: Any) -> Any:
-        self.tell(command, *args)
+        self.start(command, *args)
         return self.answer()
 
     def kill(self) -> list[Any]:
-        """Kill it with SIGKILL, and return what it had still said by then."""
+        """Kill the process with SIGKILL, and return the lines that it wrote before."""
         assert self.process.stdout is not None
         self.process.kill()
         said = self.process.stdout.read()
@@ -66,8 +67,8 @@ class Worker:
             pipe.close()
 
 
-def say(value: Any) -> None:
-    # One write a line: a reader never sees half of one, even after a kill.
+def report(value: Any) -> None:
+    # One system call per line, so that a kill does not leave half a line.
     os.write(1, (json.dumps(value) + "\n").encode())
 
 
@@ -94,23 +95,32 @@ async def mixed(url: str, name: str, count: int) -> dict[str, Any]:
 
 
 async def write_for_ever(url: str, name: str) -> None:
-    """Append, merge, claim and resolve, and say each acknowledgement."""
+    """Append, merge, claim and resolve, and write a line for each acknowledgement."""
     async with open_checkpointer(url) as cp:
         for i in range(1_000_000):
             body: Any = [{"by": name, "i": i, "half": half} for half in (0, 1)]
-            say(["append", await cp.append("t", body)])
+            report(["append", await cp.append("t", body)])
             await cp.save_extra("t", {"by": name, "i": i})
-            say(["extra", name, i])
+            report(["extra", name, i])
             call = ToolCall(f"{name} {i}", "tool", {}, f"key {name} {i}")
             await cp.record_issued("t", call)
-            say(["issued", call.call_id])
+            report(["issued", call.call_id])
             await cp.record_result("t", call.call_id, i)
-            say(["completed", call.call_id])
+            report(["completed", call.call_id])
+
+
+async def stop_in_a_commit(path: str) -> None:
+    """Take the write lock, and stop as SIGSTOP or a debugger stops a process."""
+    db = sqlite3.connect(path, isolation_level=None)
+    db.execute("BEGIN IMMEDIATE")
+    db.execute("UPDATE cpkit_threads SET updated_at = 0")
+    report("stopping")
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 async def become_nobody() -> None:
     """Give up root's rights, so that permissions count for this process."""
-    # What is needed is loaded while that is still allowed.
+    # Import everything while this process may still read it.
     with TemporaryDirectory() as folder:
         await append_one(f"sqlite:///{folder}/first.db")
 
@@ -201,6 +211,7 @@ COMMANDS: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
         append_one,
         mixed,
         write_for_ever,
+        stop_in_a_commit,
         open_unprivileged,
         read_unprivileged,
         fill_up_to,
@@ -213,9 +224,9 @@ def main() -> None:
         command, *args = json.loads(line)
 
         try:
-            say(asyncio.run(COMMANDS[command](*args)))
+            report(asyncio.run(COMMANDS[command](*args)))
         except Exception as exc:
-            say({"error": repr(exc)})
+            report({"error": repr(exc)})
 
 
 if __name__ == "__main__":
