@@ -1,8 +1,8 @@
-"""A process that talks through the wrapper until it is killed.
+"""A process that appends through the wrapper until it is killed.
 
-``python -m tests.cadence.agent URL THREAD CADENCE``: repeats turns of one user message,
-one tool call that is claimed, its result, and an answer. It prints a line for each
-append that is acknowledged, and for each claim.
+``python -m tests.cadence.agent URL THREAD CADENCE``: each turn has a user message,
+an assistant message with a tool call, its result, and an answer. The process prints a
+line for each acknowledged append, and for each claim.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CADENCES = {
     "tool call": Cadence.per_tool_call(),
     "turn": Cadence.per_turn(),
     "messages": Cadence.every(5),
-    # So many that only the clock can be what writes.
+    # Too many messages to reach: only the timer writes.
     "seconds": Cadence.every(10**6, seconds=0.01),
 }
 
@@ -34,7 +34,7 @@ async def talk(url: str, thread_id: str, cadence: str) -> None:
 
         async def say(message: Message) -> None:
             await cp.append(thread_id, [message])
-            tell(f"said {message['role']}")
+            report(f"said {message['role']}")
 
         for number in count():
             await say(user(f"turn {number}"))
@@ -44,17 +44,17 @@ async def talk(url: str, thread_id: str, cadence: str) -> None:
             if cadence in ("message", "tool call"):
                 call = ToolCall(uuid4().hex, "pay", {}, uuid4().hex)
                 await cp.record_issued(thread_id, call)
-                tell("claimed")
+                report("claimed")
                 await cp.record_result(thread_id, call.call_id, "paid")
 
             if cadence == "seconds":
-                # The loop must come to the clock; nothing is sent off by hand.
+                # Let the event loop run the timer; no other call writes.
                 await asyncio.sleep(0.002)
 
             await say(assistant("done"))
 
 
-def tell(line: str) -> None:
+def report(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

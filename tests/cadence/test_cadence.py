@@ -1,4 +1,4 @@
-"""What the wrapper holds back, when it writes, and what becomes of it in trouble."""
+"""The wrapper: what it buffers, when it writes, and what it does after an error."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ from tests.sessions.spy import RangeSpy, Spy
 from tests.sessions.talk import assistant, texts, user
 
 PATIENCE = 10.0
-"""Seconds for what must happen to happen; it takes milliseconds."""
+"""Seconds to wait for a write; it takes milliseconds."""
 
 
 @pytest.fixture
 async def store() -> AsyncIterator[MemoryCheckpointer[Any]]:
-    """What other handles see: a message is there once it is written."""
+    """The store below the wrapper: it has a message once it is written."""
     async with MemoryCheckpointer[Any]() as opened:
         yield opened
 
 
 @pytest.fixture
 async def spy(store: MemoryCheckpointer[Any]) -> RangeSpy:
-    """The same store, with its calls counted and its answers lost at will."""
+    """The same store, with its calls counted and its faults planned by the test."""
     return RangeSpy(store)
 
 
-async def said(store: MemoryCheckpointer[Any], thread_id: str = "t") -> list[str]:
-    """Return what is written of a thread."""
+async def written(store: MemoryCheckpointer[Any], thread_id: str = "t") -> list[str]:
+    """Return the texts of a thread that are in the store."""
     return texts(await store.read(thread_id))
 
 
 async def writes(spy: Spy, count: int) -> None:
-    """Wait until so many appends with messages are over."""
+    """Wait until this many appends with messages have ended."""
     async with asyncio.timeout(PATIENCE):
         while count:
             count -= await spy.ended.get() > 0
@@ -64,71 +64,73 @@ def call(key: str = "k", call_id: str = "c") -> ToolCall:
     return ToolCall(call_id, "pay", {}, key)
 
 
-# When
+# When it writes
 
 
-async def test_per_message_holds_nothing_back(store: MemoryCheckpointer[Any]) -> None:
-    """Each append is the store's own."""
+async def test_per_message_buffers_nothing(store: MemoryCheckpointer[Any]) -> None:
+    """Each append is written before it returns."""
     async with with_cadence(store, Cadence.per_message()) as cp:
         assert await cp.append("t", [user("a")]) == 1
-        assert await said(store) == ["a"]
+        assert await written(store) == ["a"]
         assert cp.buffered == {}
 
 
-async def test_every_so_many_messages(
+async def test_a_number_of_messages_is_written_in_one_append(
     store: MemoryCheckpointer[Any], spy: RangeSpy
 ) -> None:
-    """The append that fills the measure writes all of them in one."""
+    """The append that reaches the number writes all buffered messages."""
     async with with_cadence(spy, Cadence.every(3)) as cp:
         assert await cp.append("t", [user("a")]) == 1
         assert await cp.append("t", [user("b")]) == 2
-        assert await said(store) == []
+        assert await written(store) == []
         assert texts(cp.buffered["t"]) == ["a", "b"]
         assert await cp.append("t", [user("c")]) == 3
-        assert await said(store) == ["a", "b", "c"]
+        assert await written(store) == ["a", "b", "c"]
         assert spy.calls == [("append", 0, None), ("append", 3, 0)]
 
         assert await cp.append("t", [user(x) for x in "defg"]) == 7
-        assert await said(store) == list("abcdefg")
+        assert await written(store) == list("abcdefg")
         assert cp.buffered == {}
 
 
-async def test_each_thread_has_its_own_measure(store: MemoryCheckpointer[Any]) -> None:
-    """What one holds back does not count for another."""
+async def test_each_thread_is_counted_separately(
+    store: MemoryCheckpointer[Any],
+) -> None:
+    """The messages of one thread do not count for another."""
     async with with_cadence(store, Cadence.every(2)) as cp:
         await cp.append("t", [user("a")])
         await cp.append("u", [user("b")])
-        assert await said(store, "t") == await said(store, "u") == []
+        assert await written(store, "t") == await written(store, "u") == []
 
 
-async def test_every_so_many_seconds(
+async def test_the_timer_writes_messages_of_some_seconds_ago(
     store: MemoryCheckpointer[Any], spy: RangeSpy
 ) -> None:
-    """Without another call, and each time anew."""
+    """Without another call, and again after each write."""
     async with with_cadence(spy, Cadence.every(seconds=0.01)) as cp:
         for text in "ab":
             await cp.append("t", [user(text)])
             await writes(spy, 1)
-            assert text in await said(store)
+            assert text in await written(store)
 
 
-async def test_the_clock_tries_again(
+async def test_the_timer_tries_again(
     store: MemoryCheckpointer[Any], spy: RangeSpy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A store that is away for a while costs a warning, and no message."""
+    """While the store is unavailable, a warning is logged and no message is lost."""
     async with with_cadence(spy, Cadence.every(seconds=0.01)) as cp:
         await cp.append("t", [user("a")])
         spy.faults.extend(["refused", "refused"])
         await writes(spy, 3)
 
-    assert await said(store) == ["a"]
+    assert await written(store) == ["a"]
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
 
 
-async def test_the_clock_meets_another_writer(
+async def test_the_timer_meets_another_writer(
     store: MemoryCheckpointer[Any], spy: RangeSpy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged, and raised by the next use of the thread."""
+    """The conflict is logged, and raised by the next call on the thread."""
     async with with_cadence(spy, Cadence.every(seconds=0.01)) as cp:
         await cp.append("t", [user("a")])
         await store.append("t", [user("other")])
@@ -145,21 +147,21 @@ async def test_the_clock_meets_another_writer(
 async def test_per_tool_call_writes_before_the_claim(
     store: MemoryCheckpointer[Any], spy: RangeSpy
 ) -> None:
-    """Whatever any thread holds back is there before an effect can run."""
+    """The buffered messages of every thread are written before an effect can run."""
     async with with_cadence(spy, Cadence.per_tool_call()) as cp:
         await cp.append("t", [user("a"), assistant("paying", "pay")])
         await cp.append("u", [user("b")])
         spy.calls.clear()
         assert await cp.record_issued("t", call()) is None
         assert [name for name, *_ in spy.calls] == ["append", "append", "record_issued"]
-        assert await said(store, "t") == ["a", "paying"]
-        assert await said(store, "u") == ["b"]
+        assert await written(store, "t") == ["a", "paying"]
+        assert await written(store, "u") == ["b"]
 
 
-async def test_a_claim_that_cannot_be_preceded_is_not_made(
+async def test_a_claim_is_not_made_when_the_messages_cannot_be_written(
     store: MemoryCheckpointer[Any], spy: RangeSpy
 ) -> None:
-    """No effect runs whose reason is not in the store."""
+    """An effect does not run before the messages that led to it are stored."""
     async with with_cadence(spy, Cadence.per_tool_call()) as cp:
         await cp.append("t", [user("a")])
         await cp.append("u", [user("b")])
@@ -170,31 +172,33 @@ async def test_a_claim_that_cannot_be_preceded_is_not_made(
 
         assert await store.find_call("k") is None
         assert await cp.record_issued("t", call()) is None
-        assert await said(store, "t") == ["a"]
+        assert await written(store, "t") == ["a"]
 
 
 async def test_per_turn_writes_with_the_last_message(
     store: MemoryCheckpointer[Any],
 ) -> None:
-    """An assistant's message that asks for no tool ends the turn."""
+    """An assistant's message without a tool call ends the turn."""
     async with with_cadence(store, Cadence.per_turn()) as cp:
         await cp.append("t", [user("a")])
         await cp.append("t", [assistant("looking", "search")])
-        assert await said(store) == []
+        assert await written(store) == []
         await cp.append("t", [assistant("b")])
-        assert await said(store) == ["a", "looking", "b"]
+        assert await written(store) == ["a", "looking", "b"]
         assert cp.buffered == {}
 
 
-async def test_a_turn_is_what_one_says(store: MemoryCheckpointer[Any]) -> None:
-    """Any function of a message can tell its end."""
+async def test_a_function_of_the_caller_decides_where_a_turn_ends(
+    store: MemoryCheckpointer[Any],
+) -> None:
+    """``ends_turn`` is called with each message."""
     cadence = Cadence.per_turn(ends_turn=lambda message: message["content"] == "over")
 
     async with with_cadence(store, cadence) as cp:
         await cp.append("t", [assistant("b")])
-        assert await said(store) == []
+        assert await written(store) == []
         await cp.append("t", [user("over"), user("and on")])
-        assert await said(store) == ["b", "over", "and on"]
+        assert await written(store) == ["b", "over", "and on"]
 
 
 @pytest.mark.parametrize(
@@ -214,28 +218,28 @@ async def test_a_turn_is_what_one_says(store: MemoryCheckpointer[Any]) -> None:
         ("words", False),
     ],
 )
-def test_the_end_of_a_turn_is_known(message: Any, ends: bool) -> None:
-    """In each form of message that is known, typed or in a session's entry."""
+def test_is_turn_end_knows_the_usual_messages(message: Any, ends: bool) -> None:
+    """Dicts, typed messages, and the entries of a session."""
     assert is_turn_end(message) is ends
 
 
-async def test_other_writes_come_after_the_messages(
+async def test_save_extra_writes_the_messages_first(
     store: MemoryCheckpointer[Any],
 ) -> None:
-    """What is saved beside a thread is never ahead of what was said in it."""
+    """The extra of a thread is never newer than its messages."""
     async with with_cadence(store, Cadence.every(10)) as cp:
         await cp.append("t", [user("a")])
         await cp.append("u", [user("b")])
         await cp.save_extra("t", {"spent": 1})
-        assert await said(store, "t") == ["a"]
-        assert await said(store, "u") == []
+        assert await written(store, "t") == ["a"]
+        assert await written(store, "u") == []
         data = await store.load("t")
         assert data is not None
         assert data.extra == {"spent": 1}
 
 
-async def test_a_result_is_never_held_up(store: MemoryCheckpointer[Any]) -> None:
-    """The outcome of an effect is recorded, whatever the messages have met."""
+async def test_a_result_is_recorded_at_once(store: MemoryCheckpointer[Any]) -> None:
+    """Also where the buffered messages of the thread cannot be written."""
     async with with_cadence(store, Cadence.every(10)) as cp:
         await cp.record_issued("t", call())
         await cp.append("t", [user("a")])
@@ -247,19 +251,19 @@ async def test_a_result_is_never_held_up(store: MemoryCheckpointer[Any]) -> None
 
 
 async def test_flush_and_close_write_everything(store: MemoryCheckpointer[Any]) -> None:
-    """On demand for one thread or for all, and at the end by itself."""
+    """``flush`` for one thread or for all; closing for all."""
     async with with_cadence(store, Cadence.every(10)) as cp:
         for thread_id in "tuv":
             await cp.append(thread_id, [user(thread_id)])
 
         await cp.flush("t")
-        assert [await said(store, one) for one in "tuv"] == [["t"], [], []]
+        assert [await written(store, one) for one in "tuv"] == [["t"], [], []]
         await cp.flush()
-        await cp.flush("nothing held back")
-        assert [await said(store, one) for one in "tuv"] == [["t"], ["u"], ["v"]]
+        await cp.flush("nothing buffered")
+        assert [await written(store, one) for one in "tuv"] == [["t"], ["u"], ["v"]]
         await cp.append("t", [user("more")])
 
-    assert await said(store, "t") == ["t", "more"]
+    assert await written(store, "t") == ["t", "more"]
 
     with pytest.raises(Closed):
         await cp.append("t", [user("late")])
@@ -267,14 +271,14 @@ async def test_flush_and_close_write_everything(store: MemoryCheckpointer[Any]) 
     with pytest.raises(Closed):
         await cp.flush()
 
-    assert await store.load("t") is not None, "the store is its owner's to close"
+    assert await store.load("t") is not None, "the wrapper must not close the store"
 
 
 # Reads, versions, fences
 
 
-async def test_reads_see_what_is_held_back(store: MemoryCheckpointer[Any]) -> None:
-    """As if it were written, on this handle; any slice of it."""
+async def test_reads_include_buffered_messages(store: MemoryCheckpointer[Any]) -> None:
+    """On this handle, for any slice, as if they were written."""
     await store.append("t", [user(x) for x in "ab"])
     await store.save_extra("t", {"x": 1})
 
@@ -292,7 +296,7 @@ async def test_reads_see_what_is_held_back(store: MemoryCheckpointer[Any]) -> No
                 part = texts(await cp.read("t", start, stop))
                 assert part == list("abcde")[start:stop]
 
-        assert await said(store) == ["a", "b"]
+        assert await written(store) == ["a", "b"]
 
         new = await cp.append("new", [user("a")])
         data = await cp.load("new")
@@ -300,21 +304,23 @@ async def test_reads_see_what_is_held_back(store: MemoryCheckpointer[Any]) -> No
         assert (new, await store.load("new")) == (1, None)
 
 
-async def test_a_listing_is_of_what_is_written(store: MemoryCheckpointer[Any]) -> None:
-    """So everything is written first."""
+async def test_a_listing_writes_everything_first(
+    store: MemoryCheckpointer[Any],
+) -> None:
+    """So it has the versions that this handle returned."""
     async with with_cadence(store, Cadence.every(10)) as cp:
         assert isinstance(cp, ListsThreads)
         await cp.append("t", [user("a")])
         assert [(one.thread_id, one.version) for one in await cp.list_threads()] == [
             ("t", 1)
         ]
-        assert await said(store) == ["a"]
+        assert await written(store) == ["a"]
 
 
-async def test_expected_version_counts_what_is_held_back(
+async def test_expected_version_counts_buffered_messages(
     store: MemoryCheckpointer[Any],
 ) -> None:
-    """A conflict writes nothing and holds nothing back."""
+    """A conflict writes nothing and buffers nothing."""
     async with with_cadence(store, Cadence.every(10)) as cp:
         await cp.append("t", [user("a")], expected_version=0)
         assert await cp.append("t", [user("b")], expected_version=1) == 2
@@ -337,7 +343,7 @@ async def test_expected_version_counts_what_is_held_back(
 async def test_values_are_checked_when_they_are_appended(
     store: MemoryCheckpointer[Any],
 ) -> None:
-    """Not when they are written, and nothing of a refused batch is held back."""
+    """Not when they are written later; a refused append buffers no message."""
     async with with_cadence(store, Cadence.every(10), max_payload=100) as cp:
         with pytest.raises(SerializationError):
             await cp.append("t", [user("a"), {"n": float("nan")}])
@@ -348,10 +354,10 @@ async def test_values_are_checked_when_they_are_appended(
         assert cp.buffered == {}
 
 
-async def test_typed_messages_are_held_back_as_they_are(
+async def test_typed_messages_are_buffered_unchanged(
     store: MemoryCheckpointer[Any],
 ) -> None:
-    """With the type that the store was opened with."""
+    """They keep their type, in the buffer and in the store."""
     async with (
         MemoryCheckpointer[Any](message_type=Message) as typed,
         with_cadence(typed, Cadence.every(2), message_type=Message) as cp,
@@ -364,10 +370,10 @@ async def test_typed_messages_are_held_back_as_they_are(
         assert data.messages == [UserMessage(content="a"), UserMessage(content="b")]
 
 
-async def test_deleting_takes_what_is_held_back_along(
+async def test_deleting_a_thread_drops_its_buffered_messages(
     store: MemoryCheckpointer[Any],
 ) -> None:
-    """The id starts again at version 0."""
+    """The next append starts again at version 0."""
     async with with_cadence(store, Cadence.every(10)) as cp:
         assert isinstance(cp, ErasesThreads)
         await store.append("t", [user("a")])
@@ -376,16 +382,16 @@ async def test_deleting_takes_what_is_held_back_along(
         assert await cp.load("t") is None
         assert await cp.append("t", [user("c")]) == 1
 
-    assert await said(store) == ["c"]
+    assert await written(store) == ["c"]
 
 
 # Another writer
 
 
-async def test_another_writer_is_found_out_and_nothing_is_lost(
+async def test_a_conflict_blocks_the_thread_until_its_messages_are_discarded(
     store: MemoryCheckpointer[Any],
 ) -> None:
-    """Nothing interleaves; the thread is shut here until its messages are taken."""
+    """Messages of two writers are never interleaved, and none is lost."""
     async with with_cadence(store, Cadence.every(3)) as cp:
         assert isinstance(cp, ReadsRanges)
         await store.append("t", [user("a")])
@@ -410,7 +416,7 @@ async def test_another_writer_is_found_out_and_nothing_is_lost(
             with pytest.raises(VersionConflict):
                 await use
 
-        assert await said(store) == ["a", "other"]
+        assert await written(store) == ["a", "other"]
         assert await store.find_call("k") is None
         assert texts(cp.buffered["t"]) == ["b"]
 
@@ -423,10 +429,10 @@ async def test_another_writer_is_found_out_and_nothing_is_lost(
 
 
 @pytest.mark.parametrize("read", ["load", "read"])
-async def test_a_read_finds_another_writer_too(
+async def test_a_read_meets_another_writer_too(
     store: MemoryCheckpointer[Any], read: str
 ) -> None:
-    """Rather than show a thread that nobody has."""
+    """It raises, instead of showing a thread that is in no store."""
     async with with_cadence(store, Cadence.every(3)) as cp:
         await cp.append("t", [user("a")])
         await store.append("t", [user("other")])
@@ -437,10 +443,10 @@ async def test_a_read_finds_another_writer_too(
         await cp.discard("t")
 
 
-async def test_an_append_that_meets_another_writer_is_not_done(
+async def test_an_append_that_meets_another_writer_is_not_buffered(
     store: MemoryCheckpointer[Any],
 ) -> None:
-    """What came before it is still held back, its own messages are not."""
+    """The messages before it stay in the buffer; its own are not added."""
     async with with_cadence(store, Cadence.every(2)) as cp:
         await cp.append("t", [user("a")])
         await store.append("t", [user("other")])
@@ -451,10 +457,10 @@ async def test_an_append_that_meets_another_writer_is_not_done(
         assert texts(await cp.discard("t")) == ["a"]
 
 
-async def test_closing_says_what_could_not_be_written(
+async def test_closing_raises_what_could_not_be_written(
     store: MemoryCheckpointer[Any],
 ) -> None:
-    """The other threads are written, and the messages can still be had."""
+    """The other threads are written, and ``buffered`` still has the messages."""
     cp = with_cadence(store, Cadence.every(10, seconds=60))
     await cp.__aenter__()
     await cp.append("t", [user("a")])
@@ -465,17 +471,17 @@ async def test_closing_says_what_could_not_be_written(
         with pytest.raises(VersionConflict):
             await cp.aclose()
 
-    assert await said(store, "u") == ["b"]
+    assert await written(store, "u") == ["b"]
     assert {thread: texts(held) for thread, held in cp.buffered.items()} == {"t": ["a"]}
 
 
 # Faults
 
 
-async def test_a_failed_write_keeps_what_was_held_back(
+async def test_a_failed_write_keeps_the_buffered_messages(
     store: MemoryCheckpointer[Any], spy: RangeSpy
 ) -> None:
-    """And the append that brought it on may be made again."""
+    """The caller can repeat the append that caused the write."""
     async with with_cadence(spy, Cadence.every(2)) as cp:
         await cp.append("t", [user("a")])
         spy.faults.append("refused")
@@ -486,15 +492,15 @@ async def test_a_failed_write_keeps_what_was_held_back(
         assert texts(cp.buffered["t"]) == ["a"]
         assert await cp.append("t", [user("b")]) == 2
 
-    assert await said(store) == ["a", "b"]
+    assert await written(store) == ["a", "b"]
 
 
 @pytest.mark.parametrize("kind", [Spy, RangeSpy])
 @pytest.mark.parametrize("faults", [["lost before"], ["lost after"]])
-async def test_a_lost_answer_doubles_nothing(
+async def test_a_lost_answer_duplicates_nothing(
     store: MemoryCheckpointer[Any], kind: type[Spy], faults: list[Any]
 ) -> None:
-    """Whether the write had landed or not."""
+    """Whether the write was applied or not."""
     spy = kind(store)
 
     async with with_cadence(spy, Cadence.every(10)) as cp:
@@ -503,15 +509,15 @@ async def test_a_lost_answer_doubles_nothing(
             spy.faults.extend(faults)
             await cp.flush()
 
-    assert await said(store) == ["a", "b"]
+    assert await written(store) == ["a", "b"]
 
 
 @pytest.mark.parametrize("use", ["append", "load", "read", "flush"])
 @pytest.mark.parametrize("landed", [True, False])
-async def test_a_write_that_stayed_unclear_is_cleared_up_first(
+async def test_the_next_call_decides_a_write_that_may_have_been_applied(
     store: MemoryCheckpointer[Any], spy: RangeSpy, landed: bool, use: str
 ) -> None:
-    """The next use of the thread finds out whether the messages are there."""
+    """The next call on the thread finds out whether the messages are stored."""
     async with with_cadence(spy, Cadence.every(10)) as cp:
         await cp.append("t", [user("a")])
         spy.faults.extend(["lost after" if landed else "lost before", "refused"])
@@ -522,16 +528,16 @@ async def test_a_write_that_stayed_unclear_is_cleared_up_first(
 
         assert caught.value.maybe_applied
         await getattr(cp, use)("t", *([[user("b")]] if use == "append" else []))
-        assert await said(store) == ["a"]
+        assert await written(store) == ["a"]
         await cp.append("t", [user("c")])
 
-    assert await said(store) == (["a", "b", "c"] if use == "append" else ["a", "c"])
+    assert await written(store) == (["a", "b", "c"] if use == "append" else ["a", "c"])
 
 
-async def test_an_append_that_stayed_unclear_is_not_lost_twice(
+async def test_a_repeated_append_that_was_applied_is_a_conflict(
     store: MemoryCheckpointer[Any], spy: RangeSpy
 ) -> None:
-    """It landed with those before it; the version tells the caller."""
+    """It was applied with the messages before it, and the version shows that."""
     async with with_cadence(spy, Cadence.every(2)) as cp:
         await cp.append("t", [user("a")])
         spy.faults.extend(["lost after", "refused", "refused"])
@@ -542,13 +548,13 @@ async def test_an_append_that_stayed_unclear_is_not_lost_twice(
         with pytest.raises(VersionConflict):
             await cp.append("t", [user("b")], expected_version=1)
 
-    assert await said(store) == ["a", "b"]
+    assert await written(store) == ["a", "b"]
 
 
-async def test_a_refusal_of_the_store_loses_nothing(
+async def test_a_message_that_the_store_refuses_stays_buffered(
     store: MemoryCheckpointer[Any],
 ) -> None:
-    """Where the wrapper was told less than the store knows, the store has its say."""
+    """The store has a lower limit than the wrapper knows."""
     async with (
         MemoryCheckpointer[Any](max_payload=50) as strict,
         with_cadence(strict, Cadence.every(10)) as cp,
@@ -562,10 +568,10 @@ async def test_a_refusal_of_the_store_loses_nothing(
         assert texts(await cp.discard("t")) == ["a" * 100]
 
 
-async def test_a_cancelled_append_is_wholly_done(
+async def test_a_cancelled_append_is_applied_as_a_whole(
     store: MemoryCheckpointer[Any], spy: RangeSpy
 ) -> None:
-    """Where it is cancelled in the middle of the write, the write goes on."""
+    """When the caller is cancelled during the write, the write goes on."""
     async with with_cadence(spy, Cadence.every(2)) as cp:
         await cp.append("t", [user("a")])
         spy.gate.clear()
@@ -580,26 +586,28 @@ async def test_a_cancelled_append_is_wholly_done(
         spy.gate.set()
         assert await cp.append("t", [user("c")]) == 3
 
-    assert await said(store) == ["a", "b", "c"]
+    assert await written(store) == ["a", "b", "c"]
 
 
 async def test_many_tasks_share_a_wrapper(store: MemoryCheckpointer[Any]) -> None:
-    """Versions are dense, and each message is there once."""
+    """Versions have no gaps, and each message is stored once."""
     async with with_cadence(store, Cadence.every(7)) as cp:
         versions = await asyncio.gather(
             *(cp.append("t", [user(str(n))]) for n in range(100))
         )
 
     assert sorted(versions) == list(range(1, 101))
-    there = await said(store)
-    assert [there[version - 1] for version in versions] == [str(n) for n in range(100)]
+    found = await written(store)
+    assert [found[version - 1] for version in versions] == [str(n) for n in range(100)]
 
 
-# What it is
+# Optional protocols, durability, options
 
 
-def test_it_has_the_abilities_of_what_it_wraps(store: MemoryCheckpointer[Any]) -> None:
-    """No more and no fewer, as isinstance sees it."""
+def test_the_wrapper_has_the_optional_protocols_of_its_store(
+    store: MemoryCheckpointer[Any],
+) -> None:
+    """``isinstance`` finds the same ones."""
     abilities = [
         ListsThreads,
         ReadsRanges,
@@ -617,8 +625,10 @@ def test_it_has_the_abilities_of_what_it_wraps(store: MemoryCheckpointer[Any]) -
             assert isinstance(wrapped, ability) == isinstance(inner, ability)
 
 
-async def test_what_a_crash_costs_is_said(store: MemoryCheckpointer[Any]) -> None:
-    """In words, and in the handle's durability."""
+async def test_the_durability_says_what_a_crash_may_lose(
+    store: MemoryCheckpointer[Any],
+) -> None:
+    """``may_lose`` is a sentence, and the handle's durability starts with it."""
     assert Cadence.per_message().may_lose == (
         "a crash loses nothing that was acknowledged"
     )
@@ -643,14 +653,14 @@ async def test_what_a_crash_costs_is_said(store: MemoryCheckpointer[Any]) -> Non
 @pytest.mark.parametrize(
     "wrong", [{"messages": 0}, {"messages": True}, {"seconds": 0}, {"seconds": -1.0}]
 )
-def test_a_cadence_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
-    """Nothing can be written before no message, or at no time."""
+def test_a_wrong_cadence_is_refused(wrong: dict[str, Any]) -> None:
+    """The number and the time must be positive."""
     with pytest.raises(ValueError, match="at least 1|more than 0"):
         Cadence(**wrong)
 
 
-async def test_a_session_can_be_held_back(store: MemoryCheckpointer[Any]) -> None:
-    """A log over the wrapper is the same log, and its turns end as any others."""
+async def test_a_session_can_be_buffered(store: MemoryCheckpointer[Any]) -> None:
+    """A session log works over the wrapper, and its turns end as usual."""
     async with with_cadence(store, Cadence.per_turn()) as cp:
         log = await SessionLog.open(cp, "s")
         await log.append_message(user("a"))

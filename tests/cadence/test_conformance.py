@@ -1,4 +1,4 @@
-"""The wrapper held to the contract: at its strictest, and holding messages back."""
+"""The wrapper passes the suite, with and without buffered messages."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ CLAUSES = [one for one in all_clauses() if one.level in (Level.CORE, Level.OPTIO
 
 @dataclass
 class CadenceHarness(Harness):
-    """A store behind the wrapper; ``messages`` is how many may be held back, plus 1."""
+    """A store behind the wrapper, which writes after ``messages`` messages."""
 
     url: str
     messages: int
 
     @property
-    def shared(self) -> bool:  # type: ignore[override]  # a fact of the cadence
-        # What one handle holds back another does not see.
+    def shared(self) -> bool:  # type: ignore[override]  # depends on the cadence
+        # Another handle does not see buffered messages.
         return self.messages == 1
 
     def open(self, **options: Any) -> AbstractAsyncContextManager[Checkpointer[Any]]:
@@ -42,7 +42,7 @@ class CadenceHarness(Harness):
 
 
 class CadenceTests(ConformanceTests):
-    """The levels that ask one handle, which is what the wrapper makes a promise for."""
+    """The levels with one handle: the wrapper's promises are for one handle."""
 
     @pytest.mark.parametrize("clause", CLAUSES, ids=lambda clause: clause.id)
     def test_clause(self, clause: Clause, harness: Harness) -> None:
@@ -50,15 +50,15 @@ class CadenceTests(ConformanceTests):
 
 
 class TestStrictest(CadenceTests):
-    """Nothing held back: the wrapper is the store."""
+    """Without a buffer the wrapper behaves as the store."""
 
     @pytest.fixture(params=["memory", "sqlite"])
     def harness(self, request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
         return CadenceHarness(_url(request.param, tmp_path), 1)
 
 
-class TestHoldingBack(CadenceTests):
-    """On the handle that holds messages back every promise is kept as well."""
+class TestBuffering(CadenceTests):
+    """The handle that buffers messages keeps every promise as well."""
 
     @pytest.fixture(params=["memory", "sqlite"])
     def harness(self, request: pytest.FixtureRequest, tmp_path: Path) -> Harness:

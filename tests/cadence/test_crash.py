@@ -1,4 +1,4 @@
-"""What a SIGKILL costs at each cadence: no more than is stated, and the last alone."""
+"""A SIGKILL loses only the last messages, and no more than the cadence states."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROUNDS = max(1, round(3 * float(os.environ.get("CPKIT_ROUNDS") or 1)))
 
 @contextmanager
 def agent(url: str, thread_id: str, cadence: str) -> Iterator[subprocess.Popen[str]]:
-    """Run the agent, and leave no process behind."""
+    """Run the agent, and end its process."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.cadence.agent", url, thread_id, cadence],
         cwd=ROOT,
@@ -41,14 +41,14 @@ def agent(url: str, thread_id: str, cadence: str) -> Iterator[subprocess.Popen[s
 
 
 def killed(url: str, thread_id: str, cadence: str, lines: int) -> list[str]:
-    """Kill the agent after so many lines; return every line that it got out."""
+    """Kill the agent after this many lines; return every line that it printed."""
     with agent(url, thread_id, cadence) as process:
         assert process.stdout is not None
-        told = [line.strip() for line in islice(process.stdout, lines)]
+        printed = [line.strip() for line in islice(process.stdout, lines)]
         process.send_signal(signal.SIGKILL)
-        # What it told before the signal came to it.
-        told += [line.strip() for line in process.stdout if line.endswith("\n")]
-        return told
+        # The lines that it printed before the signal reached it.
+        printed += [line.strip() for line in process.stdout if line.endswith("\n")]
+        return printed
 
 
 async def stored(url: str, thread_id: str) -> list[dict[str, Any]]:
@@ -59,54 +59,54 @@ async def stored(url: str, thread_id: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("cadence", [name for name in CADENCES if name != "seconds"])
 @pytest.mark.parametrize("number", range(ROUNDS))
-async def test_a_crash_costs_no_more_than_is_stated(
+async def test_a_crash_loses_no_more_than_is_stated(
     tmp_path: Path, cadence: str, number: int
 ) -> None:
-    """What is left is the beginning of what was acknowledged, and long enough."""
+    """The stored messages are the first ones acknowledged, and enough of them."""
     url = f"sqlite:///{tmp_path}/agent.db?durability=normal"
-    told = killed(url, "t", cadence, random.Random(number).randint(1, 60))
-    said = [line for line in told if line.startswith("said")]
-    there = await stored(url, "t")
+    printed = killed(url, "t", cadence, random.Random(number).randint(1, 60))
+    said = [line for line in printed if line.startswith("said")]
+    found = await stored(url, "t")
 
-    # In the order in which it was said, without a gap.
-    turns = [text for text in texts(there) if text.startswith("turn")]
+    # In the order in which the agent appended them, without a gap.
+    turns = [text for text in texts(found) if text.startswith("turn")]
     assert turns == [f"turn {n}" for n in range(len(turns))]
-    roles = [f"said {message['role']}" for message in there]
+    roles = [f"said {message['role']}" for message in found]
     assert roles[: len(said)] == said[: len(roles)]
 
-    assert len(there) >= len(said) - (CADENCES[cadence].messages - 1)
-    assert len(there) >= least(cadence, told)
+    assert len(found) >= len(said) - (CADENCES[cadence].messages - 1)
+    assert len(found) >= least(cadence, printed)
 
 
-def least(cadence: str, told: list[str]) -> int:
-    """Return how many messages must be there, whatever came after them."""
+def least(cadence: str, printed: list[str]) -> int:
+    """Return how many messages must be stored, whatever the agent printed later."""
     if cadence == "message":
-        return sum(line.startswith("said") for line in told)
+        return sum(line.startswith("said") for line in printed)
 
     before: list[str] = []
 
-    if cadence == "tool call" and "claimed" in told:
-        before = told[: len(told) - told[::-1].index("claimed")]
+    if cadence == "tool call" and "claimed" in printed:
+        before = printed[: len(printed) - printed[::-1].index("claimed")]
 
     if cadence == "turn":
-        # A turn has four messages, and ends with the last.
-        return sum(line.startswith("said") for line in told) // 4 * 4
+        # A turn has four messages, and the last one ends it.
+        return sum(line.startswith("said") for line in printed) // 4 * 4
 
     return sum(line.startswith("said") for line in before)
 
 
-async def test_the_clock_writes_without_being_asked(tmp_path: Path) -> None:
-    """While the agent goes on, what it said some time ago is in the store."""
+async def test_the_timer_writes_without_another_call(tmp_path: Path) -> None:
+    """Earlier messages reach the store while the agent goes on."""
     url = f"sqlite:///{tmp_path}/agent.db?durability=normal"
 
     with agent(url, "t", "seconds") as process:
         assert process.stdout is not None
-        there: list[dict[str, Any]] = []
+        found: list[dict[str, Any]] = []
 
-        while not there:
+        while not found:
             assert process.stdout.readline()
-            there = await stored(url, "t")
+            found = await stored(url, "t")
 
         process.send_signal(signal.SIGKILL)
 
-    assert texts(there)[0] == "turn 0"
+    assert texts(found)[0] == "turn 0"
