@@ -1,1 +1,1 @@
-"""cpkit beside its floors and its peers, in one run: ``python -m benchmarks``."""
+"""cpkit measured against floors and peers in one run: ``python -m benchmarks``."""

@@ -1,4 +1,4 @@
-"""One run of everything: ``python -m benchmarks``, which ``make bench`` calls."""
+"""Run the benchmarks and write the report: ``python -m benchmarks``, ``make bench``."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.apart import append_cost, crowd_rate, import_times, load_memory
 from benchmarks.figures import Figures
 from benchmarks.goals import DRIVERS
 from benchmarks.layers import decoding, layers
 from benchmarks.place import POSTGRES_SETTINGS, Place, private_place
-from benchmarks.roster import FLOOR, OURS, ROSTER
+from benchmarks.processes import append_cost, crowd_rate, import_times, load_memory
+from benchmarks.roster import CPKIT, FLOOR, ROSTER
 from cpkit.tools.benchmark import (
     FAMILIES,
     NORMAL,
@@ -36,7 +36,7 @@ from cpkit.tools.benchmark import (
     trials,
 )
 
-APART = ("layers", "costs", "memory", "processes", "import")
+SEPARATE = ("layers", "costs", "memory", "processes", "import")
 HERE = Path(__file__).parent
 REPORT = HERE / "report"
 RESULTS = HERE.parent / "build" / "bench" / "results.json"
@@ -45,7 +45,7 @@ PACKAGES = """
     langgraph-checkpoint-postgres openai-agents cubepi agent-ledger
 """.split()
 
-# Of the quick run, for memory; the goal is for 100,000.
+# The messages that the quick run loads for memory; the goal is for 100,000.
 QUICK_LOAD = 20_000
 
 
@@ -66,26 +66,26 @@ def main() -> None:
 
     for verdict in verdicts:
         if not verdict.met:
-            _tell(
+            _log(
                 f"not met: {verdict.driver}, {verdict.title}: {verdict.ratio:.2f}× "
                 f"({verdict.wanted})"
             )
 
     met = sum(verdict.met for verdict in verdicts)
-    _tell(f"{met} of {len(verdicts)} goals met; see {options.report}/report.md")
+    _log(f"{met} of {len(verdicts)} goals met; see {options.report}/report.md")
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     add = parser.add_argument
-    known = (*FAMILIES, *APART)
+    known = (*FAMILIES, *SEPARATE)
     add("--only", type=_names(DRIVERS), default=DRIVERS, help=",".join(DRIVERS))
     add("--workloads", type=_names(known), default=known, help=",".join(known))
     add("--rounds", type=int, help="counted rounds of each workload (5; quick: 2)")
-    add("--quick", action="store_true", help="about two minutes, for a look")
-    add("--no-peers", action="store_true", help="floors and cpkit alone")
+    add("--quick", action="store_true", help="a short run of about two minutes")
+    add("--no-peers", action="store_true", help="measure floors and cpkit only")
     add("--largest", type=int, help="messages of the largest thread (100000)")
-    add("--folder", help="where SQLite's and the files' stores are made, and removed")
+    add("--folder", help="where the SQLite and file stores are created, and removed")
     add("--results", type=Path, default=RESULTS, help="the file of all samples")
     add("--report", type=Path, default=REPORT, help="the folder of the report")
     add("--again", action="store_true", help="measure nothing: report --results again")
@@ -110,7 +110,7 @@ def _names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
         for name in asked:
             if name not in known:
                 raise argparse.ArgumentTypeError(
-                    f"{name!r} is none of: {', '.join(known)}"
+                    f"unknown name {name!r}; known are: {', '.join(known)}"
                 )
 
         return asked
@@ -145,9 +145,9 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
         run["machine"] = _machine(place)
 
         for driver in options.only:
-            contenders = _made(driver, place, run, peers=not options.no_peers)
+            contenders = _contenders(driver, place, run, peers=not options.no_peers)
             asyncio.run(_together(driver, contenders, scale, options, run))
-            _apart(contenders, place, scale, options, run)
+            _in_processes(contenders, place, scale, options, run)
 
     if "layers" in options.workloads:
         run["decoding"] = decoding(options.rounds)
@@ -159,10 +159,10 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
     return run
 
 
-def _made(
+def _contenders(
     driver: str, place: Place, run: dict[str, Any], *, peers: bool
 ) -> list[Contender]:
-    """Make the driver's contenders; one whose package is missing is noted as such."""
+    """Return the driver's contenders; record those whose package is missing."""
     made = []
 
     for entry in ROSTER:
@@ -189,13 +189,13 @@ async def _together(
     options: argparse.Namespace,
     run: dict[str, Any],
 ) -> None:
-    """Run the workloads in rounds that all contenders share, in this process."""
+    """Run the workloads in this process; all contenders take part in each round."""
     async with AsyncExitStack() as stack:
         for contender in contenders:
             await stack.enter_async_context(contender)
 
-        words = {contender.name: contender.durability for contender in contenders}
-        run["durability"][driver] = words
+        promises = {one.name: one.durability for one in contenders}
+        run["durability"][driver] = promises
 
         for family in FAMILIES:
             if family not in options.workloads:
@@ -204,37 +204,37 @@ async def _together(
             started = time.monotonic()
             found = await interleaved(trials(family, contenders, scale), options.rounds)
             run["results"] += [_plain(result) | {"family": family} for result in found]
-            _tell(f"{driver}: {family}, {time.monotonic() - started:.0f} s")
+            _log(f"{driver}: {family}, {time.monotonic() - started:.0f} s")
 
         if "layers" in options.workloads:
             started = time.monotonic()
             named = {contender.name: contender for contender in contenders}
-            ours = named[OURS]
+            ours = named[CPKIT]
             assert isinstance(ours, Stored)
             found = await interleaved(
                 await layers(named[FLOOR], ours.url, scale, stack), options.rounds
             )
             run["layers"] += [_plain(result) for result in found]
-            _tell(f"{driver}: layers, {time.monotonic() - started:.0f} s")
+            _log(f"{driver}: layers, {time.monotonic() - started:.0f} s")
 
 
 def _plain(result: Result) -> dict[str, Any]:
-    """Return a result as JSON has it; one that failed is told of."""
+    """Return a result as JSON values; log a failed one."""
     if result.error is not None:
-        _tell(f"  {result.name}, {result.workload}: {result.error}")
+        _log(f"  {result.name}, {result.workload}: {result.error}")
 
     median = result.median if result.rounds else None
     return asdict(result) | {"median": median, "spread": result.spread}
 
 
-def _apart(
+def _in_processes(
     contenders: list[Contender],
     place: Place,
     scale: Scale,
     options: argparse.Namespace,
     run: dict[str, Any],
 ) -> None:
-    """Measure what needs processes of its own; the stores are there by now."""
+    """Measure in separate processes; the stores exist by now."""
     largest = QUICK_LOAD if options.quick else 100_000
 
     if options.largest is not None:
@@ -243,7 +243,7 @@ def _apart(
     able = [one for one in contenders if {"append", "load"} <= one.abilities]
 
     if options.quick:
-        able = [one for one in able if one.name in (FLOOR, OURS)]
+        able = [one for one in able if one.name in (FLOOR, CPKIT)]
 
     def costs(contender: Contender) -> None:
         cost = append_cost(contender, place, 100 if options.quick else 400)
@@ -273,9 +273,9 @@ def _apart(
             except Exception as exc:
                 label = f"{contender.driver}, {contender.name}, {name}"
                 run["skipped"][label] = str(exc)
-                _tell(f"  {label}: {exc}")
+                _log(f"  {label}: {exc}")
 
-        _tell(f"{able[0].driver}: {name}, {time.monotonic() - started:.0f} s")
+        _log(f"{able[0].driver}: {name}, {time.monotonic() - started:.0f} s")
 
 
 def _named(contender: Contender) -> dict[str, Any]:
@@ -295,7 +295,7 @@ def _versions() -> dict[str, str]:
 
 
 def _machine(place: Place) -> dict[str, str]:
-    """Return what the figures depend on."""
+    """Return the facts about the machine that the figures depend on."""
     settings = ", ".join(f"{k}={v}" for k, v in POSTGRES_SETTINGS.items())
     return {
         "when": datetime.now(UTC).isoformat(timespec="minutes"),
@@ -320,7 +320,7 @@ def _file_system(folder: str) -> str:
     return max(within)[1]
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     sys.stderr.write(line + "\n")
 
 

@@ -26,9 +26,9 @@ Line = Mapping[float, float]
 
 
 def chart(title: str, x_title: str, lines: Mapping[str, Line]) -> str:
-    """Return the drawing of named lines, each of them y by x; x of 0 is drawn at 1.
+    """Return an SVG with a line for each name.
 
-    The y of each is in microseconds.
+    A line maps x to y, which is in microseconds. An x of 0 is drawn at 1.
     """
     xs = [max(x, 1) for line in lines.values() for x in line]
     ys = [y for line in lines.values() for y in line.values()]

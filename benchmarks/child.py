@@ -1,6 +1,6 @@
-"""What is measured in a process of its own: ``python -m benchmarks.child JOB``.
+"""A measurement in a separate process: ``python -m benchmarks.child JOB``.
 
-The job is JSON: which contender, where, and what to do. The answer is a line of JSON.
+The job is JSON: the contender, its place, and what to do. The answer is a line of JSON.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def resident() -> int:
 
 def peak() -> int:
     """Return the most bytes of memory that this process ever had."""
-    # Not of getrusage: ru_maxrss starts at what the parent had when it forked.
+    # Not getrusage: ru_maxrss starts with the parent's memory at the fork.
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 async def run(job: Job) -> Job:
-    """Do the job, and return what to answer."""
+    """Do the job, and return the answer."""
     contender = entry(job["driver"], job["name"]).make(Place(**job["place"]))
     doing = {"fill": _fill, "append": _append, "load": _load, "crowd": _crowd}
 
@@ -62,7 +62,7 @@ async def _fill(contender: Contender, job: Job) -> Job:
 
 
 async def _append(contender: Contender, job: Job) -> Job:
-    """Append to a thread of ``size`` messages that is made first."""
+    """Append to a thread that is filled with ``size`` messages first."""
     thread, size = contender.thread("cost"), job["size"]
     await contender.fill(thread, contender.native(messages(0, size)))
 
@@ -75,7 +75,7 @@ async def _append(contender: Contender, job: Job) -> Job:
 
 
 async def _load(contender: Contender, job: Job) -> Job:
-    """Load a thread once; answer by how much the memory's peak was above what was."""
+    """Load a thread once; answer the peak of memory minus the memory before."""
     await contender.load(job["warm"])
     before = await asyncio.to_thread(resident)
     found = await contender.load(job["thread"])
@@ -84,20 +84,20 @@ async def _load(contender: Contender, job: Job) -> Job:
 
 
 async def _crowd(contender: Contender, job: Job) -> Job:
-    """Append from several tasks to as many threads, when told to start."""
+    """Append from several tasks, each to its own thread, when the parent says so."""
     threads = [contender.thread("crowd") for _ in range(job["tasks"])]
     native = contender.native(messages(0, job["count"] + 1))
 
     for thread in threads:
         await contender.fill(thread, native[:1])
 
-    def told() -> None:
+    def wait_for_start() -> None:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         sys.stdin.readline()
 
-    await asyncio.to_thread(told)
-    start = time.monotonic()  # one clock for all processes of a machine
+    await asyncio.to_thread(wait_for_start)
+    start = time.monotonic()  # the same clock in all processes of a machine
     end = start + job["seconds"]
 
     async def work(thread: str) -> int:

@@ -1,4 +1,4 @@
-"""The figures of a run by driver, workload and name, and what they say of the goals."""
+"""The figures of a run by driver, workload and name, compared with the goals."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.goals import GOALS, PEER_GOAL, PEER_WORKLOAD, Goal
-from benchmarks.roster import FLOOR, FULL_STATE, OURS
+from benchmarks.roster import CPKIT, FLOOR, FULL_STATE
 
 __all__ = ["Figures", "Verdict"]
 
-# Where a smaller figure is no virtue, or there is nothing to compare.
+# Workloads where the figures of different stores do not mean the same.
 _INCOMPARABLE = {"open-close"}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A goal for a driver, the ratio in this run, and whether that reaches it."""
+    """A goal for a driver, the ratio in this run, and whether the goal is met."""
 
     driver: str
     title: str
@@ -28,7 +28,7 @@ class Verdict:
 
 
 class Figures:
-    """``of[driver, workload]`` has by name what one operation takes or costs.
+    """``of[driver, workload]`` has the time or cost of one operation, by contender.
 
     Built from the results file, so a report can be rendered again without a new run.
     """
@@ -57,21 +57,21 @@ class Figures:
         if run["imports"]:
             self.of["import", "import"] = {
                 FLOOR: run["imports"]["pydantic"],
-                OURS: run["imports"]["cpkit"],
+                CPKIT: run["imports"]["cpkit"],
             }
 
     def ratio(self, driver: str, goal: Goal) -> float | None:
-        """Return the ratio that the goal is about, where it was measured."""
+        """Return the ratio that the goal bounds, or None if it was not measured."""
         found = self.of.get((driver, goal.workload), {})
         base = found.get(FLOOR)
 
         if goal.kind == "growth":
-            base = self.of.get((driver, goal.base), {}).get(OURS)
+            base = self.of.get((driver, goal.base), {}).get(CPKIT)
 
-        if OURS not in found or base is None:
+        if CPKIT not in found or base is None:
             return None
 
-        return goal.ratio(found[OURS], base)
+        return goal.ratio(found[CPKIT], base)
 
     def verdicts(self) -> list[Verdict]:
         """Return a verdict for each goal that was measured."""
@@ -90,21 +90,21 @@ class Figures:
         return found + list(self._full_state())
 
     def slower_than(self) -> list[tuple[str, str, str, float]]:
-        """Return driver, workload, peer and ratio wherever a peer is not slower."""
+        """Return driver, workload, peer and ratio where a peer is as fast or faster."""
         floors = {FLOOR, "floor, clustered key"}
         return [
-            (driver, workload, name, ours[OURS] / figure)
+            (driver, workload, name, ours[CPKIT] / figure)
             for (driver, workload), ours in self.of.items()
-            if OURS in ours and workload not in _INCOMPARABLE and driver != "import"
+            if CPKIT in ours and workload not in _INCOMPARABLE and driver != "import"
             for name, figure in ours.items()
-            if name != OURS and name not in floors and figure <= ours[OURS]
+            if name != CPKIT and name not in floors and figure <= ours[CPKIT]
         ]
 
     def _full_state(self) -> Iterator[Verdict]:
         for (driver, workload), found in self.of.items():
             for name in FULL_STATE:
-                if workload == PEER_WORKLOAD and OURS in found and name in found:
-                    ratio = found[name] / found[OURS]
+                if workload == PEER_WORKLOAD and CPKIT in found and name in found:
+                    ratio = found[name] / found[CPKIT]
                     title = f"{workload}, {name} by cpkit"
                     wanted, met = f"≥ {PEER_GOAL:g}×", ratio >= PEER_GOAL
                     yield Verdict(driver, title, wanted, ratio, met)

@@ -1,7 +1,7 @@
-"""Where the time goes: an operation taken apart, from its floor to the public method.
+"""Where the time of an operation goes, from its floor to the public method.
 
-Each layer does what the one before does, and one thing more, so that the difference is
-what that thing costs. This looks behind the drivers' public methods.
+Each layer does the work of the layer before and one more step. The difference is the
+cost of that step. This module calls internals of the drivers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What operations cost beside a million threads: ``python -m benchmarks.million``.
+"""Operations in a store of a million threads: ``python -m benchmarks.million``.
 
-Threads are made through the public API, by many small appends at once, each of one
-message; every hundredth has a finished call. Their ids are scattered, as random ids
-are, so that every insertion lands somewhere else in the index. The same operations are
-timed at a thousand threads and at all of them, and the answer is JSON.
+Threads are created through the public API by concurrent appends of one message each;
+every hundredth thread has a finished call. Their ids are scattered like random ids, so
+each insertion goes to another page of the index. The same operations are timed at a
+thousand threads and at all of them. The output is JSON.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ __all__ = ["simulate"]
 T = TypeVar("T")
 
 FEW = 1_000
-AT_ONCE = 512
-CALL_EACH = 100
+WRITERS = 512
+THREADS_PER_CALL = 100
 TENANTS = 8
 OPERATIONS = 100
 PAGE = 100
@@ -45,10 +45,10 @@ def main() -> None:
         prog="python -m benchmarks.million", description=__doc__
     )
     add = parser.add_argument
-    add("--url", action="append", help="an empty store; else private ones are made")
-    add("--only", default="sqlite,postgres", help="of the private ones")
+    add("--url", action="append", help="an empty store (default: private ones)")
+    add("--only", default="sqlite,postgres", help="which private stores")
     add("--threads", type=int, default=1_000_000)
-    add("--folder", help="where SQLite's store is made, and removed")
+    add("--folder", help="where the SQLite store is created, and removed")
     options = parser.parse_args()
 
     if options.threads <= FEW:
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 async def simulate(url: str, threads: int) -> dict[str, Any]:
-    """Fill a store that is empty, and measure it at a thousand threads and at all."""
+    """Fill an empty store, and measure it at a thousand threads and at all of them."""
     async with open_checkpointer(url) as cp:
         if isinstance(cp, ListsThreads) and await cp.list_threads(limit=1):
             raise ValueError(f"{redacted(url)} is not empty")
@@ -95,30 +95,30 @@ async def simulate(url: str, threads: int) -> dict[str, Any]:
 
 
 async def _fill(cp: Any, first: int, end: int) -> float:
-    """Make the threads of these numbers, and return the seconds that it took."""
+    """Create the threads with these numbers, and return the seconds that it took."""
     start = perf_counter()
     numbers = iter(range(first, end))
 
-    # As many workers as appends at once, each with the next number when it is free.
+    # Each worker takes the next number when it is free.
     async def work() -> None:
         for number in numbers:
             thread = _thread(number)
             await cp.append(thread, [message(number)])
 
-            if number % CALL_EACH == 0:
+            if number % THREADS_PER_CALL == 0:
                 call = ToolCall("call", "charge", {"amount": number}, _key(number))
                 await cp.record_issued(thread, call)
                 await cp.record_result(thread, "call", {"charge": number})
 
-    await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+    await asyncio.gather(*(work() for _ in range(WRITERS)))
     return perf_counter() - start
 
 
 async def _measured(cp: Any, threads: int) -> dict[str, float]:
-    """Return the median microseconds of each operation at so many threads."""
+    """Return the median microseconds of each operation."""
     chance = random.Random(threads)
     ids = [_thread(chance.randrange(threads)) for _ in range(OPERATIONS)]
-    called = [chance.randrange(0, threads, CALL_EACH) for _ in range(OPERATIONS)]
+    called = [chance.randrange(0, threads, THREADS_PER_CALL) for _ in range(OPERATIONS)]
     tenants = [f"tenant-{chance.randrange(TENANTS)}/" for _ in range(OPERATIONS)]
     fresh = [f"fresh/{threads}/{number}" for number in range(OPERATIONS)]
 
@@ -167,7 +167,7 @@ async def _timed(operation: Callable[[T], Awaitable[None]], values: list[T]) -> 
         await operation(value)
         took.append(perf_counter() - start)
 
-    # The first tenth finds cold caches and connections.
+    # Skip the first tenth: its caches and connections are cold.
     return round(median(took[len(took) // 10 :]) * 1e6, 1)
 
 
@@ -181,7 +181,7 @@ def _key(number: int) -> str:
 
 
 async def _bytes(url: str) -> int | None:
-    """Return how much the store takes on disk, where that can be told."""
+    """Return the size of the store on disk, or None if it is unknown."""
     if url.startswith("sqlite:///"):
         return await asyncio.to_thread(os.path.getsize, url[len("sqlite:///") :])
 

@@ -1,4 +1,4 @@
-"""Where contenders keep what they store: a fresh folder, and private real servers."""
+"""The place of the stores: a temporary folder, and private servers."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tests.servers.redis import RedisServer
 
 __all__ = ["POSTGRES_SETTINGS", "Place", "private_place"]
 
-# Room enough that no checkpoint falls into one contender's round and not another's;
-# fsync and synchronous_commit stay on.
+# Large enough that no checkpoint runs during the rounds of only one contender. fsync
+# and synchronous_commit stay on.
 POSTGRES_SETTINGS = {
     "shared_buffers": "512MB",
     "max_wal_size": "8GB",
     "checkpoint_timeout": "1h",
 }
 
-# The log is not rewritten while its growth is measured.
+# Redis must not rewrite the log while its growth is measured.
 REDIS_SETTINGS = {"auto-aof-rewrite-percentage": "0"}
 
 
 @dataclass(frozen=True)
 class Place:
-    """A folder, and the URLs of the servers that were asked for."""
+    """A folder, and the URLs of the servers that were started."""
 
     folder: str
     postgres: str = ""
@@ -41,7 +41,7 @@ class Place:
 
 @contextmanager
 def private_place(drivers: Collection[str], within: str | None) -> Iterator[Place]:
-    """Start the servers of the drivers; at the end stop them and remove all data."""
+    """Start the servers of the drivers; stop them and remove all data at exit."""
     with ExitStack() as stack:
         folder = stack.enter_context(
             tempfile.TemporaryDirectory(prefix="cpkit-bench-", dir=within)

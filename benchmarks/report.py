@@ -17,11 +17,11 @@ _CURVES = {"append": "One append", "load": "Load of the whole thread"}
 
 _TITLES = {
     "append": "One append, by messages in the thread",
-    "tasks": "Appends a second by many tasks at once",
+    "tasks": "Appends a second by many concurrent tasks",
     "load": "Load of the whole thread, by messages in it",
     "tail": "The last twenty messages, by messages in the thread",
-    "calls": "Claim, result and find; and the replay of a finished call",
-    "extra": "One key of extra, beside a hundred others",
+    "calls": "Claim, result and find of a call; and the replay of a finished call",
+    "extra": "One key of extra, among a hundred others",
     "open": "Open and close",
 }
 
@@ -48,11 +48,11 @@ def write(run: dict[str, Any], folder: Path) -> None:
 
 
 def _head(run: dict[str, Any]) -> Iterator[str]:
-    yield "# cpkit beside its floors and its peers"
+    yield "# cpkit compared with its floors and its peers"
     yield ""
     yield (
-        "Written by `python -m benchmarks`; how to read it stands in "
-        "[docs/performance.md](../../docs/performance.md)."
+        "Written by `python -m benchmarks`. "
+        "[docs/performance.md](../../docs/performance.md) explains how to read it."
     )
     yield ""
 
@@ -95,7 +95,7 @@ def _goals(figures: Figures) -> Iterator[str]:
             for driver, workload, name, ratio in slower
         )
     else:
-        yield "cpkit is faster than every peer in every cell, but for open and close."
+        yield "cpkit is faster than every peer in every cell, except open and close."
 
 
 def _driver(figures: Figures, driver: str, plots: dict[str, str]) -> Iterator[str]:
@@ -144,7 +144,7 @@ def _family(
 
 
 def _time(result: dict[str, Any], floor: dict[str, Any] | None) -> str:
-    """Return microseconds, spread, ratio; and the mean where it tells another tale."""
+    """Return median, spread and ratio; and the mean where it is far from the median."""
     text = f"{_micros(result['median'])} ±{_micros(result['spread'])}"
 
     if floor is not None:
@@ -176,7 +176,7 @@ def _layers(figures: Figures, driver: str) -> Iterator[str]:
         before = [None, *found]
         yield from ["", f"### Where the time of {workload} goes", ""]
         yield from _table(
-            ["up to this layer", "µs", "of the floor", "more than the one before"],
+            ["up to this layer", "µs", "of the floor", "more than the row above"],
             [
                 [
                     step["name"],
@@ -193,7 +193,7 @@ def _layers(figures: Figures, driver: str) -> Iterator[str]:
 
 def _decoding(run: dict[str, Any]) -> Iterator[str]:
     if run["decoding"]:
-        yield from ["", "## Decoding 10,000 messages, nothing fetched", ""]
+        yield from ["", "## Decoding 10,000 messages, without fetching", ""]
         yield from _table(
             ["", "µs per message"],
             [[name, f"{took * 1e6:.2f}"] for name, took in run["decoding"].items()],
@@ -205,7 +205,7 @@ def _costs(figures: Figures, driver: str) -> Iterator[str]:
     costs = [cost for cost in run["costs"] if cost["driver"] == driver]
 
     if costs:
-        yield from ["", "### What one append costs, at 1,000 messages", ""]
+        yield from ["", "### Cost of one append to a thread of 1,000 messages", ""]
         yield from _table(
             ["", "fsyncs", "bytes written", "counted by"],
             [
@@ -224,7 +224,7 @@ def _costs(figures: Figures, driver: str) -> Iterator[str]:
     if memory:
         size = memory[0]["size"]
         yield from ["", f"### Peak memory of a load of {size:,} messages", ""]
-        yield "Peak resident memory (VmHWM) above what was resident before, MiB."
+        yield "Peak resident memory (VmHWM) above the memory before the load, in MiB."
         yield ""
         yield from _table(
             ["", "MiB"],
@@ -234,7 +234,7 @@ def _costs(figures: Figures, driver: str) -> Iterator[str]:
     crowd = [one for one in run["crowd"] if one["driver"] == driver]
 
     if crowd:
-        yield from ["", "### Four processes of 16 tasks each, on one store", ""]
+        yield from ["", "### Four processes with 16 tasks each, on one store", ""]
         yield from _table(
             ["", "appends a second"],
             [[one["name"], f"{one['rate']:,.0f}"] for one in crowd],

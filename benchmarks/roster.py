@@ -1,4 +1,4 @@
-"""Who is measured on which store, and how each is made."""
+"""The contenders on each store, and how to create them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from benchmarks.floors import FileFloor, PostgresFloor, RedisFloor, SQLiteFloor
 from benchmarks.place import Place
 from cpkit.tools.benchmark import Contender, Stored
 
-__all__ = ["FLOOR", "FULL_STATE", "OURS", "ROSTER", "Entry", "entry"]
+__all__ = ["FLOOR", "FULL_STATE", "CPKIT", "ROSTER", "Entry", "entry"]
 
 FLOOR = "floor"
-OURS = "cpkit"
+CPKIT = "cpkit"
 FULL_STATE = ("LangGraph AsyncSqliteSaver", "LangGraph AsyncPostgresSaver")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A contender to be; making a peer raises ImportError where it is missing."""
+    """How to create a contender; a peer raises ImportError if it is not installed."""
 
     driver: str
     name: str
@@ -72,7 +72,7 @@ ROSTER = (
     ),
     Entry(
         "sqlite",
-        OURS,
+        CPKIT,
         lambda p: Stored("sqlite", f"sqlite:///{p.file('cpkit.db')}"),
     ),
     _langgraph("sqlite", "LangGraph AsyncSqliteSaver"),
@@ -96,7 +96,7 @@ ROSTER = (
     Entry("postgres", FLOOR, lambda p: PostgresFloor(p.postgres, FLOOR)),
     Entry(
         "postgres",
-        OURS,
+        CPKIT,
         lambda p: Stored("postgres", f"{p.postgres}?schema=cpkit_bench"),
     ),
     _langgraph("postgres", "LangGraph AsyncPostgresSaver"),
@@ -112,7 +112,7 @@ ROSTER = (
     _other("postgres", "CubePi", "cubepi", "CubePi", lambda p: p.postgres),
     Entry("postgres", "agent-ledger", _ledger),
     Entry("redis", FLOOR, lambda p: RedisFloor("redis", p.redis, FLOOR)),
-    Entry("redis", OURS, lambda p: Stored("redis", f"{p.redis}?prefix=cpkit-bench")),
+    Entry("redis", CPKIT, lambda p: Stored("redis", f"{p.redis}?prefix=cpkit-bench")),
     _other(
         "redis", "OpenAI RedisSession", "agents", "AgentsSession", lambda p: p.redis
     ),
@@ -121,7 +121,7 @@ ROSTER = (
         FLOOR,
         lambda p: RedisFloor("redis-always", p.redis_always, FLOOR),
     ),
-    Entry("redis-always", OURS, lambda p: Stored("redis-always", p.redis_always)),
+    Entry("redis-always", CPKIT, lambda p: Stored("redis-always", p.redis_always)),
     _other(
         "redis-always",
         "OpenAI RedisSession",
@@ -130,7 +130,7 @@ ROSTER = (
         lambda p: p.redis_always,
     ),
     Entry("file", FLOOR, lambda p: FileFloor(p.file("floor"), FLOOR)),
-    Entry("file", OURS, lambda p: Stored("file", f"file://{p.file('cpkit')}")),
+    Entry("file", CPKIT, lambda p: Stored("file", f"file://{p.file('cpkit')}")),
 )
 
 

@@ -1,11 +1,11 @@
-"""Floors: what a perfect driver could do with the client that a driver uses.
+"""Floors: the least work that a driver could do with the same client library.
 
-One trip to the client and one commit for each write, and nothing checked, translated,
-coalesced or retried. An append is the encoded message and its position; a load is one
-fetch and one pass of the JSON parser, with Python's collector as it comes. Where the
-contract asks for more than one row (a call or an extra also moves the thread's
-``updated_at``), SQLite and Postgres write both in the same transaction; Redis and the
-file make one command, or one line.
+Each write is one trip to the client and one commit. Nothing is checked, translated,
+batched or retried. An append stores the encoded message and its position. A load is one
+fetch and one pass of the JSON parser, with Python's garbage collector running. For a
+call or a key of extra the contract also updates the thread's ``updated_at``. SQLite and
+Postgres write both rows in one transaction; Redis sends one command, and the file gets
+one line.
 """
 
 from benchmarks.floors.file import FileFloor

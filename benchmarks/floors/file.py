@@ -19,7 +19,7 @@ __all__ = ["FileFloor"]
 
 T = TypeVar("T")
 
-# As many as the driver has.
+# The same number as in the driver.
 WORKERS = 16
 
 # More than the last twenty messages.
@@ -27,10 +27,10 @@ _TAIL = 64 * 1024
 
 
 class FileFloor(Contender):
-    """A log for each thread, kept open; a call is a line in it and a file of its own.
+    """A log for each thread, kept open; a call is a line in the log, and a file.
 
-    The file of a call's key says that it is held and, at the end, its result: what
-    another process would look at.
+    The file of a call's key exists while the key is held, and has the result in the
+    end. Another process would read that file.
     """
 
     kind = "floor"
@@ -116,7 +116,7 @@ class FileFloor(Contender):
         os.fdatasync(log)
 
     def _conclude(self, thread: str, name: str, line: bytes) -> None:
-        # Not synced: the log has it, and the file is made again from that.
+        # Not synced: the file can be created again from the log.
         self._path(f"{thread}:{name}").write_bytes(line)
         self._write(f"{thread}:calls", line)
 

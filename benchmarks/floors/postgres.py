@@ -1,6 +1,6 @@
-"""The floor of Postgres: asyncpg, one prepared statement on a connection that is held.
+"""The floor of Postgres: asyncpg, one prepared statement on an open connection.
 
-For tasks there are eight connections, as many as a driver of cpkit has.
+Concurrent tasks share eight connections, the same number as in the driver.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WITH touched AS (
 
 
 class Statements(NamedTuple):
-    """Each statement's text, or what a connection has prepared of it."""
+    """The text of each statement, or the statement that a connection has prepared."""
 
     append: Any = "INSERT INTO cpkit_floor.messages VALUES ($1, $2, $3)"
     load: Any = (
@@ -71,11 +71,11 @@ class Statements(NamedTuple):
 
 
 class PostgresFloor(Contender):
-    """Connections wait in a queue, the last one used in front."""
+    """Free connections wait in a stack: the last one used is taken first."""
 
     kind = "floor"
     abilities = frozenset({"append", "load", "tail", "calls", "extra", "open"})
-    durability = "machine: synchronous_commit=on, as the server has it"
+    durability = "machine: synchronous_commit=on, the server's default"
 
     def __init__(self, url: str, name: str, connections: int = CONNECTIONS) -> None:
         super().__init__("postgres", name)

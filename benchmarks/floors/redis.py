@@ -1,4 +1,4 @@
-"""The floor of Redis: redis.asyncio as it comes, one command for each write."""
+"""The floor of Redis: redis.asyncio without options, one command for each write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["RedisFloor"]
 
 
 class RedisFloor(Contender):
-    """RPUSH, LRANGE, HSET; a call is a key, set if it is not there, then set anew."""
+    """RPUSH, LRANGE, HSET; a call is a key with ``SET NX``, its result a ``SET XX``."""
 
     kind = "floor"
     abilities = frozenset({"append", "load", "tail", "calls", "extra", "open"})
@@ -23,13 +23,13 @@ class RedisFloor(Contender):
     def __init__(self, driver: str, url: str, name: str) -> None:
         super().__init__(driver, name)
         self.url = url
-        self._redis: Any  # execute_command, the bare way to the wire, has no types
+        self._redis: Any  # execute_command has no types
 
     def another(self) -> RedisFloor:
         return RedisFloor(self.driver, self.url, self.name)
 
     async def open(self) -> None:
-        # More than the tasks of any workload; by default it raises above a hundred.
+        # More than the tasks of any workload; the default raises above a hundred.
         self._redis = Redis.from_url(self.url, max_connections=1000)
         await self._redis.ping()
         self.durability = {

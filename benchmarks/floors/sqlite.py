@@ -54,7 +54,7 @@ _FIND = "SELECT result FROM calls WHERE key = ? AND status = 'completed'"
 
 
 class SQLiteFloor(Contender):
-    """``clustered``: the messages lie in the tree of their key, not beside an index."""
+    """``clustered``: the messages are stored in the index of their key."""
 
     kind = "floor"
     abilities = frozenset({"append", "load", "tail", "calls", "extra", "open"})

@@ -1,7 +1,7 @@
-"""Other people's stores, each used as its own documentation says.
+"""Stores of other projects, each used as its documentation says.
 
-One append is the least that keeps a message: for LangGraph one `aput` of the whole
-state (a graph's run also puts writes), and with its delta channel the writes and the
-checkpoint without the channel, or with all of it at each hundredth time. What their
-interfaces ask for in memory beside it, the state of a graph, is theirs to keep.
+One append is the least work that keeps a message. For LangGraph it is one `aput` of the
+whole state (a run of a graph also puts writes). With its delta channel it is the writes
+and a checkpoint without the channel, or with the whole channel at each hundredth
+append. State that an interface needs in memory is kept by the contender.
 """

@@ -1,4 +1,4 @@
-"""agent-ledger on Postgres: the call cycle alone, by its begin and commit."""
+"""agent-ledger on Postgres: only the cycle of a call, by its begin and commit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AgentLedger(Contender):
     """A replay is a `begin` that finds the finished effect and returns its result."""
 
     abilities = frozenset({"calls", "open"})
-    durability = "machine: synchronous_commit=on, as the server has it"
+    durability = "machine: synchronous_commit=on, the server's default"
 
     def __init__(self, where: str, name: str, *, tables: bool = True) -> None:
         super().__init__("postgres", name)
@@ -34,7 +34,7 @@ class AgentLedger(Contender):
 
     async def open(self) -> None:
         self._pool = AsyncConnectionPool(self.where, min_size=1, max_size=8, open=False)
-        await self._pool.open(wait=True)  # or it would connect behind our back
+        await self._pool.open(wait=True)  # else it connects in the background
 
         if self._tables:
             async with self._pool.connection() as connection:
@@ -47,7 +47,7 @@ class AgentLedger(Contender):
         await self._pool.close()
 
     async def fill(self, thread: str, messages: Any) -> None:
-        """Keep none: it has calls alone."""
+        """Do nothing: agent-ledger has no messages."""
 
     async def cycle(self, thread: str, name: str) -> JsonValue:
         call = _call(thread, name)

@@ -19,10 +19,9 @@ BLOCKING = "OpenAI SQLiteSession"
 
 
 class AgentsSession(Contender):
-    """A session for each thread; those on a server share its client.
+    """A session for each thread; the sessions on a server share a client.
 
-    By the name it is the SDK's session on aiosqlite, or that on the blocking module.
-
+    The name selects the SDK's session on aiosqlite or the one on the blocking module.
     ``where`` is a SQLite file or a URL.
     """
 
@@ -46,7 +45,7 @@ class AgentsSession(Contender):
         if self.driver != "sqlite":
             self._client = Redis.from_url(self.where)
 
-        # Connected, and its tables made, by the first session that reads.
+        # The first session that reads connects and creates the tables.
         await self._of("first").get_items(limit=1)
 
     async def close(self) -> None:

@@ -14,10 +14,10 @@ __all__ = ["AgentsPostgres"]
 
 
 class AgentsPostgres(Contender):
-    """A session for each thread, on one engine with a pool as it comes."""
+    """A session for each thread, on one engine with the default pool."""
 
     abilities = frozenset({"append", "load", "tail", "open"})
-    durability = "machine: synchronous_commit=on, as the server has it"
+    durability = "machine: synchronous_commit=on, the server's default"
 
     def __init__(self, driver: str, where: str, name: str) -> None:
         super().__init__(driver, name)
@@ -31,7 +31,7 @@ class AgentsPostgres(Contender):
     async def open(self) -> None:
         url = self.where.replace("postgresql:", "postgresql+asyncpg:", 1)
         self._engine = create_async_engine(url)
-        # Connected, and its tables made, by the first session that reads.
+        # The first session that reads connects and creates the tables.
         await self._of("first").get_items(limit=1)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""CubePi's checkpointers on SQLite and Postgres, with messages of its own types."""
+"""CubePi's checkpointers on SQLite and Postgres, with CubePi's message types."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CubePi(Contender):
         self._inner: Any
         self.durability = {
             "sqlite": "machine: a rollback journal, synchronous=FULL",
-            "postgres": "machine: synchronous_commit=on, as the server has it",
+            "postgres": "machine: synchronous_commit=on, the server's default",
         }[driver]
 
     def another(self) -> CubePi:

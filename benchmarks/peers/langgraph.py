@@ -1,4 +1,4 @@
-"""LangGraph's savers on SQLite and Postgres, with the whole state and with deltas."""
+"""LangGraph's savers on SQLite and Postgres, with whole states and with deltas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SNAPSHOT_EACH = 100
 
 
 class _State:
-    """What a graph holds of a thread while it runs, one step at a time."""
+    """The state of a thread that a running graph has in memory."""
 
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
@@ -42,8 +42,8 @@ class _State:
 class LangGraph(Contender):
     """``where`` is a SQLite file or the URL of a Postgres database.
 
-    The messages are LangChain's, as in every graph that adds messages, or with
-    ``plain`` dicts, which its serializer takes as they are.
+    The messages are LangChain's, as in every graph that adds messages. With ``plain``
+    they are dicts, which the serializer stores without conversion.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class LangGraph(Contender):
         self._saver: Any
         self.durability = {
             "sqlite": "machine: WAL with synchronous=FULL, SQLite's default",
-            "postgres": "machine: synchronous_commit=on, as the server has it",
+            "postgres": "machine: synchronous_commit=on, the server's default",
         }[driver]
 
     def another(self) -> LangGraph:
@@ -94,7 +94,7 @@ class LangGraph(Contender):
                 },
             )
             self._saver = AsyncPostgresSaver(
-                await self._stack.enter_async_context(pool)  # type: ignore[arg-type]  # the factory of its rows is a keyword
+                await self._stack.enter_async_context(pool)  # type: ignore[arg-type]  # the row factory is passed in kwargs
             )
 
         await self._saver.setup()

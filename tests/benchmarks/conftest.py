@@ -1,4 +1,4 @@
-"""A place for floors and stores beside each other, on real servers."""
+"""Floors and stores in one place, on real servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.place import Place
-from benchmarks.roster import FLOOR, OURS, entry
+from benchmarks.roster import CPKIT, FLOOR, entry
 from cpkit import open_checkpointer
 from cpkit.tools.benchmark import Contender
 from tests.servers.postgres import shared_postgres
@@ -19,7 +19,7 @@ from tests.servers.redis import shared_redis
 @pytest.fixture
 def place(tmp_path: Path, driver: str) -> Place:
     """The test's folder, and the server that the driver needs."""
-    # A driver's import reads files, which is no event loop's work.
+    # The import of a driver reads files, which may not happen on an event loop.
     open_checkpointer(f"sqlite:///{tmp_path}/unused.db")
 
     if driver == "postgres":
@@ -33,10 +33,10 @@ def place(tmp_path: Path, driver: str) -> Place:
 
 @pytest.fixture
 async def pair(place: Place, driver: str) -> AsyncIterator[tuple[Contender, Contender]]:
-    """The driver's floor and cpkit, both open."""
+    """The driver's floor and cpkit's store, both open."""
     async with AsyncExitStack() as stack:
         floor, ours = [
             await stack.enter_async_context(entry(driver, name).make(place))
-            for name in (FLOOR, OURS)
+            for name in (FLOOR, CPKIT)
         ]
         yield floor, ours

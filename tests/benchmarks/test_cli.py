@@ -19,14 +19,14 @@ app.command()(bench)
 
 
 def invoke(*arguments: str) -> Result:
-    """Run the verb as the command would."""
+    """Run the command."""
     return CliRunner().invoke(app, [*arguments])
 
 
-def test_stores_are_measured_side_by_side_and_left_as_they_were(
+def test_stores_are_measured_side_by_side_and_cleaned_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A column for each, and nothing stays in them."""
+    """The table has a column for each store, and nothing stays in the stores."""
     monkeypatch.chdir(tmp_path)
     urls = ["sqlite:///a.db", "file:b"]
     done = invoke(*urls, *SHORT)
@@ -46,7 +46,7 @@ def test_stores_are_measured_side_by_side_and_left_as_they_were(
 
 
 def test_json_has_every_round(tmp_path: Path) -> None:
-    """In seconds, with what the store promises beside it."""
+    """Times are in seconds."""
     done = invoke(f"sqlite:///{tmp_path}/a.db", *SHORT, "--json")
     found = json.loads(done.stdout)
 
@@ -61,18 +61,18 @@ def test_json_has_every_round(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["memory://", "--workload", "sleep"], 2, "unknown --workload 'sleep'"),
         (["nonsense://"], 2, "no driver for 'nonsense'"),
         (["memory://", "redis://127.0.0.1:1/0?connect_timeout=0.1"], 3, "127.0.0.1:1"),
     ],
 )
-def test_what_cannot_be_measured_is_said_in_a_line(
-    arguments: list[str], code: int, said: str
+def test_a_store_that_cannot_be_measured_is_an_error(
+    arguments: list[str], code: int, message: str
 ) -> None:
-    """Bad use is 2, a store that is away is 3."""
+    """The exit code is 2 for bad use, 3 for a store that is unavailable."""
     done = invoke(*arguments)
     assert done.exit_code == code
-    assert said in done.output
+    assert message in done.output
     assert not done.stdout

@@ -1,4 +1,4 @@
-"""No store has become clearly slower; and a store that has is found."""
+"""The guard: no store is clearly slower than its goals, and it would find one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Pair = tuple[Contender, Contender]
 
 @pytest.mark.parametrize("driver", ["sqlite", "postgres", "redis", "file"])
 async def test_no_ratio_to_the_floor_is_twice_its_goal(pair: Pair) -> None:
-    """Seen in every one of three tries, so that noise fails none."""
+    """A miss must show in three tries, so noise does not fail the test."""
     floor, ours = pair
     assert await missed(floor, ours) == {}
 
 
 class Slowed(Stored):
-    """A store with a mistake in how it appends; another handle fills its threads."""
+    """A store with a mistake in its append; another handle fills its threads."""
 
     def __init__(self, sound: Stored) -> None:
         super().__init__(sound.driver, sound.url)
@@ -35,7 +35,7 @@ class Slowed(Stored):
 
 
 class LoadsFirst(Slowed):
-    """It loads the thread to know where to append."""
+    """Each append loads the thread first."""
 
     async def append(self, thread: str, message: Any) -> None:
         await self.load(thread)
@@ -43,7 +43,7 @@ class LoadsFirst(Slowed):
 
 
 class OneAtATime(Slowed):
-    """What queues while a commit is under way does not share the next one."""
+    """Concurrent appends do not share a commit."""
 
     async def append(self, thread: str, message: Any) -> None:
         async with self._turn:
@@ -60,7 +60,7 @@ MISTAKES = [
 async def test_a_mistake_that_slows_a_store_down_is_found(
     pair: Pair, mistake: type[Slowed], workload: str, found: list[str]
 ) -> None:
-    """The guard fails in every try, by the goals that the mistake offends."""
+    """The guard reports the goals that the mistake misses in every try."""
     floor, ours = pair
     assert isinstance(ours, Stored)
     goals = [goal for goal in GOALS if goal.workload == workload]

@@ -1,4 +1,4 @@
-"""Operations taken apart: each layer does what it is named for."""
+"""The layers of an operation can all be measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cpkit.tools.benchmark import Contender, Scale, Stored, interleaved
 async def test_an_append_and_a_replay_have_layers(
     pair: tuple[Contender, Contender],
 ) -> None:
-    """From the floor to the public method, and none of them fails."""
+    """From the floor to the public method, without an error."""
     floor, ours = pair
     assert isinstance(ours, Stored)
 
@@ -35,5 +35,5 @@ async def test_an_append_and_a_replay_have_layers(
 
 
 def test_every_way_of_decoding_is_timed() -> None:
-    """In seconds per message."""
+    """The times are in seconds per message."""
     assert all(0 < took < 0.001 for took in decoding(1).values())

@@ -1,4 +1,4 @@
-"""The workloads run on every store, and say so where one does not keep its word."""
+"""The workloads run on every store, and detect a store that loses writes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAMILY_NAMES = list(FAMILIES)
 
 
 def test_messages_are_the_same_every_time_and_about_a_kilobyte() -> None:
-    """Assistants and tools in turn, each an answer to the one before."""
+    """Assistant and tool messages alternate."""
     for number in range(1000):
         made = message(number)
         assert made == message(number)
@@ -41,7 +41,7 @@ def test_messages_are_the_same_every_time_and_about_a_kilobyte() -> None:
 
 @pytest.mark.parametrize("driver", STORES)
 async def test_every_workload_runs_on_floor_and_store(pair: Pair) -> None:
-    """Each round gives a figure, and what was written is there."""
+    """Each round has a figure, and the check of the stored data passes."""
     for family in FAMILY_NAMES:
         found = await interleaved(trials(family, pair, LITTLE), rounds=2)
 
@@ -51,8 +51,8 @@ async def test_every_workload_runs_on_floor_and_store(pair: Pair) -> None:
         assert all(result.median > 0 for result in found)
 
 
-async def test_a_contender_is_asked_for_no_more_than_it_can() -> None:
-    """Abilities decide which families it is in."""
+async def test_a_contender_runs_only_the_workloads_that_it_supports() -> None:
+    """Its abilities select the families."""
     contender = Contender("none", "none")
     contender.abilities = frozenset({"calls"})
     asked = [family for family in FAMILY_NAMES if trials(family, [contender])]
@@ -61,7 +61,7 @@ async def test_a_contender_is_asked_for_no_more_than_it_can() -> None:
 
 
 class Forgetful(Stored):
-    """A store that acknowledges and drops every third append."""
+    """A store that acknowledges every append and drops each third one."""
 
     appended = 0
 
@@ -72,8 +72,8 @@ class Forgetful(Stored):
             await super().append(thread, message)
 
 
-async def test_an_append_that_is_not_there_is_told() -> None:
-    """The contender's figure is not trusted; the others go on."""
+async def test_a_lost_append_is_an_error() -> None:
+    """The contender has an error in place of a figure; the others go on."""
     async with (
         Stored("memory", "memory://") as sound,
         Forgetful("memory", "memory://", name="forgetful") as forgetful,
@@ -87,10 +87,10 @@ async def test_an_append_that_is_not_there_is_told() -> None:
 
 
 async def test_trials_take_turns_in_another_order_each_round() -> None:
-    """Nobody is always the first, or after the same neighbour's mess."""
+    """A contender is not always first, nor always after the same other one."""
     order: list[tuple[str, str]] = []
 
-    def tell(trial: Trial, step: str) -> None:
+    def record(trial: Trial, step: str) -> None:
         order.append((step, trial.contender.name))
 
     stores = [Stored("memory", "memory://", name=name) for name in "abc"]
@@ -98,7 +98,7 @@ async def test_trials_take_turns_in_another_order_each_round() -> None:
     for store in stores:
         await store.open()
 
-    await interleaved([Append(store, 0, LITTLE) for store in stores], 3, tell)
+    await interleaved([Append(store, 0, LITTLE) for store in stores], 3, record)
 
     for store in stores:
         await store.close()
@@ -111,8 +111,8 @@ async def test_trials_take_turns_in_another_order_each_round() -> None:
 
 
 @pytest.mark.parametrize("driver", ["sqlite"])
-async def test_what_was_written_for_the_measurement_is_erased(pair: Pair) -> None:
-    """A user's store has as many threads and calls afterwards as before."""
+async def test_the_threads_of_the_measurement_are_erased(pair: Pair) -> None:
+    """A user's store has the same threads and calls afterwards as before."""
     _, ours = pair
     assert isinstance(ours, Stored)
 
@@ -129,7 +129,7 @@ async def test_what_was_written_for_the_measurement_is_erased(pair: Pair) -> Non
 
 
 def test_every_contender_has_one_entry() -> None:
-    """A child process finds by driver and name what its parent measures."""
+    """A child process finds a contender by its driver and its name."""
     names = [(one.driver, one.name) for one in ROSTER]
     assert len(set(names)) == len(names)
     assert all(entry(*name) is one for name, one in zip(names, ROSTER, strict=True))

@@ -1,4 +1,4 @@
-"""What is measured in processes of their own."""
+"""The measurements in separate processes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
-from benchmarks.apart import append_cost, crowd_rate, import_times, load_memory
 from benchmarks.place import Place
-from benchmarks.roster import FLOOR, OURS, entry
+from benchmarks.processes import append_cost, crowd_rate, import_times, load_memory
+from benchmarks.roster import CPKIT, FLOOR, entry
 
 needs_proc = pytest.mark.skipif(
     not os.path.exists("/proc/self/io"), reason="needs /proc/self/io"
@@ -18,11 +18,11 @@ needs_proc = pytest.mark.skipif(
 
 @needs_proc
 @pytest.mark.parametrize("driver", ["sqlite", "postgres", "file"])
-def test_an_append_is_a_sync_and_a_message_and_little_more(
+def test_an_append_costs_one_sync_and_little_more_than_its_message(
     place: Place, driver: str
 ) -> None:
-    """Counted as the difference of two runs, one of them without the appends."""
-    cost = append_cost(entry(driver, OURS).make(place), place, 40)
+    """The cost is the difference of two runs, one of them without appends."""
+    cost = append_cost(entry(driver, CPKIT).make(place), place, 40)
 
     assert cost.bytes is not None
     assert 1_000 < cost.bytes < 40_000
@@ -33,8 +33,8 @@ def test_an_append_is_a_sync_and_a_message_and_little_more(
 
 @needs_proc
 @pytest.mark.parametrize("driver", ["sqlite"])
-def test_the_peak_is_that_of_the_load_alone(place: Place) -> None:
-    """What this process has in memory does not count."""
+def test_the_peak_is_that_of_the_load(place: Place) -> None:
+    """The memory of the parent process does not count."""
     ballast = bytearray(os.urandom(1024)) * 200_000
     growth = load_memory(entry("sqlite", FLOOR).make(place), place, 2_000)
 
@@ -43,10 +43,10 @@ def test_the_peak_is_that_of_the_load_alone(place: Place) -> None:
 
 @pytest.mark.parametrize("driver", ["sqlite"])
 def test_four_processes_append_to_one_store(place: Place) -> None:
-    """They start together, and every one finds all that it has written."""
-    assert crowd_rate(entry("sqlite", OURS).make(place), place, 0.2) > 0
+    """They start together, and each one loads all that it has appended."""
+    assert crowd_rate(entry("sqlite", CPKIT).make(place), place, 0.2) > 0
 
 
 def test_imports_are_timed_in_fresh_processes() -> None:
-    """Each takes some time, however often it was imported here."""
+    """Each import takes time, although this process has the modules already."""
     assert all(took > 0 for took in import_times(1).values())

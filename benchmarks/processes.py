@@ -1,4 +1,4 @@
-"""What needs processes of its own: syncs and bytes, peak memory, crowds, imports."""
+"""Measurements in separate processes: syncs, bytes, peak memory, crowds, imports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE = 600
 PROCESSES = 4
 TASKS = 16
 
-# The size of the thread that costs are counted at, as in the table of the goals.
+# The length of the thread whose appends are counted, as in the goals.
 COST_SIZE = 1000
 
 IMPORTS = {
@@ -42,7 +42,7 @@ IMPORTS = {
 
 @dataclass
 class Cost:
-    """What one append costs; what could not be counted is None, and ``why`` says it."""
+    """The cost of one append; a part that was not counted is None, see ``why``."""
 
     fsyncs: float | None = None
     bytes: float | None = None
@@ -53,7 +53,7 @@ class Cost:
 def spawned(
     contender: Contender, place: Place, job: dict[str, Any], *before: str
 ) -> dict[str, Any]:
-    """Run a job in a process of its own, under the command ``before``."""
+    """Run a job in a separate process, under the command ``before``."""
     done = subprocess.run(
         [*before, *_command(contender, place, job)],
         capture_output=True,
@@ -70,13 +70,13 @@ def spawned(
 
 
 def append_cost(contender: Contender, place: Place, count: int) -> Cost:
-    """Count what appends cost, as the difference of a run with them and one without.
+    """Return the cost of an append: a run with appends minus a run without.
 
-    Bytes are what the process hands to the file system, or by how much the server's
-    log grows; fsyncs are counted by strace, or by Postgres itself.
+    Bytes are those that the process writes to the file system, or the growth of the
+    server's log. strace counts the fsyncs, or Postgres itself does.
     """
     cost = Cost()
-    # The first run may create the store, and is not counted.
+    # The first run may create the store, so it is not counted.
     runs = [_counted(contender, place, number, cost) for number in (0, 0, count)]
     _, without, within = runs
 
@@ -111,7 +111,7 @@ def _counted(
     cost.counted = "wchar of /proc/self/io, strace"
 
     if shutil.which("strace") is None:
-        cost.why = ["no strace on this machine: fsyncs not counted"]
+        cost.why = ["fsyncs not counted: strace is not installed"]
         return {"bytes": spawned(contender, place, job)["written"]}
 
     with tempfile.NamedTemporaryFile() as table:
@@ -121,9 +121,9 @@ def _counted(
 
 
 def load_memory(contender: Contender, place: Place, size: int) -> int:
-    """Return by how many bytes the peak of a process grows when it loads a thread.
+    """Return the bytes by which loading a thread raises the peak memory of a process.
 
-    The peak of resident memory (VmHWM) above what was resident before.
+    That is the peak of resident memory (VmHWM) minus the memory before the load.
     """
     threads = {name: contender.thread(name) for name in ("warm", "memory")}
 
@@ -188,7 +188,7 @@ def crowd_rate(contender: Contender, place: Place, seconds: float) -> float:
 
 
 def import_times(rounds: int) -> dict[str, float]:
-    """Return the seconds that imports take in a fresh process, at the median."""
+    """Return the median of the seconds that each import takes in a fresh process."""
     took: dict[str, list[float]] = {name: [] for name in IMPORTS}
 
     for number in range(-1, rounds):
@@ -197,10 +197,10 @@ def import_times(rounds: int) -> dict[str, float]:
                 "from time import perf_counter as clock\nstart = clock()\n"
                 f"{statement}\nprint(clock() - start)"
             )
-            said = subprocess.check_output([sys.executable, "-c", script], text=True)
+            printed = subprocess.check_output([sys.executable, "-c", script], text=True)
 
             if number >= 0:
-                took[name].append(float(said))
+                took[name].append(float(printed))
 
     return {name: median(times) for name, times in took.items()}
 
@@ -221,15 +221,15 @@ def _last_line(child: subprocess.Popen[str]) -> str:
 
 
 def _syncs(table: str) -> int:
-    """Return how many calls are in a table of ``strace -c``."""
+    """Return the number of sync calls in a table of ``strace -c``."""
     row = r"^ *[\d.]+ +[\d.]+ +\d+ +(\d+) .*\b(?:fsync|fdatasync)$"
     return sum(map(int, re.findall(row, Path(table).read_text(), re.MULTILINE)))
 
 
 def _postgres(url: str) -> dict[str, int]:
-    """Return what the server has logged and synced so far.
+    """Return the bytes that the server has logged so far, and its syncs.
 
-    A backend tells the statistics of its syncs when it ends, as the child's has.
+    A backend process reports its syncs when it ends; the one of the child has ended.
     """
 
     async def ask() -> dict[str, int]:
@@ -244,7 +244,7 @@ def _postgres(url: str) -> dict[str, int]:
                 )
             }
 
-            # From 18 on it stands in pg_stat_io, by kinds of backend.
+            # From 18 on the column is in pg_stat_io, by kind of backend.
             if connection.get_server_version().major in range(14, 18):
                 found["fsyncs"] = await connection.fetchval(
                     "SELECT wal_sync FROM pg_stat_wal"
@@ -264,14 +264,14 @@ def _aof_size(client: Any) -> int:
 def _traced_server(
     client: Any, work: Callable[[], object], cost: Cost
 ) -> dict[str, int]:
-    """Do the work while strace counts the server's syncs, where that can be."""
+    """Do the work while strace counts the server's syncs, where that is possible."""
     if client.config_get("appendfsync")["appendfsync"] != "always":
-        cost.why = ["synced once a second, whatever is written"]
+        cost.why = ["the server syncs once a second"]
         work()
         return {}
 
     if shutil.which("strace") is None or os.geteuid() != 0:
-        cost.why = ["strace, and the right to trace the server, are needed"]
+        cost.why = ["counting syncs needs strace and permission to trace the server"]
         work()
         return {}
 
