@@ -102,7 +102,7 @@ def test_loops_in_many_threads_share_a_store(name: str) -> None:
     assert set(Counter(claimed).values()) == {1}
 
 
-async def test_its_durability_is_none() -> None:
+async def test_its_durability_survives_nothing() -> None:
     """The text names a store that keeps the state."""
     cp = Memory("a")
     assert cp.durability.survives is Survives.NONE

@@ -39,7 +39,7 @@ def test_a_phrase_in_any_other_file_is_found(path: str) -> None:
     [
         "# There is no thread of that id, and the answer is no.",
         "# It is no longer open.",
-        "if somebody is None: raise anew",
+        "if somebody is None: raise anew",  # plain-words: ignore sample
         "# plain-words: ignore a quotation\n# Somebody",
         "# Somebody  plain-words: ignore a quotation",
     ],
@@ -77,4 +77,5 @@ def test_the_list_of_unclean_folders_only_shrinks(
     page.write_text("anew")  # plain-words: ignore sample
     monkeypatch.setattr(plain_words, "NOT_YET_PLAIN", set())
     assert main() == 1
+    # plain-words: ignore sample
     assert "old/page.md:1: 'anew'" in capsys.readouterr().out
