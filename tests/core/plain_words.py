@@ -29,7 +29,6 @@ NOT_YET_PLAIN: set[str] = {
     "cpkit/driver",
     "cpkit_file",
     "cpkit_postgres",
-    "cpkit_redis",
     "docs",
     "tests/file",
     "tests/postgres",
