@@ -33,5 +33,5 @@ class ServerOptions(DriverOptions):
     long an operation retries while the server cannot be reached.
     """
 
-    timeout: float = Field(30.0, gt=0, le=86_400)
-    connect_timeout: float = Field(10.0, gt=0, le=86_400)
+    timeout: float = Field(default=30.0, gt=0, le=86_400)
+    connect_timeout: float = Field(default=10.0, gt=0, le=86_400)

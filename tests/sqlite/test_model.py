@@ -2,123 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cpkit import MemoryCheckpointer, ToolCall, VersionConflict
-from cpkit.driver import (
-    Append,
-    Claim,
-    Erase,
-    Merge,
-    Resolve,
-    Restore,
-    Store,
-    StoredCall,
-    StoresDumps,
-    StoresReceipts,
-    StoresThreadLists,
-    Write,
-)
-from cpkit.memory import MemoryStore
-from cpkit.records import CallStatus
 from cpkit_sqlite import SQLiteCheckpointer, SQLiteStore
-
-THREADS = ["a", "ab", "b"]
-KEYS = ["k1", "k2", "k3"]
-TIMES = ("issued_at", "resolved_at", "created_at", "updated_at")
-
-
-def without_times(value: Any) -> Any:
-    """Drop what two clocks cannot agree on; the two stores' lists become equal."""
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        fields = value._asdict()
-        return [
-            (name, without_times(one))
-            for name, one in fields.items()
-            if name not in TIMES
-        ]
-
-    return [*map(without_times, value)] if isinstance(value, list | tuple) else value
-
-
-def some_call(chance: random.Random, thread_id: str) -> StoredCall:
-    """Return a call as a dump has it."""
-    status: CallStatus = chance.choice(("issued", "completed", "failed"))
-    erased = chance.random() < 0.3
-    done = status != "issued"
-    return StoredCall(
-        thread_id,
-        chance.choice("xyz"),
-        "tool",
-        b"{}" if erased else b'{"a":1}',
-        chance.choice(KEYS),
-        status,
-        chance.randrange(1, 4),
-        1000,
-        b"7" if done and not erased else None,
-        2000 if done else None,
-        erased,
-    )
-
-
-def some_write(chance: random.Random) -> Write:
-    thread_id = chance.choice(THREADS)
-    items = [(b'"%d"' % chance.randrange(3), b"%d" % chance.randrange(99))]
-
-    match chance.choice("aaammccccrrrreeRR"):
-        case "a":
-            bodies = [b'{"n":%d}' % i for i in range(chance.randrange(3))]
-            expected = chance.choice((None, None, 0, 1, 2))
-            return Append(thread_id, bodies, expected, chance.choice(((), items)))
-        case "m":
-            return Merge(thread_id, items)
-        case "c":
-            call = ToolCall(chance.choice("xyz"), "tool", {}, chance.choice(KEYS))
-            return Claim(thread_id, call, b"{}")
-        case "r":
-            status: CallStatus = chance.choice(("completed", "failed"))
-            return Resolve(thread_id, chance.choice("xyz"), status, b"5")
-        case "e":
-            return Erase(thread_id, chance.random() < 0.5)
-        case _:
-            calls = [some_call(chance, thread_id)]
-
-            if chance.random() < 0.5 and all(call.erased for call in calls):
-                return Restore(thread_id, [], [], calls, None, None)
-
-            return Restore(thread_id, [b"{}"], items, calls, 500, 600)
-
-
-async def state(store: Store) -> list[Any]:
-    """Return all that can be read from a store."""
-    assert isinstance(store, StoresDumps)
-    assert isinstance(store, StoresReceipts)
-    assert isinstance(store, StoresThreadLists)
-
-    def decode(bodies: Any, first: int) -> list[Any]:
-        return [first, *bodies]
-
-    listed = [
-        await store.threads(prefix, after, limit, erased)
-        for prefix in ("", "a")
-        for after in (None, "a")
-        for limit in (1, 9)
-        for erased in (False, True)
-    ]
-    found = [[(one.thread_id, one.version) for one in page] for page in listed]
-    dumps = [await store.dump(thread_id) for thread_id in THREADS]
-
-    return [
-        found,
-        [None if dump is None else sorted(map(repr, dump.items)) for dump in dumps],
-        [None if dump is None else dump._replace(items=()) for dump in dumps],
-        [await store.holder(key) for key in KEYS],
-        [await store.calls(thread_id) for thread_id in THREADS],
-    ]
+from tests.model import check_moves, check_outcomes
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -126,55 +16,16 @@ async def test_every_outcome_is_that_of_the_store_in_memory(
     path: str, seed: int
 ) -> None:
     """Batches of random writes give equal outcomes, and leave equal states."""
-    chance = random.Random(seed)
-    model, store = MemoryStore(), SQLiteStore(path)
-    await store.open()
-
-    try:
-        for _ in range(40):
-            batch = [some_write(chance) for _ in range(chance.randrange(1, 6))]
-            expected = await model.commit(batch)
-            found = await store.commit(batch)
-            assert without_times(list(found)) == without_times(list(expected)), batch
-            assert without_times(await state(store)) == without_times(
-                await state(model)
-            ), batch
-    finally:
-        await store.close()
+    await check_outcomes(SQLiteStore(path), seed)
 
 
 async def test_a_thread_is_moved_exactly(path: str, tmp_path: Path) -> None:
     """Times, attempts, status, erasure and the order of claims come back."""
     async with (
-        MemoryCheckpointer[Any]() as here,
         SQLiteCheckpointer[Any](path) as there,
         SQLiteCheckpointer[Any](tmp_path / "third.db") as third,
     ):
-        await here.record_issued("t", ToolCall("old", "pay", {"a": 1}, "k0"))
-        await here.delete_thread("t")
-        await here.append("t", [{"n": 1.5}, {"é": 10**30}], extra={"b": 1, "": None})
-        await here.record_issued("t", ToolCall("c1", "pay", {"a": 1}, "k"))
-        await here.record_result("t", "c1", "declined", success=False)
-        await here.record_issued("t", ToolCall("c2", "pay", {"a": 1}, "k"))
-        await here.record_issued("only calls", ToolCall("c", "pay", {}, "k9"))
-        await here.delete_thread("only calls")
-
-        for thread_id in ("t", "only calls"):
-            dump = await here.dump_thread(thread_id)
-            assert dump is not None
-            await there.restore_thread(dump)
-            copied = await there.dump_thread(thread_id)
-            assert copied == dump
-            await third.restore_thread(copied)
-            assert await third.dump_thread(thread_id) == dump
-
-            with pytest.raises(VersionConflict):
-                await there.restore_thread(dump)
-
-        assert await there.list_threads(erased=True) == await here.list_threads(
-            erased=True
-        )
-        assert await there.load("t") == await here.load("t")
+        await check_moves(there, third)
 
 
 async def test_the_engine_lowers_the_limits(path: str) -> None:
