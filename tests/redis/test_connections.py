@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
 
@@ -79,6 +79,50 @@ async def test_a_storm_of_cancellations_crosses_no_answers(
         assert proxy.connections <= 3
 
     await proxy.hung_up()
+
+
+async def test_cancelled_operations_leak_no_connection(
+    url: str, raw: Any, prefix: str
+) -> None:
+    """At the server there are never more than ``pool_size``, and none after closing."""
+    random = Random(2)
+    name = prefix
+    separator = "&" if "?" in url else "?"
+
+    async def at_most(count: int) -> None:
+        """Return when the server has noticed that the others hung up."""
+        while sum(one["name"] == name for one in await raw.client_list()) > count:
+            assert await raw.ping()
+
+    async with Store(
+        f"{url}{separator}client_name={name}", prefix=prefix, pool_size=3
+    ) as cp:
+        uses: list[Callable[[], Coroutine[Any, Any, Any]]] = [
+            lambda: cp.load("t"),
+            lambda: cp.append("t", [{}]),
+            lambda: cp.find_call("k"),
+            lambda: cp.list_threads(),
+            lambda: cp.list_calls("t"),
+        ]
+
+        for _ in range(100):
+            tasks = [asyncio.create_task(use()) for use in uses]
+
+            for _ in range(random.randrange(12)):
+                await asyncio.sleep(0)
+
+            for task in tasks:
+                task.cancel()
+
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        # As many at once as there are connections, so a lost one would be missed.
+        await asyncio.gather(*(cp.append(f"u{i}", [{}]) for i in range(3)))
+        assert await asyncio.gather(*(cp.read(f"u{i}") for i in range(3))) == [[{}]] * 3
+
+        await at_most(3)
+
+    await at_most(0)
 
 
 async def test_closing_finishes_what_is_under_way(servers: Any) -> None:

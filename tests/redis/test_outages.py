@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from tests.servers.redis import RedisServer
 
 Store = RedisCheckpointer[Any]
 Servers = Callable[..., RedisServer]
+Operation = Callable[[Store], Coroutine[Any, Any, Any]]
 
 
 async def test_what_was_acknowledged_outlives_the_server(servers: Servers) -> None:
@@ -117,8 +118,8 @@ async def test_writes_wait_for_a_server_that_is_away(servers: Servers) -> None:
         assert await reading is not None
 
 
-async def test_a_server_that_stays_away_is_told(servers: Servers) -> None:
-    """When patience ends, and nothing was written; the handle works again after."""
+async def test_a_server_that_stays_away_is_unavailable(servers: Servers) -> None:
+    """After ``connect_timeout``; nothing was written, and the handle works again."""
     server = servers(appendfsync="always")
 
     async with Store(server.url, connect_timeout=0.2) as cp:
@@ -151,25 +152,64 @@ async def test_opening_without_a_server_fails(prefix: str) -> None:
     assert not caught.value.maybe_applied
 
 
-async def test_a_frozen_server_is_given_up(servers: Servers) -> None:
-    """Connections stand and nothing comes back: after ``timeout`` that is an error."""
+WRITES: dict[str, Operation] = {
+    "append": lambda cp: cp.append("t", [{}]),
+    "save_extra": lambda cp: cp.save_extra("t", {"a": 2}),
+    "record_issued": lambda cp: cp.record_issued("t", ToolCall("d", "x", {}, "l")),
+    "record_result": lambda cp: cp.record_result("t", "c", 1),
+    "delete_thread": lambda cp: cp.delete_thread("u"),
+}
+READS: dict[str, Operation] = {
+    "load": lambda cp: cp.load("t"),
+    "read": lambda cp: cp.read("t"),
+    "find_call": lambda cp: cp.find_call("k"),
+    "find_completed": lambda cp: cp.find_completed("k"),
+    "list_calls": lambda cp: cp.list_calls("t"),
+    "list_threads": lambda cp: cp.list_threads(),
+    "dump_thread": lambda cp: cp.dump_thread("t"),
+}
+
+
+async def test_a_stopped_server_fails_every_operation_in_time(
+    servers: Servers,
+) -> None:
+    """A write that was sent may be applied; one that waits to connect was not sent."""
     server = servers()
 
-    async with Store(server.url, timeout=0.2, connect_timeout=0.2) as cp:
+    async with Store(server.url, timeout=0.5) as cp:
         await cp.append("t", [{}])
+        await cp.record_issued("t", ToolCall("c", "x", {}, "k"))
+        await asyncio.gather(*(read(cp) for read in READS.values()))
         server.pause()
 
-        with pytest.raises(BackendUnavailable, match="no answer within 0.2 s") as late:
-            await cp.append("t", [{}])
+        async def maybe_applied(uses: dict[str, Operation]) -> set[bool]:
+            errors = await asyncio.gather(
+                *(use(cp) for use in uses.values()), return_exceptions=True
+            )
+            assert {type(error) for error in errors} == {BackendUnavailable}
+            return {getattr(error, "maybe_applied", False) for error in errors}
 
-        assert late.value.maybe_applied
-
-        with pytest.raises(BackendUnavailable) as unread:
-            await cp.load("t")
-
-        assert not unread.value.maybe_applied
+        assert await maybe_applied(WRITES) == {True}
+        assert await maybe_applied(READS) == {False}
+        # By now every connection that stood is given up.
+        assert await maybe_applied(WRITES) == {False}
         server.resume()
-        assert await cp.append("t", [{}]) in (2, 3)
+        data = await cp.load("t")
+        assert data is not None
+        assert data.version in (1, 2)
+
+
+async def test_opening_a_stopped_server_fails_in_time(servers: Servers) -> None:
+    """It takes connections, and answers nothing."""
+    server = servers()
+    server.pause()
+
+    with pytest.raises(BackendUnavailable, match="no answer within 0.3 s") as caught:
+        async with Store(server.url, timeout=0.3):
+            pytest.fail("it opened")
+
+    assert not caught.value.maybe_applied
+    server.resume()
 
 
 async def test_flushed_scripts_are_sent_again(cp: Store, raw: Any) -> None:
@@ -242,7 +282,7 @@ async def test_a_loading_server_is_waited_for(servers: Servers) -> None:
 
 
 async def test_a_busy_server_is_waited_for(servers: Servers) -> None:
-    """It answers BUSY while a script of somebody's takes long."""
+    """It answers BUSY while the script of another client takes long."""
     server = servers(settings={"lua-time-limit": "10"})
 
     async with Store(server.url) as cp, Redis.from_url(server.url) as raw:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import AfterValidator
 
 from cpkit import ToolCall
 from cpkit_redis import RedisCheckpointer
@@ -14,7 +16,9 @@ from tests.redis.proxy import Proxy
 
 Store = RedisCheckpointer[Any]
 
-OPERATIONS: dict[str, Callable[[Store], Coroutine[Any, Any, Any]]] = {
+Operation = Callable[[Store], Coroutine[Any, Any, Any]]
+
+OPERATIONS: dict[str, Operation] = {
     "load": lambda cp: cp.load("t"),
     "load nothing": lambda cp: cp.load("none"),
     "append": lambda cp: cp.append("t", [{"n": 1}]),
@@ -30,7 +34,10 @@ OPERATIONS: dict[str, Callable[[Store], Coroutine[Any, Any, Any]]] = {
     "find_call": lambda cp: cp.find_call("k"),
     "list_calls": lambda cp: cp.list_calls("t"),
     "list_threads": lambda cp: cp.list_threads(prefix="t"),
+    "list_threads, erased too": lambda cp: cp.list_threads(erased=True),
     "read": lambda cp: cp.read("t", -2, -1),
+    "dump_thread": lambda cp: cp.dump_thread("t"),
+    "append with extra": lambda cp: cp.append("t", [{"n": 1}], extra={"a": 1}),
     "delete_thread": lambda cp: cp.delete_thread("t"),
     "delete_thread, keys too": lambda cp: cp.delete_thread("t", forget_keys=True),
 }
@@ -105,3 +112,29 @@ async def test_a_range_costs_what_it_returns(proxy: Proxy, prefix: str) -> None:
         proxy.forget()
         assert [m["n"] for m in await cp.read("t", -2)] == [1998, 1999]
         assert proxy.received < 5000
+
+
+async def test_a_large_load_is_decoded_in_a_worker_thread(
+    url: str, prefix: str
+) -> None:
+    """The event loop goes on meanwhile; a small load does not pay for a thread."""
+    threads: set[int] = set()
+
+    def noted(message: dict[str, Any]) -> dict[str, Any]:
+        threads.add(threading.get_ident())
+        return message
+
+    kind = Annotated[dict[str, Any], AfterValidator(noted)]
+
+    async with RedisCheckpointer[Any](url, prefix=prefix, message_type=kind) as cp:
+        await cp.append("t", [{"n": n} for n in range(2000)])
+        uses: dict[bool, list[Operation]] = {
+            True: [lambda cp: cp.load("t"), lambda cp: cp.read("t")],
+            False: [lambda cp: cp.read("t", -3)],
+        }
+
+        for large, operations in uses.items():
+            for use in operations:
+                threads.clear()
+                await use(cp)
+                assert ({threading.get_ident()} != threads) == large
