@@ -258,7 +258,13 @@ class Handle(Generic[MessageT]):
         if self._commits.has_abandoned:
             await self._commits.decided(thread_id, key)
 
+        task = asyncio.current_task()
+        cancelled = task.cancelling() if task else 0
         found = await self._lifecycle.run(self._attempt(query, lost="not sent"))
+
+        # A store may answer a cancellation with what it knows; the caller's stays one.
+        if task is not None and task.cancelling() > cancelled:
+            raise asyncio.CancelledError
 
         if isinstance(found, Exception):
             raise self._error(found, writes=False)

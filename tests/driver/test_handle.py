@@ -238,6 +238,27 @@ async def test_a_write_that_was_never_sent_ends_in_time_without_a_doubt() -> Non
         store.failures.clear()
 
 
+@pytest.mark.parametrize("limit", [None, 60])
+async def test_a_cancelled_read_stays_cancelled(limit: float | None) -> None:
+    """Also where the store answers its cancellation with a failure."""
+
+    class Answers(GatedStore):
+        async def holder(self, key: str) -> Any:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise StoreFailure(
+                    "not sent", "still waiting for a connection"
+                ) from None
+
+    store = Answers(timeouts=Timeouts(operation=limit, retry=60))
+
+    async with handle(store) as cp:
+        reading = asyncio.create_task(cp.find_completed("k"))
+        await run_ready_tasks()
+        await cancelled(reading)
+
+
 async def test_a_cancelled_caller_is_not_a_timeout() -> None:
     """It gets its CancelledError."""
     store = GatedStore(open_gate=False, timeouts=Timeouts(operation=60))
