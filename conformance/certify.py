@@ -13,6 +13,7 @@ from conformance.harness import Harness, harness_for
 from conformance.report import Report
 from conformance.runner import Hung, Outcome, perform, run_clause
 from cpkit import BackendUnavailable, StatesDurability
+from cpkit.driver import Limits
 
 __all__ = ["certify"]
 
@@ -40,7 +41,7 @@ async def certify(
     harness = harness_for(target)
     chosen = select(levels, clauses)
     seed = secrets.randbelow(2**32) if seed is None else seed
-    durability = await asyncio.to_thread(_stated_durability, harness)
+    durability, limits = await asyncio.to_thread(_stated_facts, harness)
     outcomes = []
 
     for clause in chosen:
@@ -55,18 +56,18 @@ async def certify(
         if on_outcome is not None:
             on_outcome(outcome)
 
-    return Report(harness.name, durability, seed, rounds, outcomes, tuple(levels))
+    asked = tuple(levels)
+    return Report(harness.name, durability, seed, rounds, outcomes, asked, limits)
 
 
-def _stated_durability(harness: Harness) -> str:
-    """Open the store once, and return the text of its durability."""
-    stated = []
+def _stated_facts(harness: Harness) -> tuple[str, Limits | None]:
+    """Open the store once, and return the text of its durability and its limits."""
+    stated: list[tuple[str, Limits | None]] = []
 
     async def look(case: Case) -> None:
         cp: object = case.cp
-        stated.append(
-            str(cp.durability) if isinstance(cp, StatesDurability) else "not stated"
-        )
+        durability = cp.durability if isinstance(cp, StatesDurability) else "not stated"
+        stated.append((str(durability), getattr(cp, "limits", None)))
 
     try:
         perform(Clause("store.opens", "", Level.CORE, (), 20, look), harness)

@@ -14,6 +14,7 @@ from xml.etree import ElementTree as xml
 
 from conformance.clause import Level
 from conformance.runner import Outcome, Status
+from cpkit.driver import Limits
 
 __all__ = ["SUITE_VERSION", "Report"]
 
@@ -35,6 +36,8 @@ class Report:
     outcomes: list[Outcome]
     asked: tuple[str, ...] = ()
     """The levels that the caller named; empty means all that apply."""
+    limits: Limits | None = None
+    """What the store's handle accepts, in bytes; ``None`` where it has no limits."""
 
     @property
     def ok(self) -> bool:
@@ -55,6 +58,17 @@ class Report:
         """The levels of all clauses in the report."""
         present = {one.clause.level for one in self.outcomes}
         return [level for level in Level if level in present]
+
+    @property
+    def sizes(self) -> str:
+        """The limits as text, or nothing."""
+        if self.limits is None:
+            return ""
+
+        return (
+            f"values of up to {self.limits.max_value} bytes and appends of up to "
+            f"{self.limits.max_append} bytes"
+        )
 
     @property
     def unasked(self) -> dict[str, list[str]]:
@@ -97,6 +111,7 @@ class Report:
                 "suite": SUITE_VERSION,
                 "target": self.target,
                 "durability": self.durability,
+                "limits": None if self.limits is None else self.limits._asdict(),
                 "seed": self.seed,
                 "rounds": self.rounds,
                 "ok": self.ok,
@@ -118,6 +133,10 @@ class Report:
             f"cpkit conformance suite {SUITE_VERSION}, seed {self.seed}, rounds "
             f"{self.rounds:g}. The store's durability is {self.durability}."
         )
+
+        if self.limits is not None:
+            about += f" It accepts {self.sizes}."
+
         lines = [
             f"# Certificate of `{self.target}`",
             "",

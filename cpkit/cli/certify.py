@@ -195,6 +195,9 @@ def _print(
     console.print(table)
     console.print(f"durability  {escape(report.durability)}", highlight=False)
 
+    if report.sizes:
+        console.print(f"limits      {report.sizes}", highlight=False)
+
     for reason, ids in report.unasked.items():
         console.print(
             f"not asked   {escape(', '.join(ids))}: {escape(reason)}", highlight=False

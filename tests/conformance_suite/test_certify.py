@@ -31,6 +31,8 @@ async def test_certify_in_code() -> None:
     assert report.ok
     assert report.seed == 3
     assert report.durability.startswith("none")
+    assert report.limits is not None
+    assert report.limits[:2] == (16 * 2**20, 64 * 2**20)
     assert ended == report.outcomes
     assert [outcome.clause for outcome in ended] == started
     assert {outcome.clause.subject for outcome in ended} == {"append"}

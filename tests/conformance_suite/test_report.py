@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from xml.etree import ElementTree as xml
 
 import pytest
 
 from conformance import SUITE_VERSION, Clause, Level, Outcome, Report, Status
 from conformance.case import Case
+from cpkit.driver import Limits
 
 
 async def check(case: Case) -> None:
@@ -86,6 +88,17 @@ def test_as_json() -> None:
     assert found["clauses"][1]["expected"] == "x == 1"
     assert found["clauses"][1]["where"] == "clause.py:7\nin check"
     assert found["clauses"][2]["reason"] == "no server"
+
+
+def test_limits_are_on_the_certificate() -> None:
+    """JSON has them as numbers, Markdown as a sentence; a store may state none."""
+    found = replace(report(PASSED), limits=Limits(10, 20))
+    limits = json.loads(found.to_json())["limits"]
+    assert (limits["max_value"], limits["max_append"]) == (10, 20)
+    sentence = "values of up to 10 bytes and appends of up to 20 bytes"
+    assert f"It accepts {sentence}." in found.to_markdown()
+    assert json.loads(report(PASSED).to_json())["limits"] is None
+    assert "accepts" not in report(PASSED).to_markdown()
 
 
 def test_as_junit() -> None:
