@@ -38,22 +38,24 @@ def find_conflict(found: ThreadDump, wanted: ThreadDump) -> str | None:
     if wanted.created_at is None and found.created_at is not None:
         return "the source has deleted it, and the destination has not"
 
-    for position, pair in enumerate(zip(found.messages, wanted.messages, strict=False)):
-        if not _are_equal(*([one] for one in pair)):
+    pairs = zip(found.messages, wanted.messages, strict=False)
+
+    for position, (message, expected) in enumerate(pairs):
+        if _text(message) != _text(expected):
             return f"message {position} differs in the destination"
 
     if (more := len(found.messages) - len(wanted.messages)) > 0:
         return f"the destination has {more} more messages"
 
-    for key in sorted(found.extra.keys() - wanted.extra.keys()):
-        return f"the destination has the extra key {key!r}, which the source lacks"
+    if keys := sorted(found.extra.keys() - wanted.extra.keys()):
+        return f"the destination has the extra key {keys[0]!r}, which the source lacks"
 
-    for theirs, ours in zip(found.calls, wanted.calls, strict=False):
-        if (reason := _find_call_conflict(theirs, ours)) is not None:
+    for record, expected_record in zip(found.calls, wanted.calls, strict=False):
+        if reason := _find_call_conflict(record, expected_record):
             return reason
 
-    for theirs in found.calls[len(wanted.calls) :]:
-        call_id = theirs.call.call_id
+    if more_calls := found.calls[len(wanted.calls) :]:
+        call_id = more_calls[0].call.call_id
         return f"the destination has the call {call_id!r}, which the source lacks"
 
     if found.created_at not in (None, wanted.created_at):
@@ -65,18 +67,18 @@ def find_conflict(found: ThreadDump, wanted: ThreadDump) -> str | None:
     return None
 
 
-def _find_call_conflict(theirs: CallRecord, ours: CallRecord) -> str | None:
-    if theirs.erased and not ours.erased:
+def _find_call_conflict(found: CallRecord, wanted: CallRecord) -> str | None:
+    if found.erased and not wanted.erased:
         return "the destination has deleted it, and keeps its keys"
 
-    found, wanted = call_as_json(theirs), call_as_json(ours)
-    issued = replace(ours, status="issued", result=None, resolved_at=None)
+    issued = replace(wanted, status="issued", result=None, resolved_at=None)
+    one, other = call_as_json(found), call_as_json(wanted)
 
-    if _text(found) in (_text(wanted), _text(call_as_json(issued))):
+    if _text(one) in (_text(other), _text(call_as_json(issued))):
         return None
 
-    names = [name for name in found if _text(found[name]) != _text(wanted[name])]
-    return f"call {ours.call.call_id!r} differs in the destination ({', '.join(names)})"
+    names = ", ".join(name for name in one if _text(one[name]) != _text(other[name]))
+    return f"call {wanted.call.call_id!r} differs in the destination ({names})"
 
 
 def _as_json(calls: Sequence[CallRecord]) -> list[Any]:

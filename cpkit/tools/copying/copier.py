@@ -100,11 +100,11 @@ class _Copier:
             wanted = await self._from.dump_thread(thread_id)
 
             if wanted is not None:  # otherwise it was deleted since it was listed
-                await self._bring(wanted)
+                await self._write_and_compare(wanted)
         except _OF_A_THREAD as exc:
             self._report.failures.append(Problem(thread_id, str(exc)))
 
-    async def _bring(self, wanted: ThreadDump) -> None:
+    async def _write_and_compare(self, wanted: ThreadDump) -> None:
         found = await self._to.dump_thread(wanted.thread_id)
         report = self._report
 
@@ -174,15 +174,15 @@ class _Copier:
         known = {one.thread_id for one in (*report.conflicts, *report.failures)}
         known.update(report.changed)
         moved = []
-        listed = _every_thread(self._to)
-        theirs = await anext(listed, None)
+        copies = _every_thread(self._to)
+        copied = await anext(copies, None)
 
-        async for ours in _every_thread(self._from):
-            while theirs is not None and theirs.thread_id < ours.thread_id:
-                theirs = await anext(listed, None)
+        async for info in _every_thread(self._from):
+            while copied is not None and copied.thread_id < info.thread_id:
+                copied = await anext(copies, None)
 
-            if theirs != ours and ours.thread_id not in known:
-                moved.append(ours.thread_id)
+            if copied != info and info.thread_id not in known:
+                moved.append(info.thread_id)
 
         return moved
 
