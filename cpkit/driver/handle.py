@@ -17,7 +17,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from cpkit.driver.backoff import Backoff
 from cpkit.driver.codec import Codec, check_same_call
-from cpkit.driver.group_commit import GroupCommit
+from cpkit.driver.group_commit import Committed, GroupCommit
 from cpkit.driver.ids import check_id, span
 from cpkit.driver.lifecycle import Lifecycle
 from cpkit.driver.options import DriverOptions
@@ -26,7 +26,6 @@ from cpkit.driver.writes import (
     Conflict,
     Fate,
     KeyHeld,
-    Outcome,
     StoredCall,
     StoreFailure,
     Write,
@@ -271,9 +270,9 @@ class Handle(Generic[MessageT]):
 
         return found
 
-    async def _commit(self, batch: list[Write]) -> Sequence[Outcome | Exception]:
+    async def _commit(self, batch: list[Write]) -> Sequence[Committed]:
         """Commit a batch; repeat the writes that are proven not to have run."""
-        outcomes: list[Outcome | Exception] = [None] * len(batch)
+        outcomes: list[Committed] = [None] * len(batch)
         waiting = list(range(len(batch)))
 
         async def commit() -> None:

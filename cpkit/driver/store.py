@@ -8,6 +8,7 @@ a read sees one moment.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import (
     Any,
@@ -138,7 +139,9 @@ class Store(Protocol):
         """Return what an acknowledged write survives, and the settings that say so."""
         ...
 
-    async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
+    async def commit(
+        self, batch: Sequence[Write]
+    ) -> Sequence[Outcome | asyncio.Future[Outcome]]:
         """Apply the writes, each one atomic, and return an outcome for each.
 
         The result is as if the writes ran one after another in the order given. A
@@ -146,6 +149,10 @@ class Store(Protocol):
         was applied is as durable as `durability` says. What it raises is the outcome
         of every write of the batch. Cancelled before it sent anything, it may raise
         ``StoreFailure("not sent", …)`` in place of ``CancelledError``.
+
+        A write that waits for something that the others do not wait for, such as the
+        lock of its thread, may have a future as its outcome. The handle then goes on
+        with other batches. Such a write is ordered when its future is done.
         """
         ...
 

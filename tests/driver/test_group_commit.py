@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from cpkit import BackendUnavailable, CorruptThread, VersionConflict
-from cpkit.driver import Append, Batching, FullHandle, StoreFailure
+from cpkit.driver import (
+    Append,
+    Batching,
+    FullHandle,
+    Outcome,
+    StoreFailure,
+    Write,
+)
 from tests.driver.gated import GatedStore, handle, run_ready_tasks
 
 Message = dict[str, Any]
@@ -142,6 +150,57 @@ def test_the_end_of_the_loop_leaves_no_ungrouped_caller_waiting() -> None:
             await cp.save_extra("t", {"n": 2})
 
     asyncio.run(main())
+
+
+class LaterStore(GatedStore):
+    """Leaves writes to the thread ``later`` to futures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.futures: list[asyncio.Future[Outcome]] = []
+
+    async def commit(  # type: ignore[override]  # the model has no futures
+        self, batch: Sequence[Write]
+    ) -> list[Outcome | asyncio.Future[Outcome]]:
+        outcomes: list[Outcome | asyncio.Future[Outcome]] = []
+
+        for write in batch:
+            if write.thread_id == "later":
+                self.futures.append(asyncio.get_running_loop().create_future())
+                outcomes.append(self.futures[-1])
+            else:
+                outcomes += await super().commit([write])
+
+        return outcomes
+
+
+async def test_a_write_with_a_future_does_not_hold_up_the_others() -> None:
+    """Its caller is answered when the future is done, and closing waits for that."""
+    store = LaterStore()
+
+    async with handle(store) as cp:
+        later = [append(cp, "later") for _ in range(4)]
+        assert await append(cp, "t") == 1
+        assert await append(cp, "t") == 2
+        later[1].cancel()
+        await run_ready_tasks()
+        looking = asyncio.create_task(cp.load("later"))
+        closing = asyncio.create_task(cp.aclose())
+        await run_ready_tasks()
+        assert not any(task.done() for task in [*later[2:], looking, closing])
+
+        store.futures[0].set_result(1)
+        store.futures[1].set_result(2)
+        store.futures[2].set_exception(StoreFailure("not sent", "locked"))
+        assert await later[0] == 1
+        await looking
+        assert not closing.done()
+        store.futures[3].set_result(3)
+        await closing
+        assert await later[3] == 3
+
+        with pytest.raises(BackendUnavailable, match="locked"):
+            await later[2]
 
 
 async def test_a_refused_write_is_refused_alone() -> None:
