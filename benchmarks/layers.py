@@ -22,7 +22,6 @@ from cpkit.driver.writes import Append
 from cpkit.registry import open_checkpointer
 from cpkit.tools.benchmark import Contender, Scale, Stored, Trial
 from cpkit.tools.benchmark.messages import messages
-from cpkit_file import changes, claims
 from cpkit_redis.schema import slot_of
 from cpkit_redis.store import SHA
 from cpkit_sqlite.connection import run
@@ -191,12 +190,11 @@ async def _redis(
 async def _file(
     cp: Any, thread: str, key: str, server: str, stack: AsyncExitStack
 ) -> tuple[Steps, Steps]:
+    store = cp._store
     write = Append(thread, [_BODY], None)
     return {
-        "one trip: locked, looked at, written, synced": lambda: cp._trip(
-            changes.carry_out, [[write]], True
-        )
-    }, {"one trip: key, log, call": lambda: cp._trip(claims.last_attempt, key)}
+        "one trip: locked, looked at, written, synced": lambda: store.commit([write])
+    }, {"one trip: key, log, call": lambda: store.holder(key)}
 
 
 _BETWEEN = {

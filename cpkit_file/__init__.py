@@ -1,5 +1,5 @@
-"""Agent state in a folder of readable logs; see `cpkit_file.driver` for the manual."""
+"""Agent state in a folder of readable logs; see `cpkit_file.store` for the manual."""
 
-from cpkit_file.driver import FileCheckpointer
+from cpkit_file.store import FileCheckpointer, FileStore
 
-__all__ = ["FileCheckpointer"]
+__all__ = ["FileCheckpointer", "FileStore"]

@@ -1,43 +1,63 @@
 """Which call holds a key: decided by links that only one process can create.
 
-Attempt 3 at a key is the symbolic link ``claims/<shard>/<hash of the key>.3``, and
-what it says is in which thread's log the call stands. The link is made and on disk
-before the call's line is written to that log; the line is what counts. So a claim is
+The attempts at a key are symbolic links ``claims/<shard>/<hash of the key>.<slot>``,
+numbered from 1 without a hole and sorted by attempt. A link's target is the log in
+which the call stands, and the attempt's number: ``../../threads/<log>#<attempt>``. The
+link is on disk before the call's line is written to that log; the line is what counts.
+So a claim is
 
-1. lock the key's shard (the directory itself is what is locked),
-2. find the last attempt that has a line, and stop if it is issued or completed,
+1. lock the key's shard (the lock is the directory's),
+2. find the newest attempt that has a line, and stop if it is issued or completed,
 3. lock the thread's log, and stop if the call is on record there,
-4. make the next link, sync the directory,
+4. make the link after that attempt's, sync the directory,
 5. write the ``issued`` line, sync the log: now the claim is made.
 
-A process that dies before the last step is through leaves a link without a line. It
-is *void*: looked up and passed over, as if it were not there, and taken by whoever
-claims next, who holds the shard's lock and so knows that no claim is under way there.
+A process that dies before the last step ends leaves a link without a line. It is
+*void*: readers skip it, and the next claim replaces it, because no other claim can be
+under way in a shard that is locked. All links after the newest attempt's are void.
 
-The links of a key are numbered from 1 to its last attempt without a hole, because the
-next is made right after the last attempt that has a line, and links are removed only
-from the top and only where they are void. That is what makes the last one quick to
-find. There may be void ones above it.
+A restored thread may have attempts that belong between others. Its links are inserted
+before its log gets its name: links move up one by one from the last on, so that at
+each moment all are there and sorted.
 
-Locks are taken in one order, the shard's before a log's, and of logs one at a time.
+Locks are taken in one order: shards sorted, then one log.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
-from cpkit.driver.writes import Claim, StoredCall
+from cpkit.driver import (
+    Claim,
+    Conflict,
+    Erase,
+    KeyHeld,
+    Restore,
+    StoredCall,
+    erased_call,
+    issued_call,
+    key_is_held,
+)
 from cpkit.errors import CorruptThread
 from cpkit_file import lines
-from cpkit_file.folder import Folder
+from cpkit_file.files import LockHeld, failure
 from cpkit_file.lines import At
-from cpkit_file.log import reading
-from cpkit_file.names import LOG_NAME, claim_stem, shard_of
-from cpkit_file.writing import Draft
+from cpkit_file.log import (
+    Folder,
+    LogWriter,
+    locked,
+    reading,
+    replace,
+    torn_path,
+)
+from cpkit_file.schema import LOG_NAME, claim_stem, log_name, make
 
-__all__ = ["claim", "last_attempt", "release"]
+__all__ = ["claim", "erase", "newest_attempt", "restore"]
+
+_TARGET = re.compile(rf"\.\./\.\./threads/({LOG_NAME.pattern})#([0-9]+)")
 
 
 def claim(folder: Folder, write: Claim) -> StoredCall | None:
@@ -46,147 +66,274 @@ def claim(folder: Folder, write: Claim) -> StoredCall | None:
     key = _Key(folder, call.idempotency_key)
 
     with key.locked() as shard:
-        last = key.last_attempt()
+        slot, newest = key.newest()
 
-        if last is not None and last.status != "failed":
+        if newest is not None and newest.status != "failed":
             # Asked after the key: a call that is not on record now was not then, so
             # either answer is true of one moment.
-            return _known(folder, write.thread_id, call.call_id) or last
+            return _known(folder, write.thread_id, call.call_id) or newest
 
-        with Draft(folder, write.thread_id) as draft:
-            known = draft.find(call.call_id)
+        with locked(folder, write.thread_id) as log:
+            writer = LogWriter(log, write.thread_id)
+            known = writer.find(call.call_id)
 
             if known is None:
-                attempt = 1 if last is None else last.attempt + 1
-                key.link(attempt, draft.log.name)
+                at = writer.advance()
+                issued = issued_call(write, newest, at.updated_at)
+                key.link(slot + 1, key.target(log.name, issued.attempt))
+                os.fsync(shard)
+                writer.add_call(issued, lines.issued(issued, at))
 
-                if folder.lasting:
-                    os.fsync(shard)
-
-                draft.add(_issued(write, attempt, draft.advance()))
-
-            draft.write()
-            draft.sync()
+            writer.write()
+            writer.sync()
 
     return known
 
 
-def last_attempt(folder: Folder, key: str) -> StoredCall | None:
-    """Return the key's newest call, which holds the key unless it failed.
+def newest_attempt(folder: Folder, key: str) -> StoredCall | None:
+    """Return the key's newest call, which holds the key unless it failed."""
+    return _Key(folder, key).newest()[1]
 
-    Needs no lock: a link above those that were seen is of a claim that began later.
+
+def erase(folder: Folder, write: Erase) -> None:
+    """Delete a thread: put a log in its place that has only its calls, erased.
+
+    With ``forget_keys`` not even those. The links of forgotten calls are void from the
+    moment of the replacement, and removed after it.
     """
-    return _Key(folder, key).last_attempt()
+    with ExitStack() as stack:
+        try:
+            log = stack.enter_context(locked(folder, write.thread_id, create=False))
+        except FileNotFoundError:
+            return
+
+        with suppress(FileNotFoundError):
+            os.unlink(torn_path(log))
+
+        if not log.end or (log.at is None and not write.forget_keys):
+            return
+
+        calls = log.calls().without_content()
+        kept = [] if write.forget_keys else map(erased_call, calls)
+        replace(log, write.thread_id, [lines.erased(one, None) for one in kept])
+
+    if write.forget_keys:
+        try:
+            for name in {call.idempotency_key for call in calls}:
+                _Key(folder, name).remove_void()
+        except OSError as exc:
+            raise failure(exc, unknown=True) from exc
 
 
-def release(folder: Folder, keys: Iterable[str]) -> None:
-    """Remove links whose calls are gone from their logs; they are void already."""
-    for name in keys:
-        key = _Key(folder, name)
+def restore(folder: Folder, write: Restore) -> Conflict | KeyHeld | None:
+    """Create a thread as it was dumped; its log appears whole, after its links."""
+    by_key: dict[str, list[StoredCall]] = {}
 
-        with key.locked():
-            for attempt in range(key.top(), 0, -1):
-                if key.at(attempt) is not None:
-                    break
+    for call in write.calls:
+        by_key.setdefault(call.idempotency_key, []).append(call)
 
-                os.unlink(key.links + str(attempt))
+    keys = {name: _Key(folder, name) for name in by_key}
+
+    with ExitStack() as stack:
+        shards = {key.shard: key for key in keys.values()}
+        locks = [stack.enter_context(shards[name].locked()) for name in sorted(shards)]
+        # Looked up before the thread's log is locked, because links may lead there.
+        newest = {name: key.newest() for name, key in keys.items()}
+        holders = {
+            name: keys[name].holder_against(*newest[name], calls)
+            for name, calls in by_key.items()
+        }
+        log = stack.enter_context(locked(folder, write.thread_id))
+
+        if log.end and (log.at is not None or log.calls().without_content()):
+            return Conflict(0 if log.at is None else log.at.version)
+
+        for name, holder in holders.items():
+            if holder is not None and holder.thread_id == write.thread_id:
+                raise LockHeld(log.path)  # it was deleted meanwhile: look again
+
+            if holder is not None:
+                return KeyHeld(name, holder.thread_id)
+
+        for name, calls in by_key.items():
+            keys[name].insert(newest[name][0], log.name, calls)
+
+        for shard in locks:
+            os.fsync(shard)
+
+        replace(log, write.thread_id, _restored(write))
+
+    return None
+
+
+def _restored(write: Restore) -> list[bytes]:
+    """Return the lines of a restored thread."""
+    at: At | None = None
+    restored: list[bytes] = []
+
+    if write.created_at is not None and write.updated_at is not None:
+        restored.append(lines.created(At(0, write.created_at)))
+
+        for version, body in enumerate(write.bodies, 1):
+            at = At(version, write.updated_at)
+            restored.append(lines.added([body], (), at))
+
+        at = At(len(write.bodies), write.updated_at)
+
+        if write.items or not (write.bodies or write.calls):
+            restored.append(lines.added([], write.items, at))
+
+    for call in write.calls:
+        if call.erased:
+            restored.append(lines.erased(call, at))
+            continue
+
+        restored.append(lines.issued(call, at))
+
+        if call.status != "issued":
+            restored.append(lines.resolved(call, at))
+
+    return restored
 
 
 class _Key:
-    """The links of one key; ``links`` is their path up to the attempt's number."""
+    """The links of one key."""
 
     def __init__(self, folder: Folder, key: str) -> None:
         self._folder = folder
         self._key = key
         stem = claim_stem(key)
-        self._shard = f"{folder.claims}/{shard_of(stem)}"
-        self.links = f"{self._shard}/{stem}."
+        self.shard = f"{folder.claims}/{stem[0]}"
+        self._links = f"{self.shard}/{stem}."
 
     @contextmanager
     def locked(self) -> Iterator[int]:
-        """Keep other claims out; yields the shard's descriptor."""
-        self._folder.make(self._shard)
+        """Lock other claims out; yield the shard's descriptor."""
+        make(self.shard)
 
-        with self._folder.openings.exclusive_directory(self._shard) as fd:
+        with self._folder.files.exclusive_directory(self.shard) as fd:
             yield fd
 
-    def link(self, attempt: int, log: str) -> None:
-        """Make a link, in the place of a void one where there is one."""
-        path = self.links + str(attempt)
-        target = f"../../threads/{log}"
+    def target(self, log: str, attempt: int) -> str:
+        return f"../../threads/{log}#{attempt}"
+
+    def newest(self) -> tuple[int, StoredCall | None]:
+        """Return the slot and the call of the newest attempt, or 0 and ``None``.
+
+        Needs no lock: links that changed while they were read are read again. A link
+        that moves up has a copy above it first, so that the last link's slot changes.
+        """
+        while True:
+            seen: dict[int, str | None] = {}
+            found = None
+            top = self._top()
+            slot = top + 1
+
+            while found is None and slot > 1:
+                slot -= 1
+                seen[slot] = self._read(slot)
+                found = self._call(slot, seen[slot])
+
+            seen[top + 1] = None
+
+            if all(self._read(one) == target for one, target in seen.items()):
+                return (slot, found) if found else (0, None)
+
+    def link(self, slot: int, target: str) -> None:
+        """Make a link, in the place of another one where the slot is taken."""
+        path = self._links + str(slot)
 
         try:
             os.symlink(target, path)
         except FileExistsError:
-            os.unlink(path)
-            os.symlink(target, path)
+            draft = self._links + "tmp"
 
-    def last_attempt(self) -> StoredCall | None:
-        for attempt in range(self.top(), 0, -1):
-            call = self.at(attempt)
+            with suppress(FileNotFoundError):
+                os.unlink(draft)
 
-            if call is not None:
-                return call
+            os.symlink(target, draft)
+            os.rename(draft, path)
 
-        return None
+    def holder_against(
+        self, slot: int, newest: StoredCall | None, calls: Sequence[StoredCall]
+    ) -> StoredCall | None:
+        """Return a call on record that stands in the way of restored ones."""
+        if newest is None:
+            return None
 
-    def top(self) -> int:
-        """Return a number that has a link, and the next has none; 0 for no links."""
+        others = [newest]
+        numbers = {call.attempt for call in calls}
+
+        if min(numbers) < newest.attempt:
+            for number in range(1, slot):
+                target = self._read(number)
+                attempt = int(target.rpartition("#")[2]) if target else 0
+
+                if attempt in numbers and (other := self._call(number, target)):
+                    others.append(other)
+
+        return newest if any(key_is_held(call, others) for call in calls) else None
+
+    def insert(self, slot: int, log: str, calls: Sequence[StoredCall]) -> None:
+        """Add the links of restored calls to those up to a slot, sorted by attempt."""
+        found = [target for target in map(self._read, range(1, slot + 1)) if target]
+        mine = {self.target(log, call.attempt) for call in calls}
+        wanted = found + sorted(mine.difference(found))
+        wanted.sort(key=lambda target: int(target.rpartition("#")[2]))
+
+        for number in range(len(wanted), 0, -1):
+            if number > len(found) or wanted[number - 1] != found[number - 1]:
+                self.link(number, wanted[number - 1])
+
+    def remove_void(self) -> None:
+        """Remove the links after the newest attempt's."""
+        with self.locked():
+            slot, _ = self.newest()
+
+            for number in range(self._top(), slot, -1):
+                os.unlink(self._links + str(number))
+
+    def _top(self) -> int:
+        """Return a slot that has a link, and the next has none; 0 for no links."""
         low, high = 0, 1
 
-        while os.path.lexists(self.links + str(high)):
+        while os.path.lexists(self._links + str(high)):
             low, high = high, 2 * high
 
         while high - low > 1:
             middle = (low + high) // 2
 
-            if os.path.lexists(self.links + str(middle)):
+            if os.path.lexists(self._links + str(middle)):
                 low = middle
             else:
                 high = middle
 
         return low
 
-    def at(self, attempt: int) -> StoredCall | None:
-        """Return the call that a link leads to; ``None`` where the link is void."""
-        path = self.links + str(attempt)
-
+    def _read(self, slot: int) -> str | None:
         try:
-            name = os.path.basename(os.readlink(path))
-        except FileNotFoundError:  # released since it was counted
+            return os.readlink(self._links + str(slot))
+        except FileNotFoundError:
             return None
 
-        if not LOG_NAME.fullmatch(name):
-            raise CorruptThread("?", path, "the link leads to no thread's log")
+    def _call(self, slot: int, target: str | None) -> StoredCall | None:
+        """Return the call that a link leads to; ``None`` where the link is void."""
+        if target is None:
+            return None
 
-        with reading(self._folder, name) as log:
+        found = _TARGET.fullmatch(target)
+
+        if found is None:
+            path = self._links + str(slot)
+            raise CorruptThread("?", path, f"the link {target!r} names no attempt")
+
+        with reading(self._folder, found[1]) as log:
             if log is None:
                 return None
 
-            return log.index.catch_up(log).by_attempt(log, self._key, attempt)
+            return log.calls().by_attempt(log, self._key, int(found[2]))
 
 
 def _known(folder: Folder, thread_id: str, call_id: str) -> StoredCall | None:
-    with reading(folder, folder.log_name(thread_id)) as log:
-        return None if log is None else log.index.catch_up(log).by_id(log, call_id)
-
-
-def _issued(write: Claim, attempt: int, at: At) -> bytes:
-    call = write.call
-    return lines.issued(
-        StoredCall(
-            write.thread_id,
-            call.call_id,
-            call.tool_name,
-            write.args,
-            call.idempotency_key,
-            "issued",
-            attempt,
-            at.updated_at,
-            None,
-            None,
-            False,
-        ),
-        write.args,
-        at,
-    )
+    with reading(folder, log_name(thread_id)) as log:
+        return None if log is None else log.calls().by_id(log, call_id)

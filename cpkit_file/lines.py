@@ -7,27 +7,29 @@ A line is one operation, so it is there wholly or, without its newline, not at a
     {"add":{"role":"user"},"at":[1,"2026-11-21T03:34:05.123456Z"]}
     {"add":[{"n":1},{"n":2}],"lengths":[7,7],"at":[3,"2026-11-21T03:34:06.000001Z"]}
     {"extra":{"plan":null},"lengths":[6,4],"at":[3,"2026-11-21T03:34:07.000001Z"]}
-    {"call":{"call_id":"c1",…,"status":"issued"},"args":{},"at":[3,"…"]}
-    {"call":{"call_id":"c1","status":"completed",…},"result":{"ok":true},"at":[3,"…"]}
+    {"add":[{}],"extra":{"n":1},"lengths":[[2],[3,1]],"at":[4,"…"]}
+    {"call":{"call_id":"c1",…,"status":"issued"},"args":{},"at":[4,"…"]}
+    {"call":{"call_id":"c1","status":"completed",…},"result":{"ok":true},"at":[4,"…"]}
 
-The kind comes first and ``at``, the thread's version and time of change after the line,
-comes last, so that both are found without what lies between. ``at`` is ``null`` as long
-as the log holds no thread: in its head, and after ``delete_thread``, which leaves a
-``call`` line with ``"erased":true`` for each call. Where a line holds several JSON
-texts, ``lengths`` has their sizes in bytes. JSON texts contain no raw newline.
+The kind comes first. ``at`` comes last: the thread's version after the line, and the
+time of its last change. It is ``null`` while the log holds no thread: in its head, and
+after ``delete_thread``, which leaves a ``call`` line with ``"erased":true`` for each
+call. Where a line holds several JSON texts, ``lengths`` has their sizes in bytes. JSON
+texts contain no raw newline.
 
-The framing of one message is 46 to 51 bytes, within 5 % of the message's own kilobyte.
+The framing of one message is 46 to 52 bytes, within 5 % of a kilobyte.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from cpkit.driver import StoredCall
 from cpkit.driver.jsontext import encode_json, parse_json
-from cpkit.driver.writes import Append, Merge, StoredCall
 
 __all__ = [
     "ADD",
@@ -41,19 +43,20 @@ __all__ = [
     "CallLine",
     "added",
     "at_end_of",
-    "born",
     "call_line",
+    "created",
     "created_in",
     "end_of_add",
     "erased",
     "header",
     "issued",
-    "merged",
     "messages",
     "pairs",
     "resolved",
     "thread_of",
 ]
+
+Items = Sequence[tuple[bytes, bytes]]
 
 ADD = b'{"add":'
 CALL = b'{"call"'
@@ -69,11 +72,11 @@ TAIL_BYTES = 96
 """More than the ``at`` of any line takes."""
 
 _AT = re.compile(rb',"at":(?:null|\[([0-9]{1,19}),"([0-9T:.-]{26}Z)"\])\}\Z')
-_LENGTHS = b',"lengths":['
+_LENGTHS = re.compile(rb',"lengths":(\[[0-9,\[\]]*\])')
 _CREATED = re.compile(rb'\n\{"created":"([0-9T:.-]{26}Z)"')
 # The first match is never inside a string: in JSON a quote there has a backslash
 # before it, and the quote that closes a string is not followed by a letter.
-_AFTER_META = re.compile(rb'\},"(args|result|at)":')
+_AFTER_FACTS = re.compile(rb'\},"(args|result|at)":')
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -86,7 +89,7 @@ class At(NamedTuple):
 
 
 class CallLine(NamedTuple):
-    """What a call line says, and where in the line its args or result stand."""
+    """What a call line says, and where in the line its args or result are."""
 
     facts: dict[str, Any]
     start: int
@@ -98,50 +101,61 @@ class CallLine(NamedTuple):
 
 def header(thread_id: str, log: str) -> bytes:
     """Return the first line; ``log`` tells this file from others of the same name."""
-    return _line({"thread": thread_id, "log": log})
+    return encode_json({"thread": thread_id, "log": log}, ())[:-1] + _end(None)
 
 
-def born(now: int) -> bytes:
-    """Return the line that a thread's first operation brings with it."""
-    return _line({"created": _iso(now)})
+def created(at: At) -> bytes:
+    """Return the line that comes before the first operation of a thread."""
+    return b'{"created":"%b"%b' % (_iso(at.updated_at), _end(None))
 
 
-def added(write: Append, at: At) -> bytes:
-    bodies = write.bodies
-
-    if len(bodies) == 1:
+def added(bodies: Sequence[bytes], items: Items, at: At) -> bytes:
+    """Return the line that appends messages and merges extra, or does one of both."""
+    if len(bodies) == 1 and not items:
         return b'{"add":%b%b' % (bodies[0], _end(at))
 
-    return b'{"add":[%b]%b' % (b",".join(bodies), _end(at, bodies))
+    add = b'{"add":[%b]' % b",".join(bodies)
+    extra = b'"extra":{%b}' % b",".join([b"%b:%b" % item for item in items])
+    add_lengths = _lengths(bodies)
+    extra_lengths = _lengths([text for item in items for text in item])
+
+    if not items:
+        return b'%b,"lengths":%b%b' % (add, add_lengths, _end(at))
+
+    if not bodies:
+        return b'{%b,"lengths":%b%b' % (extra, extra_lengths, _end(at))
+
+    lengths = b"[%b,%b]" % (add_lengths, extra_lengths)
+    return b'%b,%b,"lengths":%b%b' % (add, extra, lengths, _end(at))
 
 
-def merged(write: Merge, at: At) -> bytes:
-    items = b",".join([b"%b:%b" % item for item in write.items])
-    parts = [part for item in write.items for part in item]
-    return b'{"extra":{%b}%b' % (items, _end(at, parts))
+def issued(call: StoredCall, at: At | None) -> bytes:
+    """Return the line of a claim."""
+    facts = _facts(call._replace(status="issued", resolved_at=None))
+    return b'{"call":%b,"args":%b%b' % (facts, _bytes(call.args), _end(at))
 
 
-def issued(call: StoredCall, args: bytes, at: At) -> bytes:
-    return b'{"call":%b,"args":%b%b' % (_facts(call), args, _end(at))
-
-
-def resolved(call: StoredCall, result: bytes | None, at: At | None) -> bytes:
-    """Return the line of an outcome; an erased call's has no content."""
+def resolved(call: StoredCall, at: At | None) -> bytes:
+    """Return the line of an outcome; that of an erased call has no content."""
     assert call.resolved_at is not None
-    facts = {
-        "call_id": call.call_id,
-        "status": call.status,
-        "resolved_at": _iso(call.resolved_at),
-    }
+    facts = encode_json(
+        {
+            "call_id": call.call_id,
+            "status": call.status,
+            "resolved_at": _iso(call.resolved_at).decode(),
+        },
+        (),
+    )
 
-    if result is None:
-        return b'{"call":%b%b' % (encode_json(facts, ()), _end(at))
+    if call.result is None:
+        return b'{"call":%b%b' % (facts, _end(at))
 
-    return b'{"call":%b,"result":%b%b' % (encode_json(facts, ()), result, _end(at))
+    return b'{"call":%b,"result":%b%b' % (facts, _bytes(call.result), _end(at))
 
 
-def erased(call: StoredCall) -> bytes:
-    return b'{"call":%b%b' % (_facts(call._replace(erased=True)), _end(None))
+def erased(call: StoredCall, at: At | None) -> bytes:
+    """Return the line of an erased call."""
+    return b'{"call":%b%b' % (_facts(call), _end(at))
 
 
 def _facts(call: StoredCall) -> bytes:
@@ -151,11 +165,11 @@ def _facts(call: StoredCall) -> bytes:
         "idempotency_key": call.idempotency_key,
         "attempt": call.attempt,
         "status": call.status,
-        "issued_at": _iso(call.issued_at),
+        "issued_at": _iso(call.issued_at).decode(),
     }
 
     if call.resolved_at is not None:
-        facts["resolved_at"] = _iso(call.resolved_at)
+        facts["resolved_at"] = _iso(call.resolved_at).decode()
 
     if call.erased:
         facts["erased"] = True
@@ -163,33 +177,33 @@ def _facts(call: StoredCall) -> bytes:
     return encode_json(facts, ())
 
 
-def _line(facts: dict[str, str]) -> bytes:
-    return encode_json(facts, ())[:-1] + _end(None)
-
-
-def _end(at: At | None, parts: list[bytes] | None = None) -> bytes:
-    lengths = b""
-
-    if parts is not None:
-        lengths = b"%b%b]" % (_LENGTHS, b",".join([b"%d" % len(p) for p in parts]))
-
+def _end(at: At | None) -> bytes:
     if at is None:
-        return lengths + b',"at":null}\n'
+        return b',"at":null}\n'
 
-    return b'%b,"at":[%d,"%b"]}\n' % (lengths, at.version, _iso(at.updated_at).encode())
+    return b',"at":[%d,"%b"]}\n' % (at.version, _iso(at.updated_at))
 
 
-def _iso(micros: int) -> str:
-    return f"{_second(micros // 1_000_000)}.{micros % 1_000_000:06}Z"
+def _lengths(texts: Iterable[bytes]) -> bytes:
+    return b"[%b]" % b",".join([b"%d" % len(text) for text in texts])
+
+
+def _bytes(text: bytes | str) -> bytes:
+    return text if isinstance(text, bytes) else text.encode()
+
+
+def _iso(micros: int) -> bytes:
+    return b"%b.%06dZ" % (_second(micros // 1_000_000), micros % 1_000_000)
 
 
 @lru_cache(16)  # nearly always the one of the line before
-def _second(seconds: int) -> str:
-    return (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
+def _second(seconds: int) -> bytes:
+    time = _EPOCH + timedelta(seconds=seconds)
+    return time.replace(tzinfo=None).isoformat().encode()  # strftime drops zeros
 
 
-# Reading: each raises ``ValueError`` for what no line of ours looks like. Lines come
-# without their newline.
+# Reading. Lines come without their newline; a line that cpkit would not have written
+# raises ``ValueError``.
 
 
 def at_end_of(line: bytes) -> At | None:
@@ -197,7 +211,7 @@ def at_end_of(line: bytes) -> At | None:
     found = _AT.search(line, max(0, len(line) - TAIL_BYTES))
 
     if found is None:
-        raise ValueError("the line does not end as one of ours")
+        raise ValueError("the line has no version and time at the end")
 
     if found[1] is None:
         return None
@@ -222,19 +236,20 @@ def created_in(head: bytes) -> int | None:
     return None if found is None else _micros(found[1].decode())
 
 
-def messages(line: bytes) -> tuple[list[bytes], int]:
-    """Return the messages of an ``add`` line and the version after them."""
+def messages(line: bytes) -> tuple[list[bytes], list[tuple[bytes, bytes]], int]:
+    """Return the messages and items of an ``add`` line, and the version after them."""
     stop = line.rindex(b',"at":[')
     version = int(line[stop + 7 : line.index(b",", stop + 7)])
 
     if not line.endswith(b'Z"]}'):
-        raise ValueError("the line does not end as one of ours")
+        raise ValueError("the line has no time at the end")
 
     # A line with ``lengths`` has its bracket here; a message that is an array may too.
-    if line[stop - 1] == BRACKET:
-        return _texts(line, len(ADD), stop), version
+    if line[stop - 1] != BRACKET:
+        return [line[len(ADD) : stop]], [], version
 
-    return [line[len(ADD) : stop]], version
+    bodies, *extra = _texts(line, len(ADD), stop)
+    return bodies, _paired(*extra) if extra else [], version
 
 
 def end_of_add(version: int) -> bytes:
@@ -244,17 +259,12 @@ def end_of_add(version: int) -> bytes:
 
 def pairs(line: bytes) -> list[tuple[bytes, bytes]]:
     """Return the keys and values of an ``extra`` line."""
-    texts = _texts(line, line.index(b":") + 1, line.rindex(b',"at":['))
-
-    if len(texts) % 2:
-        raise ValueError("an extra line has a key without a value")
-
-    return list(zip(texts[::2], texts[1::2], strict=True))
+    return _paired(_texts(line, line.index(b":") + 1, line.rindex(b',"at":['))[0])
 
 
 def call_line(line: bytes) -> CallLine:
     """Take a ``call`` line apart."""
-    found = _AFTER_META.search(line)
+    found = _AFTER_FACTS.search(line)
     stop = line.rindex(b',"at":')
 
     if found is None:
@@ -269,25 +279,42 @@ def call_line(line: bytes) -> CallLine:
     return CallLine(facts, min(found.end(), stop), stop)
 
 
-def _texts(line: bytes, start: int, stop: int) -> list[bytes]:
-    """Divide what stands between the kind and ``at`` by its ``lengths``."""
-    cut = line.rfind(_LENGTHS, start, stop)
-    digits = line[cut + len(_LENGTHS) : stop - 1]
+def _texts(line: bytes, start: int, stop: int) -> list[list[bytes]]:
+    """Divide what is between the kind and ``at`` by its ``lengths``.
 
-    if cut < 0 or not digits.replace(b",", b"").isdigit():
-        return [line[start:stop]]
+    One list for a line with messages or extra, two for a line with both.
+    """
+    cut = line.rfind(b',"lengths":[', start, stop)
+    found = _LENGTHS.fullmatch(line, cut, stop) if cut >= 0 else None
 
-    texts = []
+    if found is None:  # one message that is an array
+        return [[line[start:stop]]]
+
+    lengths = parse_json(found[1])
+    groups = lengths if lengths and isinstance(lengths[0], list) else [lengths]
+    texts: list[list[bytes]] = []
     position = start + 1
 
-    for digit in digits.split(b","):
-        texts.append(line[position : position + int(digit)])
-        position += int(digit) + 1
+    for group in groups:
+        texts.append([])
 
-    if position != cut:
-        raise ValueError("the lengths are not those of the line")
+        for length in group:
+            texts[-1].append(line[position : position + length])
+            position += length + 1
+
+        position += len(',"extra":{') + (not group)
+
+    if position - len(',"extra":{') != cut:
+        raise ValueError("the lengths do not fit the line")
 
     return texts
+
+
+def _paired(texts: list[bytes]) -> list[tuple[bytes, bytes]]:
+    if len(texts) % 2:
+        raise ValueError("a key of extra has no value")
+
+    return list(zip(texts[::2], texts[1::2], strict=True))
 
 
 def _micros(text: str) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cpkit_file.names import log_name
+from cpkit_file.schema import log_name
 from tests.file.worker import Worker
 
 

@@ -151,7 +151,7 @@ async def test_a_write_cancelled_under_way_is_done(
 
 
 async def test_a_lone_write_cancelled_under_way_is_done_before_the_next(
-    cp: Store, monkeypatch: pytest.MonkeyPatch
+    cp: Store, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order of a thread's writes is that of their calls, whoever still waits."""
     await cp.append("t", [{"n": 0}])
@@ -170,7 +170,7 @@ async def test_a_lone_write_cancelled_under_way_is_done_before_the_next(
     assert await later == 3
     await closing
 
-    async with Store(cp._folder.path) as again:
+    async with Store(home) as again:
         assert await again.read("t") == [{"n": 0}, {"n": 1}, {"n": 2}]
 
 

@@ -15,9 +15,9 @@ import pytest
 from cpkit import CallMismatch, CallRecord, ToolCall, UnknownCall
 from cpkit.driver.codec import Codec
 from cpkit.driver.writes import Erase
-from cpkit_file import FileCheckpointer, changes, claims
-from cpkit_file.folder import Folder
-from cpkit_file.names import claim_stem
+from cpkit_file import FileCheckpointer, claims
+from cpkit_file.log import Folder
+from cpkit_file.schema import claim_stem
 
 Store = FileCheckpointer[Any]
 
@@ -28,6 +28,11 @@ CODEC: Codec[Any] = Codec()
 def claim(folder: Folder, thread_id: str, call: ToolCall) -> object:
     """Claim in this thread, as another process would."""
     return claims.claim(folder, CODEC.claim(thread_id, call))
+
+
+def folder_of(cp: Any) -> Folder:
+    folder: Folder = cp._store._folder
+    return folder
 
 
 def meanwhile(
@@ -75,8 +80,8 @@ async def test_one_call_id_under_two_keys_at_once_is_claimed_once(
         happened = meanwhile(
             monkeypatch,
             claims._Key,
-            "last_attempt",
-            lambda: claim(rival._folder, "t", other),
+            "newest",
+            lambda: claim(folder_of(rival), "t", other),
         )
 
         with pytest.raises(CallMismatch):
@@ -98,8 +103,8 @@ async def test_a_thread_deleted_in_the_middle_of_a_claim_keeps_the_claim(
         meanwhile(
             monkeypatch,
             claims._Key,
-            "last_attempt",
-            lambda: changes.erase(rival._folder, Erase("t", False)),
+            "newest",
+            lambda: claims.erase(folder_of(rival), Erase("t", False)),
         )
         assert await cp.record_issued("t", CALL) is None
         data = await cp.load("t")
@@ -117,8 +122,8 @@ async def test_a_thread_forgotten_while_its_key_is_looked_up(
         meanwhile(
             monkeypatch,
             claims._Key,
-            "top",
-            lambda: changes.erase(rival._folder, Erase("t", True)),
+            "_top",
+            lambda: claims.erase(folder_of(rival), Erase("t", True)),
         )
         assert await cp.find_call("key") is None
         assert links(home) == []
@@ -141,7 +146,7 @@ async def test_the_log_is_replaced_while_a_writer_waits_for_it(
             monkeypatch,
             fcntl,
             "flock",
-            partial(changes.erase, rival._folder, Erase("t", forget)),
+            partial(claims.erase, folder_of(rival), Erase("t", forget)),
             before=True,
         )
         assert await cp.append("t", [{"new": 1}]) == 1
@@ -175,7 +180,9 @@ async def test_void_links_are_passed_over_and_used_again(home: Path) -> None:
 
         def leave(*attempts: int) -> None:
             for attempt in attempts:
-                (shard / f"{stem}.{attempt}").symlink_to(f"../../threads/{void.name}")
+                (shard / f"{stem}.{attempt}").symlink_to(
+                    f"../../threads/{void.name}#{attempt}"
+                )
 
         leave(1, 2)
         assert await cp.find_call("key") is None

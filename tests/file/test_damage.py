@@ -20,7 +20,7 @@ from cpkit import (
 )
 from cpkit.messages import Message
 from cpkit_file import FileCheckpointer
-from cpkit_file.names import claim_stem, log_name
+from cpkit_file.schema import claim_stem, log_name
 
 Store = FileCheckpointer[Any]
 

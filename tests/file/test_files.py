@@ -6,6 +6,7 @@ import asyncio
 import os
 import stat
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from cpkit import (
     VersionConflict,
     open_checkpointer,
 )
-from cpkit_file import FileCheckpointer, folder
+from cpkit_file import FileCheckpointer, store
 from tests.file.conftest import open_files
 from tests.file.worker import NOBODY, Worker
 
@@ -160,27 +161,33 @@ async def test_a_relative_path_stays_where_it_was_opened(
 
 
 @pytest.mark.parametrize(
-    ("options", "survives", "word"),
+    ("options", "survives", "settings", "advice"),
     [
-        ({}, Survives.MACHINE, "local file system"),
-        ({"durability": "full"}, Survives.MACHINE, "POSIX locks"),
-        ({"durability": "normal"}, Survives.PROCESS, "not synced"),
+        ({}, Survives.MACHINE, {"sync": "fdatasync"}, ""),
+        ({"durability": "full"}, Survives.MACHINE, {"sync": "fdatasync"}, ""),
+        ({"durability": "normal"}, Survives.PROCESS, {"sync": "none"}, "power loss"),
     ],
 )
-def test_what_is_promised_is_said(
-    home: Path, options: dict[str, Any], survives: Survives, word: str
+def test_durability_is_stated_as_facts(
+    home: Path,
+    options: dict[str, Any],
+    survives: Survives,
+    settings: dict[str, str],
+    advice: str,
 ) -> None:
-    """In the enum and in words."""
+    """What survives, the setting that says so, and advice only where some is due."""
     durability = Store(home, **options).durability
     assert durability.survives is survives
-    assert word in durability.words
+    assert durability.settings == settings
+    assert advice in " ".join(durability.advice)
+    assert bool(durability.advice) is bool(advice)
 
 
 async def test_a_platform_without_locks_is_refused(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is written where nothing could be kept safe."""
-    monkeypatch.setattr(folder, "fcntl", None)
+    monkeypatch.setattr(store, "fcntl", None)
 
     with pytest.raises(BackendUnavailable, match="sqlite:///"):
         await Store(home).__aenter__()
@@ -492,3 +499,21 @@ async def test_a_refused_write_leaves_no_file(home: Path) -> None:
         await cp.save_extra("t", {})
         await cp.delete_thread("t")
         assert list((home / "threads").iterdir()) == []
+
+
+def test_a_handle_that_is_not_closed_does_not_keep_the_process(home: Path) -> None:
+    """The interpreter ends although worker threads are waiting for work."""
+    script = f"""
+import asyncio
+from cpkit_file import FileCheckpointer
+
+async def main():
+    cp = await FileCheckpointer({str(home)!r}).__aenter__()
+    print(await cp.append("t", [{{}}]))
+
+asyncio.run(main())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "1\n", "")

@@ -54,9 +54,9 @@ NAME = "t~e3b98a4da31a127d4bde6e43033f66ba274cab0eb7eb1c70ec41402bf6273dd8.jsonl
 KEY_1 = "6/6ab9f1eb8f7d3388f4f9d586f66e99fd54080df2c446f0e58668b09c08a16dd0"
 KEY_2 = "0/015f7e6bc5aeaf483724089e9252cc13b50951a6b69412522765cff4d780306e"
 LINKS = {
-    f"{KEY_1}.1": f"../../threads/{NAME}",
-    f"{KEY_1}.2": f"../../threads/{NAME}",
-    f"{KEY_2}.1": f"../../threads/{NAME}",
+    f"{KEY_1}.1": f"../../threads/{NAME}#1",
+    f"{KEY_1}.2": f"../../threads/{NAME}#2",
+    f"{KEY_2}.1": f"../../threads/{NAME}#1",
 }
 
 

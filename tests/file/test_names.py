@@ -13,7 +13,7 @@ import pytest
 
 from cpkit import CorruptThread, ToolCall
 from cpkit_file import FileCheckpointer
-from cpkit_file.names import LOG_NAME, claim_stem, log_name
+from cpkit_file.schema import LOG_NAME, claim_stem, log_name
 
 Store = FileCheckpointer[Any]
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from cpkit import CorruptThread, ToolCall
-from cpkit_file import FileCheckpointer, folder
+from cpkit_file import FileCheckpointer
+from cpkit_file import log as log_module
 from tests.file.conftest import open_files
 from tests.file.worker import Worker
 
@@ -74,7 +75,7 @@ async def test_no_more_logs_than_a_few_stay_open(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With more threads in use than that, at once too, all goes on as ever."""
-    monkeypatch.setattr(folder, "_FILES_KEPT_OPEN", 4)
+    monkeypatch.setattr(log_module, "FILES_KEPT_OPEN", 4)
 
     async with Store(home, durability="normal") as cp:
         for round_ in range(5):
