@@ -34,7 +34,6 @@ NOT_YET_PLAIN: set[str] = {
     "tests/postgres",
     "tests/redis",
     "tests/servers",
-    "tests/sqlite",
 }
 
 # A space stands for any white space, line ends included. Letter case is ignored,

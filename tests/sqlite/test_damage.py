@@ -218,7 +218,7 @@ async def test_a_damaged_page_is_corruption_of_the_thread(
             await cp.append("t", [{}])
 
 
-# Files that are no store of this version
+# Files without a store of this version
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ async def stop_in_a_commit(path: str) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-async def become_nobody() -> None:
+async def drop_rights() -> None:
     """Give up root's rights, so that permissions count for this process."""
     # Import everything while this process may still read it.
     with TemporaryDirectory() as folder:
@@ -131,7 +131,7 @@ async def become_nobody() -> None:
 
 async def open_unprivileged(url: str) -> str:
     """Open and write with the rights of an ordinary user; return the failure."""
-    await become_nobody()
+    await drop_rights()
 
     try:
         async with open_checkpointer(url) as cp:
@@ -144,7 +144,7 @@ async def open_unprivileged(url: str) -> str:
 
 async def read_unprivileged(url: str) -> dict[str, Any]:
     """Read and write with the rights of an ordinary user; return what came of it."""
-    await become_nobody()
+    await drop_rights()
     refused = []
 
     store: Any = open_checkpointer(url)
