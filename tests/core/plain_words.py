@@ -32,7 +32,6 @@ NOT_YET_PLAIN: set[str] = {
     "docs",
     "tests/file",
     "tests/postgres",
-    "tests/redis",
     "tests/servers",
 }
 

@@ -1,1 +1,1 @@
-"""What the shared clauses cannot know of the Redis driver."""
+"""What the conformance suite cannot check of the Redis driver."""

@@ -1,4 +1,4 @@
-"""A store of one's own on the shared server, a plain client, and private servers."""
+"""A new store on the shared server, a plain client, a proxy, and private servers."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def url() -> str:
 
 @pytest.fixture
 async def raw(url: str) -> AsyncIterator[Any]:
-    """A plain client of the shared server, for looking and damaging."""
+    """A plain client of the shared server, to read and damage stored values."""
     async with Redis.from_url(url) as client:
         yield client
 
 
 @pytest.fixture
 async def cp(url: str, prefix: str) -> AsyncIterator[RedisCheckpointer[Any]]:
-    """An open store of its own on the shared server."""
+    """An open handle of a new store on the shared server."""
     async with RedisCheckpointer[Any](url, prefix=prefix) as store:
         yield store
 
 
 @pytest.fixture
 async def proxy(url: str) -> AsyncIterator[Proxy]:
-    """A proxy before the shared server."""
+    """A proxy in front of the shared server."""
     async with Proxy(url) as standing:
         yield standing
 
 
 @pytest.fixture
 def servers() -> Iterator[Callable[..., RedisServer]]:
-    """Start private servers, ended after the test."""
+    """Start private servers, which stop after the test."""
     started: list[RedisServer] = []
 
     def start(**options: Any) -> RedisServer:

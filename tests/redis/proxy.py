@@ -1,4 +1,4 @@
-"""A relay between the driver and its server that counts, and can lose answers."""
+"""A relay between the driver and its server. It counts, and can lose answers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Proxy"]
 class Proxy:
     """A TCP relay to the server of a URL, open while its context is.
 
-    ``trips`` counts round trips: the times that the client began to speak after it had
-    been answered. ``commands`` are the names of what it sent, ``received`` the bytes
-    that it got. ``answers`` says what becomes of answers: they ``pass``, or are taken
-    away (``swallow``), or the connection is cut in their place (``cut``); with ``once``
-    that is what becomes of the next one.
+    ``trips`` counts round trips: how often the client sent something after an answer.
+    ``commands`` are the names of the commands that the client sent, ``received`` the
+    bytes that it got. ``answers`` says what the proxy does with the server's answers:
+    it lets them ``pass``, drops them (``swallow``), or cuts the connection in their
+    place (``cut``). With ``once`` it does that to the next answer only.
     """
 
     def __init__(self, server_url: str) -> None:
@@ -40,7 +40,7 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """How many connections stand."""
+        """How many connections are open."""
         return len(self._open) // 2
 
     async def __aenter__(self) -> Self:
@@ -53,7 +53,7 @@ class Proxy:
         await self._listener.wait_closed()
 
     def turn_to(self, server_url: str) -> None:
-        """Lead the connections that come to another server."""
+        """Send new connections to another server."""
         self._target = urlsplit(server_url)
 
     async def hung_up(self) -> None:
@@ -61,7 +61,7 @@ class Proxy:
         await self._none_open.wait()
 
     def forget(self) -> None:
-        """Count from nothing again."""
+        """Start all counts at zero again."""
         self.trips = self.received = 0
         self.commands = []
 

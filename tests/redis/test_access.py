@@ -1,4 +1,4 @@
-"""Who may in and by which way: ACL users, TLS, Unix sockets, and no word of secrets."""
+"""ACL users, passwords, TLS, Unix sockets, and URLs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PASSWORD = "s3:cr@t/ %?"
 
 
 def documented() -> list[str]:
-    """Return the rules that the driver's manual asks for, word by word."""
+    """Return the ACL rules in the driver's manual, word by word."""
     manual = cpkit_redis.store.__doc__
     assert manual is not None
     found = re.search(r"ACL SETUSER agent on >password ((?:.|\n)*?)\n\n", manual)
@@ -58,7 +58,10 @@ async def everything(cp: Any) -> None:
 async def test_the_documented_permissions_are_enough(
     servers: Servers, narrow: bool
 ) -> None:
-    """Those on the last line of the manual's rules are for the durability alone."""
+    """A user with the manual's rules can use every operation.
+
+    Without the rules of the last line only the durability is unknown.
+    """
     rules = documented()
     assert rules[-2:] == ["+config|get", "+info"]
 
@@ -84,10 +87,10 @@ async def test_the_documented_permissions_are_enough(
     "lacking",
     ["hset", "zadd", "unlink", "rpush", "hdel", "zrem", "rename", "persist", "set"],
 )
-async def test_a_user_who_may_not_write_is_refused_at_the_door(
+async def test_a_user_that_may_not_write_cannot_open_the_store(
     servers: Servers, lacking: str
 ) -> None:
-    """Opening fails, and not the middle of an operation, and nothing is written."""
+    """Opening fails, and writes nothing: no operation fails halfway later."""
     rules = [*documented(), f"-{lacking}"]
     server = servers(users=[f"user agent on >password {' '.join(rules)}"])
     url = f"redis://agent:password@127.0.0.1:{server.port}/0"
@@ -102,8 +105,8 @@ async def test_a_user_who_may_not_write_is_refused_at_the_door(
         assert await admin.keys() == []
 
 
-async def test_keys_of_others_are_out_of_reach(servers: Servers) -> None:
-    """A user of one prefix cannot open a store of another."""
+async def test_a_user_of_one_prefix_cannot_use_another(servers: Servers) -> None:
+    """Opening a store with another prefix fails."""
     server = servers(users=[f"user agent on >password {' '.join(documented())}"])
     url = f"redis://agent:password@127.0.0.1:{server.port}/0"
 
@@ -112,8 +115,8 @@ async def test_keys_of_others_are_out_of_reach(servers: Servers) -> None:
             pytest.fail("it opened")
 
 
-async def test_a_wrong_password_is_told_at_once(servers: Servers) -> None:
-    """It will not get better by trying again."""
+async def test_a_wrong_password_fails_at_once(servers: Servers) -> None:
+    """The handle does not retry what would be refused again."""
     server = servers(password=PASSWORD)
 
     for login in ("", ":wrong@"):
@@ -126,8 +129,8 @@ async def test_a_wrong_password_is_told_at_once(servers: Servers) -> None:
         assert not caught.value.maybe_applied
 
 
-async def test_a_unix_socket_will_do(servers: Servers) -> None:
-    """With a password, and with a database in the query."""
+async def test_a_unix_socket_can_be_used(servers: Servers) -> None:
+    """The URL may have a password, and a database in its query."""
     server = servers(password=PASSWORD)
 
     async with open_checkpointer(f"{server.unix_url}?db=3&prefix=mine") as cp:
@@ -138,8 +141,8 @@ async def test_a_unix_socket_will_do(servers: Servers) -> None:
         assert await raw.llen("mine:{t}:m") == 1
 
 
-async def test_tls_is_spoken_and_the_certificate_checked(servers: Servers) -> None:
-    """By the authority that the URL names, and by no other."""
+async def test_tls_checks_the_certificate(servers: Servers) -> None:
+    """Only a certificate of the authority that the URL names is accepted."""
     if reason := no_tls():
         pytest.skip(f"needs TLS: {reason}")
 
@@ -162,7 +165,7 @@ async def test_tls_is_spoken_and_the_certificate_checked(servers: Servers) -> No
 async def test_the_password_is_shown_nowhere(
     servers: Servers, caplog: pytest.LogCaptureFixture, query: bool
 ) -> None:
-    """Not when all is well, not when the server is gone, not in a log."""
+    """No repr, error, traceback or log shows it."""
     caplog.set_level(logging.DEBUG)
     server = servers(password=PASSWORD)
     quoted = quote(PASSWORD, safe="")
@@ -195,7 +198,7 @@ async def test_the_password_is_shown_nowhere(
 
 
 @pytest.mark.parametrize(
-    ("url", "mend"),
+    ("url", "advice"),
     [
         ("redis:", "redis://host:6379/0"),
         ("redis://", "redis://host:6379/0"),
@@ -220,14 +223,14 @@ async def test_the_password_is_shown_nowhere(
         ("redis://host?decode_responses=1", "no option 'decode_responses'"),
     ],
 )
-def test_a_url_that_cannot_be_used_says_so(url: str, mend: str) -> None:
-    """When it is given, before anything is connected to."""
-    with pytest.raises(InvalidURL, match=re.escape(mend)):
+def test_a_url_that_cannot_be_used_says_so(url: str, advice: str) -> None:
+    """``InvalidURL`` is raised before any connection is made."""
+    with pytest.raises(InvalidURL, match=re.escape(advice)):
         open_checkpointer(url)
 
 
 def test_a_url_for_the_class_itself_is_checked_too() -> None:
-    """Options of redis-py that the driver sets by itself are not ignored silently."""
+    """An option of redis-py that the driver sets itself raises ``InvalidURL``."""
     with pytest.raises(InvalidURL, match="socket_timeout"):
         Store("redis://host?socket_timeout=1")
 
@@ -242,6 +245,6 @@ def test_a_url_for_the_class_itself_is_checked_too() -> None:
         ("redis://[::1]:1/2", "redis://[::1]:1/2?prefix=cpkit"),
     ],
 )
-def test_a_handle_shows_its_place(url: str, shown: str) -> None:
-    """Scheme, host, database and prefix."""
+def test_a_handle_shows_its_address(url: str, shown: str) -> None:
+    """The repr has scheme, host, database and prefix."""
     assert repr(open_checkpointer(url)) == f"<Handle {shown}>"

@@ -1,4 +1,4 @@
-"""The pool at its limit, callers that leave, the caller's own client, closing."""
+"""A full pool, cancelled callers, the caller's own client, and closing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Store = RedisCheckpointer[Any]
 async def test_hundreds_of_tasks_share_a_few_connections(
     proxy: Proxy, prefix: str, size: int
 ) -> None:
-    """They wait for their turn; none is refused and no answer is another's."""
+    """Each caller waits for a connection, and gets its own answer."""
 
     async def work(number: int) -> None:
         thread = f"t{number}"
@@ -47,7 +47,7 @@ async def test_hundreds_of_tasks_share_a_few_connections(
 async def test_a_storm_of_cancellations_crosses_no_answers(
     proxy: Proxy, prefix: str
 ) -> None:
-    """Tasks cancelled anywhere leave every connection in order, and nothing half."""
+    """Cancelled at any point, a task leaves no stale answer and no half of a write."""
     random = Random(1)
 
     async def work(number: int) -> None:
@@ -84,13 +84,13 @@ async def test_a_storm_of_cancellations_crosses_no_answers(
 async def test_cancelled_operations_leak_no_connection(
     url: str, raw: Any, prefix: str
 ) -> None:
-    """At the server there are never more than ``pool_size``, and none after closing."""
+    """The server has ``pool_size`` connections at most, and none after closing."""
     random = Random(2)
     name = prefix
     separator = "&" if "?" in url else "?"
 
     async def at_most(count: int) -> None:
-        """Return when the server has noticed that the others hung up."""
+        """Return when the server has noticed that the other connections are closed."""
         while sum(one["name"] == name for one in await raw.client_list()) > count:
             assert await raw.ping()
 
@@ -125,8 +125,8 @@ async def test_cancelled_operations_leak_no_connection(
     await at_most(0)
 
 
-async def test_closing_finishes_what_is_under_way(servers: Any) -> None:
-    """A write and a read that were begun come back; what comes later is refused."""
+async def test_closing_waits_for_operations_in_flight(servers: Any) -> None:
+    """A write and a read in flight return; a later operation raises ``Closed``."""
     server: RedisServer = servers()
     cp = await Store(server.url).__aenter__()
     await cp.append("t", [{}])
@@ -148,10 +148,10 @@ async def test_closing_finishes_what_is_under_way(servers: Any) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 8, 20, 100])
-async def test_an_opening_cancelled_anywhere_leaves_nothing(
+async def test_an_open_cancelled_anywhere_leaks_nothing(
     proxy: Proxy, prefix: str, count: int
 ) -> None:
-    """No connection, and no task, by the guard over all tests."""
+    """No connection and no task is left, and another handle can open the store."""
     cp = Store(proxy.url, prefix=prefix)
     opening = asyncio.create_task(cp.__aenter__())
 
@@ -173,10 +173,10 @@ async def test_an_opening_cancelled_anywhere_leaves_nothing(
 
 
 @pytest.mark.parametrize("count", [1, 3, 10, 50])
-def test_a_loop_that_ends_in_the_middle_leaves_nothing(
+def test_a_loop_that_ends_early_leaks_nothing(
     url: str, prefix: str, count: int
 ) -> None:
-    """``asyncio.run`` cancels what is left: an opening, and writes under way."""
+    """``asyncio.run`` cancels an open or writes in flight, and the store is whole."""
 
     async def use() -> None:
         async with Store(url, prefix=prefix) as cp:
@@ -202,10 +202,8 @@ def test_a_loop_that_ends_in_the_middle_leaves_nothing(
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-async def test_a_callers_own_client_will_do(
-    url: str, prefix: str, protocol: int
-) -> None:
-    """Its settings are used, whatever its protocol, and it is not closed."""
+async def test_a_client_in_place_of_a_url(url: str, prefix: str, protocol: int) -> None:
+    """The handle uses its settings, whatever its protocol, and does not close it."""
     async with Redis.from_url(url, protocol=protocol) as client:
         async with Store(client, prefix=prefix) as cp:
             await cp.append("t", [{"n": 1}])
@@ -223,7 +221,7 @@ async def test_a_callers_own_client_will_do(
 
 
 async def test_a_clients_own_retries_are_not_made(proxy: Proxy, prefix: str) -> None:
-    """A client retries by default, which would make a write twice."""
+    """A client retries by default; the handle sends a write once."""
     async with Redis.from_url(proxy.url) as client, Store(client, prefix=prefix) as cp:
         assert await cp.append("t", [{}]) == 1
         proxy.forget()
@@ -235,7 +233,7 @@ async def test_a_clients_own_retries_are_not_made(proxy: Proxy, prefix: str) -> 
 
 
 async def test_a_client_that_decodes_is_refused(url: str) -> None:
-    """Its answers are no bytes any more; the message says the mend."""
+    """The driver needs bytes; the message says which option to change."""
     async with Redis.from_url(url, decode_responses=True) as client:
         with pytest.raises(ValueError, match="decode_responses=False"):
             Store(client)
@@ -251,6 +249,6 @@ async def test_a_client_that_decodes_is_refused(url: str) -> None:
     ids=["sync", "cluster", "none"],
 )
 async def test_another_client_is_refused(url: str, make: Callable[[str], Any]) -> None:
-    """By its type, before anything is sent."""
+    """``TypeError`` is raised before anything is sent."""
     with pytest.raises(TypeError, match=r"redis\.asyncio\.Redis"):
         Store(make(url))

@@ -60,10 +60,10 @@ async def dump(raw: Any, prefix: str) -> dict[bytes, bytes]:
 
 
 @pytest.mark.parametrize(("key", "name"), BREAKS)
-async def test_a_thing_of_another_type_is_corruption(
+async def test_a_key_of_another_type_is_corruption(
     cp: Store, raw: Any, prefix: str, key: str, name: str
 ) -> None:
-    """Under any key that the operation needs; nothing else has changed either."""
+    """An operation that needs the key raises ``CorruptThread`` and changes nothing."""
     await filled(cp)
     await raw.delete(f"{prefix}:{key}")
     await raw.set(f"{prefix}:{key}", "alien")
@@ -76,10 +76,10 @@ async def test_a_thing_of_another_type_is_corruption(
     assert await dump(raw, prefix) == before
 
 
-async def test_a_neighbour_in_the_same_call_is_not_touched(
+async def test_other_writes_of_the_batch_succeed(
     cp: Store, raw: Any, prefix: str
 ) -> None:
-    """One thread is damaged, and the appends that share its trip are made."""
+    """An append to a damaged thread fails alone."""
     await raw.set(f"{prefix}:{{bad}}:m", "alien")
     threads = ["a", "bad", "b", "bad", "c"]
     outcomes = await asyncio.gather(
@@ -163,7 +163,7 @@ DAMAGE: dict[str, tuple[Callable[[Any, str], Awaitable[Any]], str]] = {
 async def test_a_damaged_value_is_corruption(
     cp: Store, raw: Any, prefix: str, damage: str, name: str
 ) -> None:
-    """What cannot be read raises, and stays as it is for a person to look at."""
+    """It raises ``CorruptThread``, and stays as it is for a person to look at."""
     await filled(cp)
     await DAMAGE[damage][0](raw, prefix)
     before = await dump(raw, prefix)

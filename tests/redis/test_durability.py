@@ -1,4 +1,4 @@
-"""What an acknowledgement is worth, by what the server says of itself."""
+"""What an acknowledged write survives, by the server's settings."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ async def server(servers: Callable[..., RedisServer]) -> RedisServer:
         ),
     ],
 )
-async def test_durability_is_what_the_settings_make_of_it(
+async def test_durability_follows_the_settings(
     server: RedisServer, settings: dict[str, str], survives: str, words: str
 ) -> None:
-    """As a level, and in words that name the setting."""
+    """It has a level, the settings, and advice that names the setting to change."""
     async with Redis.from_url(server.url) as raw:
         for name, value in settings.items():
             await raw.config_set(name, value)
@@ -66,8 +66,8 @@ async def test_durability_is_what_the_settings_make_of_it(
         assert words in cp.durability.words
 
 
-async def test_replicas_are_spoken_of(servers: Callable[..., RedisServer]) -> None:
-    """A failover loses what was not copied yet."""
+async def test_replicas_are_mentioned(servers: Callable[..., RedisServer]) -> None:
+    """A failover can lose writes that the replica does not have yet."""
     first, second = servers(), servers()
 
     async with Redis.from_url(second.url) as replica, Redis.from_url(first.url) as raw:
@@ -96,10 +96,10 @@ async def test_replicas_are_spoken_of(servers: Callable[..., RedisServer]) -> No
         ),
     ],
 )
-async def test_what_cannot_be_read_is_said(
+async def test_unreadable_settings_are_mentioned(
     servers: Callable[..., RedisServer], rules: str, survives: str, words: str
 ) -> None:
-    """Managed services and narrow users are denied CONFIG, INFO, or both."""
+    """Managed services, and users with few rights, may not use CONFIG or INFO."""
     server = servers(users=[f"user agent on >password ~* +@all {rules}"])
 
     async with Store(f"redis://agent:password@127.0.0.1:{server.port}") as cp:
@@ -107,8 +107,8 @@ async def test_what_cannot_be_read_is_said(
         assert words in cp.durability.words
 
 
-def test_a_handle_that_is_not_open_knows_nothing_yet() -> None:
-    """And still states it, as the optional protocol has it."""
+def test_a_handle_that_is_not_open_promises_nothing() -> None:
+    """It does not know the server's settings yet."""
     cp = Store("redis://localhost")
     assert isinstance(cp, StatesDurability)
     assert cp.durability.survives is Survives.NONE

@@ -1,4 +1,4 @@
-"""A Sentinel's client: the handle follows to the server that was promoted."""
+"""With a Sentinel's client the handle follows a failover."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def sentinel(
 
 
 async def until(check: Callable[[], Awaitable[object]]) -> None:
-    """Return when the check says yes; an error is no."""
+    """Return when the check returns true; an error counts as false."""
     while True:
         with suppress(RedisError):
             if await check():
@@ -64,7 +64,7 @@ async def until(check: Callable[[], Awaitable[object]]) -> None:
 async def test_a_failover_is_followed(
     sentinel: tuple[RedisServer, RedisServer, int],
 ) -> None:
-    """What was copied is there, and the same handle writes on."""
+    """The same handle reads and writes on the promoted server."""
     first, second, port = sentinel
     watch = Sentinel([("127.0.0.1", port)])  # type: ignore[no-untyped-call]  # redis-py
     client = watch.master_for("agents")

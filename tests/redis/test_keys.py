@@ -1,4 +1,4 @@
-"""Which keys there are: exact for hostile ids, one slot a thread, and nobody else's."""
+"""Which keys are used: exact for hostile ids, and one slot for each thread."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ HOSTILE = [
 
 
 async def keys_of(raw: Any, prefix: str) -> list[bytes]:
-    """Return the keys that start with the prefix, by a scan: this is a test."""
+    """Return the keys that start with the prefix, by a scan, as only a test may."""
     return sorted([key async for key in raw.scan_iter(f"{prefix}:*", count=1000)])
 
 
@@ -65,7 +65,7 @@ async def fill(cp: Store, thread: str) -> None:
 
 
 async def test_hostile_ids_are_kept_apart(cp: Store) -> None:
-    """As threads, calls, keys, tools and extra; deleting one leaves the others."""
+    """As ids of threads, calls, keys and tools; deleting one leaves the others."""
     await asyncio.gather(*(fill(cp, thread) for thread in HOSTILE))
     listed = [info.thread_id for info in await cp.list_threads(limit=1000)]
     assert listed == sorted(HOSTILE)
@@ -93,7 +93,7 @@ async def test_hostile_ids_are_kept_apart(cp: Store) -> None:
 async def test_all_keys_of_a_thread_are_in_one_slot(
     cp: Store, raw: Any, prefix: str
 ) -> None:
-    """By the slot that Redis computes, braces in the id or not."""
+    """Redis computes the same slot for them, also with braces in the id."""
     for thread in HOSTILE:
         await cp.append(thread, [{}])
         await cp.save_extra(thread, {"a": 1})
@@ -110,7 +110,7 @@ async def test_all_keys_of_a_thread_are_in_one_slot(
 
 
 async def test_a_slot_holds_the_whole_id() -> None:
-    """What Redis hashes is between the first brace and the one after it."""
+    """Redis hashes the text between the braces, which is the whole id."""
     hashed = set()
 
     for thread in HOSTILE:
@@ -122,8 +122,8 @@ async def test_a_slot_holds_the_whole_id() -> None:
     assert len(hashed) == len(HOSTILE)
 
 
-async def test_stores_of_neighbouring_prefixes_do_not_meet(url: str, raw: Any) -> None:
-    """Even where one prefix is the beginning of the other."""
+async def test_stores_with_similar_prefixes_are_separate(url: str, raw: Any) -> None:
+    """Also where one prefix is the beginning of another."""
     prefixes = ["near", "nea", "near:", "near:threads", "near:a", "NEAR", "near*", "é"]
     threads = ["a", "t", "threads", "schema", ":a"]
 
@@ -149,7 +149,7 @@ async def test_stores_of_neighbouring_prefixes_do_not_meet(url: str, raw: Any) -
 async def test_only_keys_of_the_prefix_are_touched(
     cp: Store, raw: Any, prefix: str
 ) -> None:
-    """Other keys of the database stay as they are, and none of ours expires."""
+    """Other keys of the database stay as they are, and no key expires."""
     others = {f"{prefix}": "1", f"{prefix}x:a": "2", "{t}:m": "3", f"x{prefix}:a": "4"}
     await raw.mset(others)
     await fill(cp, "t")
@@ -163,10 +163,10 @@ async def test_only_keys_of_the_prefix_are_touched(
     await raw.delete(*others)
 
 
-async def test_forgetting_everything_leaves_the_version_alone(
+async def test_forgetting_all_threads_leaves_only_the_version(
     cp: Store, raw: Any, prefix: str
 ) -> None:
-    """No empty key or register stays behind."""
+    """No other key is left."""
     await fill(cp, "t")
     await fill(cp, "u")
     await cp.delete_thread("t", forget_keys=True)
@@ -175,8 +175,8 @@ async def test_forgetting_everything_leaves_the_version_alone(
     assert await keys_of(raw, prefix) == [f"{prefix}:schema".encode()]
 
 
-async def test_no_command_looks_for_keys_or_flushes(cp: Store, raw: Any) -> None:
-    """KEYS, SCAN and FLUSH are in no script and in no request."""
+async def test_no_command_searches_keys_or_flushes(cp: Store, raw: Any) -> None:
+    """The driver does not use KEYS, SCAN, FLUSHDB or FLUSHALL."""
     before = await raw.info("commandstats")
     await fill(cp, "t")
     await cp.load("t")
@@ -193,14 +193,14 @@ async def test_no_command_looks_for_keys_or_flushes(cp: Store, raw: Any) -> None
 
 @pytest.mark.parametrize("count", [3999, 4000, 4001, 20_000])
 async def test_a_long_append_is_whole(cp: Store, count: int) -> None:
-    """However often it fills the stack of the server's Lua."""
+    """It may have more messages than the server's Lua can unpack at once."""
     assert await cp.append("t", [{"n": n} for n in range(count)]) == count
     assert [message["n"] for message in await cp.read("t")] == list(range(count))
     assert await cp.append("t", [{"n": n} for n in range(count)]) == 2 * count
 
 
 async def test_a_large_extra_is_whole(cp: Store) -> None:
-    """As a long append is."""
+    """It may have more keys than the server's Lua can unpack at once."""
     extra = {f"k{n}": n for n in range(10_001)}
     await cp.save_extra("t", extra)
     data = await cp.load("t")
@@ -209,7 +209,7 @@ async def test_a_large_extra_is_whole(cp: Store) -> None:
 
 
 async def test_a_list_of_many_threads_is_read_in_pages(cp: Store) -> None:
-    """So that no script holds the server up for long."""
+    """Pages of any size have the same threads in the same order."""
     names = [f"t{n:05}" for n in range(2500)]
     await asyncio.gather(*(cp.append(name, [{}]) for name in names))
     for limit in (1, 999, 1000, 1001, 2000, 2499, 2500, 10_000):

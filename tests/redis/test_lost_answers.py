@@ -1,4 +1,4 @@
-"""An answer that never comes: nothing is made twice, and the caller is told so."""
+"""A write whose answer is lost is sent once; a read is repeated."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def filled(cp: Store) -> None:
 async def test_a_write_without_an_answer_is_sent_once(
     proxy: Proxy, prefix: str, name: str, how: Any
 ) -> None:
-    """Neither the driver nor the client library repeats it; it may be applied."""
+    """Neither the driver nor the client library repeats it, and it may be applied."""
     async with Store(proxy.url, prefix=prefix, timeout=0.5) as cp:
         await filled(cp)
         await WRITES[name](cp)  # so that the server knows the script
@@ -60,7 +60,7 @@ async def test_a_write_without_an_answer_is_sent_once(
 async def test_the_same_append_again_does_not_duplicate(
     proxy: Proxy, prefix: str, how: Any
 ) -> None:
-    """With the version that it expected it finds that it was applied."""
+    """The caller repeats it with the same expected version, and gets a conflict."""
     async with Store(proxy.url, prefix=prefix, timeout=0.5) as cp:
         await cp.append("t", [{"n": 0}])
         proxy.answers = how
@@ -78,7 +78,7 @@ async def test_the_same_append_again_does_not_duplicate(
 
 
 async def test_the_same_claim_again_finds_itself(proxy: Proxy, prefix: str) -> None:
-    """The call is on record once, as its own."""
+    """The caller repeats the claim, and gets its own record."""
     call = ToolCall("c", "pay", {"amount": 1}, "k")
 
     async with Store(proxy.url, prefix=prefix) as cp:
@@ -98,7 +98,7 @@ async def test_the_same_claim_again_finds_itself(proxy: Proxy, prefix: str) -> N
 async def test_a_read_is_repeated_where_the_connection_broke(
     proxy: Proxy, prefix: str, name: str
 ) -> None:
-    """Its caller notices nothing."""
+    """The caller gets the answer."""
     async with Store(proxy.url, prefix=prefix) as cp:
         await filled(cp)
         expected = await READS[name](cp)
@@ -109,7 +109,7 @@ async def test_a_read_is_repeated_where_the_connection_broke(
 
 
 async def test_a_read_without_answers_gives_up(proxy: Proxy, prefix: str) -> None:
-    """After ``timeout``; and a read applies nothing."""
+    """It raises after ``timeout``, and never says that it may be applied."""
     async with Store(proxy.url, prefix=prefix, timeout=0.05, connect_timeout=0.2) as cp:
         await filled(cp)
         proxy.answers = "swallow"
@@ -127,7 +127,7 @@ async def test_a_read_without_answers_gives_up(proxy: Proxy, prefix: str) -> Non
 async def test_a_swallowed_answer_is_not_taken_for_the_next(
     proxy: Proxy, prefix: str
 ) -> None:
-    """The connection on which it may still come is not used again."""
+    """The driver does not use that connection again."""
     async with Store(proxy.url, prefix=prefix, timeout=0.1, pool_size=1) as cp:
         await cp.append("t", [{"n": 0}])
         proxy.answers = "swallow"
@@ -143,7 +143,7 @@ async def test_a_swallowed_answer_is_not_taken_for_the_next(
 async def test_a_connection_cut_while_idle_costs_nothing(
     proxy: Proxy, prefix: str
 ) -> None:
-    """Nothing was sent on it, so the write is made on a new one."""
+    """Nothing was sent on it, so the write goes out on a new connection."""
     async with Store(proxy.url, prefix=prefix) as cp:
         for version in range(1, 10):
             assert await cp.append("t", [{}]) == version
@@ -153,14 +153,15 @@ async def test_a_connection_cut_while_idle_costs_nothing(
 async def test_each_caller_of_a_lost_group_has_an_error_of_its_own(
     proxy: Proxy, prefix: str
 ) -> None:
-    """An error gathers the traceback of the caller that it goes to."""
+    """Each error has its own traceback and cause."""
     async with Store(proxy.url, prefix=prefix) as cp:
-        # After a group of several, the next one waits for company.
         await asyncio.gather(*(cp.append("t", [{}]) for _ in range(2)))
         proxy.answers = "cut"
         errors = await asyncio.gather(
             *(cp.append("t", [{}]) for _ in range(8)), return_exceptions=True
         )
-        told = [error for error in errors if isinstance(error, BackendUnavailable)]
-        assert len({id(error) for error in told}) == 8
-        assert all(error.maybe_applied and error.__cause__ for error in told)
+        errors_seen = [
+            error for error in errors if isinstance(error, BackendUnavailable)
+        ]
+        assert len({id(error) for error in errors_seen}) == 8
+        assert all(error.maybe_applied and error.__cause__ for error in errors_seen)

@@ -1,4 +1,4 @@
-"""The server killed, restarted, frozen, away, or without its scripts."""
+"""A server that is killed, restarted, stopped, away, busy, or has lost its scripts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Servers = Callable[..., RedisServer]
 Operation = Callable[[Store], Coroutine[Any, Any, Any]]
 
 
-async def test_what_was_acknowledged_outlives_the_server(servers: Servers) -> None:
-    """Killed among writers with appendfsync always: all is there, and none is torn."""
+async def test_acknowledged_writes_survive_a_kill(servers: Servers) -> None:
+    """With appendfsync always each of them is stored, and stored whole."""
     server = servers(appendfsync="always")
     acknowledged: dict[str, int] = {}
 
@@ -50,7 +50,7 @@ async def test_what_was_acknowledged_outlives_the_server(servers: Servers) -> No
             await enough.wait()
             await asyncio.to_thread(server.kill)
             await asyncio.to_thread(server.start)
-            # Not every writer had a write under way, of which the answer was lost.
+            # Some writers had no write in flight, so they do not stop by an error.
             over.set()
             await asyncio.gather(*writers)
 
@@ -63,8 +63,8 @@ async def test_what_was_acknowledged_outlives_the_server(servers: Servers) -> No
                 assert await cp.append(thread, []) == data.version
 
 
-async def test_claims_outlive_the_server(servers: Servers) -> None:
-    """A key that was claimed is claimed after the crash, and its result is the same."""
+async def test_claims_survive_a_kill(servers: Servers) -> None:
+    """A claimed key is still held, and a result is the same."""
     server = servers(appendfsync="always")
 
     async with Store(server.url) as cp:
@@ -85,7 +85,7 @@ async def test_claims_outlive_the_server(servers: Servers) -> None:
 async def test_a_restart_is_not_noticed_by_an_idle_handle(
     servers: Servers, how: str
 ) -> None:
-    """Its connections are gone and the server knows no script; it just works."""
+    """Its connections are closed and the script is gone, and it works all the same."""
     server = servers(appendfsync="always")
 
     async with Store(server.url) as cp:
@@ -102,8 +102,8 @@ async def test_a_restart_is_not_noticed_by_an_idle_handle(
         assert await cp.append("t", [{}]) == 4
 
 
-async def test_writes_wait_for_a_server_that_is_away(servers: Servers) -> None:
-    """What was not sent is sent when the server is back."""
+async def test_operations_wait_for_a_server_that_is_away(servers: Servers) -> None:
+    """They are sent when the server is back."""
     server = servers(appendfsync="always")
 
     async with Store(server.url, connect_timeout=20) as cp:
@@ -141,7 +141,7 @@ async def test_a_server_that_stays_away_is_unavailable(servers: Servers) -> None
 
 
 async def test_opening_without_a_server_fails(prefix: str) -> None:
-    """With the address in the message."""
+    """The message has the address."""
     port = free_port()
 
     with pytest.raises(BackendUnavailable, match=f"127.0.0.1:{port}") as caught:
@@ -173,7 +173,7 @@ READS: dict[str, Operation] = {
 async def test_a_stopped_server_fails_every_operation_in_time(
     servers: Servers,
 ) -> None:
-    """A write that was sent may be applied; one that waits to connect was not sent."""
+    """A write that was sent may be applied; one that still connects was not sent."""
     server = servers()
 
     async with Store(server.url, timeout=0.5) as cp:
@@ -200,7 +200,7 @@ async def test_a_stopped_server_fails_every_operation_in_time(
 
 
 async def test_opening_a_stopped_server_fails_in_time(servers: Servers) -> None:
-    """It takes connections, and answers nothing."""
+    """Such a server accepts connections, and does not answer."""
     server = servers()
     server.pause()
 
@@ -213,7 +213,7 @@ async def test_opening_a_stopped_server_fails_in_time(servers: Servers) -> None:
 
 
 async def test_flushed_scripts_are_sent_again(cp: Store, raw: Any) -> None:
-    """In the middle of everything, and each write is made once."""
+    """At any time, and each write is applied once."""
     stop = asyncio.Event()
 
     async def flush() -> None:
@@ -245,10 +245,10 @@ async def test_flushed_scripts_are_sent_again(cp: Store, raw: Any) -> None:
     await flushing
 
 
-async def test_a_batch_without_its_script_is_sent_once_more(
+async def test_a_batch_without_its_script_is_sent_again(
     proxy: Proxy, prefix: str, raw: Any
 ) -> None:
-    """With the script itself; nothing of the batch ran before, and all of it runs."""
+    """The second time it has the script's text; each write is applied once."""
     async with Store(proxy.url, prefix=prefix) as cp:
         await cp.append("t", [{}])
         await raw.script_flush()
@@ -259,7 +259,7 @@ async def test_a_batch_without_its_script_is_sent_once_more(
 
 
 async def test_a_loading_server_is_waited_for(servers: Servers) -> None:
-    """It takes connections and answers LOADING until its data is read."""
+    """It accepts connections and answers LOADING until its data is loaded."""
     server = servers(
         appendonly=False,
         settings={

@@ -1,4 +1,4 @@
-"""A server that takes no writes: full, without a disk, or a replica."""
+"""A server that refuses writes: full, without its disk, a replica, or a cluster."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def filled(cp: Store) -> None:
 
 
 async def refused(cp: Store, raw: Any, message: str, *, but: str = "") -> None:
-    """Every write is refused, in words, and has changed nothing; reads go on."""
+    """Check that every write is refused and changes nothing, and that reads work."""
     before = await dump(raw, "cpkit")
 
     for name, write in WRITES.items():
@@ -59,8 +59,8 @@ async def refused(cp: Store, raw: Any, message: str, *, but: str = "") -> None:
     assert await cp.find_call("k") is not None
 
 
-async def test_a_full_server_takes_nothing_half(servers: Servers) -> None:
-    """With noeviction; deleting is what still works, and then there is room again."""
+async def test_a_full_server_refuses_whole_writes(servers: Servers) -> None:
+    """With noeviction only deletions work until there is memory again."""
     server = servers(settings={"maxmemory-policy": "noeviction"})
 
     async with Store(server.url) as cp, Redis.from_url(server.url) as raw:
@@ -78,8 +78,8 @@ async def test_a_full_server_takes_nothing_half(servers: Servers) -> None:
         assert await cp.append("t", [{}], expected_version=1) == 2
 
 
-async def test_a_server_without_its_disk_takes_nothing_half(servers: Servers) -> None:
-    """After a snapshot failed Redis refuses writes (MISCONF), until one succeeds."""
+async def test_a_server_without_its_disk_refuses_whole_writes(servers: Servers) -> None:
+    """After a failed snapshot Redis refuses writes (MISCONF)."""
     server = servers(settings={"save": "900 1", "dbfilename": "snapshot.rdb"})
 
     async with Store(server.url) as cp, Redis.from_url(server.url) as raw:
@@ -97,8 +97,8 @@ async def test_a_server_without_its_disk_takes_nothing_half(servers: Servers) ->
         assert await cp.append("t", [{}], expected_version=1) == 2
 
 
-async def test_a_replica_takes_nothing(servers: Servers) -> None:
-    """It is good for reading, and for writing once it is promoted."""
+async def test_a_replica_refuses_writes(servers: Servers) -> None:
+    """It can be read, and written as soon as it is promoted."""
     first, second = servers(), servers()
 
     async with (
@@ -117,8 +117,8 @@ async def test_a_replica_takes_nothing(servers: Servers) -> None:
             assert await replica.append("t", [{}], expected_version=1) == 2
 
 
-async def test_too_few_replicas_are_told(servers: Servers) -> None:
-    """A server that is to have replicas before it writes says so (NOREPLICAS)."""
+async def test_too_few_replicas_refuse_writes(servers: Servers) -> None:
+    """A server that has fewer replicas than configured refuses writes (NOREPLICAS)."""
     server = servers()
 
     async with Store(server.url) as cp, Redis.from_url(server.url) as raw:
@@ -128,7 +128,7 @@ async def test_too_few_replicas_are_told(servers: Servers) -> None:
 
 
 async def test_a_failover_behind_the_address_is_followed(servers: Servers) -> None:
-    """A refused write is the sign to connect anew: the address is another's by now."""
+    """After READONLY the driver connects again: the address may be another server's."""
     first, second = servers(), servers()
 
     async with (
@@ -148,12 +148,12 @@ async def test_a_failover_behind_the_address_is_followed(servers: Servers) -> No
         assert await asyncio.gather(*(cp.append(f"t{i}", [{}]) for i in range(20)))
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["with INFO", "without INFO"])
+@pytest.mark.parametrize("informed", [True, False], ids=["with INFO", "without INFO"])
 async def test_a_cluster_is_refused_and_nothing_is_written(
-    servers: Servers, told: bool
+    servers: Servers, informed: bool
 ) -> None:
-    """Also where the user may not ask what the server is."""
-    denied = "" if told else " -info"
+    """Also where the user may not use INFO."""
+    denied = "" if informed else " -info"
     server = servers(
         settings={"cluster-enabled": "yes"},
         users=[f"user agent on >password ~* +@all{denied}"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -46,7 +47,7 @@ def a_dump(messages: int = 2, text: str = "x", calls: int = 2) -> ThreadDump:
 
 
 async def test_a_large_thread_is_restored(cp: Store, raw: Any, prefix: str) -> None:
-    """In many parts; afterwards its own keys are there, and none of them expires."""
+    """It is copied in many parts, and none of its keys expires afterwards."""
     dump = a_dump(messages=12_000, text="x" * 1000, calls=12_000)
     await cp.restore_thread(dump)
     assert await cp.dump_thread("t") == dump
@@ -57,7 +58,7 @@ async def test_a_large_thread_is_restored(cp: Store, raw: Any, prefix: str) -> N
 
 
 async def test_attempts_may_be_restored_in_any_order(cp: Store) -> None:
-    """The second attempt of a key, and then the first one, of another thread."""
+    """A key's second attempt may be restored before the first, of another thread."""
     second = a_call(2, attempt=2)
     key = second.call.idempotency_key
     await cp.restore_thread(replace(a_dump(), calls=[second]))
@@ -77,7 +78,7 @@ async def test_attempts_may_be_restored_in_any_order(cp: Store) -> None:
 async def test_a_refused_restore_leaves_no_copy(
     cp: Store, raw: Any, prefix: str
 ) -> None:
-    """Neither where the thread is there, nor where a key is held."""
+    """A thread that exists and a key that is held refuse it."""
     await cp.append("t", [{}])
     await cp.record_issued("other", ToolCall("c", "pay", {}, "k1"))
     before = await keys_of(raw, prefix)
@@ -95,8 +96,8 @@ async def test_a_refused_restore_leaves_no_copy(
     assert await keys_of(raw, prefix) == before
 
 
-async def test_a_full_server_takes_no_part_of_a_thread(servers: Servers) -> None:
-    """The copy is removed."""
+async def test_a_full_server_keeps_no_copy(servers: Servers) -> None:
+    """The driver removes the parts that were written."""
     server = servers(settings={"maxmemory-policy": "noeviction"})
 
     async with Store(server.url) as cp, Redis.from_url(server.url) as raw:
@@ -110,7 +111,7 @@ async def test_a_full_server_takes_no_part_of_a_thread(servers: Servers) -> None
         assert await keys_of(raw, "cpkit") == before
 
 
-async def test_a_copy_that_was_cut_is_made_again(
+async def test_an_interrupted_copy_is_repeated(
     proxy: Proxy, prefix: str, raw: Any
 ) -> None:
     """Nothing of the thread was written, so the restore is repeated."""
@@ -123,10 +124,8 @@ async def test_a_copy_that_was_cut_is_made_again(
         assert await raw.ttl(key) == -1 or b":copy-" in key
 
 
-async def test_a_copy_of_a_process_that_died_expires(
-    proxy: Proxy, prefix: str, raw: Any
-) -> None:
-    """Each of its keys, a little later than the operation may take."""
+async def test_an_abandoned_copy_expires(proxy: Proxy, prefix: str, raw: Any) -> None:
+    """Its keys live a minute longer than the operation may take."""
     async with Store(proxy.url, prefix=prefix, timeout=0.3, connect_timeout=0.1) as cp:
         proxy.answers = "swallow"
 
@@ -143,7 +142,7 @@ async def test_a_copy_of_a_process_that_died_expires(
 async def test_a_restore_whose_answer_is_lost_may_be_applied(
     proxy: Proxy, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The copy is made, and the answer to the last step is lost."""
+    """Only the last step changes the thread."""
     async with Store(proxy.url, prefix=prefix) as cp:
         store: Any = cp._store
         copy = store._copy
@@ -200,7 +199,7 @@ async def test_more_than_a_million_messages_at_once(url: str, prefix: str) -> No
 
 
 async def test_the_server_lowers_the_limits(servers: Servers) -> None:
-    """Half of the largest argument is what always fits; a restore is not limited."""
+    """A value and an append have half of an argument; a restore is not limited."""
     server = servers(settings={"proto-max-bulk-len": "1mb"})
     half = 512 * 1024
 
@@ -214,6 +213,12 @@ async def test_the_server_lowers_the_limits(servers: Servers) -> None:
 
         with pytest.raises(PayloadTooLarge):
             await cp.append("large", ["x" * (half - 2), 0])
+
+        # These share a batch, but do not fit into one argument.
+        versions = await asyncio.gather(
+            *(cp.append("shared", ["x" * 300_000]) for _ in range(5))
+        )
+        assert versions == [1, 2, 3, 4, 5]
 
         dump = a_dump(messages=30, text="x" * 100_000)
         await cp.restore_thread(dump)

