@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
 from cpkit.driver import StoreInfo
-from cpkit.registry import url_path
 
 __all__ = ["peek"]
 
@@ -30,9 +26,6 @@ async def peek(url: str) -> StoreInfo | None:
     base, _, query = url.partition("?")
     options = dict(parse_qsl(query))
 
-    if scheme == "file":
-        return await asyncio.to_thread(_peek_folder, url_path(base))
-
     try:
         async with asyncio.timeout(_PATIENCE):
             if scheme in ("postgres", "postgresql"):
@@ -41,29 +34,6 @@ async def peek(url: str) -> StoreInfo | None:
         return None  # the driver reports the error when it opens the store
 
     return None
-
-
-def _peek_folder(name: str) -> StoreInfo | None:
-    path = Path(name)
-
-    try:
-        text = (path / "cpkit.json").read_text()
-    except (FileNotFoundError, NotADirectoryError):
-        return StoreInfo(False, path=str(path) if path.exists() else None)
-    except OSError:
-        return None
-
-    try:
-        version = json.loads(text)["version"]
-    except (ValueError, TypeError, LookupError):
-        return None
-
-    taken = 0
-
-    for folder, _, names in os.walk(path):
-        taken += sum(os.lstat(os.path.join(folder, one)).st_size for one in names)
-
-    return StoreInfo(True, version, taken, str(path))
 
 
 async def _peek_postgres(base: str, options: dict[str, str]) -> StoreInfo | None:
