@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import cpkit_redis
 from cpkit import SchemaMismatch, ToolCall
 from cpkit_redis import RedisCheckpointer
+from tests.servers.redis import RedisServer, redis_binary
 
 Store = RedisCheckpointer[Any]
 
@@ -176,3 +182,35 @@ async def test_many_open_a_new_store_at_once(url: str, raw: Any, prefix: str) ->
     versions = await asyncio.gather(*(use(number) for number in range(20)))
     assert sorted(versions) == list(range(1, 21))
     assert await raw.get(f"{prefix}:schema") == b"1"
+
+
+async def test_a_person_can_run_the_script(servers: Callable[..., RedisServer]) -> None:
+    """The commands in the script's comments work with ``redis-cli``."""
+    cli = Path(redis_binary()).with_name("redis-cli")
+
+    if not cli.exists():
+        pytest.skip(f"needs {cli}")
+
+    server = servers()
+    folder = Path(cpkit_redis.__file__).parent
+    script = (folder / "operations.lua").read_text()
+    commands = re.findall(r"^--   redis-cli (--eval .*)$", script, re.MULTILINE)
+    assert len(commands) > 3
+    answers = []
+
+    for command in commands:
+        words = [str(cli), "-p", str(server.port), *shlex.split(command)]
+        process = await asyncio.create_subprocess_exec(
+            *words, cwd=folder, stdout=asyncio.subprocess.PIPE
+        )
+        answer, _ = await process.communicate()
+        answers.append(answer.split()[0])
+
+    assert answers == [b"version", b"done", b"call", b"threads"]
+    call = ToolCall("call", "tool", {}, "key")
+
+    async with Store(server.url) as cp:
+        assert await cp.read("t") == [{"a": 1}]
+        found = await cp.find_call("key")
+        assert found is not None
+        assert (found.thread_id, found.call, found.attempt) == ("t", call, 1)
