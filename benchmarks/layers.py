@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from itertools import count
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -22,6 +23,8 @@ from cpkit.driver.writes import Append
 from cpkit.registry import open_checkpointer
 from cpkit.tools.benchmark import Contender, Scale, Stored, Trial
 from cpkit.tools.benchmark.messages import messages
+from cpkit_postgres import queries
+from cpkit_postgres.queries import filled
 from cpkit_redis.schema import slot_of
 from cpkit_redis.store import SHA
 from cpkit_sqlite.connection import run
@@ -149,19 +152,24 @@ async def _postgres(
 ) -> tuple[Steps, Steps]:
     held = await asyncpg.connect(server)
     stack.push_async_callback(held.close)
-    append = await held.prepare(cp._sql.append)
-    find = await held.prepare(cp._sql.last_attempt)
-    await cp.append(thread, messages(7, 1))  # alone, so that it knows the end
-    values = (thread, None, _BODY.decode(), None, cp._guesses[thread])
+    store = cp._store
+    append = await held.prepare(filled(queries.APPEND_NEXT, store._schema))
+    find = await held.prepare(filled(queries.HOLDER, store._schema))
+    await cp.append(thread, messages(7, 1))  # so that the store knows the end
+    number, version = store._ends[thread]
+    body = _BODY.decode()
+    positions = count(version)
     return {
-        "the function, prepared, on one connection": lambda: append.fetch(*values),
-        "the function, by the handle's connections": lambda: cp._connections.ask(
-            cp._sql.append, *values, writes=True
+        "the statement, prepared, on one connection": lambda: append.fetch(
+            number, next(positions), body, None
+        ),
+        "the statement, by the store's connections": lambda: store._connections.fetch(
+            queries.APPEND_NEXT, number, next(positions), body, None
         ),
     }, {
         "all columns of the call, on one connection": lambda: find.fetch(key),
-        "the same, by the handle's connections": lambda: cp._connections.ask(
-            cp._sql.last_attempt, key
+        "the same, by the store's connections": lambda: store._connections.fetch(
+            queries.HOLDER, key
         ),
     }
 

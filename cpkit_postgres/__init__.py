@@ -1,5 +1,5 @@
-"""Agent state in a Postgres schema; see `cpkit_postgres.driver` for the manual."""
+"""Agent state in a Postgres schema; see `cpkit_postgres.store` for the manual."""
 
-from cpkit_postgres.driver import PostgresCheckpointer
+from cpkit_postgres.store import PostgresCheckpointer, PostgresStore
 
-__all__ = ["PostgresCheckpointer"]
+__all__ = ["PostgresCheckpointer", "PostgresStore"]

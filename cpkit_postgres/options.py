@@ -1,4 +1,4 @@
-"""What a store on Postgres can be told, and which URLs name one."""
+"""The options of a store on Postgres, and the check of its URL."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import re
 import warnings
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, PositiveInt
 
+from cpkit.driver import ServerOptions
 from cpkit.errors import InvalidURL
-from cpkit.registry import DriverOptions
 
 __all__ = ["CLIENT_PARAMETERS", "PostgresOptions", "check_url"]
 
 CLIENT_PARAMETERS = frozenset(
-    # What asyncpg reads itself …
+    # What asyncpg reads itself,
     "database dbname gsslib host krbsrvname passfile password port service sslcert "
     "sslcrl sslkey sslmode sslnegotiation sslpassword sslrootcert "
     "ssl_max_protocol_version ssl_min_protocol_version target_session_attrs user "
-    # … and settings that it hands to the server.
+    # and settings that it passes to the server.
     "application_name default_transaction_isolation lock_timeout options "
     "statement_timeout synchronous_commit".split()
 )
 
-_HOST = re.compile(r"(\[[^][]*\]|[^:@/]*)(:[0-9]*)?")
+_HOST = re.compile(r"(?:\[[^][]*\]|[^:@/]*)(?::([0-9]{0,5}))?")
 
 
 def _schema_name(name: str) -> str:
-    # Postgres cuts a longer one short, and two stores would be one.
+    # Postgres cuts a longer name, and two stores would be the same one.
     if not 0 < len(name.encode()) <= 63 or "\0" in name:
         raise ValueError("a schema's name has 1 to 63 bytes of UTF-8 and no NUL")
 
@@ -35,29 +35,26 @@ def _schema_name(name: str) -> str:
 
 
 with warnings.catch_warnings():
-    # The option is called what Postgres calls it. pydantic warns that a deprecated
-    # method of its models has that name; nobody calls it on these.
+    # The option has Postgres's own name. pydantic warns that a deprecated method of its
+    # models has that name too; cpkit does not call it.
     warnings.filterwarnings("ignore", 'Field name "schema"', UserWarning)
 
-    class PostgresOptions(DriverOptions):
-        """The driver's manual explains them; times are in seconds."""
+    class PostgresOptions(ServerOptions):
+        """The manual in `cpkit_postgres.store` explains them."""
 
         schema: Annotated[str, AfterValidator(_schema_name)] = "cpkit"  # type: ignore[assignment]  # see above
         pooler: Literal["session", "transaction"] = "session"
         pool_size: PositiveInt = 8
-        connect_timeout: PositiveFloat = 10.0
-        command_timeout: PositiveFloat = 60.0
 
 
 def check_url(url: str) -> None:
-    """Raise ``InvalidURL`` for a URL that asyncpg would cut in the wrong place.
+    """Raise ``InvalidURL`` for a URL that asyncpg would divide in the wrong place.
 
-    What it took for a host, a port or a database could be a part of the password, and
-    show in an error.
+    What it takes for a host, a port or a database could be a part of the password, and
+    would show in an error.
     """
     scheme, slashes, rest = url.partition("://")
     login, _, place = rest.partition("?")[0].rpartition("@")
-    hosts = place.partition("/")[0].split(",")
 
     if scheme.lower() not in ("postgresql", "postgres") or not slashes:
         raise InvalidURL("write postgresql://user:password@host:port/database")
@@ -68,7 +65,13 @@ def check_url(url: str) -> None:
             "%40 and '/' as %2F"
         )
 
-    if not all(_HOST.fullmatch(host) for host in hosts):
-        raise InvalidURL(
-            "postgresql: after the user comes host:port, or several with commas"
-        )
+    for host in place.partition("/")[0].split(","):
+        found = _HOST.fullmatch(host)
+
+        if found is None:
+            raise InvalidURL(
+                "postgresql: after the user comes host:port, or several with commas"
+            )
+
+        if int(found[1] or 0) > 65535:
+            raise InvalidURL("postgresql: a port is 65535 at most")

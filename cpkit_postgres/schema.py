@@ -1,165 +1,164 @@
-"""The schema: created at open where it is missing, and what its server promises."""
+"""The schema: created at open if it is missing, and what its server promises."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from importlib.resources import files
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
-import asyncpg
-
-from cpkit.errors import BackendUnavailable, SchemaMismatch
+from cpkit.driver import StoreFailure, StoreInfo
+from cpkit.errors import SchemaMismatch
 from cpkit.records import Durability, Survives
-from cpkit_postgres.connections import Connection, Connections, Record
-from cpkit_postgres.faults import CLIENT_ERRORS, Patience, translated
-from cpkit_postgres.statements import quoted
+from cpkit_postgres.connections import Connections
+from cpkit_postgres.errors import EXISTS, FORBIDDEN, MISSING, sqlstate
 
-__all__ = ["SCHEMA_VERSION", "Settings", "create", "is_missing"]
+__all__ = ["SCHEMA_VERSION", "Settings", "inspect", "open_schema"]
 
 SCHEMA_VERSION = 1
 
-_LOCK = "SELECT pg_advisory_xact_lock($1)"
-_ENCODING = "SELECT current_setting('server_encoding')"
-_HAS_SCHEMA = "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)"
-_HAS_TABLES = """
-SELECT EXISTS (
-    SELECT FROM pg_tables WHERE schemaname = $1 AND tablename = 'schema_version')
+# Names a column of each table, so that it fails where a table is not cpkit's.
+_SETTINGS = """
+SELECT version, current_setting('default_transaction_isolation'),
+    current_setting('synchronous_commit'), current_setting('fsync'),
+    current_setting('full_page_writes'),
+    (SELECT count(t.number) + count(m.thread_number) + count(e.key_hash)
+        + count(c.idempotency_key)
+     FROM {schema}.threads AS t, {schema}.messages AS m, {schema}.extra AS e,
+        {schema}.calls AS c
+     WHERE false)
+FROM {schema}.schema_version
 """
+_ENCODING = "SELECT current_setting('server_encoding')"
+_HAS_SCHEMA = "SELECT FROM pg_namespace WHERE nspname = $1"
 
-# No such table, no such schema.
-_MISSING = {"42P01", "3F000"}
+_HAS_TABLE = "SELECT FROM pg_tables WHERE schemaname = $1 AND tablename = $2"
+_VERSION = "SELECT version FROM {schema}.schema_version"
+_SIZE = """
+SELECT sum(pg_total_relation_size(c.oid))::bigint
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = $1 AND c.relkind = 'r'
+"""
 
 
 class Settings(NamedTuple):
-    """The store's version, and the settings that its promises rest on."""
+    """The server's settings that the store's promises rest on."""
 
-    version: int
-    isolation: str
     synchronous_commit: str
     fsync: str
     full_page_writes: str
 
-    @classmethod
-    def checked(cls, rows: list[Record], store: str) -> Self:
-        """Return what was read; raise where this code could not keep its promises."""
-        if len(rows) != 1:
-            raise SchemaMismatch(store, "no single version", SCHEMA_VERSION)
-
-        settings = cls(*rows[0])
-
-        if settings.version != SCHEMA_VERSION:
-            raise SchemaMismatch(store, settings.version, SCHEMA_VERSION)
-
-        if settings.isolation != "read committed":
-            raise BackendUnavailable(
-                store,
-                f"default_transaction_isolation is {settings.isolation!r}: put "
-                "default_transaction_isolation=read+committed in the URL, or change "
-                "it with ALTER ROLE",
-            )
-
-        return settings
-
     @property
     def durability(self) -> Durability:
-        """What a commit outlives (postgresql.org/docs/current/runtime-config-wal)."""
-        settings = {
-            "synchronous_commit": self.synchronous_commit,
-            "fsync": self.fsync,
-            "full_page_writes": self.full_page_writes,
-        }
-
+        """What a commit survives (postgresql.org/docs/current/runtime-config-wal)."""
         if self.synchronous_commit == "off":
+            survives = Survives.NONE
             advice = (
                 "a crash of the server can take the last commits: "
                 "ALTER DATABASE … SET synchronous_commit = on"
             )
-            return Durability(Survives.NONE, settings, (advice,))
-
-        if self.fsync == "off":
+        elif self.fsync == "off":
+            survives = Survives.PROCESS
             advice = "a power loss can take everything: turn fsync on"
-            return Durability(Survives.PROCESS, settings, (advice,))
-
-        if self.full_page_writes == "off":
+        elif self.full_page_writes == "off":
+            survives = Survives.PROCESS
             advice = "a power loss can tear pages: turn full_page_writes on"
-            return Durability(Survives.PROCESS, settings, (advice,))
+        else:
+            return Durability(Survives.MACHINE, self._asdict())
 
-        return Durability(Survives.MACHINE, settings)
-
-
-def is_missing(exc: BaseException | None) -> bool:
-    """Tell whether an error says that there is no schema, or no table in it."""
-    return isinstance(exc, asyncpg.PostgresError) and exc.sqlstate in _MISSING
+        return Durability(survives, self._asdict(), (advice,))
 
 
-async def create(connections: Connections, schema: str) -> None:
-    """Create what is missing, in one transaction and one process at a time.
+async def open_schema(connections: Connections, schema: str) -> Settings:
+    """Check the schema, and create it if it is missing.
 
-    The lock ends with the transaction, so it works behind a transaction pooler too.
+    Processes that open it at once all try to create it. One transaction succeeds; the
+    others wait for it, fail because something exists, and look again.
     """
-    store = connections.name
-    connection = await connections.take(Patience(0))
-    whole = False
+    settings = await _settings(connections)
 
-    try:
-        async with connection.transaction(isolation="read_committed"):
-            await connection.execute(_LOCK, _number(f"cpkit creates {schema}"))
+    if settings is None:
+        await _create(connections, schema)
+        settings = await _settings(connections)
 
-            if not await connection.fetchval(_HAS_TABLES, schema):
-                await _create(connection, schema, store)
-
-        whole = True
-    except asyncpg.InsufficientPrivilegeError as exc:
-        raise BackendUnavailable(
-            store,
-            f"schema {schema!r} is not there and this role may not create it ({exc}): "
-            "open the store once as a role that may, or have it GRANT CREATE",
-        ) from exc
-    except (asyncpg.DuplicateObjectError, asyncpg.DuplicateTableError) as exc:
-        raise BackendUnavailable(
-            store, f"schema {schema!r} holds something else ({exc}): use another one"
-        ) from exc
-    except CLIENT_ERRORS as exc:
-        raise translated(exc, store) from exc
-    finally:
-        connections.give(connection, whole=whole)
-
-
-async def _create(connection: Connection, schema: str, store: str) -> None:
-    encoding = await connection.fetchval(_ENCODING)
-
-    if encoding != "UTF8":
-        raise BackendUnavailable(
-            store,
-            f"the database's encoding is {encoding}, which cannot hold every text: "
-            "create one WITH ENCODING 'UTF8' TEMPLATE template0",
+    if settings is None:
+        raise SchemaMismatch(
+            connections.name, "tables of the same name, not cpkit's", SCHEMA_VERSION
         )
 
-    # IF NOT EXISTS would ask for the right to create schemas even so.
-    if not await connection.fetchval(_HAS_SCHEMA, schema):
-        await connection.execute(f"CREATE SCHEMA {quoted(schema)}")
-
-    await connection.execute(await asyncio.to_thread(_script, schema))
+    return settings
 
 
-def _script(schema: str) -> str:
-    """Return schema.sql for a schema of that name."""
-    name = quoted(schema)
-    quote = "$body$"
+async def inspect(connections: Connections, schema: str) -> StoreInfo:
+    """Tell whether the store exists; create nothing."""
+    if not await connections.fetch(_HAS_TABLE, schema, "schema_version"):
+        return StoreInfo(False)
 
-    while quote in name:
-        quote = f"{quote[:-1]}_$"
-
-    script = files("cpkit_postgres").joinpath("schema.sql").read_text()
-    return (
-        script.replace("$body$", quote)
-        .replace("{lock_seed}", str(_number(schema)))
-        .replace("{schema}", name)
-    )
+    version = await connections.fetch(_VERSION)
+    size = await connections.fetch(_SIZE, schema)
+    return StoreInfo(True, version[0][0] if version else None, size[0][0])
 
 
-def _number(text: str) -> int:
-    """Return a bigint for a text, the same one everywhere."""
-    digest = hashlib.sha256(text.encode()).digest()
-    return int.from_bytes(digest[:8], "big", signed=True)
+async def _settings(connections: Connections) -> Settings | None:
+    """Return the settings, ``None`` if a table is missing.
+
+    Raises where this code could not keep its promises.
+    """
+    try:
+        rows = await connections.fetch(_SETTINGS)
+    except StoreFailure as exc:
+        if sqlstate(exc.__cause__) in MISSING:
+            return None
+
+        raise
+
+    version, isolation, *settings, _ = rows[0] if len(rows) == 1 else [None] * 6
+
+    if version != SCHEMA_VERSION:
+        raise SchemaMismatch(connections.name, version, SCHEMA_VERSION)
+
+    if isolation != "read committed":
+        raise StoreFailure(
+            "rejected",
+            f"default_transaction_isolation is {isolation!r}: put "
+            "default_transaction_isolation=read+committed in the URL, or change it "
+            "with ALTER ROLE",
+        )
+
+    return Settings(*settings)
+
+
+async def _create(connections: Connections, schema: str) -> None:
+    """Create the schema in one transaction, unless another process is faster."""
+    script = files("cpkit_postgres").joinpath("schema.sql")
+    statements = (await asyncio.to_thread(script.read_text)).split(";\n")
+
+    try:
+        async with connections.transaction() as fetch:
+            ((encoding,),) = await fetch(_ENCODING)
+
+            if encoding != "UTF8":
+                raise StoreFailure(
+                    "rejected",
+                    f"the database's encoding is {encoding}, which cannot hold every "
+                    "text: create one WITH ENCODING 'UTF8' TEMPLATE template0",
+                )
+
+            # IF NOT EXISTS would require the right to create schemas even so.
+            if not await fetch(_HAS_SCHEMA, schema):
+                await fetch("CREATE SCHEMA {schema}")
+
+            for statement in filter(None, statements):
+                await fetch(statement)
+    except StoreFailure as exc:
+        code = sqlstate(exc.__cause__)
+
+        if code == FORBIDDEN:
+            raise StoreFailure(
+                "rejected",
+                f"schema {schema!r} is missing and this role may not create it "
+                f"({exc.__cause__}): open the store once as a role that may, or have "
+                "it GRANT CREATE",
+            ) from exc
+
+        if code not in EXISTS:
+            raise

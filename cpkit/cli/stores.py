@@ -10,7 +10,6 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from cpkit.cli.output import printable
-from cpkit.cli.peek import peek
 from cpkit.cli.running import BadUse, NoStore
 from cpkit.driver import StoreInfo
 from cpkit.errors import InvalidURL
@@ -112,7 +111,7 @@ def display_url(url: str) -> str:
 
 async def inspect(url: str) -> StoreInfo | None:
     """Return what is known of the store without creating it, or ``None``."""
-    return await inspect_store(url) or await peek(url)
+    return await inspect_store(url)
 
 
 @asynccontextmanager

@@ -28,10 +28,8 @@ NOT_YET_PLAIN: set[str] = {
     "cpkit",
     "cpkit/driver",
     "cpkit_file",
-    "cpkit_postgres",
     "docs",
     "tests/file",
-    "tests/postgres",
     "tests/servers",
 }
 

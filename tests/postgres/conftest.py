@@ -1,4 +1,4 @@
-"""A schema of one's own on the shared server, and a private server to maltreat."""
+"""A fresh schema on the shared server, and a private server to stop and kill."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ PASSWORD = "s3:cr@t/ %"
 
 @pytest.fixture
 def schema() -> str:
-    """The name of a schema that is not there yet."""
+    """The name of a schema that does not exist."""
     return f"test_{uuid4().hex}"
 
 
 @pytest.fixture
 async def raw() -> AsyncIterator[asyncpg.Connection]:
-    """A plain connection to the shared server, for looking and damaging."""
+    """A plain connection to the shared server, to inspect and damage rows."""
     connection = await asyncpg.connect(shared_postgres())
     yield connection
     await connection.close()
@@ -34,7 +34,7 @@ async def raw() -> AsyncIterator[asyncpg.Connection]:
 
 @pytest.fixture
 async def url(schema: str, raw: asyncpg.Connection) -> AsyncIterator[str]:
-    """The URL of a store that is not there yet; it is removed after the test."""
+    """The URL of a store that does not exist; it is removed after the test."""
     yield shared_postgres(schema=schema)
     await raw.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE')
 
@@ -53,7 +53,7 @@ def store(url: str, schema: str) -> MakeStore:
 
 @pytest.fixture(scope="package")
 def private_server() -> Iterator[PostgresServer]:
-    """A server of these tests alone, which asks for a password and has few places."""
+    """A server of these tests alone: it needs a password and takes 20 connections."""
     server = PostgresServer(password=PASSWORD, settings={"max_connections": "20"})
 
     with server:

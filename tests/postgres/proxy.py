@@ -14,10 +14,10 @@ __all__ = ["Proxy"]
 class Proxy:
     """A TCP relay to the server of a URL, open while its context is.
 
-    ``trips`` counts round trips: the times that a client began to speak after it had
-    been answered. With ``loses_answers`` the next answer is dropped when the server has
-    given it, and the connection is cut; ``lost`` counts these. With ``stalls`` nothing
-    is answered any more, and nothing cut.
+    ``trips`` counts round trips: requests of a client after an answer. ``connections``
+    counts the clients. With ``loses_answers`` the next answer of the server is dropped,
+    and the connection is cut; ``lost`` counts these. With ``stalls`` no answer is
+    passed on, and no connection is cut.
     """
 
     def __init__(self, server_url: str) -> None:
@@ -26,6 +26,7 @@ class Proxy:
         self._listener: asyncio.Server
         self._open: set[asyncio.StreamWriter] = set()
         self.trips = 0
+        self.connections = 0
         self.lost = 0
         self.loses_answers = False
         self.stalls = False
@@ -57,6 +58,8 @@ class Proxy:
     async def _relay(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        self.connections += 1
+
         try:
             server_reader, server_writer = await asyncio.open_connection(
                 self._place.hostname, self._place.port
@@ -95,7 +98,7 @@ class Proxy:
 
         ways = [asyncio.create_task(requests()), asyncio.create_task(answers())]
 
-        # Whichever side hangs up first, so does the other.
+        # When one side closes, close the other one too.
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
 
         for one in pair:

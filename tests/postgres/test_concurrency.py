@@ -1,4 +1,4 @@
-"""Many tasks, handles and processes at once: no deadlock, no gap, nobody left out."""
+"""Many tasks, handles and processes at once: no deadlock, no gap, no lost write."""
 
 from __future__ import annotations
 
@@ -6,23 +6,31 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import asyncpg
 import pytest
 
-from cpkit import CallRecord, ToolCall, UnknownCall, VersionConflict
+from cpkit import (
+    CallRecord,
+    ToolCall,
+    UnknownCall,
+    VersionConflict,
+    open_checkpointer,
+)
 from cpkit_postgres import PostgresCheckpointer
 from tests.postgres.conftest import MakeStore
 from tests.postgres.worker import Worker
-from tests.servers.postgres import PostgresServer
+from tests.servers.pgbouncer import PgBouncer
+from tests.servers.postgres import PostgresServer, shared_postgres
 
 Store = PostgresCheckpointer[Any]
 Workers = Callable[[int], list[Worker]]
 
 
 async def test_a_pool_at_its_limit(store: MakeStore) -> None:
-    """Hundreds of tasks share two connections; all wait their turn, none for ever."""
+    """Hundreds of tasks share two connections; each of them gets its turn."""
     async with store(pool_size=2) as cp:
         await cp.append("t", [{}])
         await asyncio.gather(
@@ -40,7 +48,7 @@ async def test_a_pool_at_its_limit(store: MakeStore) -> None:
 
 
 async def test_one_connection_is_enough(store: MakeStore) -> None:
-    """No operation ever holds one connection and waits for another."""
+    """No operation holds one connection and waits for another."""
     async with store(pool_size=1) as cp:
         await asyncio.gather(
             *(cp.append(f"{i}", [{}]) for i in range(50)), cp.load("1"), cp.read("2")
@@ -48,8 +56,8 @@ async def test_one_connection_is_enough(store: MakeStore) -> None:
         assert len(await cp.list_threads()) == 50
 
 
-async def test_an_end_that_others_have_moved(store: MakeStore) -> None:
-    """What a handle remembers of a thread is a guess: longer, gone, or born again."""
+async def test_an_end_that_other_writers_moved(store: MakeStore) -> None:
+    """The end that a handle remembers can be outdated: longer, deleted or recreated."""
     async with store() as cp, store() as other:
         assert await cp.append("t", [{"n": 0}, {"n": 1}]) == 2
         assert await other.append("t", [{"n": 2}]) == 3
@@ -66,7 +74,7 @@ async def test_an_end_that_others_have_moved(store: MakeStore) -> None:
         await other.append("t", [{"n": 7}])
         assert await cp.append("t", [{"n": 8}], expected_version=1) == 2
 
-        # Remembered by a group, and used alone.
+        # Remembered by a batch, and used by a lone append.
         await asyncio.gather(*(cp.append(thread, [{}]) for thread in "tuvw"))
         assert await cp.append("t", [{"n": 9}]) == 4
         data = await cp.load("t")
@@ -103,7 +111,7 @@ async def test_no_deadlock(server: PostgresServer, schema: str) -> None:
 
     async def finish(cp: Store, thread_id: str, call: ToolCall) -> None:
         if any(c.call.call_id == call.call_id for c in await cp.list_calls(thread_id)):
-            with contextlib.suppress(UnknownCall):  # deleted meanwhile
+            with contextlib.suppress(UnknownCall):  # another task deleted it
                 await cp.record_result(thread_id, call.call_id, None, success=False)
 
     try:
@@ -113,7 +121,7 @@ async def test_no_deadlock(server: PostgresServer, schema: str) -> None:
         ):
             await asyncio.gather(rounds(one, "one", 1), rounds(two, "two", 2))
 
-        # The counters of a backend are there when it is gone.
+        # The counters of a backend are complete when it has ended.
         others = "SELECT count(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
         backends = f"{others} AND backend_type = 'client backend'"
 
@@ -126,18 +134,16 @@ async def test_no_deadlock(server: PostgresServer, schema: str) -> None:
 
 
 async def test_readers_see_no_gap(url: str, store: MakeStore, workers: Workers) -> None:
-    """While three processes write a thread, every load extends the earlier one."""
-    three, count = workers(3), 25
+    """While four processes write a thread, every load extends the earlier one."""
+    four, count = workers(4), 25
 
     async with store() as cp:
         await cp.append("t", [{}] * 5)
 
-        for number, worker in enumerate(three):
+        for number, worker in enumerate(four):
             worker.tell("append_many", url, "t", f"w{number}", count)
 
-        answers = asyncio.gather(
-            *(asyncio.to_thread(worker.answer) for worker in three)
-        )
+        answers = asyncio.gather(*(asyncio.to_thread(worker.answer) for worker in four))
         earlier: list[Any] = []
 
         while not answers.done():
@@ -148,11 +154,55 @@ async def test_readers_see_no_gap(url: str, store: MakeStore, workers: Workers) 
             earlier = data.messages
 
         versions = [version for answer in await answers for version in answer]
-        assert sorted(versions) == list(range(6, 6 + 3 * 4 * count))
+        assert sorted(versions) == list(range(6, 6 + 4 * 4 * count))
+
+
+# What no moment of a store may show: a position without the one before it, content of
+# a deleted thread, a call that outlived its thread and is not erased.
+BROKEN = """
+SELECT 'gap', thread_number FROM {schema}.messages
+GROUP BY thread_number HAVING count(*) <> max(position) + 1
+UNION ALL
+SELECT 'deleted', thread_number
+FROM (SELECT thread_number FROM {schema}.messages
+      UNION ALL SELECT thread_number FROM {schema}.extra) AS content
+WHERE thread_number NOT IN (SELECT number FROM {schema}.threads)
+UNION ALL
+SELECT 'call', sequence FROM {schema}.calls
+WHERE NOT erased AND thread_id NOT IN (SELECT thread_id FROM {schema}.threads)
+"""
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+async def test_deletions_by_four_processes(
+    pooled: bool, url: str, schema: str, raw: asyncpg.Connection, workers: Workers
+) -> None:
+    """They race with appends and claims; no append is invisible, no content is left."""
+    four = workers(4)
+    broken = BROKEN.replace("{schema}", schema)
+
+    async with AsyncExitStack() as stack:
+        if pooled:
+            pooler = stack.enter_context(PgBouncer(shared_postgres()))
+            url = f"{pooler.url}?pooler=transaction&schema={schema}"
+
+        async with open_checkpointer(url):
+            pass
+
+        for seed, worker in enumerate(four):
+            worker.tell("change_and_delete", url, seed, 150)
+
+        answers = asyncio.gather(*(asyncio.to_thread(w.answer) for w in four))
+
+        while not answers.done():
+            assert not await raw.fetch(broken)
+
+        assert await answers == [150] * 4
+        assert not await raw.fetch(broken)
 
 
 async def test_eight_processes_open_at_once(url: str, workers: Workers) -> None:
-    """Each finds the schema made, whoever made it, and every write is there."""
+    """One of them creates the schema, and every append is stored."""
     eight = workers(8)
 
     for worker in eight:
@@ -179,8 +229,8 @@ async def test_eight_handles_create_one_schema(store: MakeStore) -> None:
     assert sorted(versions) == list(range(1, 9))
 
 
-async def test_expectations_in_one_group(store: MakeStore) -> None:
-    """Appends that queue together are judged one by one, in an order that exists."""
+async def test_expected_versions_in_one_batch(store: MakeStore) -> None:
+    """Appends of one batch are decided as if one after another."""
     async with store() as cp:
         await cp.append("t", [{}])
         outcomes = await asyncio.gather(
@@ -204,8 +254,8 @@ async def test_expectations_in_one_group(store: MakeStore) -> None:
         assert all(one.actual != one.expected for one in lost)
 
 
-async def test_far_more_threads_than_one_statement_takes(store: MakeStore) -> None:
-    """A thousand threads at once, new and old, are split over statements."""
+async def test_a_thousand_threads_at_once(store: MakeStore) -> None:
+    """A thousand threads at once, new and existing."""
     async with store() as cp:
         for version in (1, 2):
             versions = await asyncio.gather(

@@ -1,4 +1,4 @@
-"""What is in the database, frozen: version 1, as written and as it stays readable."""
+"""The stored format, frozen: version 1 is written and read as it was."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from tests.postgres.conftest import MakeStore
 
 Store = PostgresCheckpointer[Any]
 
-# Both changed only together with a new schema version and a migration to it: what is
-# in the first one lies in people's databases, functions included.
+# Once released, both change only with a new schema version and a migration to it.
 VERSION_1 = Path(__file__).with_name("version_1.sql")
 ROWS_1 = Path(__file__).with_name("rows_1.sql")
 
@@ -83,12 +82,12 @@ def _literal(value: object) -> str:
 
 
 def test_the_schema_is_as_it_was() -> None:
-    """Tables, indexes and functions, statement for statement."""
+    """Tables and indexes, statement for statement."""
     now = files("cpkit_postgres").joinpath("schema.sql").read_text()
     assert bare(now) == bare(VERSION_1.read_text())
 
 
-async def test_what_is_stored_is_as_it_was(
+async def test_what_is_written_is_as_it_was(
     store: MakeStore, raw: asyncpg.Connection, schema: str
 ) -> None:
     """One row of each kind, column for column."""
@@ -98,15 +97,14 @@ async def test_what_is_stored_is_as_it_was(
     assert await rows(raw, schema) == ROWS_1.read_text().splitlines()
 
 
-async def test_what_was_stored_is_read(
+async def test_what_was_written_can_be_read(
     store: MakeStore, raw: asyncpg.Connection, schema: str
 ) -> None:
-    """A store of version 1 opens, means what it meant, and takes new writes."""
+    """A store of version 1 opens, holds the same, and takes new writes."""
     await raw.execute(f"CREATE SCHEMA {schema}")
 
     for script in (VERSION_1, ROWS_1):
-        sql = script.read_text().replace("{lock_seed}", "1")
-        await raw.execute(sql.replace("{schema}", schema))
+        await raw.execute(script.read_text().replace("{schema}", schema))
 
     async with store() as cp:
         assert await cp.load("thread é") == CheckpointData(

@@ -1,4 +1,4 @@
-"""The server killed, restarted, replaced, cut off or full: what callers are told."""
+"""The server is killed, restarted, replaced, stopped or full: which error is raised."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def plain(server: PostgresServer) -> AsyncIterator[asyncpg.Connection]:
 
 
 async def until(check: Callable[[], Awaitable[object]]) -> None:
-    """Return when the check says yes."""
+    """Return when the check is true."""
     while True:
         if await check():
             return
@@ -42,10 +42,10 @@ async def until(check: Callable[[], Awaitable[object]]) -> None:
 
 
 async def waiting_for_a_lock(connection: asyncpg.Connection) -> int:
-    """Wait until some backend waits for an advisory lock; return its process id."""
+    """Wait until a backend waits for a lock; return its process id."""
     while True:
         pid: int | None = await connection.fetchval(
-            "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            "SELECT pid FROM pg_locks WHERE NOT granted"
         )
 
         if pid is not None:
@@ -57,18 +57,17 @@ async def waiting_for_a_lock(connection: asyncpg.Connection) -> int:
 async def lock_thread(
     connection: asyncpg.Connection, schema: str, thread_id: str
 ) -> None:
-    """Take a thread's lock, as a writer that never ends does.
-
-    An append in an open transaction holds it, and its row is not to be seen.
-    """
+    """Lock a thread's row, as a deletion does that never commits."""
     await connection.execute("BEGIN")
-    await connection.fetchval(
-        f"SELECT {schema}.append_1($1, NULL, '{{}}', NULL, 0)", thread_id
+    await connection.fetch(
+        f"SELECT FROM {schema}.threads WHERE thread_id = $1 FOR UPDATE", thread_id
     )
 
 
-async def test_a_restart_is_not_noticed(server: PostgresServer, schema: str) -> None:
-    """The connections are gone; the next operations of each kind just work."""
+async def test_a_restart_of_the_server_needs_no_retry_by_the_caller(
+    server: PostgresServer, schema: str
+) -> None:
+    """The connections are lost; the next operations connect again."""
     async with Store(server.url, schema=schema) as cp:
         await asyncio.gather(*(cp.append(f"t{i}", [{}]) for i in range(20)))
         await asyncio.to_thread(server.restart)
@@ -82,7 +81,7 @@ async def test_a_restart_is_not_noticed(server: PostgresServer, schema: str) -> 
 
 
 async def test_killed_while_writing(server: PostgresServer, schema: str) -> None:
-    """What was acknowledged is there, nothing is there twice, the handle goes on."""
+    """Acknowledged messages survive, none is stored twice, and the handle works on."""
     acknowledged: dict[str, int] = {}
     progress = asyncio.Event()
     killed = asyncio.Event()
@@ -134,7 +133,7 @@ async def test_killed_while_writing(server: PostgresServer, schema: str) -> None
 
 
 async def test_down_and_up_again(server: PostgresServer, schema: str) -> None:
-    """While it is away: nothing was written, says the error. Then it works again."""
+    """Without a server the error says that nothing was written."""
     async with Store(server.url, schema=schema, connect_timeout=1) as cp:
         await cp.append("t", [{}])
         await asyncio.to_thread(server.stop)
@@ -155,7 +154,7 @@ async def test_down_and_up_again(server: PostgresServer, schema: str) -> None:
 
 
 async def test_back_within_the_timeout(server: PostgresServer, schema: str) -> None:
-    """Who waits long enough sees no error at all."""
+    """A server that comes back within ``connect_timeout`` causes no error."""
     async with Store(server.url, schema=schema, connect_timeout=30) as cp:
         await cp.append("t", [{}])
         await asyncio.to_thread(server.stop)
@@ -199,7 +198,7 @@ async def test_failover(server: PostgresServer, schema: str) -> None:
 
 
 async def test_a_standby_is_refused(server: PostgresServer, schema: str) -> None:
-    """What it says may be outdated; who wants it nevertheless asks for it."""
+    """It may lag behind; only ``target_session_attrs=any`` accepts it."""
     async with Store(server.url, schema=schema) as cp:
         await cp.append("t", [{}])
 
@@ -224,29 +223,31 @@ async def test_a_standby_is_refused(server: PostgresServer, schema: str) -> None
 async def test_the_answer_to_an_append_is_lost(
     server: PostgresServer, schema: str
 ) -> None:
-    """It may have been applied, says the error; the same append again is refused."""
+    """The error says that it may be applied; the same append again is refused."""
     async with Proxy(server.url) as proxy, Store(proxy.url, schema=schema) as cp:
+        # Each statement is prepared, so that the lost answer is that to the append.
+        await cp.append("t", [{}])
         await cp.append("t", [{}])
         proxy.loses_answers = True
 
         with pytest.raises(BackendUnavailable) as caught:
-            await cp.append("t", [{"i": 1}], expected_version=1)
+            await cp.append("t", [{"i": 1}], expected_version=2)
 
         assert caught.value.maybe_applied
         assert proxy.lost == 1
 
         with pytest.raises(VersionConflict):
-            await cp.append("t", [{"i": 1}], expected_version=1)
+            await cp.append("t", [{"i": 1}], expected_version=2)
 
         data = await cp.load("t")
         assert data is not None
-        assert data.messages == [{}, {"i": 1}]
+        assert data.messages == [{}, {}, {"i": 1}]
 
 
-async def test_the_answer_to_a_group_is_lost(
+async def test_the_answer_to_a_batch_is_lost(
     server: PostgresServer, schema: str
 ) -> None:
-    """Each caller gets an error of its own, and says the truth about its append."""
+    """Each caller gets an error of its own that is true of its append."""
     async with Proxy(server.url) as proxy, Store(proxy.url, schema=schema) as cp:
         await asyncio.gather(*(cp.append(f"t{i}", [{}]) for i in range(40)))
         gathered = asyncio.gather(
@@ -269,7 +270,7 @@ async def test_the_answer_to_a_group_is_lost(
 async def test_the_answer_to_a_call_is_lost(
     server: PostgresServer, schema: str
 ) -> None:
-    """Asking again under the same ids tells what became of it."""
+    """The same call again shows whether it was applied."""
     call = ToolCall("c", "pay", {"amount": 1}, "k")
 
     async with Proxy(server.url) as proxy, Store(proxy.url, schema=schema) as cp:
@@ -295,8 +296,8 @@ async def test_the_answer_to_a_call_is_lost(
         assert (await cp.record_result("t", "c", "another")).result == "paid"
 
 
-async def test_a_read_is_made_again(server: PostgresServer, schema: str) -> None:
-    """A lost answer to a read is nobody's business."""
+async def test_a_read_is_repeated(server: PostgresServer, schema: str) -> None:
+    """A lost answer to a read raises no error."""
     async with Proxy(server.url) as proxy, Store(proxy.url, schema=schema) as cp:
         await cp.append("t", [{}])
         await cp.load("t")
@@ -307,26 +308,73 @@ async def test_a_read_is_made_again(server: PostgresServer, schema: str) -> None
 
 
 async def test_no_answer_at_all(server: PostgresServer, schema: str) -> None:
-    """After ``command_timeout`` the caller is told, and the connection given up."""
+    """After ``timeout`` the operation raises, and its connection is closed."""
     async with Proxy(server.url) as proxy:
-        async with Store(
-            proxy.url, schema=schema, command_timeout=1, connect_timeout=1
-        ) as cp:
+        async with Store(proxy.url, schema=schema, timeout=1, connect_timeout=1) as cp:
             await cp.append("t", [{}])
+            await cp.append("t", [{}])  # the statement is prepared
             proxy.stalls = True
 
-            with pytest.raises(BackendUnavailable, match="timeout") as caught:
-                await cp.append("t", [{}], expected_version=1)
+            with pytest.raises(BackendUnavailable, match="no answer") as caught:
+                await cp.append("t", [{}], expected_version=2)
 
             assert caught.value.maybe_applied
             proxy.stalls = False
             data = await cp.load("t")
             assert data is not None
-            assert data.version == 2
+            assert data.version == 3
+
+
+async def test_a_stopped_server(server: PostgresServer, schema: str) -> None:
+    """Each operation raises after ``timeout``; a write that was sent may be applied."""
+    calls = [ToolCall(f"c{i}", "pay", {}, f"k{i}") for i in range(2)]
+
+    async with Store(server.url, schema=schema, timeout=2, connect_timeout=0.5) as cp:
+        await cp.append("t", [{}])
+        await cp.append("gone", [{}])
+        await cp.record_issued("t", calls[0])
+        # One connection for each operation; the two appends share one.
+        await asyncio.gather(*(cp.load("t") for _ in range(7)))
+        server.suspend()
+
+        try:
+            writes = asyncio.gather(
+                cp.append("t", [{}]),
+                cp.append("u", [{}], extra={"a": 1}),
+                cp.save_extra("t", {"a": 1}),
+                cp.record_issued("t", calls[1]),
+                cp.record_result("t", "c0", None),
+                cp.delete_thread("gone"),
+                return_exceptions=True,
+            )
+            reads = asyncio.gather(
+                cp.load("t"), cp.find_completed("k0"), return_exceptions=True
+            )
+
+            for written in await writes:
+                assert isinstance(written, BackendUnavailable)
+                assert written.maybe_applied
+
+            for read in await reads:
+                assert isinstance(read, BackendUnavailable)
+                assert not read.maybe_applied
+
+            # The connections are closed, and no new one is possible.
+            with pytest.raises(BackendUnavailable) as caught:
+                await cp.append("t", [{}])
+
+            assert not caught.value.maybe_applied
+        finally:
+            server.resume()
+
+        data = await cp.load("t")
+        assert data is not None
+        assert data.version in (1, 2)
+        assert await cp.append("t", [{}]) == data.version + 1
 
 
 async def test_the_backend_is_terminated(server: PostgresServer, schema: str) -> None:
-    """Nobody knows what became of the statement; the next one is not in its way."""
+    """The statement may be applied; the next one works."""
     async with (
         Store(server.url, schema=schema) as cp,
         plain(server) as holder,
@@ -365,7 +413,7 @@ async def test_the_statement_is_cancelled(server: PostgresServer, schema: str) -
 async def test_a_lock_timeout_is_tried_again(
     server: PostgresServer, schema: str
 ) -> None:
-    """It wrote nothing, so the caller need not hear of it."""
+    """It wrote nothing, so it is repeated without an error."""
     url = f"{server.url}?lock_timeout=20"
 
     async with (
@@ -384,13 +432,15 @@ async def test_a_lock_timeout_is_tried_again(
         assert await append == 2
 
 
-async def test_no_place_on_the_server(server: PostgresServer, schema: str) -> None:
-    """All connections taken: wait, then say so; work again when there is one."""
+async def test_a_server_without_free_connections(
+    server: PostgresServer, schema: str
+) -> None:
+    """Wait, then raise; a later operation works when a connection is free."""
     others: list[asyncpg.Connection] = []
 
     async with Store(server.url, schema=schema, connect_timeout=1) as cp:
         await cp.append("t", [{}])
-        await cp._connections._reconnect()
+        await asyncio.to_thread(server.restart)
 
         try:
             while len(others) < 30:
@@ -411,7 +461,7 @@ async def test_no_place_on_the_server(server: PostgresServer, schema: str) -> No
 async def test_a_server_that_takes_no_writes(
     server: PostgresServer, schema: str
 ) -> None:
-    """Reads work; a write connects anew, for it may be another server by now."""
+    """Reads work; a write connects again, perhaps to another server."""
     async with plain(server) as admin:
         await admin.execute(
             "CREATE ROLE clerk SUPERUSER LOGIN PASSWORD 'x'; "
@@ -468,7 +518,7 @@ def small_disk(server: PostgresServer, tmp_path: Path) -> Iterator[Path]:
 async def test_a_full_disk(
     server: PostgresServer, schema: str, small_disk: Path
 ) -> None:
-    """What did not fit was not written, the rest is there, space is all it needs."""
+    """The append that does not fit is not written; with more space the store works."""
     move = f"ALTER TABLE {schema}.messages SET TABLESPACE"
 
     async def fill(cp: Store, written: list[int]) -> None:

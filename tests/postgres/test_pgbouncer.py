@@ -1,4 +1,4 @@
-"""Behind a real PgBouncer that gives each transaction another server connection."""
+"""Behind a PgBouncer that gives each transaction another server connection."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pooler() -> Iterator[PgBouncer]:
 
 
 class TestPooled(ConformanceTests):
-    """The whole contract holds there."""
+    """The whole contract holds."""
 
     @pytest.fixture
     def harness(self, pooler: PgBouncer) -> Harness:
@@ -35,7 +35,7 @@ class TestPooled(ConformanceTests):
 async def test_many_clients_on_few_connections(
     pooler: PgBouncer, url: str, schema: str
 ) -> None:
-    """Three handles with eight connections each share four, created from nothing."""
+    """Three handles with eight connections each share four, and create the schema."""
     stores = [Store(pooler.url, schema=schema, pooler="transaction") for _ in range(3)]
 
     async def use(cp: Store, name: str) -> None:
@@ -66,7 +66,7 @@ async def test_many_clients_on_few_connections(
 
 
 async def test_the_server_behind_it_restarts(schema: str) -> None:
-    """The handle goes on; what may have been lost is said."""
+    """The handle works on; errors say what may be lost."""
     with PostgresServer() as server, PgBouncer(server.url) as pooler:
         async with Store(
             pooler.url, schema=schema, pooler="transaction", connect_timeout=15

@@ -1,4 +1,4 @@
-"""The schema: any name, made with the least of rights, on a database that will do."""
+"""The schema: any name, created with few rights; which databases are refused."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from cpkit import (
     BackendUnavailable,
     InvalidURL,
+    StatesDurability,
     Survives,
     ToolCall,
     open_checkpointer,
@@ -27,8 +28,7 @@ NAMES = [
     'quo"te',
     "apo'strophe; DROP SCHEMA public --",
     "$body$",
-    "$body_$ $body$",
-    "{schema} {lock_seed}",
+    "{schema} {call}",
     "%s $1 \\ é 雪",
     "UPPER and space",
     "public.threads",
@@ -38,7 +38,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_any_legal_name(name: str, raw: asyncpg.Connection) -> None:
-    """Quotes and all it is a name, and the store in it works."""
+    """It is quoted, and the store works."""
     url = shared_postgres(schema=name)
 
     try:
@@ -59,13 +59,13 @@ async def test_any_legal_name(name: str, raw: asyncpg.Connection) -> None:
 
 @pytest.mark.parametrize("name", ["", "x" * 64, "é" * 32, "a\0b"])
 def test_an_illegal_name(name: str) -> None:
-    """Postgres would cut it short, and two stores would be one."""
+    """Postgres would cut it, and two stores would be the same one."""
     with pytest.raises(InvalidURL, match="1 to 63 bytes"):
         open_checkpointer("postgresql://localhost/db", schema=name)
 
 
 async def test_ids_are_inert(store: MakeStore) -> None:
-    """What would be SQL, a pattern or an escape elsewhere is an id here."""
+    """SQL, patterns and escapes are ordinary characters of an id."""
     ids = [
         "'; DROP TABLE threads --",
         '"',
@@ -97,18 +97,15 @@ async def test_ids_are_inert(store: MakeStore) -> None:
 
 
 async def test_schemas_are_stores_of_their_own(raw: asyncpg.Connection) -> None:
-    """Two in one database share nothing, not even a thread's lock."""
+    """Two in one database share nothing, not even a lock."""
     try:
         async with (
             Store(shared_postgres(), schema="one of two") as one,
-            Store(shared_postgres(), schema="two of two", command_timeout=5) as two,
+            Store(shared_postgres(), schema="two of two", timeout=5) as two,
         ):
             await one.append("t", [{}])
             assert await two.load("t") is None
-            await raw.execute("BEGIN")
-            await raw.execute(
-                "SELECT \"one of two\".append_1('t', NULL, '{}', NULL, 0)"
-            )
+            await raw.execute('BEGIN; LOCK TABLE "one of two".threads')
             assert await two.append("t", [{}]) == 1
     finally:
         await raw.execute("ROLLBACK")
@@ -117,7 +114,7 @@ async def test_schemas_are_stores_of_their_own(raw: asyncpg.Connection) -> None:
 
 @pytest.fixture
 async def clerk(raw: asyncpg.Connection) -> AsyncIterator[str]:
-    """The URL of a role without any rights."""
+    """The URL of a role without rights."""
     await raw.execute("CREATE ROLE clerk LOGIN PASSWORD 'x'")
     place = urlsplit(shared_postgres())
     yield place._replace(netloc=f"clerk:x@{place.hostname}:{place.port}").geturl()
@@ -127,7 +124,7 @@ async def clerk(raw: asyncpg.Connection) -> AsyncIterator[str]:
 async def test_no_right_to_create(
     clerk: str, store: MakeStore, schema: str, raw: asyncpg.Connection
 ) -> None:
-    """The error says which right is missing; a schema made for the role is enough."""
+    """The error names the missing right; a schema created for the role is enough."""
     with pytest.raises(BackendUnavailable, match="may not create it.*GRANT CREATE"):
         async with Store(clerk, schema=schema):
             pass
@@ -141,7 +138,7 @@ async def test_no_right_to_create(
 async def test_no_right_to_write(
     clerk: str, store: MakeStore, schema: str, raw: asyncpg.Connection
 ) -> None:
-    """A role that may only read reads, and is told that nothing was written."""
+    """A role that may only read can load; its append says that nothing was written."""
     async with store() as cp:
         await cp.append("t", [{}])
 
@@ -160,7 +157,7 @@ async def test_no_right_to_write(
 
 
 async def test_a_database_of_another_encoding(raw: asyncpg.Connection) -> None:
-    """It could not hold every text, so it is refused before anything is made there."""
+    """It could not hold every text, so it is refused, and no table is created."""
     await raw.execute(
         "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0"
     )
@@ -179,7 +176,7 @@ def _in_database(name: str) -> str:
 
 
 async def test_another_isolation_level(clerk: str, raw: asyncpg.Connection) -> None:
-    """It is refused, because a lock would not show what its last holder wrote."""
+    """It is refused, because a statement has to see what others committed."""
     await raw.execute(
         "GRANT CREATE ON DATABASE postgres TO clerk;"
         "ALTER ROLE clerk SET default_transaction_isolation = 'serializable'"
@@ -189,9 +186,9 @@ async def test_another_isolation_level(clerk: str, raw: asyncpg.Connection) -> N
         async with Store(clerk, schema="isolated"):
             pass
 
-    mended = f"{clerk}?default_transaction_isolation=read+committed&schema=isolated"
+    corrected = f"{clerk}?default_transaction_isolation=read+committed&schema=isolated"
 
-    async with open_checkpointer(mended) as cp:
+    async with open_checkpointer(corrected) as cp:
         assert await cp.append("t", [{}]) == 1
 
 
@@ -202,9 +199,9 @@ async def test_another_isolation_level(clerk: str, raw: asyncpg.Connection) -> N
 async def test_durability_is_the_servers(
     setting: str, survives: str, url: str, schema: str
 ) -> None:
-    """As the connection has it, whoever set it."""
+    """It is read from the connection."""
     async with open_checkpointer(f"{url}&synchronous_commit={setting}") as cp:
-        assert isinstance(cp, PostgresCheckpointer)
+        assert isinstance(cp, StatesDurability)
         assert cp.durability.survives == survives
         assert f"synchronous_commit={setting}" in cp.durability.words
 
@@ -213,7 +210,7 @@ async def test_durability_is_the_servers(
 async def test_durability_without_syncs(
     setting: str, server: PostgresServer, schema: str
 ) -> None:
-    """A server that cheats the disk keeps what it has only while the machine runs."""
+    """A server without syncs keeps its data only while the machine runs."""
     admin = await asyncpg.connect(server.url)
     await admin.execute(f"ALTER SYSTEM SET {setting} = off")
     await admin.execute("SELECT pg_reload_conf()")
@@ -231,8 +228,8 @@ async def test_durability_without_syncs(
         await admin.close()
 
 
-def test_what_stands_against_durability_is_said_first() -> None:
-    """Of several reasons the worst one counts."""
-    assert Settings(1, "", "off", "off", "off").durability.survives is Survives.NONE
-    assert Settings(1, "", "on", "off", "on").durability.survives is Survives.PROCESS
-    assert Settings(1, "", "on", "on", "on").durability.survives is Survives.MACHINE
+def test_durability_is_that_of_the_worst_setting() -> None:
+    """Of several settings the worst one counts."""
+    assert Settings("off", "off", "off").durability.survives is Survives.NONE
+    assert Settings("on", "off", "on").durability.survives is Survives.PROCESS
+    assert Settings("on", "on", "on").durability.survives is Survives.MACHINE

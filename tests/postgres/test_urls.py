@@ -1,4 +1,4 @@
-"""URLs, options, passwords, and the caller's own pool."""
+"""URLs, options, passwords, and a caller's pool."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ async def test_both_schemes(url: str) -> None:
         assert data.version == 2
 
 
-async def test_what_is_asyncpgs_goes_to_asyncpg(
+async def test_parameters_of_asyncpg_go_to_asyncpg(
     url: str, raw: asyncpg.Connection
 ) -> None:
-    """Parameters of the client are left in the URL."""
+    """They stay in the URL."""
     named = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'agent 7'"
 
     async with open_checkpointer(f"{url}&application_name=agent+7"):
@@ -52,13 +52,18 @@ async def test_what_is_asyncpgs_goes_to_asyncpg(
         ("postgresql:///db?colour=red", "has no option 'colour'"),
         (f"postgresql://me:{SECRET}@{SECRET}@host/db", "%40"),
         (f"postgresql://me:{SECRET}/x@host/db", "%40|%2F"),
+        ("postgresql:///db?timeout=0", "timeout"),
+        ("postgresql:///db?command_timeout=5", "has no option 'command_timeout'"),
+        ("postgresql://localhost:65536/db", "port"),
+        ("postgresql://one:5432,two:99999/db", "port"),
+        ("postgresql://localhost:123456789/db", "host:port"),
         (f"postgresql://me:{SECRET}", "host:port"),
         (f"postgresql://me:{SECRET}@host:port/db", "host:port"),
         (f"postgresql://me:{SECRET}?x@host/db", "%3F"),
     ],
 )
 def test_a_wrong_url(url: str, words: str) -> None:
-    """It is refused when it is given, with the mend, and shows no password."""
+    """It is refused at once; the error says what to write and shows no password."""
     with pytest.raises(InvalidURL, match=words) as caught:
         open_checkpointer(url)
 
@@ -66,17 +71,20 @@ def test_a_wrong_url(url: str, words: str) -> None:
     assert caught.value.__cause__ is None
 
 
-async def test_a_url_that_asyncpg_refuses() -> None:
-    """It is the URL that is wrong, not the server."""
-    with pytest.raises(InvalidURL, match="sslmode"):
-        async with open_checkpointer("postgresql://localhost/db?sslmode=perhaps"):
+@pytest.mark.parametrize(
+    ("query", "words"), [("sslmode=perhaps", "sslmode"), ("port=65536", "port")]
+)
+async def test_a_url_that_asyncpg_refuses(query: str, words: str) -> None:
+    """The URL is wrong, not the server."""
+    with pytest.raises(InvalidURL, match=words):
+        async with open_checkpointer(f"postgresql:///db?host=127.0.0.1&{query}"):
             pass
 
 
 async def test_the_password_is_never_shown(
     server: PostgresServer, schema: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not in the repr, not in errors, their causes and attributes, not in logs."""
+    """Neither a repr, an error with its causes and attributes, nor a log has it."""
     caplog.set_level(logging.DEBUG)
     shown: list[str] = []
     wrong = server.url.replace(quote(PASSWORD, safe=""), SECRET)
@@ -113,8 +121,8 @@ async def test_the_password_is_never_shown(
         assert secret not in everything
 
 
-async def test_the_callers_own_pool(schema: str, url: str) -> None:
-    """It is used as it is, and left open; a handle on it opens and closes as often."""
+async def test_a_callers_pool(schema: str, url: str) -> None:
+    """It stays open, and one handle after another can use it."""
     async with asyncpg.create_pool(shared_postgres(), min_size=0, max_size=2) as pool:
         for version in (1, 2):
             async with Store(pool, schema=schema) as cp:

@@ -1,4 +1,4 @@
-"""Another process that uses a store: it obeys one command a line, in JSON.
+"""Another process that uses a store: it runs one command a line, in JSON.
 
 Run as ``python -m tests.postgres.worker``; `Worker` is its handle in the test.
 """
@@ -8,17 +8,25 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cpkit import open_checkpointer
+from cpkit import (
+    CallRecord,
+    ErasesThreads,
+    ToolCall,
+    UnknownCall,
+    open_checkpointer,
+)
 
 
 class Worker:
-    """A worker process; `close` ends it whatever it is doing."""
+    """A worker process; `close` kills it."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -30,13 +38,13 @@ class Worker:
         )
 
     def tell(self, command: str, *args: Any) -> None:
-        """Start a command; `answer` waits for what it gives."""
+        """Start a command; `answer` waits for its result."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps([command, *args]) + "\n")
         self.process.stdin.flush()
 
     def answer(self) -> Any:
-        """Return what the next line says."""
+        """Return the result of the next command."""
         assert self.process.stdout is not None
         return json.loads(self.process.stdout.readline())
 
@@ -50,7 +58,7 @@ class Worker:
 
 
 async def ready() -> bool:
-    """Say that the process has started."""
+    """Return when the process has started."""
     return True
 
 
@@ -74,8 +82,46 @@ async def append_many(url: str, thread_id: str, name: str, count: int) -> list[i
         return [version for part in parts for version in part]
 
 
+async def change_and_delete(url: str, seed: int, count: int) -> int:
+    """Write to three threads and two keys at random, and delete the threads."""
+    async with open_checkpointer(url) as cp:
+        assert isinstance(cp, ErasesThreads)
+
+        async def some(part: int) -> None:
+            order = random.Random(seed * 4 + part)
+
+            for i in range(count):
+                thread = f"t{order.randrange(3)}"
+                name = f"{seed} {part} {i}"
+                size = order.randrange(1, 5)
+
+                match order.randrange(10):
+                    case 0:
+                        forget = order.random() < 0.5
+                        await cp.delete_thread(thread, forget_keys=forget)
+                    case 1:
+                        await cp.save_extra(thread, {name: i, "last": name})
+                    case 2 | 3:
+                        call = ToolCall(name, "x", {}, f"k{order.randrange(2)}")
+                        holder = await cp.record_issued(thread, call) or call
+
+                        if isinstance(holder, CallRecord):
+                            thread, call = holder.thread_id, holder.call
+
+                        with suppress(UnknownCall):  # forgotten by a deletion
+                            await cp.record_result(
+                                thread, call.call_id, None, success=False
+                            )
+                    case _:
+                        await cp.append(thread, [{"by": name}] * size)
+
+        await asyncio.gather(*(some(part) for part in range(4)))
+        return count
+
+
 COMMANDS: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
-    command.__name__: command for command in (ready, append_one, append_many)
+    command.__name__: command
+    for command in (ready, append_one, append_many, change_and_delete)
 }
 
 

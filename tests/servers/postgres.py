@@ -144,6 +144,14 @@ class PostgresServer:
 
         _wait_gone(children)
 
+    def suspend(self) -> None:
+        """Stop every process of the server; its sockets stay open and do not answer."""
+        self._signal_all(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Continue after `suspend`."""
+        self._signal_all(signal.SIGCONT)
+
     def restart(self) -> None:
         """Stop and start, on the same data and port."""
         self.stop()
@@ -248,6 +256,13 @@ class PostgresServer:
 
         self._end(signal.SIGKILL)
         return False
+
+    def _signal_all(self, how: signal.Signals) -> None:
+        assert self._process is not None
+
+        for pid in (self._process.pid, *_children(self._process.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, how)
 
     def _watch(self, server: int) -> subprocess.Popen[bytes]:
         """Start what ends the server when this process is killed without a word."""

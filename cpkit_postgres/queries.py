@@ -1,0 +1,362 @@
+"""Every statement of the store, as a whole text.
+
+How appends stay in order without a lock of their own
+    A message names its position, and a position is unique in its thread. So of two
+    writers that name the same one, the second waits for the first and then inserts
+    nothing: it looks again.
+
+    No gap: a writer names the position behind the last message that it sees, which is
+    committed. The other messages of a batch are inserted only where the first one was.
+    So a position is never visible without those before it.
+
+    No invisible append: the same statement locks the thread's row (FOR KEY SHARE,
+    which does not block other appends), and deleting a thread deletes its row first.
+    Either the append locks first: the deletion waits for its commit, and removes its
+    messages. Or the deletion is first: the append waits, finds no row, and inserts
+    nothing. While the row is locked no message can be deleted, so a position that is
+    taken is seen as taken.
+
+    No deadlock: a statement inserts into its threads in the order of their ids, and
+    extra keys in the order of their hashes. Who changes a call as well locks the
+    thread's row first; only a claim inserts its call first, which no one else can see.
+
+Why the plans do not depend on statistics
+    The planner does not know the number of a thread in advance. From the statistics it
+    would guess that a thread has an average size, which beside one huge thread is a
+    large part of the table, and read all of it. It takes a range whose end comes from a
+    subquery for a two-hundredth of the rows, so ``position < (SELECT …)`` and the like
+    keep it on the index. For the same reason arrays stand in a subquery: a plan made
+    for given values is not cheaper than the general one, and is not made each time.
+"""
+
+from __future__ import annotations
+
+__all__ = ["filled", "quoted"]
+
+_CALL = """c.thread_id, c.call_id, c.tool_name, c.args, c.idempotency_key, c.status,
+    c.attempt, c.issued_at, c.result, c.resolved_at, c.erased"""
+
+_CALLS_OF_THREAD = """c.thread_id = $1
+    AND c.call_id > '' AND c.call_id < (SELECT repeat(chr(1114111), 129))"""
+
+_PENDING_OF_THREAD = """c.thread_id = $1 AND c.status = 'issued' AND NOT c.erased
+    AND c.sequence > 0 AND c.sequence < (SELECT 9223372036854775807)"""
+
+_EXTRA_OF_THREAD = """e.key_hash >= ''
+    AND e.key_hash <= (SELECT decode(repeat('ff', 32), 'hex')) AND e.thread_number"""
+
+_LAST_MESSAGE = "{schema}.messages AS m WHERE m.thread_number = t.number\
+ ORDER BY m.position DESC LIMIT 1"
+
+_TOUCH_THREAD = """UPDATE {schema}.threads
+    SET updated_at = greatest(updated_at, clock_timestamp()) WHERE thread_id"""
+
+_OR_TOUCH_IT = """ON CONFLICT (thread_id) DO UPDATE
+    SET updated_at = greatest(t.updated_at, clock_timestamp())"""
+
+# The next messages of thread number $1, whose version is known to have been $2 > 0.
+APPEND_NEXT = """
+WITH first AS (
+    INSERT INTO {schema}.messages (thread_number, position, appended_at, body)
+    SELECT t.number, $2::integer, clock_timestamp(), $3::text
+    FROM (SELECT number FROM {schema}.threads WHERE number = $1 FOR KEY SHARE) AS t
+    WHERE EXISTS (
+        SELECT FROM {schema}.messages
+        WHERE thread_number = $1 AND position = $2::integer - 1)
+    ON CONFLICT DO NOTHING
+    RETURNING position
+), rest AS (
+    INSERT INTO {schema}.messages (thread_number, position, appended_at, body)
+    SELECT $1, first.position + r.nth, clock_timestamp(), r.body
+    FROM first, unnest($4::text[]) WITH ORDINALITY AS r (body, nth)
+)
+SELECT position FROM first
+"""
+
+# Appends to threads of any version, each thread once, ordered by id. $1 to $3 have an
+# element for each thread: id, expected version or NULL, first message. $4 to $6 have
+# one for each further message: the number of its thread in $1, 1 for the thread's
+# second message and so on, and the message. $7 to $10 have one for each key of extra.
+# Returns for each thread its number, its version before, and whether it was appended.
+APPEND = """
+WITH wanted AS (
+    SELECT * FROM unnest(
+        (SELECT $1::text[]), (SELECT $2::integer[]), (SELECT $3::text[])
+    ) WITH ORDINALITY AS w (thread_id, expected, body, entry)
+), seen AS (
+    SELECT w.*, t.number, coalesce((SELECT m.position + 1 FROM {last_message}), 0)
+        AS version
+    FROM wanted AS w LEFT JOIN LATERAL (
+        SELECT number FROM {schema}.threads WHERE thread_id = w.thread_id FOR KEY SHARE
+    ) AS t ON true
+), born AS (
+    INSERT INTO {schema}.threads (thread_id)
+    SELECT thread_id FROM seen WHERE number IS NULL AND coalesce(expected, 0) = 0
+    ORDER BY entry
+    ON CONFLICT DO NOTHING
+    RETURNING number, thread_id
+), place AS (
+    SELECT s.entry, coalesce(s.number, b.number) AS number, s.version, s.body
+    FROM seen AS s LEFT JOIN born AS b ON b.thread_id = s.thread_id
+    WHERE s.version = coalesce(s.expected, s.version)
+), first AS (
+    INSERT INTO {schema}.messages (thread_number, position, appended_at, body)
+    SELECT number, version, clock_timestamp(), body FROM place
+    WHERE number IS NOT NULL
+    ORDER BY entry
+    ON CONFLICT DO NOTHING
+    RETURNING thread_number
+), rest AS (
+    INSERT INTO {schema}.messages (thread_number, position, appended_at, body)
+    SELECT p.number, p.version + r.nth, clock_timestamp(), r.body
+    FROM unnest((SELECT $4::integer[]), (SELECT $5::integer[]), (SELECT $6::text[]))
+        AS r (entry, nth, body)
+    JOIN place AS p ON p.entry = r.entry
+    JOIN first AS f ON f.thread_number = p.number
+), merged AS (
+    INSERT INTO {schema}.extra (thread_number, key_hash, key, value)
+    SELECT p.number, e.key_hash, e.key, e.value
+    FROM unnest((SELECT $7::integer[]), (SELECT $8::bytea[]), (SELECT $9::text[]),
+        (SELECT $10::text[])) AS e (entry, key_hash, key, value)
+    JOIN place AS p ON p.entry = e.entry
+    JOIN first AS f ON f.thread_number = p.number
+    ORDER BY e.entry, e.key_hash
+    ON CONFLICT (thread_number, key_hash) DO UPDATE SET value = excluded.value
+)
+SELECT p.number, s.version, f.thread_number IS NOT NULL
+FROM seen AS s
+LEFT JOIN place AS p ON p.entry = s.entry
+LEFT JOIN first AS f ON f.thread_number = p.number
+ORDER BY s.entry
+"""
+
+VERSION = """
+SELECT coalesce((SELECT m.position + 1 FROM {last_message}), 0)
+FROM {schema}.threads AS t WHERE t.thread_id = $1
+"""
+
+# Waits for appends that are under way, and holds off others until the commit.
+LOCK_THREAD = "SELECT FROM {schema}.threads WHERE thread_id = $1 FOR UPDATE"
+
+ADD_THREAD = """
+INSERT INTO {schema}.threads (thread_id) VALUES ($1) ON CONFLICT DO NOTHING
+RETURNING number
+"""
+
+MERGE = """
+WITH touched AS (
+    {touch_thread} = $1
+    RETURNING number
+), born AS (
+    INSERT INTO {schema}.threads AS t (thread_id)
+    SELECT $1 WHERE NOT EXISTS (SELECT FROM touched)
+    {or_touch_it}
+    RETURNING number
+)
+INSERT INTO {schema}.extra (thread_number, key_hash, key, value)
+SELECT t.number, e.key_hash, e.key, e.value
+FROM (SELECT number FROM touched UNION ALL SELECT number FROM born) AS t,
+    unnest((SELECT $2::bytea[]), (SELECT $3::text[]), (SELECT $4::text[]))
+        AS e (key_hash, key, value)
+ORDER BY e.key_hash
+ON CONFLICT (thread_number, key_hash) DO UPDATE SET value = excluded.value
+"""
+
+# Returns whether the call is on record now, and otherwise the call that stands in the
+# way. Neither: another claim was faster, so look again. The unique indexes decide
+# between two claims of one key or one call id. The thread's row comes last, because a
+# claim that is refused must not begin a thread.
+CLAIM = """
+WITH known AS (
+    SELECT {call} FROM {schema}.calls AS c WHERE c.thread_id = $1 AND c.call_id = $2
+), newest AS (
+    SELECT {call} FROM {schema}.calls AS c WHERE c.idempotency_key = $5
+    ORDER BY c.attempt DESC LIMIT 1
+), taken AS (
+    SELECT * FROM known
+    UNION ALL
+    SELECT * FROM newest WHERE status <> 'failed' AND NOT EXISTS (SELECT FROM known)
+), claimed AS (
+    INSERT INTO {schema}.calls (thread_id, call_id, tool_name, args, idempotency_key,
+        status, attempt, issued_at)
+    SELECT $1, $2, $3, $4, $5, 'issued',
+        coalesce((SELECT attempt FROM newest), 0) + 1, clock_timestamp()
+    WHERE NOT EXISTS (SELECT FROM taken)
+    ON CONFLICT DO NOTHING
+    RETURNING thread_id
+), touched AS (
+    {touch_thread} = (SELECT thread_id FROM claimed)
+    RETURNING number
+), born AS (
+    INSERT INTO {schema}.threads AS t (thread_id)
+    SELECT thread_id FROM claimed WHERE NOT EXISTS (SELECT FROM touched)
+    {or_touch_it}
+)
+SELECT EXISTS (SELECT FROM claimed), taken.*
+FROM (SELECT) AS one LEFT JOIN taken ON true
+"""
+
+# Returns the call as it stands. Still issued: another writer resolved it meanwhile, so
+# look again. Counting the touched rows makes Postgres lock the thread's row first.
+RESOLVE = """
+WITH touched AS (
+    {touch_thread} = $1 AND EXISTS (
+        SELECT FROM {schema}.calls AS c
+        WHERE c.thread_id = $1 AND c.call_id = $2 AND c.status = 'issued'
+            AND NOT c.erased)
+    RETURNING number
+), resolved AS (
+    UPDATE {schema}.calls AS c
+    SET status = $3, resolved_at = clock_timestamp(),
+        result = CASE WHEN c.erased THEN NULL ELSE $4 END
+    WHERE c.thread_id = $1 AND c.call_id = $2 AND c.status = 'issued'
+        AND (SELECT count(*) FROM touched) >= 0
+    RETURNING {call}
+)
+SELECT * FROM resolved
+UNION ALL
+SELECT {call} FROM {schema}.calls AS c
+WHERE c.thread_id = $1 AND c.call_id = $2 AND NOT EXISTS (SELECT FROM resolved)
+"""
+
+DELETE_THREAD = "DELETE FROM {schema}.threads WHERE thread_id = $1 RETURNING number"
+
+# After DELETE_THREAD, which returned $2, and a statement of its own: it has to see what
+# was written until that row was locked. Without a thread all calls are erased already,
+# and one that is not was claimed meanwhile. $3: forget the calls.
+DELETE_CONTENT = """
+WITH deleted_messages AS (
+    DELETE FROM {schema}.messages
+    WHERE thread_number = $2 AND position >= 0 AND position <= (SELECT 2147483647)
+), deleted_extra AS (
+    DELETE FROM {schema}.extra AS e WHERE {extra_of_thread} = $2
+), forgotten AS (
+    DELETE FROM {schema}.calls AS c
+    WHERE {calls_of_thread} AND $3::boolean AND (c.erased OR $2::bigint IS NOT NULL)
+)
+UPDATE {schema}.calls AS c SET args = '{}', result = NULL, erased = true
+WHERE {calls_of_thread} AND NOT $3::boolean AND NOT c.erased AND $2::bigint IS NOT NULL
+"""
+
+# No claim may come between looking at the keys and inserting the calls.
+LOCK_CALLS = "LOCK TABLE {schema}.calls IN SHARE ROW EXCLUSIVE MODE"
+
+ATTEMPTS = """
+SELECT {call} FROM {schema}.calls AS c WHERE c.idempotency_key = ANY ($1::text[])
+"""
+
+RESTORE_CALLS = """
+INSERT INTO {schema}.calls (thread_id, call_id, tool_name, args, idempotency_key,
+    status, attempt, issued_at, result, resolved_at, erased)
+SELECT $1, call_id, tool_name, args, idempotency_key, status, attempt, issued_at,
+    result, resolved_at, erased
+FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::integer[],
+    $8::timestamptz[], $9::text[], $10::timestamptz[], $11::boolean[])
+    WITH ORDINALITY AS r (call_id, tool_name, args, idempotency_key, status, attempt,
+        issued_at, result, resolved_at, erased, nth)
+ORDER BY nth
+"""
+
+# Fails with a unique violation where the thread was begun meanwhile.
+RESTORE_THREAD = """
+WITH thread AS (
+    INSERT INTO {schema}.threads (thread_id, created_at, updated_at)
+    VALUES ($1, $2, $3) RETURNING number
+), messages AS (
+    INSERT INTO {schema}.messages (thread_number, position, appended_at, body)
+    SELECT number, nth - 1, $3, body
+    FROM thread, unnest($4::text[]) WITH ORDINALITY AS r (body, nth)
+)
+INSERT INTO {schema}.extra (thread_number, key_hash, key, value)
+SELECT number, key_hash, key, value
+FROM thread, unnest($5::bytea[], $6::text[], $7::text[]) AS r (key_hash, key, value)
+"""
+
+# The messages from position $2 up to $3 of thread $1; either can be negative, to count
+# from the end. Before them, at position -1, a row with the version and, where $4 is not
+# NULL, the rest of the thread: extra, the pending calls or ($4) every call, the times.
+READ = """
+WITH thread AS (
+    SELECT number, created_at, greatest(updated_at, appended_at) AS updated_at,
+        coalesce(position + 1, 0) AS version
+    FROM {schema}.threads AS t LEFT JOIN LATERAL (SELECT * FROM {last_message}) AS last
+        ON true
+    WHERE thread_id = $1
+)
+SELECT -1 AS position, NULL AS body, version,
+    CASE WHEN $4::boolean IS NOT NULL THEN
+        ARRAY(SELECT row(e.key, e.value) FROM {schema}.extra AS e
+              WHERE {extra_of_thread} = number)
+    END AS extra,
+    CASE WHEN $4 THEN
+        ARRAY(SELECT row({call}) FROM {schema}.calls AS c
+              WHERE {calls_of_thread} ORDER BY c.sequence)
+    WHEN NOT $4 THEN
+        ARRAY(SELECT row({call}) FROM {schema}.calls AS c
+              WHERE {pending_of_thread} ORDER BY c.sequence)
+    END AS calls,
+    ARRAY[created_at, updated_at] AS times
+FROM (SELECT) AS one LEFT JOIN thread ON true
+UNION ALL
+SELECT position, body, NULL, NULL, NULL, NULL FROM {schema}.messages
+WHERE thread_number = (SELECT number FROM thread)
+    AND position >= (
+        SELECT CASE WHEN $2::integer < 0 THEN version + $2 ELSE $2 END FROM thread)
+    AND position < (
+        SELECT CASE WHEN $3::integer < 0 THEN version + $3 ELSE $3 END FROM thread)
+"""
+
+# With $5 also ids that have nothing but erased calls.
+THREADS = """
+SELECT * FROM (
+    SELECT t.thread_id, coalesce(last.position + 1, 0), t.created_at,
+        greatest(t.updated_at, last.appended_at)
+    FROM (
+        SELECT * FROM {schema}.threads
+        WHERE thread_id >= $1 AND thread_id IS DISTINCT FROM $2 AND thread_id < $3
+        ORDER BY thread_id LIMIT $4
+    ) AS t
+    LEFT JOIN LATERAL (SELECT * FROM {last_message}) AS last ON true
+    UNION ALL
+    (SELECT c.thread_id, 0, min(c.issued_at),
+        greatest(max(c.issued_at), max(c.resolved_at))
+    FROM {schema}.calls AS c
+    WHERE $5::boolean AND NOT EXISTS (
+            SELECT FROM {schema}.threads AS t WHERE t.thread_id = c.thread_id)
+        AND thread_id >= $1 AND thread_id IS DISTINCT FROM $2 AND thread_id < $3
+    GROUP BY c.thread_id ORDER BY c.thread_id LIMIT $4)
+) AS page
+ORDER BY thread_id LIMIT $4
+"""
+
+CALLS = """
+SELECT {call} FROM {schema}.calls AS c WHERE {calls_of_thread} ORDER BY c.sequence
+"""
+
+HOLDER = """
+SELECT {call} FROM {schema}.calls AS c WHERE c.idempotency_key = $1
+ORDER BY c.attempt DESC LIMIT 1
+"""
+
+_PARTS = {
+    "{calls_of_thread}": _CALLS_OF_THREAD,
+    "{pending_of_thread}": _PENDING_OF_THREAD,
+    "{extra_of_thread}": _EXTRA_OF_THREAD,
+    "{last_message}": _LAST_MESSAGE,
+    "{touch_thread}": _TOUCH_THREAD,
+    "{or_touch_it}": _OR_TOUCH_IT,
+    "{call}": _CALL,
+}
+
+
+def filled(query: str, schema: str) -> str:
+    """Return the text of a query for a schema of that name."""
+    for name, part in _PARTS.items():
+        query = query.replace(name, part)
+
+    return query.replace("{schema}", quoted(schema))
+
+
+def quoted(name: str) -> str:
+    """Return a name as an SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,584 @@
+"""Agent state in a schema of a Postgres database, for any number of machines.
+
+URL forms
+    ``postgresql://user:password@host:port/database`` or ``postgres://…``, as libpq
+    takes them: several hosts, Unix sockets (``?host=/run/postgresql``), ``sslmode`` and
+    related parameters, ``passfile``, ``service``, ``application_name`` and some
+    settings of the server are left to asyncpg. Options: ``schema`` (``cpkit`` by
+    default, any name), ``pooler`` (``transaction`` behind PgBouncer in that mode),
+    ``pool_size`` (connections at most), and those of every server: ``timeout`` for an
+    operation, ``connect_timeout`` for a server that cannot be reached. In place of a
+    URL: the caller's own `asyncpg.Pool`, which stays open. Give that pool ``reset=`` a
+    coroutine that does nothing, or each operation costs one round trip more.
+
+Durability
+    A commit survives what the server's ``synchronous_commit``, ``fsync`` and
+    ``full_page_writes`` say; `durability` reads them at open.
+
+What is atomic
+    An operation is one statement, and a statement is a transaction. Appends that queue
+    while others are under way share a statement. Three rare writes are short
+    transactions of several statements: deleting a thread, restoring one, and an append
+    that has extra but no messages. A load is one statement, so it sees one moment.
+    `cpkit_postgres.queries` explains why no gap and no lost append can appear.
+
+What happens when the server goes away
+    The next operation connects again, to the primary where the URL names several hosts.
+    A write is repeated only where it is proven not to have run; otherwise
+    ``BackendUnavailable`` says that it may have been applied. An operation that is
+    cancelled or that takes longer than ``timeout`` closes its connection.
+
+Caveats
+    Postgres 12 or newer. The database must be UTF8 and transactions READ COMMITTED,
+    which is checked at open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, ClassVar, NamedTuple, TypeGuard, TypeVar
+from urllib.parse import quote
+
+from cpkit.driver import (
+    Append,
+    Batching,
+    Claim,
+    Conflict,
+    Decode,
+    Erase,
+    FullHandle,
+    KeyHeld,
+    Limits,
+    Merge,
+    Outcome,
+    Resolve,
+    Restore,
+    Snapshot,
+    StoredCall,
+    StoredDump,
+    StoreFailure,
+    StoreInfo,
+    Timeouts,
+    Write,
+    decode_rows,
+    from_micros,
+    key_is_held,
+    prefix_end,
+    span,
+    to_micros,
+)
+from cpkit.errors import CorruptThread
+from cpkit.records import Durability, ThreadInfo
+from cpkit.registry import redacted
+from cpkit_postgres import queries, schema
+from cpkit_postgres.connections import Connections, Fetch, Pool
+from cpkit_postgres.errors import UNIQUE_VIOLATION, sqlstate
+from cpkit_postgres.options import CLIENT_PARAMETERS, PostgresOptions, check_url
+
+__all__ = ["PostgresCheckpointer", "PostgresStore"]
+
+MessageT = TypeVar("MessageT")
+
+# Postgres holds a value, and a whole array, of up to 1 GiB.
+_MAX_BYTES = 2**29
+
+# How many ends of threads are remembered for their next append.
+_MAX_ENDS = 10_000
+
+_INT4_MAX = 2**31 - 1
+_ABOVE_ALL_IDS = "\U0010ffff" * 129
+
+
+class PostgresStore:
+    """A schema of a Postgres database."""
+
+    Options: ClassVar[type[PostgresOptions]] = PostgresOptions
+    client_options: ClassVar[frozenset[str]] = CLIENT_PARAMETERS
+    limits = Limits(_MAX_BYTES, _MAX_BYTES)
+    # Appends alone: other writes do not get cheaper together, and a slow one, such as
+    # the deletion of a large thread, must not hold up a batch.
+    batching = Batching(lanes=2, kinds=(Append,))
+    erases = True
+
+    def __init__(self, where: str | Pool, options: PostgresOptions) -> None:
+        if isinstance(where, str):
+            check_url(where)
+            place = redacted(where.partition("?")[0])
+        else:
+            place = "postgresql pool"
+
+        self.name = f"{place}?schema={quote(options.schema)}"
+        self.timeouts = Timeouts(options.timeout, options.connect_timeout)
+        self._schema = options.schema
+        self._connections = Connections(where, self.name, options)
+        self._settings: schema.Settings | None = None
+        # By thread id: the number and the version after this handle's last append. Both
+        # may be outdated; see APPEND_NEXT.
+        self._ends: dict[str, tuple[int, int]] = {}
+
+    @classmethod
+    def from_url(cls, url: str, options: PostgresOptions) -> PostgresStore:
+        return cls(url, options)
+
+    @classmethod
+    async def inspect(cls, url: str, options: PostgresOptions) -> StoreInfo | None:
+        """Tell whether the store exists, ``None`` where the server does not answer."""
+        store = cls(url, options)
+
+        try:
+            return await schema.inspect(store._connections, options.schema)
+        except StoreFailure:
+            return None
+        finally:
+            await store.close()
+
+    async def open(self) -> None:
+        self._settings = await schema.open_schema(self._connections, self._schema)
+
+    async def close(self) -> None:
+        await self._connections.close()
+
+    def durability(self) -> Durability:
+        assert self._settings is not None, "the store is open"
+        return self._settings.durability
+
+    # Writes
+
+    async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
+        outcomes: list[Outcome] = []
+
+        for _, group in groupby(batch, _has_messages):
+            writes = [*group]
+            appends = [write for write in writes if _has_messages(write)]
+
+            if appends:
+                outcomes += await self._append(appends)
+            else:
+                outcomes += [await self._outcome(write) for write in writes]
+
+        return outcomes
+
+    async def _append(self, appends: Sequence[Append]) -> list[Outcome]:
+        """Append to each thread in the order given."""
+        outcomes: list[Outcome] = [None] * len(appends)
+        waiting = [*range(len(appends))]
+
+        while waiting:
+            entries, waiting = _entries(appends, waiting)
+
+            try:
+                found = await self._append_once(entries)
+            except (StoreFailure, CorruptThread) as exc:
+                if not any(outcomes):
+                    raise  # nothing was written: the handle divides what is rejected
+
+                for entry in entries:
+                    for i in entry.indexes:
+                        outcomes[i] = exc
+
+                continue
+
+            for entry, (version, appended) in zip(entries, found, strict=True):
+                if appended:
+                    for i in entry.indexes:
+                        version += len(appends[i].bodies)
+                        outcomes[i] = version
+                elif entry.expected not in (None, version):
+                    outcomes[entry.indexes[0]] = Conflict(version)
+                else:
+                    waiting += entry.indexes  # another writer was faster: look again
+
+            waiting.sort()
+
+        return outcomes
+
+    async def _append_once(self, entries: Sequence[_Entry]) -> list[tuple[int, bool]]:
+        """Return each thread's version before, and whether it was appended to."""
+        first = entries[0]
+        number, version = self._ends.pop(first.thread_id, (0, 0))
+        known = version > 0 and first.expected in (None, version)
+
+        # An array costs more than the rest of a statement, so a lone append whose
+        # position is known has a statement without arrays: 50 µs less of 300.
+        if known and len(entries) == 1 and not first.items:
+            body, *more = first.bodies
+            rows = await self._connections.fetch(
+                queries.APPEND_NEXT, number, version, body, more or None
+            )
+
+            if rows:
+                self._remember(first, number, version)
+                return [(version, True)]
+
+        rest, items = [], []
+
+        for place, entry in enumerate(entries, 1):
+            rest += [(place, nth, body) for nth, body in enumerate(entry.bodies) if nth]
+            items += [(place, *item) for item in _hashed(entry.items.items())]
+
+        rows = await self._connections.fetch(
+            queries.APPEND,
+            [entry.thread_id for entry in entries],
+            [entry.expected for entry in entries],
+            [entry.bodies[0] for entry in entries],
+            *_columns(rest, 3),
+            *_columns(items, 4),
+        )
+
+        for entry, (number, version, appended) in zip(entries, rows, strict=True):
+            if appended:
+                self._remember(entry, number, version)
+
+        return [(version, appended) for _, version, appended in rows]
+
+    def _remember(self, entry: _Entry, number: int, version: int) -> None:
+        if len(self._ends) >= _MAX_ENDS:
+            self._ends.clear()
+
+        self._ends[entry.thread_id] = (number, version + len(entry.bodies))
+
+    async def _outcome(self, write: Write) -> Outcome:
+        try:
+            return await self._apply(write)
+        except (StoreFailure, CorruptThread) as exc:
+            return exc
+
+    async def _apply(self, write: Write) -> Outcome:
+        """Apply a write that is not an append of messages."""
+        match write:
+            case Append() if write.items:
+                return await self._merge_at_version(write)
+            case Append():
+                return await self._check_version(write)
+            case Merge():
+                await self._connections.fetch(
+                    queries.MERGE, write.thread_id, *_columns(_hashed(write.items), 3)
+                )
+                return None
+            case Claim():
+                return await self._claim(write)
+            case Resolve():
+                return await self._resolve(write)
+            case Erase():
+                await self._erase(write)
+                return None
+            case Restore():
+                return await self._restore(write)
+
+    async def _check_version(self, write: Append) -> int | Conflict:
+        rows = await self._connections.fetch(queries.VERSION, write.thread_id)
+        version: int = rows[0][0] if rows else 0
+        expected = write.expected_version
+        return version if expected in (None, version) else Conflict(version)
+
+    async def _merge_at_version(self, write: Append) -> int | Conflict:
+        """Merge extra while no append can change the version."""
+        expected = write.expected_version
+
+        async with self._connections.transaction() as fetch:
+            while not await fetch(queries.LOCK_THREAD, write.thread_id):
+                if expected not in (None, 0):
+                    return Conflict(0)
+
+                # Not visible to others before the commit, so its version stays 0.
+                if await fetch(queries.ADD_THREAD, write.thread_id):
+                    break
+
+            ((version,),) = await fetch(queries.VERSION, write.thread_id)
+
+            if expected not in (None, version):
+                return Conflict(version)
+
+            columns = _columns(_hashed(write.items), 3)
+            await fetch(queries.MERGE, write.thread_id, *columns)
+            return version  # type: ignore[no-any-return]  # an integer column
+
+    async def _claim(self, write: Claim) -> StoredCall | None:
+        call = write.call
+
+        while True:
+            ((claimed, *taken),) = await self._connections.fetch(
+                queries.CLAIM,
+                write.thread_id,
+                call.call_id,
+                call.tool_name,
+                write.args.decode(),
+                call.idempotency_key,
+            )
+
+            if claimed:
+                return None
+
+            if taken[0] is not None:
+                return _stored(taken)
+
+    async def _resolve(self, write: Resolve) -> StoredCall | None:
+        while True:
+            rows = await self._connections.fetch(
+                queries.RESOLVE,
+                write.thread_id,
+                write.call_id,
+                write.status,
+                write.result.decode(),
+            )
+
+            if not rows:
+                return None
+
+            call = _stored(rows[0])
+
+            if call.status != "issued":
+                return call
+
+    async def _erase(self, write: Erase) -> None:
+        async with self._connections.transaction() as fetch:
+            rows = await fetch(queries.DELETE_THREAD, write.thread_id)
+            number = rows[0][0] if rows else None
+            await fetch(
+                queries.DELETE_CONTENT, write.thread_id, number, write.forget_keys
+            )
+
+    async def _restore(self, write: Restore) -> Conflict | KeyHeld | None:
+        while True:
+            try:
+                async with self._connections.transaction() as fetch:
+                    return await _restore_in(fetch, write)
+            except StoreFailure as exc:
+                # Begun by another writer since it was found missing: look again.
+                if sqlstate(exc.__cause__) != UNIQUE_VIOLATION:
+                    raise
+
+    # Reads
+
+    async def snapshot(self, thread_id: str, decode: Decode) -> Snapshot | None:
+        found, bodies = await self._read(thread_id, 0, None, every_call=False)
+
+        if found.version is None:
+            return None
+
+        messages = await decode_rows(decode, bodies, 0)
+        return Snapshot(messages, found.items, [_stored(call) for call in found.calls])
+
+    async def messages(
+        self, thread_id: str, start: int, stop: int | None, decode: Decode
+    ) -> list[Any]:
+        found, bodies = await self._read(thread_id, start, stop, every_call=None)
+        return await decode_rows(
+            decode, bodies, span(start, stop, found.version or 0)[0]
+        )
+
+    async def _read(
+        self, thread_id: str, start: int, stop: int | None, every_call: bool | None
+    ) -> tuple[_Head, list[str]]:
+        """Return what READ says of a thread, and the bodies of a slice."""
+        last = _INT4_MAX if stop is None else _clamped(stop)
+        rows = await self._connections.fetch(
+            queries.READ, thread_id, _clamped(start), last, every_call
+        )
+        rows.sort(key=itemgetter(0))
+        head = _Head(*rows[0][2:])
+        first, end = span(start, stop, head.version or 0)
+        positions = [row[0] for row in rows]
+
+        if positions != [-1, *range(first, end)]:
+            missing = min({*range(first, end)} - {*positions}, default=end)
+            raise CorruptThread(thread_id, f"message {missing}", "it is missing")
+
+        return head, [row[1] for row in rows[1:]]
+
+    async def holder(self, key: str) -> StoredCall | None:
+        rows = await self._connections.fetch(queries.HOLDER, key)
+        return _stored(rows[0]) if rows else None
+
+    # Optional abilities
+
+    async def threads(
+        self, prefix: str, after: str | None, limit: int, erased: bool
+    ) -> list[ThreadInfo]:
+        rows = await self._connections.fetch(
+            queries.THREADS,
+            max(prefix, after or ""),
+            after,
+            prefix_end(prefix) or _ABOVE_ALL_IDS,
+            limit,
+            erased,
+        )
+        return [ThreadInfo(*row) for row in rows]
+
+    async def calls(self, thread_id: str) -> list[StoredCall]:
+        rows = await self._connections.fetch(queries.CALLS, thread_id)
+        return [_stored(row) for row in rows]
+
+    async def dump(self, thread_id: str) -> StoredDump | None:
+        found, bodies = await self._read(thread_id, 0, None, every_call=True)
+
+        if found.version is None and not found.calls:
+            return None
+
+        times = [None if time is None else to_micros(time) for time in found.times]
+        calls = [_stored(call) for call in found.calls]
+        return StoredDump(bodies, found.items or (), calls, *times)
+
+
+class PostgresCheckpointer(FullHandle[MessageT]):
+    """A handle of a store in a schema of a Postgres database.
+
+    ``where`` is a URL, or an initialized `asyncpg.Pool` that stays the caller's.
+    Options as in the URL; those about connections have no effect on a caller's pool.
+    """
+
+    def __init__(
+        self,
+        where: str | Pool,
+        *,
+        message_type: type[MessageT] | Any = dict,
+        **options: Any,
+    ) -> None:
+        known = PostgresOptions(**options)
+        store = PostgresStore(where, known)
+        super().__init__(store, message_type=message_type, options=known)
+
+
+class _Entry(NamedTuple):
+    """What one thread gets in one statement; ``indexes`` are those of the appends."""
+
+    thread_id: str
+    expected: int | None
+    indexes: list[int]
+    bodies: list[str]
+    items: dict[bytes, bytes]
+
+
+class _Head(NamedTuple):
+    """The first row of READ; without a thread the version is ``None``."""
+
+    version: int | None
+    items: Any
+    calls: Any
+    times: Any
+
+
+def _has_messages(write: Write) -> TypeGuard[Append]:
+    return isinstance(write, Append) and bool(write.bodies)
+
+
+def _entries(
+    appends: Sequence[Append], waiting: Sequence[int]
+) -> tuple[list[_Entry], list[int]]:
+    """Divide appends into those of the next statement, by thread id, and the others.
+
+    Appends without an expected version share an entry. An append with one has an entry
+    of its own, and those behind it wait.
+    """
+    entries: dict[str, _Entry] = {}
+    closed: set[str] = set()
+    others: list[int] = []
+
+    for i in waiting:
+        thread_id, bodies, expected, items = appends[i]
+
+        if thread_id in closed or (thread_id in entries and expected is not None):
+            closed.add(thread_id)
+            others.append(i)
+            continue
+
+        if expected is not None:
+            closed.add(thread_id)
+            expected = _clamped(expected)
+
+        entry = entries.setdefault(thread_id, _Entry(thread_id, expected, [], [], {}))
+        entry.indexes.append(i)
+        entry.bodies.extend(body.decode() for body in bodies)
+        entry.items.update(items)
+
+    return [entries[thread_id] for thread_id in sorted(entries)], others
+
+
+async def _restore_in(fetch: Fetch, write: Restore) -> Conflict | KeyHeld | None:
+    """Restore a thread in a transaction that changes nothing if it is refused."""
+    thread_id, calls = write.thread_id, write.calls
+
+    if calls:
+        await fetch(queries.LOCK_CALLS)
+
+    rows = await fetch(queries.VERSION, thread_id)
+
+    if rows or await fetch(queries.CALLS, thread_id):
+        return Conflict(rows[0][0] if rows else 0)
+
+    keys = [call.idempotency_key for call in calls]
+    attempts = [_stored(row) for row in await fetch(queries.ATTEMPTS, keys)]
+
+    for call in calls:
+        key = call.idempotency_key
+        others = [other for other in attempts if other.idempotency_key == key]
+
+        if key_is_held(call, others):
+            return KeyHeld(key, others[0].thread_id)
+
+    if write.created_at is not None and write.updated_at is not None:
+        await fetch(
+            queries.RESTORE_THREAD,
+            thread_id,
+            from_micros(write.created_at),
+            from_micros(write.updated_at),
+            [body.decode() for body in write.bodies],
+            *_columns(_hashed(write.items), 3),
+        )
+
+    if calls:
+        columns = _columns([_row(call) for call in calls], 10)
+        await fetch(queries.RESTORE_CALLS, thread_id, *columns)
+
+    return None
+
+
+def _stored(row: Iterable[Any]) -> StoredCall:
+    call = StoredCall(*row)
+    resolved_at: Any = call.resolved_at
+    issued_at: Any = call.issued_at
+    return call._replace(
+        issued_at=to_micros(issued_at),
+        resolved_at=None if resolved_at is None else to_micros(resolved_at),
+    )
+
+
+def _row(call: StoredCall) -> tuple[Any, ...]:
+    """Return a call's columns behind the thread id, as Postgres takes them."""
+    result, resolved_at = call.result, call.resolved_at
+    return (
+        call.call_id,
+        call.tool_name,
+        _text(call.args),
+        call.idempotency_key,
+        call.status,
+        call.attempt,
+        from_micros(call.issued_at),
+        None if result is None else _text(result),
+        None if resolved_at is None else from_micros(resolved_at),
+        call.erased,
+    )
+
+
+def _hashed(items: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, str, str]]:
+    """Return extra's items as columns: the hash of the key, the key, the value."""
+    return [
+        (sha256(key).digest(), key.decode(), value.decode()) for key, value in items
+    ]
+
+
+def _columns(rows: Sequence[Any], count: int) -> list[list[Any]]:
+    """Turn rows into an array for each column."""
+    return [[row[i] for row in rows] for i in range(count)]
+
+
+def _text(stored: bytes | str) -> str:
+    return stored if isinstance(stored, str) else stored.decode()
+
+
+def _clamped(number: int) -> int:
+    """Return a number that Postgres takes, and that means the same for a version."""
+    return max(-_INT4_MAX, min(number, _INT4_MAX))

@@ -1,0 +1,97 @@
+"""A small thread beside huge ones: a query reads a few pages, with and without ANALYZE.
+
+Only plans and pages are checked, never a time.
+"""
+
+from __future__ import annotations
+
+import asyncpg
+import pytest
+
+from cpkit import ToolCall
+from cpkit_postgres import queries
+from tests.postgres.conftest import MakeStore
+from tests.postgres.plans import blocks, explained, nodes
+
+# Each thread has as many messages, keys of extra and pending calls.
+HUGE = """
+WITH thread AS (
+    INSERT INTO {schema}.threads (thread_id) SELECT 'huge ' || n
+    FROM generate_series(1, {threads}) AS n RETURNING number, thread_id
+), messages AS (
+    INSERT INTO {schema}.messages
+    SELECT number, now(), n, '{"pad":"' || repeat('x', 200) || '"}'
+    FROM thread, generate_series(0, {size} - 1) AS n
+), extra AS (
+    INSERT INTO {schema}.extra
+    SELECT number, sha256(n::text::bytea), n, '{}'
+    FROM thread, generate_series(1, {size} / 5) AS n
+)
+INSERT INTO {schema}.calls (thread_id, call_id, tool_name, args, idempotency_key,
+    status, attempt, issued_at)
+SELECT thread_id, n, 'x', '{}', thread_id || ' ' || n, 'issued', 1, now()
+FROM thread, generate_series(1, {size} / 5) AS n
+"""
+
+SMALL = 100
+
+# Arguments for the small thread, whose number is 1.
+APPENDED = "'{NULL}', ARRAY['{}'], '{}', '{}', '{}', '{}', '{}', '{}', '{}'"
+QUERIES = {
+    "load": (queries.READ, "'small', 0, 2147483647, false"),
+    "dump": (queries.READ, "'small', 0, 2147483647, true"),
+    "read": (queries.READ, "'small', -5, 2147483647, NULL"),
+    "calls": (queries.CALLS, "'small'"),
+    "holder": (queries.HOLDER, "'key 7'"),
+    "version": (queries.VERSION, "'small'"),
+    "threads": (queries.THREADS, "'small', NULL, 'smalm', 10, true"),
+    "append next": (queries.APPEND_NEXT, f"1, {SMALL}, '{{}}', NULL"),
+    "append": (queries.APPEND, "'{small}', " + APPENDED),
+    "append to a new thread": (queries.APPEND, "'{new}', " + APPENDED),
+    "merge": (queries.MERGE, "'small', ARRAY['k'::bytea], '{k}', '{v}'"),
+    "claim": (queries.CLAIM, "'small', 'new', 'x', '{}', 'new'"),
+    "replay": (queries.CLAIM, "'small', 'call 7', 'x', '{}', 'key 7'"),
+    "resolve": (queries.RESOLVE, "'small', 'call 7', 'completed', '{}'"),
+    "delete": (queries.DELETE_CONTENT, "'small', 1, false"),
+    "forget": (queries.DELETE_CONTENT, "'small', 1, true"),
+}
+
+
+@pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize("analyzed", [False, True])
+@pytest.mark.parametrize(("threads", "size"), [(1, 100_000), (1000, 100)])
+async def test_a_small_thread_beside_many_rows(
+    threads: int,
+    size: int,
+    analyzed: bool,
+    mode: str,
+    store: MakeStore,
+    schema: str,
+    raw: asyncpg.Connection,
+) -> None:
+    """No query scans a table, and none reads more pages than the small thread has."""
+    async with store() as cp:
+        await cp.append("small", [{"pad": "x" * 200}] * SMALL)
+        await cp.save_extra("small", {str(n): n for n in range(20)})
+
+        for n in range(20):
+            await cp.record_issued("small", ToolCall(f"call {n}", "x", {}, f"key {n}"))
+
+    huge = HUGE.replace("{threads}", str(threads)).replace("{size}", str(size))
+    await raw.execute(huge.replace("{schema}", schema))
+
+    if analyzed:
+        tables = ("threads", "messages", "extra", "calls")
+        await raw.execute("ANALYZE " + ", ".join(f"{schema}.{t}" for t in tables))
+
+    for name, (query, arguments) in QUERIES.items():
+        plan = await explained(raw, schema, query, arguments, mode)
+        scanned = {
+            node["Relation Name"]
+            for node in nodes(plan)
+            if node["Node Type"] == "Seq Scan" and node["Actual Loops"]
+        }
+
+        # The planner rightly scans a table of threads that is a few pages long.
+        assert scanned <= {"threads"}, name
+        assert blocks(plan) <= 300, name  # deleting 100 messages takes 250
