@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from uuid import uuid4
 
@@ -10,15 +9,12 @@ from cpkit import open_checkpointer
 from tests.servers.postgres import shared_postgres
 from tests.servers.redis import shared_redis
 
-__all__ = ["KINDS", "MOVABLE", "SHARED", "fresh_url"]
+__all__ = ["KINDS", "SHARED", "fresh_url"]
 
 SHARED = ["sqlite", "file", "postgres", "redis"]
 """The kinds that several processes can open."""
 
 KINDS = ["memory", *SHARED]
-
-MOVABLE = [kind for kind in SHARED if find_spec(f"cpkit_{kind}.store")]
-"""The kinds whose threads can be moved: those that are ported to `cpkit.driver`."""
 
 
 def fresh_url(kind: str, folder: Path, name: str = "store") -> str:

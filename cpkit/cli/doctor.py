@@ -20,7 +20,6 @@ from cpkit.cli.stores import (
     Store,
     Url,
     display_url,
-    inspect,
     open_store,
     store_url,
     supports,
@@ -29,7 +28,7 @@ from cpkit.driver import Limits, StoreInfo
 from cpkit.driver.options import MAX_APPEND, MAX_PAYLOAD
 from cpkit.protocol import ErasesThreads, KeepsReceipts, ListsThreads, StatesDurability
 from cpkit.records import ToolCall
-from cpkit.registry import GROUP
+from cpkit.registry import GROUP, inspect_store
 from cpkit.tools.paging import thread_pages
 
 __all__ = ["doctor"]
@@ -70,7 +69,7 @@ def doctor(
 
 async def _examine(url: str, read_only: bool, create: bool) -> dict[str, Any]:
     async with open_store(url, create=create, volatile=True) as cp:
-        found = await inspect(url)
+        found = await inspect_store(url)
         durability = cp.durability if supports(cp, StatesDurability) else None
         limits: Limits | None = getattr(cp, "limits", None)
         can_list = supports(cp, ListsThreads, KeepsReceipts)

@@ -9,7 +9,8 @@ import typer
 
 from cpkit.cli.output import print_json, print_table, printable, progress, write
 from cpkit.cli.running import BadUse, Exit, run
-from cpkit.cli.stores import Json, destination, display_url, inspect, open_store
+from cpkit.cli.stores import Json, destination, display_url, open_store
+from cpkit.registry import inspect_store
 from cpkit.tools.importing import KINDS, BadSource, Report, checked, import_from
 
 __all__ = ["import_"]
@@ -79,7 +80,7 @@ async def _import(
     except BadSource as exc:
         raise BadUse(str(exc)) from exc
 
-    found = await inspect(url) if dry_run else None
+    found = await inspect_store(url) if dry_run else None
     # A dry run does not create a store: it compares with an empty one in memory.
     is_missing = found is not None and not found.exists
 

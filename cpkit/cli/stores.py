@@ -11,7 +11,6 @@ import typer
 
 from cpkit.cli.output import printable
 from cpkit.cli.running import BadUse, NoStore
-from cpkit.driver import StoreInfo
 from cpkit.errors import InvalidURL
 from cpkit.protocol import (
     Checkpointer,
@@ -33,7 +32,6 @@ __all__ = [
     "supports",
     "open_store",
     "display_url",
-    "inspect",
     "store_url",
     "split_words",
 ]
@@ -109,11 +107,6 @@ def display_url(url: str) -> str:
     return printable(redacted(url))
 
 
-async def inspect(url: str) -> StoreInfo | None:
-    """Return what is known of the store without creating it, or ``None``."""
-    return await inspect_store(url)
-
-
 @asynccontextmanager
 async def open_store(
     url: str, *abilities: type, create: bool = False, volatile: bool = False
@@ -135,7 +128,7 @@ async def open_store(
         )
 
     if not create:
-        found = await inspect(url)
+        found = await inspect_store(url)
 
         if found is not None and not found.exists:
             what = f"{found.path} is not a store" if found.path else "there is no store"

@@ -21,7 +21,7 @@ from cpkit.tools.copying import copy_store
 from tests.cli.command import call, cpkit, environment, in_store, invoke
 from tests.cli.dying import Dying
 from tests.cli.stocked import everything, stock
-from tests.stores import MOVABLE, fresh_url
+from tests.stores import SHARED, fresh_url
 
 
 @asynccontextmanager
@@ -41,7 +41,7 @@ def urls(tmp_path: Path) -> tuple[str, str]:
 
 @pytest.mark.parametrize(
     ("source", "destination"),
-    [*zip(MOVABLE, [*MOVABLE[1:], MOVABLE[0]], strict=True)],
+    [*zip(SHARED, [*SHARED[1:], SHARED[0]], strict=True)],
 )
 def test_a_copy_is_exact(tmp_path: Path, source: str, destination: str) -> None:
     """Messages, extra, calls and times are equal, and a second copy writes nothing."""
@@ -458,7 +458,7 @@ async def test_a_copy_can_die_at_any_write(is_applied: bool, update: bool) -> No
 
 @pytest.mark.parametrize(
     ("source", "destination"),
-    [*zip(MOVABLE, [*MOVABLE[1:], MOVABLE[0]], strict=True)],
+    [*zip(SHARED, [*SHARED[1:], SHARED[0]], strict=True)],
 )
 def test_a_copy_that_is_killed_is_completed(
     tmp_path: Path, source: str, destination: str

@@ -10,13 +10,11 @@ import pytest
 from cpkit.cli.stores import Store
 from tests.cli.command import call, cpkit, in_store, invoke
 from tests.cli.stocked import everything, stock
-from tests.stores import MOVABLE, fresh_url
+from tests.stores import fresh_url
 
 
-@pytest.mark.parametrize("kind", MOVABLE)
-def test_an_export_can_be_copied_back(kind: str, tmp_path: Path) -> None:
+def test_an_export_can_be_copied_back(url: str, tmp_path: Path) -> None:
     """The copy is exact, with all times, and the file has mode 0600."""
-    url = fresh_url(kind, tmp_path)
     in_store(url, stock)
     file = tmp_path / "all.jsonl"
     assert cpkit("export", url, "--output", str(file)).code == 0
