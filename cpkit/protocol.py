@@ -78,11 +78,13 @@ class Checkpointer(Protocol[MessageT]):
         messages: Sequence[MessageT],
         *,
         expected_version: int | None = None,
+        extra: Mapping[str, JsonValue] | None = None,
     ) -> int:
         """Add the messages at the end, all or none, and return the new version.
 
-        Positions are dense, contiguous for one call, and in commit order. Without
-        messages nothing changes.
+        Positions are dense, contiguous for one call, and in commit order. ``extra`` is
+        merged in the same atomic step, as by `save_extra`: a reader sees both or
+        neither. Without messages and extra nothing changes.
 
         Raises ``VersionConflict``, and writes nothing, unless the thread is at
         ``expected_version``. It does not fence across ``delete_thread``.
@@ -137,11 +139,17 @@ class ListsThreads(Protocol):
     """Can list its threads."""
 
     async def list_threads(
-        self, *, prefix: str = "", after: str | None = None, limit: int = 100
+        self,
+        *,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+        erased: bool = False,
     ) -> list[ThreadInfo]:
         """Return threads ordered by code point of their ids, without payloads.
 
-        ``after`` is exclusive: pass the last id of a page to get the next one.
+        ``after`` is exclusive: pass the last id of a page to get the next one. With
+        ``erased`` the list includes ids of which nothing but erased calls is left.
         """
         ...
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cpkit.errors import BackendUnavailable, VersionConflict
 from cpkit.protocol import Checkpointer, ReadsRanges
+from cpkit.records import JsonValue
 
 __all__ = ["append_once", "read_range"]
 
@@ -21,7 +22,8 @@ async def append_once(
     messages: Sequence[Any],
     *,
     expected_version: int,
-    maybe_there: bool = False,
+    extra: Mapping[str, JsonValue] | None = None,
+    maybe_stored: bool = False,
     same: Callable[[list[Any], list[Any]], bool] = operator.eq,
 ) -> None:
     """Append the messages at this version exactly once, even if an answer is lost.
@@ -29,7 +31,7 @@ async def append_once(
     An append without an answer is retried at the same version. Either the retry
     succeeds, and the first append can never be applied, or the version is taken. Then
     ``same(stored, messages)`` decides whether the stored messages are these.
-    ``maybe_there`` says that an earlier call of this function got no answer.
+    ``maybe_stored`` says that an earlier call of this function got no answer.
 
     Raises ``VersionConflict`` if another writer has the version, and
     ``BackendUnavailable``, with ``maybe_applied``, if no try gets an answer.
@@ -38,16 +40,18 @@ async def append_once(
 
     for _ in range(_TRIES):
         try:
-            await cp.append(thread_id, messages, expected_version=expected_version)
+            await cp.append(
+                thread_id, messages, expected_version=expected_version, extra=extra
+            )
             return
         except BackendUnavailable as exc:
             failure = exc
-            maybe_there = maybe_there or exc.maybe_applied
+            maybe_stored = maybe_stored or exc.maybe_applied
 
-            if not maybe_there:
+            if not maybe_stored:
                 raise
         except VersionConflict:
-            if not maybe_there:
+            if not maybe_stored:
                 raise
 
             end = expected_version + len(messages)

@@ -66,18 +66,28 @@ class SkipsCheckOnEmptyAppend(_WithVersion):
 @breaks("append.expected-version-writes")
 class RefusesVersionZero(_WithVersion):
     async def append(
-        self, thread_id: str, *args: Any, expected_version: int | None = None
+        self,
+        thread_id: str,
+        *args: Any,
+        expected_version: int | None = None,
+        **options: Any,
     ) -> int:
         if expected_version == 0:
             raise VersionConflict(thread_id, 0, 0)
 
-        return await super().append(thread_id, *args, expected_version=expected_version)
+        return await super().append(
+            thread_id, *args, expected_version=expected_version, **options
+        )
 
 
 @breaks("append.expected-version-counts-messages")
 class CountsExtraInVersion(Broken):
     async def append(
-        self, thread_id: str, *args: Any, expected_version: int | None = None
+        self,
+        thread_id: str,
+        *args: Any,
+        expected_version: int | None = None,
+        **options: Any,
     ) -> int:
         thread = self._store.threads.get(thread_id)
 
@@ -85,16 +95,22 @@ class CountsExtraInVersion(Broken):
             actual = len(thread.bodies) + len(thread.extra)
             raise VersionConflict(thread_id, expected_version, actual)
 
-        return await super().append(thread_id, *args, expected_version=expected_version)
+        return await super().append(
+            thread_id, *args, expected_version=expected_version, **options
+        )
 
 
 @breaks("append.conflict-writes-nothing", "append.conflict-makes-no-thread")
 class WritesThenChecks(_WithVersion):
     async def append(
-        self, thread_id: str, *args: Any, expected_version: int | None = None
+        self,
+        thread_id: str,
+        *args: Any,
+        expected_version: int | None = None,
+        **options: Any,
     ) -> int:
         before = self.version(thread_id)
-        version = await super().append(thread_id, *args)
+        version = await super().append(thread_id, *args, **options)
 
         if expected_version not in (None, before):
             raise VersionConflict(thread_id, expected_version or 0, before)
@@ -105,12 +121,18 @@ class WritesThenChecks(_WithVersion):
 @breaks("append.conflict-ahead")
 class AcceptsLaterVersions(_WithVersion):
     async def append(
-        self, thread_id: str, *args: Any, expected_version: int | None = None
+        self,
+        thread_id: str,
+        *args: Any,
+        expected_version: int | None = None,
+        **options: Any,
     ) -> int:
         if expected_version is not None and expected_version > self.version(thread_id):
             expected_version = None
 
-        return await super().append(thread_id, *args, expected_version=expected_version)
+        return await super().append(
+            thread_id, *args, expected_version=expected_version, **options
+        )
 
 
 @breaks("append.conflict-tells-the-facts")
@@ -124,8 +146,12 @@ class SwapsConflictFields(Broken):
 
 @breaks("append.retry-cannot-duplicate")
 class TreatsZeroAsNone(Broken):
-    async def append(self, *args: Any, expected_version: int | None = None) -> int:
-        return await super().append(*args, expected_version=expected_version or None)
+    async def append(
+        self, *args: Any, expected_version: int | None = None, **options: Any
+    ) -> int:
+        return await super().append(
+            *args, expected_version=expected_version or None, **options
+        )
 
 
 @breaks("append.all-or-none")
@@ -172,6 +198,8 @@ class AcceptsAnyIterable(Broken):
 
 @breaks("append.expected-version-is-a-count")
 class AcceptsAnyVersion(Broken):
-    async def append(self, *args: Any, expected_version: Any = None) -> int:
+    async def append(
+        self, *args: Any, expected_version: Any = None, **options: Any
+    ) -> int:
         version = None if expected_version is None else abs(int(expected_version))
-        return await super().append(*args, expected_version=version)
+        return await super().append(*args, expected_version=version, **options)

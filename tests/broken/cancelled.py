@@ -84,14 +84,19 @@ class ChecksACachedVersion(Broken):
     """Caches a thread's version after the write, and checks the cached version."""
 
     async def append(
-        self, thread_id: str, messages: Any, *, expected_version: int | None = None
+        self,
+        thread_id: str,
+        messages: Any,
+        *,
+        expected_version: int | None = None,
+        **options: Any,
     ) -> int:
         versions = self.__dict__.setdefault("_versions", {})
 
         if expected_version not in (None, versions.get(thread_id, 0)):
             raise VersionConflict(thread_id, expected_version or 0, versions[thread_id])
 
-        version = await super().append(thread_id, messages)
+        version = await super().append(thread_id, messages, **options)
         await pause()
         versions[thread_id] = version
         return version

@@ -25,7 +25,12 @@ class RewritesTheThread(Broken):
 @breaks("concurrent.one-wins-a-version", "linearizable.threads-in-handles")
 class ChecksThenAppends(Broken):
     async def append(
-        self, thread_id: str, messages: Any, *, expected_version: int | None = None
+        self,
+        thread_id: str,
+        messages: Any,
+        *,
+        expected_version: int | None = None,
+        **options: Any,
     ) -> int:
         thread = self._store.threads.get(thread_id)
         version = len(thread.bodies) if thread else 0
@@ -34,7 +39,7 @@ class ChecksThenAppends(Broken):
             raise VersionConflict(thread_id, expected_version or 0, version)
 
         await pause()
-        return await super().append(thread_id, messages)
+        return await super().append(thread_id, messages, **options)
 
 
 @breaks("concurrent.merges-are-not-lost")

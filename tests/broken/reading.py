@@ -21,9 +21,14 @@ class ListsByCase(Broken):
 @breaks("threads.pages")
 class IgnoresLimits(Broken):
     async def list_threads(
-        self, *, prefix: str = "", after: str | None = None, limit: int = 100
+        self,
+        *,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+        **options: Any,
     ) -> list[ThreadInfo]:
-        return await super().list_threads(prefix=prefix, after=after)
+        return await super().list_threads(prefix=prefix, after=after, **options)
 
 
 @breaks("threads.limit-is-100")
@@ -37,18 +42,28 @@ class ListsFifty(Broken):
 @breaks("threads.after-is-exclusive")
 class StartsAtAfter(Broken):
     async def list_threads(
-        self, *, prefix: str = "", after: str | None = None, limit: int = 100
+        self,
+        *,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+        **options: Any,
     ) -> list[ThreadInfo]:
-        listed = await super().list_threads(prefix=prefix, limit=limit)
+        listed = await super().list_threads(prefix=prefix, limit=limit, **options)
         return [one for one in listed if after is None or one.thread_id >= after]
 
 
 @breaks("threads.prefix-is-literal")
 class TreatsPrefixAsPattern(Broken):
     async def list_threads(
-        self, *, prefix: str = "", after: str | None = None, limit: int = 100
+        self,
+        *,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+        **options: Any,
     ) -> list[ThreadInfo]:
-        listed = await super().list_threads(after=after, limit=10**6)
+        listed = await super().list_threads(after=after, limit=10**6, **options)
         return [one for one in listed if fnmatchcase(one.thread_id, f"{prefix}*")][
             :limit
         ]

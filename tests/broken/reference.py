@@ -26,7 +26,9 @@ from cpkit import (
     Closed,
     Durability,
     JsonValue,
+    KeyTaken,
     Survives,
+    ThreadDump,
     ThreadInfo,
     ToolCall,
     UnknownCall,
@@ -35,7 +37,7 @@ from cpkit import (
 )
 from cpkit.driver.codec import Codec, check_same_call, from_micros
 from cpkit.driver.ids import check_id, check_page, span
-from cpkit.driver.writes import StoredCall
+from cpkit.driver.writes import StoredCall, StoredDump, key_is_held
 
 __all__ = ["Reference", "ReferenceHarness", "Tables", "forget_named_stores"]
 
@@ -185,9 +187,10 @@ class Reference:
         messages: Sequence[Any],
         *,
         expected_version: int | None = None,
+        extra: Mapping[str, JsonValue] | None = None,
     ) -> int:
         self._check_usable()
-        write = self._codec.append(thread_id, messages, expected_version)
+        write = self._codec.append(thread_id, messages, expected_version, extra)
 
         with self._store.lock:
             thread = self._store.threads.get(write.thread_id)
@@ -196,11 +199,12 @@ class Reference:
             if write.expected_version not in (None, version):
                 raise VersionConflict(write.thread_id, write.expected_version, version)
 
-            if not write.bodies:
+            if not write.bodies and not write.items:
                 return version
 
             thread = self._store.touch(write.thread_id)
             thread.bodies += write.bodies
+            thread.extra.update(write.items)
             return len(thread.bodies)
 
     async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
@@ -288,27 +292,45 @@ class Reference:
     # The optional protocols
 
     async def list_threads(
-        self, *, prefix: str = "", after: str | None = None, limit: int = 100
+        self,
+        *,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int = 100,
+        erased: bool = False,
     ) -> list[ThreadInfo]:
         self._check_usable()
         prefix, after, limit = check_page(prefix, after, limit)
 
         with self._store.lock:
-            ids = sorted(
+            ids = {*self._store.threads}
+
+            if erased:
+                ids |= {
+                    one for one in self._store.calls_of if self._store.of_thread(one)
+                }
+
+            page = sorted(
                 thread_id
-                for thread_id in self._store.threads
+                for thread_id in ids
                 if thread_id.startswith(prefix) and (after is None or thread_id > after)
             )
-            found = [(one, self._store.threads[one]) for one in ids[:limit]]
-            return [
-                ThreadInfo(
-                    thread_id,
-                    len(thread.bodies),
-                    from_micros(thread.created_at),
-                    from_micros(thread.updated_at),
-                )
-                for thread_id, thread in found
-            ]
+            return [self._info(thread_id) for thread_id in page[:limit]]
+
+    def _info(self, thread_id: str) -> ThreadInfo:
+        thread = self._store.threads.get(thread_id)
+
+        if thread is None:
+            calls = self._store.of_thread(thread_id)
+            changes = [call.resolved_at or call.issued_at for call in calls]
+            thread = Thread(min(call.issued_at for call in calls), max(changes))
+
+        return ThreadInfo(
+            thread_id,
+            len(thread.bodies),
+            from_micros(thread.created_at),
+            from_micros(thread.updated_at),
+        )
 
     async def read(
         self, thread_id: str, start: int = 0, stop: int | None = None
@@ -366,6 +388,59 @@ class Reference:
 
                 if not self._store.attempts[key]:
                     del self._store.attempts[key]
+
+    async def dump_thread(self, thread_id: str) -> ThreadDump | None:
+        self._check_usable()
+        thread_id = check_id("thread_id", thread_id)
+
+        with self._store.lock:
+            thread = self._store.threads.get(thread_id)
+            calls = self._store.of_thread(thread_id)
+
+            if thread is None and not calls:
+                return None
+
+            alive = thread or Thread(0, 0)
+            dump = StoredDump(
+                list(alive.bodies),
+                list(alive.extra.items()),
+                calls,
+                None if thread is None else thread.created_at,
+                None if thread is None else thread.updated_at,
+            )
+
+        return self._codec.dump(thread_id, dump)
+
+    async def restore_thread(self, dump: ThreadDump) -> None:
+        self._check_usable()
+        write = self._codec.restore(dump)
+
+        with self._store.lock:
+            thread = self._store.threads.get(write.thread_id)
+
+            if thread is not None or self._store.of_thread(write.thread_id):
+                actual = len(thread.bodies) if thread else 0
+                raise VersionConflict(write.thread_id, 0, actual)
+
+            for call in write.calls:
+                places = self._store.attempts.get(call.idempotency_key, [])
+                others = [self._store.calls[place] for place in places]
+
+                if key_is_held(call, others):
+                    raise KeyTaken(call.idempotency_key, others[-1].thread_id)
+
+            if write.created_at is not None and write.updated_at is not None:
+                thread = Thread(write.created_at, write.updated_at, write.bodies)
+                thread.extra.update(write.items)
+                self._store.threads[write.thread_id] = thread
+
+            for call in write.calls:
+                place = (call.thread_id, call.call_id)
+                self._store.calls[place] = call
+                self._store.calls_of.setdefault(call.thread_id, []).append(place)
+                attempts = self._store.attempts.setdefault(call.idempotency_key, [])
+                attempts.append(place)
+                attempts.sort(key=lambda one: self._store.calls[one].attempt)
 
 
 @dataclass

@@ -48,18 +48,23 @@ class Spy:
         messages: Sequence[Any],
         *,
         expected_version: int | None = None,
+        extra: Mapping[str, JsonValue] | None = None,
     ) -> int:
         self.calls.append(("append", len(messages), expected_version))
         self.waiting.set()
         await self.gate.wait()
 
         try:
-            return await self._append(thread_id, messages, expected_version)
+            return await self._append(thread_id, messages, expected_version, extra)
         finally:
             self.ended.put_nowait(len(messages))
 
     async def _append(
-        self, thread_id: str, messages: Sequence[Any], expected_version: int | None
+        self,
+        thread_id: str,
+        messages: Sequence[Any],
+        expected_version: int | None,
+        extra: Mapping[str, JsonValue] | None,
     ) -> int:
         fault = self.faults.popleft() if self.faults else ""
 
@@ -67,7 +72,7 @@ class Spy:
             raise BackendUnavailable("spy", fault, maybe_applied=fault != "refused")
 
         version = await self.inner.append(
-            thread_id, messages, expected_version=expected_version
+            thread_id, messages, expected_version=expected_version, extra=extra
         )
 
         if fault == "lost after":

@@ -116,11 +116,12 @@ class FaultyStore:
         messages: Sequence[Any],
         *,
         expected_version: int | None = None,
+        extra: Mapping[str, JsonValue] | None = None,
     ) -> int:
         return await self._write(
             "append",
             lambda: self._inner.append(
-                thread_id, messages, expected_version=expected_version
+                thread_id, messages, expected_version=expected_version, extra=extra
             ),
         )
 

@@ -1,0 +1,29 @@
+"""How often messages are written: a wrapper that buffers them until they are due.
+
+::
+
+    async with with_cadence(cp, Cadence.per_turn()) as buffered:
+        await buffered.append("thread-1", [message])
+
+What a crash can lose
+    Acknowledged messages that were still buffered: at most ``messages - 1`` of a
+    thread, none older than ``seconds`` while the store answers, and always the newest
+    ones. The thread is left as this handle had written it up to some moment, because
+    ``save_extra`` and ``append(extra=)`` write the thread's messages first, and a claim
+    those of all threads. Results are never buffered.
+
+The contract of this handle
+    It holds on this handle: reads, versions and ``expected_version`` count what is
+    buffered. Other handles see a message when it is written. Positions that were
+    returned stay true, because writing is fenced by the version at which buffering
+    began. Where another writer took that version, nothing is written and nothing is
+    lost: ``VersionConflict`` is raised then, and by every later use of the thread but
+    ``record_result``, until `BufferedCheckpointer.discard` returns the messages. So use
+    it for threads with one writer at a time, with one wrapper for each agent. Any
+    number of wrappers share one store's handle.
+"""
+
+from cpkit.cadence.buffered import BufferedCheckpointer
+from cpkit.cadence.policy import Cadence, is_turn_end, with_cadence
+
+__all__ = ["BufferedCheckpointer", "Cadence", "is_turn_end", "with_cadence"]

@@ -1,0 +1,365 @@
+"""A checkpointer that buffers messages: the six methods."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic, Self, TypeVar
+from weakref import WeakValueDictionary
+
+from cpkit.driver.codec import Codec
+from cpkit.driver.ids import check_id
+from cpkit.driver.lifecycle import Lifecycle
+from cpkit.driver.writes import Append
+from cpkit.errors import BackendUnavailable, CheckpointerError, VersionConflict
+from cpkit.protocol import Checkpointer
+from cpkit.records import CallRecord, CheckpointData, JsonValue, ToolCall
+from cpkit.sessions.fenced import append_once
+
+__all__ = ["BufferedCheckpointer"]
+
+MessageT = TypeVar("MessageT")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Buffer:
+    """The messages of a thread that are not written yet, from position ``base`` on."""
+
+    thread_id: str
+    base: int
+    bodies: list[bytes] = field(default_factory=list)
+    timer: asyncio.TimerHandle | None = None
+    # Whether a write of these messages may have been applied without an answer.
+    maybe_stored: bool = False
+    # The store's version, after another writer was seen.
+    actual: int | None = None
+
+    @property
+    def version(self) -> int:
+        return self.base + len(self.bodies)
+
+    def check(self, actual: int | None = None) -> None:
+        """Raise ``VersionConflict`` if the store is known not to be at ``base``."""
+        if actual not in (None, self.base):
+            self.actual = actual
+
+        if self.actual is not None:
+            raise VersionConflict(self.thread_id, self.base, self.actual)
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+
+
+class BufferedCheckpointer(Generic[MessageT]):
+    """A checkpointer that buffers messages; made by `cpkit.cadence.with_cadence`.
+
+    It has the optional protocols of the checkpointer it wraps, and does not close it.
+    ``Cadence`` explains ``max_messages``, ``seconds`` and ``ends_turn``.
+    """
+
+    def __init__(
+        self,
+        inner: Checkpointer[MessageT],
+        codec: Codec[MessageT],
+        *,
+        max_messages: int,
+        seconds: float | None,
+        ends_turn: Callable[[Any], bool] | None,
+        may_lose: str,
+    ) -> None:
+        self._inner: Any = inner
+        self._codec = codec
+        self._max_messages = max_messages
+        self._seconds = seconds
+        self._ends_turn = ends_turn
+        self._may_lose = may_lose
+        self._lifecycle = Lifecycle(repr(self))
+        self._buffers: dict[str, _Buffer] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._closing = False
+
+    def __repr__(self) -> str:
+        return f"<BufferedCheckpointer over {self._inner!r}>"
+
+    async def __aenter__(self) -> Self:
+        self._lifecycle.begin()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Write what is buffered and close; idempotent.
+
+        Messages that cannot be written stay in `buffered`, and the error is raised.
+        """
+        self._closing = True
+        await self._lifecycle.close(self._close)
+
+    async def _close(self) -> None:
+        try:
+            await self._flush_all()
+        finally:
+            for buffer in self._buffers.values():
+                buffer.stop_timer()
+
+    # On demand
+
+    async def flush(self, thread_id: str | None = None) -> None:
+        """Write what is buffered, of one thread or of all."""
+        self._lifecycle.check()
+
+        if thread_id is None:
+            await self._lifecycle.run_shielded(self._flush_all())
+        else:
+            thread_id = check_id("thread_id", thread_id)
+            await self._lifecycle.run_shielded(self._flush(thread_id))
+
+    @property
+    def buffered(self) -> dict[str, list[MessageT]]:
+        """The messages that are not written yet, by thread; also after close."""
+        return {one: self._messages(buffer) for one, buffer in self._buffers.items()}
+
+    async def discard(self, thread_id: str) -> list[MessageT]:
+        """Drop the buffered messages of a thread, and return them.
+
+        Call it after ``VersionConflict``: the thread is then as the store has it, and a
+        session's log over this handle is opened again. If the last write ended without
+        an answer, the store may have the messages all the same.
+        """
+        self._lifecycle.check()
+        thread_id = check_id("thread_id", thread_id)
+
+        async with self._locked(thread_id) as buffer:
+            if buffer is None:
+                return []
+
+            self._drop(buffer)
+            return self._messages(buffer)
+
+    # The six methods
+
+    async def load(self, thread_id: str) -> CheckpointData[MessageT] | None:
+        self._lifecycle.check()
+        thread_id = check_id("thread_id", thread_id)
+
+        async with self._decided(thread_id) as buffer:
+            data: CheckpointData[MessageT] | None = await self._inner.load(thread_id)
+
+            if buffer is None:
+                return data
+
+            data = data or CheckpointData([], {}, [])
+            buffer.check(data.version)
+            data.messages[buffer.base :] = self._messages(buffer)
+            return data
+
+    async def append(
+        self,
+        thread_id: str,
+        messages: Sequence[MessageT],
+        *,
+        expected_version: int | None = None,
+        extra: Mapping[str, JsonValue] | None = None,
+    ) -> int:
+        self._lifecycle.check()
+
+        if self._max_messages == 1:
+            version: int = await self._inner.append(
+                thread_id, messages, expected_version=expected_version, extra=extra
+            )
+            return version
+
+        write = self._codec.append(thread_id, messages, expected_version, extra)
+        is_due = bool(extra) or (
+            self._ends_turn is not None and any(map(self._ends_turn, messages))
+        )
+        extra = None if extra is None else dict(extra)
+        return await self._lifecycle.run_shielded(self._append(write, extra, is_due))
+
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        self._lifecycle.check()
+        write = self._codec.merge(thread_id, extra)
+
+        if write.thread_id in self._buffers:
+            await self._lifecycle.run_shielded(self._flush(write.thread_id))
+
+        await self._inner.save_extra(thread_id, extra)
+
+    async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+        self._lifecycle.check()
+        write = self._codec.claim(thread_id, call)
+
+        if self._buffers:
+            await self._lifecycle.run_shielded(self._flush_all(write.thread_id))
+
+        record: CallRecord | None = await self._inner.record_issued(thread_id, call)
+        return record
+
+    async def record_result(
+        self, thread_id: str, call_id: str, result: JsonValue, *, success: bool = True
+    ) -> CallRecord:
+        self._lifecycle.check()
+        record: CallRecord = await self._inner.record_result(
+            thread_id, call_id, result, success=success
+        )
+        return record
+
+    async def find_completed(self, idempotency_key: str) -> CallRecord | None:
+        self._lifecycle.check()
+        record: CallRecord | None = await self._inner.find_completed(idempotency_key)
+        return record
+
+    # Buffering and writing
+
+    async def _append(
+        self, write: Append, extra: dict[str, JsonValue] | None, is_due: bool
+    ) -> int:
+        async with self._decided(write.thread_id) as buffer:
+            if buffer is None:
+                return await self._append_first(write, extra, is_due)
+
+            buffer.check()
+            version = buffer.version
+
+            if write.expected_version not in (None, version):
+                raise VersionConflict(write.thread_id, write.expected_version, version)
+
+            if (
+                is_due
+                or version + len(write.bodies) - buffer.base >= self._max_messages
+            ):
+                # New messages count only after they are written: a caller that gets
+                # an error may append them again.
+                await self._write(buffer, write.bodies, extra)
+            else:
+                buffer.bodies += write.bodies
+
+            return version + len(write.bodies)
+
+    async def _append_first(
+        self, write: Append, extra: dict[str, JsonValue] | None, is_due: bool
+    ) -> int:
+        """Write at once, or ask the store for its version and begin a buffer there."""
+        is_due = is_due or len(write.bodies) >= self._max_messages
+        version: int = await self._inner.append(
+            write.thread_id,
+            self._codec.messages(write.bodies if is_due else [], write.thread_id),
+            expected_version=write.expected_version,
+            extra=extra,
+        )
+
+        if is_due or not write.bodies:
+            return version
+
+        buffer = _Buffer(write.thread_id, version, write.bodies)
+        self._buffers[write.thread_id] = buffer
+        self._start_timer(buffer)
+        return buffer.version
+
+    async def _flush_all(self, thread_id: str | None = None) -> None:
+        """Write every buffer; of several errors the thread's own is raised."""
+        threads = sorted(self._buffers, key=lambda one: one != thread_id)
+        results = await asyncio.gather(
+            *(self._flush(one) for one in threads), return_exceptions=True
+        )
+
+        for result in results:
+            if result is not None:
+                raise result
+
+    async def _flush(self, thread_id: str) -> None:
+        async with self._locked(thread_id) as buffer:
+            if buffer is not None:
+                await self._write(buffer)
+
+    async def _write(
+        self,
+        buffer: _Buffer,
+        more: Sequence[bytes] = (),
+        extra: dict[str, JsonValue] | None = None,
+    ) -> None:
+        """Write the buffer, and more, in one append; the caller holds the lock."""
+        buffer.check()
+        bodies = [*buffer.bodies, *more]
+
+        try:
+            await append_once(
+                self._inner,
+                buffer.thread_id,
+                self._codec.messages(bodies, buffer.thread_id, buffer.base),
+                expected_version=buffer.base,
+                extra=extra,
+                maybe_stored=buffer.maybe_stored,
+                same=self._same,
+            )
+        except VersionConflict as exc:
+            buffer.actual = exc.actual
+            raise
+        except BackendUnavailable as exc:
+            buffer.maybe_stored = exc.maybe_applied
+            raise
+
+        self._drop(buffer)
+
+    def _same(self, found: list[MessageT], ours: list[MessageT]) -> bool:
+        """Compare as stored: a message type need not define equality."""
+
+        def bodies(messages: list[MessageT]) -> list[bytes]:
+            return self._codec.append("thread", messages, None).bodies
+
+        return bodies(found) == bodies(ours)
+
+    def _messages(self, buffer: _Buffer) -> list[MessageT]:
+        return self._codec.messages(buffer.bodies, buffer.thread_id, buffer.base)
+
+    @asynccontextmanager
+    async def _locked(self, thread_id: str) -> AsyncIterator[_Buffer | None]:
+        """Hold the thread's lock; yield its buffer."""
+        if self._max_messages == 1:  # nothing is ever buffered
+            yield None
+            return
+
+        async with self._locks.setdefault(thread_id, asyncio.Lock()):
+            yield self._buffers.get(thread_id)
+
+    @asynccontextmanager
+    async def _decided(self, thread_id: str) -> AsyncIterator[_Buffer | None]:
+        """As `_locked`, after repeating a write that ended without an answer."""
+        async with self._locked(thread_id) as buffer:
+            if buffer is not None and buffer.maybe_stored:
+                await self._write(buffer)
+                buffer = None
+
+            yield buffer
+
+    def _drop(self, buffer: _Buffer) -> None:
+        buffer.stop_timer()
+        del self._buffers[buffer.thread_id]
+
+    # By time
+
+    def _start_timer(self, buffer: _Buffer) -> None:
+        if self._seconds is not None:
+            loop = asyncio.get_running_loop()
+            buffer.timer = loop.call_later(self._seconds, self._expired, buffer)
+
+    def _expired(self, buffer: _Buffer) -> None:
+        if not self._closing:
+            self._lifecycle.spawn(self._flush_expired(buffer))
+
+    async def _flush_expired(self, buffer: _Buffer) -> None:
+        try:
+            await self._flush(buffer.thread_id)
+        except BackendUnavailable as exc:
+            logger.warning("%s: still buffered: %s", buffer.thread_id, exc)
+            self._start_timer(buffer)
+        except CheckpointerError as exc:
+            # The next use of the thread raises it again.
+            logger.error("%s: cannot be written: %s", buffer.thread_id, exc)

@@ -1,0 +1,124 @@
+"""When buffered messages are written, and the function that wraps a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic_core import to_jsonable_python
+
+from cpkit.cadence.buffered import BufferedCheckpointer
+from cpkit.cadence.optional import buffered_class
+from cpkit.driver.codec import Codec
+from cpkit.driver.options import MAX_APPEND, MAX_PAYLOAD
+from cpkit.protocol import Checkpointer
+from cpkit.sessions.toolcalls import calls_in
+
+__all__ = ["Cadence", "is_turn_end", "with_cadence"]
+
+MessageT = TypeVar("MessageT")
+
+
+def is_turn_end(message: Any) -> bool:
+    """Return whether this is an assistant's message without a tool call.
+
+    It reads the message forms that `cpkit.sessions.toolcalls` knows: plain, typed, or
+    inside a session's entry.
+    """
+    plain = message if isinstance(message, dict) else to_jsonable_python(message)
+
+    if not isinstance(plain, dict):
+        return False
+
+    if plain.get("type") == "message" and isinstance(plain.get("message"), dict):
+        plain = plain["message"]
+
+    return plain.get("role") == "assistant" and not any(calls_in("", plain))
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """When a thread's buffered messages are written: at the first rule that applies.
+
+    ``messages``: the buffer has so many; 1 buffers nothing. ``seconds``: the oldest has
+    waited for so long. ``ends_turn``: it returns true for a message. Also before every
+    claim, on `BufferedCheckpointer.flush` and on close.
+    """
+
+    messages: int = 100
+    seconds: float | None = None
+    ends_turn: Callable[[Any], bool] | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.messages) is not int or self.messages < 1:
+            raise ValueError(f"messages must be an int from 1 on, not {self.messages}")
+
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"seconds must be more than 0, not {self.seconds}")
+
+    @classmethod
+    def per_message(cls) -> Cadence:
+        """Buffer nothing."""
+        return cls(1)
+
+    @classmethod
+    def per_tool_call(cls, *, messages: int = 100) -> Cadence:
+        """Write before each claim: what led to an effect is stored before it runs."""
+        return cls(messages)
+
+    @classmethod
+    def per_turn(
+        cls, *, ends_turn: Callable[[Any], bool] = is_turn_end, messages: int = 100
+    ) -> Cadence:
+        """Write with the message that ends a turn, and before each claim."""
+        return cls(messages, ends_turn=ends_turn)
+
+    @classmethod
+    def every(cls, messages: int = 100, *, seconds: float | None = None) -> Cadence:
+        """Write every so many messages or seconds, and before each claim."""
+        return cls(messages, seconds)
+
+    @property
+    def may_lose(self) -> str:
+        """What a crash can lose, as a sentence."""
+        if self.messages == 1:
+            return "a crash loses nothing that was acknowledged"
+
+        since = ["the last claim"]
+        since += ["the last turn's end"] if self.ends_turn else []
+        since += [f"{self.seconds:g} seconds ago"] if self.seconds else []
+        return (
+            f"a crash loses at most the last {self.messages - 1} messages of a thread, "
+            f"none from before {' or '.join(since)}"
+        )
+
+
+def with_cadence(
+    cp: Checkpointer[MessageT],
+    cadence: Cadence,
+    *,
+    message_type: type[MessageT] | Any = dict,
+    max_payload: int = MAX_PAYLOAD,
+    max_append: int = MAX_APPEND,
+    strict_roundtrip: bool = False,
+) -> BufferedCheckpointer[MessageT]:
+    """Wrap an open checkpointer so that it writes at a cadence; enter the result.
+
+    A message is checked when it is appended, long before the store sees it. So pass the
+    ``message_type``, limits and ``strict_roundtrip`` with which the store was opened.
+    """
+    codec: Codec[MessageT] = Codec(
+        message_type,
+        max_payload=max_payload,
+        max_append=max_append,
+        strict_roundtrip=strict_roundtrip,
+    )
+    return buffered_class(cp)(
+        cp,
+        codec,
+        max_messages=cadence.messages,
+        seconds=cadence.seconds,
+        ends_turn=cadence.ends_turn,
+        may_lose=cadence.may_lose,
+    )
