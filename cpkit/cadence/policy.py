@@ -52,10 +52,12 @@ class Cadence:
 
     def __post_init__(self) -> None:
         if type(self.messages) is not int or self.messages < 1:
-            raise ValueError(f"messages must be an int from 1 on, not {self.messages}")
+            raise ValueError(
+                f"messages must be an int of at least 1, not {self.messages!r}"
+            )
 
         if self.seconds is not None and not self.seconds > 0:
-            raise ValueError(f"seconds must be more than 0, not {self.seconds}")
+            raise ValueError(f"seconds must be more than 0, not {self.seconds!r}")
 
     @classmethod
     def per_message(cls) -> Cadence:

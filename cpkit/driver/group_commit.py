@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from cpkit.driver.lifecycle import Lifecycle
@@ -21,25 +22,30 @@ from cpkit.driver.writes import (
 __all__ = ["Committed", "GroupCommit"]
 
 # Below this many writes, two commits side by side were measured to be slower than one.
-_CROWD = 48
+_MIN_WRITES_FOR_LANES = 48
 
 Committed: TypeAlias = Outcome | Exception | asyncio.Future[Outcome]
 """What a commit returns for one write; a future is answered when it is done."""
 
 
 class _Queued:
-    """A write on its way, and the caller that waits for its outcome."""
+    """A write on its way, and the caller that waits for its outcome.
 
-    __slots__ = ("answer", "decided", "sent", "write")
+    ``answer`` is done when the outcome is known, or cancelled with the caller.
+    ``in_commit`` is true while a commit has the write. A write that is in a commit when
+    its caller is cancelled is *abandoned*: ``decision`` is set, and done when the
+    commit ends.
+    """
+
+    __slots__ = ("answer", "decision", "in_commit", "write")
 
     def __init__(
         self, write: Write, answer: asyncio.Future[Outcome | Exception]
     ) -> None:
         self.write = write
         self.answer = answer
-        # Whether a commit has the write, and who waits to see how that commit ends.
-        self.sent = False
-        self.decided: asyncio.Future[None] | None = None
+        self.in_commit = False
+        self.decision: asyncio.Future[None] | None = None
 
     def concerns(self, thread_id: str | None, key: str | None) -> bool:
         """Tell whether an operation on this thread or key has to wait for the write."""
@@ -49,16 +55,17 @@ class _Queued:
         if isinstance(self.write, Claim):
             return key == self.write.call.idempotency_key
 
-        # A result, an erasure and a restored thread change keys they do not name.
+        # Resolve, Erase and Restore can change any key, so they concern every key.
         return key is not None and not isinstance(self.write, Append | Merge)
 
 
 class GroupCommit:
     """Hands writes to ``commit`` in batches, as `Batching` says.
 
-    A caller that is cancelled before its write is in a batch takes the write back. One
-    that is cancelled later only stops waiting: the write is still decided, and
-    `decided` lets later operations wait for that.
+    Each *lane* is a task that commits one batch after another. A caller that is
+    cancelled while its write is queued takes the write back. A caller that is cancelled
+    later only stops waiting: its write is abandoned, and `wait_until_decided` lets
+    later operations wait for the outcome.
     """
 
     def __init__(
@@ -73,14 +80,13 @@ class GroupCommit:
         self._queue: deque[_Queued] = deque()
         self._lanes = 0
         self._in_flight = 0
-        # Writes whose callers were cancelled while a commit had them.
         self._abandoned: list[_Queued] = []
 
     async def run(self, write: Write) -> Outcome | Exception:
         """Return the write's outcome; exceptions are returned, not raised."""
         if self._abandoned:
             key = write.call.idempotency_key if isinstance(write, Claim) else None
-            await self.decided(write.thread_id, key)
+            await self.wait_until_decided(write.thread_id, key)
 
         queued = _Queued(write, asyncio.get_running_loop().create_future())
 
@@ -88,47 +94,39 @@ class GroupCommit:
             self._queue.append(queued)
             self._start_lanes()
         else:
-            self._commit_alone(queued)
+            queued.in_commit = True
+            commit = self._lifecycle.spawn(self._commit_batch([queued]))
+            commit.add_done_callback(partial(self._commit_ended, queued))
 
         try:
             return await queued.answer
         except asyncio.CancelledError:
-            if queued.sent:
-                queued.decided = asyncio.get_running_loop().create_future()
+            if queued.in_commit:
+                queued.decision = asyncio.get_running_loop().create_future()
                 self._abandoned.append(queued)
 
             raise
 
     @property
     def has_abandoned(self) -> bool:
-        """Whether a cancelled write is not decided yet."""
+        """Whether an abandoned write is not decided yet."""
         return bool(self._abandoned)
 
-    async def decided(self, thread_id: str | None, key: str | None) -> None:
-        """Wait until cancelled writes of the thread or of the key are decided.
+    async def wait_until_decided(self, thread_id: str | None, key: str | None) -> None:
+        """Wait until abandoned writes of the thread or of the key are decided.
 
         Without both: until all of them are.
         """
         while waiting := [
-            queued.decided
+            queued.decision
             for queued in self._abandoned
-            if queued.decided is not None and queued.concerns(thread_id, key)
+            if queued.decision is not None and queued.concerns(thread_id, key)
         ]:
             await asyncio.wait(waiting)
 
-    def _commit_alone(self, queued: _Queued) -> None:
-        """Start a commit of one write; it ends even where its caller is cancelled."""
-        queued.sent = True
-        commit = self._lifecycle.spawn(self._commit([queued.write]))
-        commit.add_done_callback(
-            lambda done: self._answer(
-                [queued], None if done.cancelled() else done.result()
-            )
-        )
-
     def _start_lanes(self) -> None:
         """Start as many tasks as the queue asks for and the store allows."""
-        crowded = len(self._queue) + self._in_flight >= _CROWD
+        crowded = len(self._queue) + self._in_flight >= _MIN_WRITES_FOR_LANES
         allowed = self._batching.lanes if crowded else 1
 
         while self._queue and self._lanes < allowed:
@@ -137,34 +135,37 @@ class GroupCommit:
 
     def _lane_ended(self, lane: asyncio.Task[None]) -> None:
         self._lanes -= 1
-
-        if not lane.cancelled():
-            lane.result()
-
-        # Only a loop that shuts down cancels a lane. What is queued then comes from
-        # tasks that still write on their way out.
+        # A loop that shuts down cancels lanes, and its tasks may still write meanwhile.
         self._start_lanes()
 
     async def _drain(self) -> None:
         while batch := self._take_batch():
             self._in_flight += len(batch)
-            outcomes: Sequence[Committed] | None = None
 
             try:
-                outcomes = await self._commit([queued.write for queued in batch])
-                assert len(outcomes) == len(batch), "an outcome for each write"
+                await self._commit_batch(batch)
             finally:
                 self._in_flight -= len(batch)
-                self._answer(batch, outcomes)
 
             # Callers just answered can join the next batch.
             if len(batch) > 1:
                 await asyncio.sleep(0)
 
+    async def _commit_batch(self, batch: list[_Queued]) -> None:
+        """Commit the writes and answer their callers."""
+        outcomes: Sequence[Committed] | None = None
+
+        try:
+            outcomes = await self._commit([queued.write for queued in batch])
+        except Exception as exc:
+            outcomes = [exc] * len(batch)
+        finally:
+            self._answer(batch, outcomes)
+
     def _take_batch(self) -> list[_Queued]:
         """Take the next batch off the queue: this lane's share of what waits."""
         batch: list[_Queued] = []
-        # The first of several lanes leaves the others their share.
+        # With nothing in flight the lanes share the queue; later each takes all of it.
         lanes = 1 if self._in_flight else self._lanes
         most = min(self._batching.max_writes, -(-len(self._queue) // lanes))
         size = 0
@@ -172,8 +173,8 @@ class GroupCommit:
         while self._queue and len(batch) < most and size < self._batching.max_bytes:
             queued = self._queue.popleft()
 
-            if not queued.answer.done():
-                queued.sent = True
+            if not queued.answer.done():  # done: the caller was cancelled
+                queued.in_commit = True
                 batch.append(queued)
                 size += stored_size(queued.write)
 
@@ -191,6 +192,11 @@ class GroupCommit:
         finally:
             self._answer([queued], found)
 
+    def _commit_ended(self, queued: _Queued, commit: asyncio.Task[None]) -> None:
+        """Answer a write whose commit was cancelled before it started."""
+        if queued.in_commit and commit.cancelled():
+            self._answer([queued], None)
+
     def _answer(
         self, batch: list[_Queued], outcomes: Sequence[Committed] | None
     ) -> None:
@@ -201,13 +207,13 @@ class GroupCommit:
                 self._lifecycle.spawn(self._answer_later(queued, outcome))
                 continue
 
-            queued.sent = False
+            queued.in_commit = False
 
-            if queued.decided is not None:
+            if queued.decision is not None:
                 self._abandoned.remove(queued)
-                queued.decided.set_result(None)
+                queued.decision.set_result(None)
             elif queued.answer.done():
-                pass  # the caller was cancelled just now, and has not noticed yet
+                pass  # cancelled in this turn: `run` sees that no commit has the write
             elif outcomes is None:  # the event loop shuts down
                 queued.answer.cancel()
             else:

@@ -104,7 +104,7 @@ class Handle(Generic[MessageT]):
 
     @property
     def durability(self) -> Durability:
-        """What an acknowledged write survives, with the server's settings."""
+        """Which failures (crash, power loss) an acknowledged write survives."""
         return self._store.durability()
 
     @property
@@ -204,7 +204,7 @@ class Handle(Generic[MessageT]):
     ) -> list[MessageT]:
         self._lifecycle.check()
         thread_id = check_id("thread_id", thread_id)
-        span(start, stop, 0)  # a wrong argument raises for a missing thread as well
+        span(start, stop, 0)  # checks the arguments, for a missing thread too
         decode = self._decoder(thread_id)
         return await self._read(
             partial(self._store.messages, thread_id, start, stop, decode), thread_id
@@ -253,15 +253,16 @@ class Handle(Generic[MessageT]):
         thread_id: str | None = None,
         key: str | None = None,
     ) -> T:
-        """Run a query after the cancelled writes that it could miss; retry it."""
+        """Wait for abandoned writes that the query must see; run it with retries."""
         if self._commits.has_abandoned:
-            await self._commits.decided(thread_id, key)
+            await self._commits.wait_until_decided(thread_id, key)
 
         task = asyncio.current_task()
         cancelled = task.cancelling() if task else 0
         found = await self._lifecycle.run(self._attempt(query, lost="not sent"))
 
-        # A store may answer a cancellation with what it knows; the caller's stays one.
+        # A store may turn a cancellation into a StoreFailure. A caller that was
+        # cancelled still gets its CancelledError.
         if task is not None and task.cancelling() > cancelled:
             raise asyncio.CancelledError
 
@@ -305,7 +306,7 @@ class Handle(Generic[MessageT]):
         if not isinstance(failure, Exception):
             return outcomes
 
-        # One write that the engine refuses must not fail the others of its batch.
+        # A write that the store refuses must not make the others of its batch fail.
         refused = isinstance(failure, CorruptThread) or (
             isinstance(failure, StoreFailure) and failure.fate == "rejected"
         )
@@ -322,10 +323,11 @@ class Handle(Generic[MessageT]):
     async def _attempt(
         self, work: Callable[[], Awaitable[T]], lost: Fate
     ) -> T | Exception:
-        """Do the work, and again while it is proven not to have run; limit the time.
+        """Do the work; repeat it while a repeat is safe; limit the time.
 
-        ``lost`` is what a lost answer means for this work: a read whose answer was lost
-        is repeated, a write is not.
+        Returns the result, or the exception. ``lost`` says what a lost answer means:
+        ``"unknown"`` for a write, which is not repeated, and ``"not sent"`` for a read,
+        of which a repeat is always safe.
         """
         timeouts = self._store.timeouts
         fate: Fate = "not sent"
@@ -350,7 +352,9 @@ class Handle(Generic[MessageT]):
                             return failure
 
                         now = asyncio.get_running_loop().time()
-                        retry_until = retry_until or now + timeouts.retry
+                        retry_until = (
+                            retry_until or now + timeouts.retry
+                        )  # from the first failure
 
                         if now >= retry_until:
                             return failure
@@ -365,7 +369,7 @@ class Handle(Generic[MessageT]):
             return exc
 
     def _error(self, failure: Exception, *, writes: bool) -> CheckpointerError:
-        """Return the contract's error, a new one for each caller."""
+        """Return the contract's error; callers of one batch do not share an object."""
         error: CheckpointerError
 
         if isinstance(failure, CheckpointerError):
