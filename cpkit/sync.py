@@ -192,12 +192,11 @@ class SyncCheckpointer(Generic[MessageT]):
         expected_version: int | None = None,
         extra: Mapping[str, JsonValue] | None = None,
     ) -> int:
-        options: dict[str, Any] = {"expected_version": expected_version}
-
-        if extra is not None:
-            options["extra"] = extra
-
-        return self.run(lambda cp: cp.append(thread_id, messages, **options))
+        return self.run(
+            lambda cp: cp.append(
+                thread_id, messages, expected_version=expected_version, extra=extra
+            )
+        )
 
     def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
         self.run(lambda cp: cp.save_extra(thread_id, extra))

@@ -21,7 +21,6 @@ from cpkit.protocol import (
     ReadsRanges,
     StatesDurability,
 )
-from cpkit.records import ThreadInfo
 from cpkit.registry import DEFAULT_URL, inspect_store, open_checkpointer, redacted
 
 __all__ = [
@@ -72,15 +71,6 @@ class Store(
     Protocol,
 ):
     """A store with every optional protocol; check with `supports` before a call."""
-
-    async def list_threads(
-        self,
-        *,
-        prefix: str = "",
-        after: str | None = None,
-        limit: int = 100,
-        erased: bool = False,
-    ) -> list[ThreadInfo]: ...
 
 
 def store_url(given: str | None) -> str:

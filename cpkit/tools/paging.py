@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from cpkit.protocol import ListsThreads
 from cpkit.records import ThreadInfo
@@ -34,12 +34,11 @@ async def thread_pages(
     """
     after: str | None = None
     left = limit
-    options: dict[str, Any] = {"erased": True} if erased else {}
 
     while left is None or left > 0:
         size = _PAGE_SIZE if left is None else min(left, _PAGE_SIZE)
         page = await store.list_threads(
-            prefix=prefix, after=after, limit=size, **options
+            prefix=prefix, after=after, limit=size, erased=erased
         )
 
         if not page:

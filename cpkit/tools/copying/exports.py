@@ -42,15 +42,6 @@ _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 class Source(ListsThreads, Protocol):
     """What can be copied from: a store, or an export."""
 
-    async def list_threads(
-        self,
-        *,
-        prefix: str = "",
-        after: str | None = None,
-        limit: int = 100,
-        erased: bool = False,
-    ) -> list[ThreadInfo]: ...
-
     async def dump_thread(self, thread_id: str) -> ThreadDump | None: ...
 
 
