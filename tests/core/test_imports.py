@@ -51,9 +51,6 @@ EDGES = (
     ROOT / "cpkit" / "integrations",
     ROOT / "cpkit" / "tools" / "importing" / "langgraph",
 )
-# Import cycles that are still there. Entries may only be removed.
-KNOWN_CYCLES: set[str] = set()
-
 # Names with an underscore that the standard library documents.
 DOCUMENTED = {"os._exit", "sys._current_frames", "sys._getframe"}
 
@@ -222,15 +219,21 @@ def test_imports_go_one_way(package: str) -> None:
 @pytest.mark.parametrize("package", ALLOWED)
 def test_modules_of_a_package_import_each_other_without_a_cycle(package: str) -> None:
     """Imports inside functions and imports for types count too."""
-    cyclic = cyclic_modules(import_graph(package))
-    known = {name for name in KNOWN_CYCLES if name.partition(".")[0] == package}
+    assert not cyclic_modules(import_graph(package))
 
-    for name in known:
-        listed = {one for one in cyclic if f"{one}.".startswith(f"{name}.")}
-        assert listed, f"{name} has no cycle any more: remove it from KNOWN_CYCLES"
-        cyclic -= listed
 
-    assert not cyclic
+def test_the_contract_and_the_driver_kit_import_no_layer() -> None:
+    """Layers, tools and the command line build on them, never the other way."""
+    below = {"cpkit", *(f"cpkit.{name.partition('.')[0]}" for name in MODULES)}
+
+    for module, imported in import_graph("cpkit").items():
+        if module in below or module.startswith("cpkit.driver"):
+            outside = {
+                name
+                for name in imported
+                if name not in below and not name.startswith("cpkit.driver")
+            }
+            assert not outside, f"{module} imports {sorted(outside)}"
 
 
 def test_a_cycle_is_found() -> None:
