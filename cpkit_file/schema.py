@@ -55,31 +55,51 @@ def prepare(path: str, store: str, cache: FileCache) -> None:
     Raises ``SchemaMismatch`` for a folder of another version.
     """
     mark = os.path.join(path, "cpkit.json")
+    claims = os.path.join(path, "claims")
+    shards = [os.path.join(claims, shard) for shard in _SHARDS]
+    folders = [os.path.join(path, "threads"), claims, *shards]
 
-    if not os.path.exists(mark):
-        _create(path, mark, cache)
+    if os.path.exists(mark):
+        _check_version(mark, store)
 
-    with opened(mark) as fd:
-        found = _version(os.read(fd, 1000))
+    if all(map(os.path.exists, (mark, *folders))):
+        return
 
-    if found != FORMAT_VERSION:
-        raise SchemaMismatch(store, found, FORMAT_VERSION)
+    above = [path]
 
-    # A copy of the folder may have lost subfolders that were empty.
-    for name in ("threads", "claims"):
-        make(os.path.join(path, name))
+    while os.path.dirname(above[-1]) != above[-1]:
+        above.append(os.path.dirname(above[-1]))
 
+    made: list[str] = []
 
-def make(directory: str) -> None:
-    """Create a directory, and those above it, for their owner alone."""
-    if not os.path.isdir(directory):
-        above = os.path.dirname(directory)
-        make(above)
+    try:
+        for folder in reversed(above):
+            _make(folder, made)
 
-        with suppress(FileExistsError):
-            os.mkdir(directory, 0o700)
+        # Under a lock, because an older cpkit must not overwrite the mark of a newer
+        # one. The lock fails on a file system without locks, the link on one without.
+        with cache.exclusive_directory(path):
+            _check_links(path)
 
-        sync_names(above)
+            if os.path.exists(mark):
+                _check_version(mark, store)
+
+            for folder in folders:
+                _make(folder, made)
+
+            # Another process may have created some of them, and not synced them yet.
+            for folder in (claims, *above):
+                with suppress(PermissionError):
+                    sync_names(folder)
+
+            if not os.path.exists(mark):
+                _write_mark(mark)
+    except OSError:
+        for folder in reversed(made):
+            with suppress(OSError):
+                os.rmdir(folder)
+
+        raise
 
 
 def inspect(path: str) -> StoreInfo | None:
@@ -103,31 +123,43 @@ def inspect(path: str) -> StoreInfo | None:
     return StoreInfo(True, version, size, path)
 
 
-def _create(path: str, mark: str, cache: FileCache) -> None:
-    make(path)
+def _make(folder: str, made: list[str]) -> None:
+    """Create a folder, for its owner alone, unless it exists."""
+    if not os.path.isdir(folder):
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+            made.append(folder)
 
-    # Under a lock, because an older cpkit must not overwrite the mark of a newer one.
-    with cache.exclusive_directory(path):
-        if os.path.exists(mark):
-            return
 
-        for folder in ("threads", "claims"):
-            make(os.path.join(path, folder))
+def _check_links(path: str) -> None:
+    """Raise ``OSError`` on a file system without symbolic links: claims need them."""
+    probe = os.path.join(path, "cpkit.probe")
 
-        for shard in _SHARDS:
-            with suppress(FileExistsError):
-                os.mkdir(os.path.join(path, "claims", shard), 0o700)
+    with suppress(FileNotFoundError):
+        os.unlink(probe)
 
-        sync_names(os.path.join(path, "claims"))
-        draft = f"{mark}.tmp"
+    os.symlink("probe", probe)
+    os.unlink(probe)
 
-        with opened(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
-            write_all(fd, b'{"cpkit":"file","version":%d}\n' % FORMAT_VERSION)
-            sync_content(fd)
 
-        # Last: a folder with a mark is complete.
-        os.rename(draft, mark)
-        sync_names(path)
+def _write_mark(mark: str) -> None:
+    """Write the mark, last: a folder with a mark is complete."""
+    draft = f"{mark}.tmp"
+
+    with opened(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
+        write_all(fd, b'{"cpkit":"file","version":%d}\n' % FORMAT_VERSION)
+        sync_content(fd)
+
+    os.rename(draft, mark)
+    sync_names(os.path.dirname(mark))
+
+
+def _check_version(mark: str, store: str) -> None:
+    with opened(mark) as fd:
+        found = _version(os.read(fd, 1000))
+
+    if found != FORMAT_VERSION:
+        raise SchemaMismatch(store, found, FORMAT_VERSION)
 
 
 def _version(mark: bytes) -> object:

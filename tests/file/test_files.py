@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
 import os
 import stat
 import subprocess
@@ -18,6 +20,7 @@ import pytest
 from cpkit import (
     BackendUnavailable,
     InvalidURL,
+    SchemaMismatch,
     Survives,
     ToolCall,
     UnknownCall,
@@ -84,7 +87,7 @@ async def test_files_and_folders_are_for_their_owner_alone(tmp_path: Path) -> No
         (log,) = (home / "threads").glob("other*")
 
         with log.open("ab") as file:
-            file.write(b"torn")
+            file.write(b'{"add":{"torn"')
 
         await cp.append("other", [{}])
 
@@ -193,6 +196,77 @@ async def test_a_platform_without_locks_is_refused(
         await Store(home).__aenter__()
 
     assert not home.exists()
+
+
+@pytest.mark.parametrize("lacking", ["flock", "symlink"])
+@pytest.mark.parametrize("exists", [True, False])
+async def test_a_file_system_without_locks_or_links_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str, exists: bool
+) -> None:
+    """Folders that were made on the way are removed again."""
+    home = tmp_path / "a" / "store"
+
+    if exists:
+        home.mkdir(parents=True)
+        (home / "notes").touch()
+
+    before = sorted(tmp_path.rglob("*"))
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl if lacking == "flock" else os, lacking, refuse)
+
+    with pytest.raises(BackendUnavailable, match="not supported") as raised:
+        await Store(home).__aenter__()
+
+    assert raised.value.maybe_applied is False
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+async def test_a_folder_of_a_newer_version_gets_no_subfolders(home: Path) -> None:
+    """Its version is looked at first, also where subfolders are missing."""
+    home.mkdir()
+    (home / "cpkit.json").write_bytes(b'{"cpkit":"file","version":2}')
+
+    with pytest.raises(SchemaMismatch):
+        await Store(home).__aenter__()
+
+    assert [path.name for path in home.iterdir()] == ["cpkit.json"]
+
+
+@pytest.mark.parametrize("durability", ["full", "normal"])
+@pytest.mark.parametrize("made_by_another", [True, False])
+async def test_every_folder_is_made_lasting_in_its_parent(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    durability: str,
+    made_by_another: bool,
+) -> None:
+    """Before the mark is written; also one that another process made just now."""
+    home = tmp_path / "a" / "b" / "store"
+    steps: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def note_sync(fd: int) -> None:
+        steps.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    def note_mark(old: str, new: str) -> None:
+        steps.append("the mark")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "rename", note_mark)
+
+    if made_by_another:
+        home.parent.mkdir(parents=True)
+
+    async with Store(home, durability=durability):
+        mark = steps.index("the mark")
+        folders = (home / "claims", home, home.parent, tmp_path / "a", tmp_path)
+        assert {str(folder) for folder in folders} <= {*steps[:mark]}
+        assert steps[mark + 1 :] == [str(home)]
 
 
 # Lacks
