@@ -53,7 +53,7 @@ from cpkit_file.log import (
     replace,
     torn_path,
 )
-from cpkit_file.schema import LOG_NAME, claim_stem, log_name, make
+from cpkit_file.schema import LOG_NAME, claim_stem, log_name
 
 __all__ = ["claim", "erase", "newest_attempt", "restore"]
 
@@ -66,7 +66,8 @@ def claim(folder: Folder, write: Claim) -> StoredCall | None:
     key = _Key(folder, call.idempotency_key)
 
     with key.locked() as shard:
-        slot, newest = key.newest()
+        # A failed attempt is on disk before the next one is.
+        slot, newest = key.newest(synced=True)
 
         if newest is not None and newest.status != "failed":
             # Asked after the key: a call that is not on record now was not then, so
@@ -78,11 +79,10 @@ def claim(folder: Folder, write: Claim) -> StoredCall | None:
             known = writer.find(call.call_id)
 
             if known is None:
-                at = writer.advance()
-                issued = issued_call(write, newest, at.updated_at)
+                issued = issued_call(write, newest, writer.now)
                 key.link(slot + 1, key.target(log.name, issued.attempt))
                 os.fsync(shard)
-                writer.add_call(issued, lines.issued(issued, at))
+                writer.put(issued)
 
             writer.write()
             writer.sync()
@@ -114,8 +114,8 @@ def erase(folder: Folder, write: Erase) -> None:
             return
 
         calls = log.calls().without_content()
-        kept = [] if write.forget_keys else map(erased_call, calls)
-        replace(log, write.thread_id, [lines.erased(one, None) for one in kept])
+        kept = [] if write.forget_keys else list(map(erased_call, calls))
+        replace(log, write.thread_id, _recorded(kept, None))
 
     if write.forget_keys:
         try:
@@ -138,7 +138,7 @@ def restore(folder: Folder, write: Restore) -> Conflict | KeyHeld | None:
         shards = {key.shard: key for key in keys.values()}
         locks = [stack.enter_context(shards[name].locked()) for name in sorted(shards)]
         # Looked up before the thread's log is locked, because links may lead there.
-        newest = {name: key.newest() for name, key in keys.items()}
+        newest = {name: key.newest(synced=True) for name, key in keys.items()}
         holders = {
             name: keys[name].holder_against(*newest[name], calls)
             for name, calls in by_key.items()
@@ -150,7 +150,7 @@ def restore(folder: Folder, write: Restore) -> Conflict | KeyHeld | None:
 
         for name, holder in holders.items():
             if holder is not None and holder.thread_id == write.thread_id:
-                raise LockHeld(log.path)  # it was deleted meanwhile: look again
+                raise LockHeld(log.file.path)  # it was deleted meanwhile: look again
 
             if holder is not None:
                 return KeyHeld(name, holder.thread_id)
@@ -166,34 +166,30 @@ def restore(folder: Folder, write: Restore) -> Conflict | KeyHeld | None:
     return None
 
 
-def _restored(write: Restore) -> list[bytes]:
-    """Return the lines of a restored thread."""
+def _restored(write: Restore) -> Iterator[tuple[bytes, At | None]]:
+    """Yield the lines of a restored thread."""
     at: At | None = None
-    restored: list[bytes] = []
 
     if write.created_at is not None and write.updated_at is not None:
-        restored.append(lines.created(At(0, write.created_at)))
+        yield lines.created(write.created_at), None
+        at = At(0, write.updated_at)
 
-        for version, body in enumerate(write.bodies, 1):
-            at = At(version, write.updated_at)
-            restored.append(lines.added([body], (), at))
-
-        at = At(len(write.bodies), write.updated_at)
+        for body in write.bodies:
+            at = at._replace(version=at.version + 1)
+            yield lines.added([body], ()), at
 
         if write.items or not (write.bodies or write.calls):
-            restored.append(lines.added([], write.items, at))
+            yield lines.added([], write.items), at
 
-    for call in write.calls:
-        if call.erased:
-            restored.append(lines.erased(call, at))
-            continue
+    yield from _recorded(write.calls, at)
 
-        restored.append(lines.issued(call, at))
 
-        if call.status != "issued":
-            restored.append(lines.resolved(call, at))
-
-    return restored
+def _recorded(
+    calls: Sequence[StoredCall], at: At | None
+) -> Iterator[tuple[bytes, At | None]]:
+    for call in calls:
+        for line in lines.recorded(call):
+            yield line, at
 
 
 class _Key:
@@ -209,16 +205,16 @@ class _Key:
     @contextmanager
     def locked(self) -> Iterator[int]:
         """Lock other claims out; yield the shard's descriptor."""
-        make(self.shard)
-
         with self._folder.files.exclusive_directory(self.shard) as fd:
             yield fd
 
     def target(self, log: str, attempt: int) -> str:
         return f"../../threads/{log}#{attempt}"
 
-    def newest(self) -> tuple[int, StoredCall | None]:
+    def newest(self, *, synced: bool = False) -> tuple[int, StoredCall | None]:
         """Return the slot and the call of the newest attempt, or 0 and ``None``.
+
+        With ``synced`` the call is on disk, whatever the durability.
 
         Needs no lock: links that changed while they were read are read again. A link
         that moves up has a copy above it first, so that the last link's slot changes.
@@ -232,7 +228,7 @@ class _Key:
             while found is None and slot > 1:
                 slot -= 1
                 seen[slot] = self._read(slot)
-                found = self._call(slot, seen[slot])
+                found = self._call(slot, seen[slot], synced)
 
             seen[top + 1] = None
 
@@ -269,7 +265,7 @@ class _Key:
                 target = self._read(number)
                 attempt = int(target.rpartition("#")[2]) if target else 0
 
-                if attempt in numbers and (other := self._call(number, target)):
+                if attempt in numbers and (other := self._call(number, target, True)):
                     others.append(other)
 
         return newest if any(key_is_held(call, others) for call in calls) else None
@@ -316,7 +312,7 @@ class _Key:
         except FileNotFoundError:
             return None
 
-    def _call(self, slot: int, target: str | None) -> StoredCall | None:
+    def _call(self, slot: int, target: str | None, synced: bool) -> StoredCall | None:
         """Return the call that a link leads to; ``None`` where the link is void."""
         if target is None:
             return None
@@ -331,6 +327,7 @@ class _Key:
             if log is None:
                 return None
 
+            log.sync(always=synced)
             return log.calls().by_attempt(log, self._key, int(found[2]))
 
 

@@ -1,77 +1,85 @@
-"""The lines of a log, written and taken apart without a look into a message.
+"""The lines of a log: written, sealed with a checksum, and taken apart.
 
-A line is one operation, so it is there wholly or, without its newline, not at all::
+A line is one operation, so it is in the log wholly or not at all::
 
-    {"thread":"user-42","log":"9f86d081884c7d65","at":null}
-    {"created":"2026-11-21T03:34:05.123456Z","at":null}
-    {"add":{"role":"user"},"at":[1,"2026-11-21T03:34:05.123456Z"]}
-    {"add":[{"n":1},{"n":2}],"lengths":[7,7],"at":[3,"2026-11-21T03:34:06.000001Z"]}
-    {"extra":{"plan":null},"lengths":[6,4],"at":[3,"2026-11-21T03:34:07.000001Z"]}
-    {"add":[{}],"extra":{"n":1},"lengths":[[2],[3,1]],"at":[4,"…"]}
-    {"call":{"call_id":"c1",…,"status":"issued"},"args":{},"at":[4,"…"]}
-    {"call":{"call_id":"c1","status":"completed",…},"result":{"ok":true},"at":[4,"…"]}
+    {"thread":"user-42","log":"9f86d081884c7d65","at":[null,"iNp1Gw"]}
+    {"created":"2026-11-21T03:34:05.123456Z","at":[null,67,"7ZdDlA"]}
+    {"add":{"role":"user"},"at":[1,20261121033405123456,133,"pU4Zbw"]}
+    {"add":[{"n":1},{"n":2}],"lengths":[7,7],"at":[3,20261121033406000001,"R1/d5A"]}
+    {"extra":{"plan":null},"lengths":[6,4],"at":[3,20261121033407000001,"9Q0qMg"]}
+    {"add":[{}],"extra":{"n":1},"lengths":[[2],[3,1]],"at":[4,…]}
+    {"call":{"call_id":"c1",…,"status":"issued"},"args":{},"at":[4,…]}
+    {"call":{"call_id":"c1","status":"completed",…},"result":{"ok":true},"at":[4,…]}
 
-The kind comes first. ``at`` comes last: the thread's version after the line, and the
-time of its last change. It is ``null`` while the log holds no thread: in its head, and
-after ``delete_thread``, which leaves a ``call`` line with ``"erased":true`` for each
-call. Where a line holds several JSON texts, ``lengths`` has their sizes in bytes. JSON
-texts contain no raw newline.
+The kind comes first. Where a line holds several JSON texts, ``lengths`` has their sizes
+in bytes. ``at`` comes last, with two to four values:
 
-The framing of one message is 46 to 52 bytes, within 5 % of a kilobyte.
+- the thread's version after the line and the time of its last change (UTC, as digits),
+  or ``null`` while the log holds no thread: in its head, and after ``delete_thread``,
+  which leaves a ``call`` line with ``"erased":true`` for each call;
+- how many bytes before the line were perhaps not on disk when it was written, if any;
+- a checksum of all bytes of the log before it (CRC-32 in Base64).
+
+The checksums are a chain: one block of lines is checked by the last line's, and one
+line by its own and that of the line before. So no line can change, disappear or move
+without notice. The number of bytes separates damage from torn writes: a power loss can
+leave a hole in bytes that were not on disk, and never before them.
+
+The framing of one message is 48 to 52 bytes, within 5 % of a kilobyte.
 """
 
 from __future__ import annotations
 
 import re
+from binascii import Error, a2b_base64, b2a_base64
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
+from zlib import crc32
 
-from cpkit.driver import StoredCall
+from cpkit.driver import StoredCall, from_micros
 from cpkit.driver.jsontext import encode_json, parse_json
 
 __all__ = [
     "ADD",
+    "AT",
     "BRACKET",
     "CALL",
-    "EXTRA",
-    "KINDS",
-    "REST_OF_END",
-    "TAIL_BYTES",
+    "SEAL",
     "At",
     "CallLine",
+    "End",
     "added",
-    "at_end_of",
     "call_line",
     "created",
     "created_in",
-    "end_of_add",
-    "erased",
+    "end_of",
+    "first_broken",
+    "follows",
     "header",
+    "is_torn",
     "issued",
-    "messages",
-    "pairs",
+    "recorded",
     "resolved",
+    "seal",
+    "texts",
     "thread_of",
 ]
 
-Items = Sequence[tuple[bytes, bytes]]
-
 ADD = b'{"add":'
-CALL = b'{"call"'
-EXTRA = b'{"extra'
-KINDS = frozenset({ADD, CALL, EXTRA, b'{"threa', b'{"creat'})
-"""What a line starts with, in its first seven bytes."""
-
+CALL = b'{"call":'
+AT = b',"at":['
 BRACKET = ord("]")
-REST_OF_END = len('2026-11-21T03:34:05.123456Z"]}')
-"""Bytes between what `end_of_add` returns and the newline."""
+SEAL = len('CCCCCC"]}\n')
+"""Bytes of a checksum and of what follows it."""
 
-TAIL_BYTES = 96
-"""More than the ``at`` of any line takes."""
-
-_AT = re.compile(rb',"at":(?:null|\[([0-9]{1,19}),"([0-9T:.-]{26}Z)"\])\}\Z')
+_HEAD = b'{"thread":'
+_END = re.compile(
+    rb',"at":\[(?:null|(\d{1,19}),(\d{20}))(?:,(\d{1,19}))?,"[\w+/]{6}"\]\}\n'
+)
+_SEALED = re.compile(rb'"[\w+/]{6}"\]\}')
 _LENGTHS = re.compile(rb',"lengths":(\[[0-9,\[\]]*\])')
 _CREATED = re.compile(rb'\n\{"created":"([0-9T:.-]{26}Z)"')
 # The first match is never inside a string: in JSON a quote there has a backslash
@@ -79,6 +87,10 @@ _CREATED = re.compile(rb'\n\{"created":"([0-9T:.-]{26}Z)"')
 _AFTER_FACTS = re.compile(rb'\},"(args|result|at)":')
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# A hole is a sector that did not reach the disk. A shorter run of zeros is damage,
+# unless it is what a sector's end, or the file's, leaves of a hole.
+_HOLE = 16
+_SECTOR = 512
 
 
 class At(NamedTuple):
@@ -86,6 +98,13 @@ class At(NamedTuple):
 
     version: int
     updated_at: int
+
+
+class End(NamedTuple):
+    """What the end of a line says; ``unsynced`` counts bytes before the line."""
+
+    at: At | None
+    unsynced: int
 
 
 class CallLine(NamedTuple):
@@ -96,66 +115,69 @@ class CallLine(NamedTuple):
     stop: int
 
 
-# Writing
+# Writing: contents, to be sealed
 
 
 def header(thread_id: str, log: str) -> bytes:
     """Return the first line; ``log`` tells this file from others of the same name."""
-    return encode_json({"thread": thread_id, "log": log}, ())[:-1] + _end(None)
+    return encode_json({"thread": thread_id, "log": log}, ())[:-1]
 
 
-def created(at: At) -> bytes:
+def created(micros: int) -> bytes:
     """Return the line that comes before the first operation of a thread."""
-    return b'{"created":"%b"%b' % (_iso(at.updated_at), _end(None))
+    return b'{"created":"%b"' % _iso(micros).encode()
 
 
-def added(bodies: Sequence[bytes], items: Items, at: At) -> bytes:
+def added(bodies: Sequence[bytes], items: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Return the line that appends messages and merges extra, or does one of both."""
     if len(bodies) == 1 and not items:
-        return b'{"add":%b%b' % (bodies[0], _end(at))
+        return ADD + bodies[0]
 
-    add = b'{"add":[%b]' % b",".join(bodies)
-    extra = b'"extra":{%b}' % b",".join([b"%b:%b" % item for item in items])
+    add = b'"add":[%b],' % b",".join(bodies)
+    extra = b'"extra":{%b},' % b",".join([b"%b:%b" % item for item in items])
     add_lengths = _lengths(bodies)
     extra_lengths = _lengths([text for item in items for text in item])
 
     if not items:
-        return b'%b,"lengths":%b%b' % (add, add_lengths, _end(at))
+        return b'{%b"lengths":%b' % (add, add_lengths)
 
     if not bodies:
-        return b'{%b,"lengths":%b%b' % (extra, extra_lengths, _end(at))
+        return b'{%b"lengths":%b' % (extra, extra_lengths)
 
-    lengths = b"[%b,%b]" % (add_lengths, extra_lengths)
-    return b'%b,%b,"lengths":%b%b' % (add, extra, lengths, _end(at))
+    return b'{%b%b"lengths":[%b,%b]' % (add, extra, add_lengths, extra_lengths)
 
 
-def issued(call: StoredCall, at: At | None) -> bytes:
+def issued(call: StoredCall) -> bytes:
     """Return the line of a claim."""
     facts = _facts(call._replace(status="issued", resolved_at=None))
-    return b'{"call":%b,"args":%b%b' % (facts, _bytes(call.args), _end(at))
+    return b'{"call":%b,"args":%b' % (facts, _bytes(call.args))
 
 
-def resolved(call: StoredCall, at: At | None) -> bytes:
+def resolved(call: StoredCall) -> bytes:
     """Return the line of an outcome; that of an erased call has no content."""
     assert call.resolved_at is not None
-    facts = encode_json(
-        {
-            "call_id": call.call_id,
-            "status": call.status,
-            "resolved_at": _iso(call.resolved_at).decode(),
-        },
-        (),
+    times = {"resolved_at": _iso(call.resolved_at)}
+    facts = {"call_id": call.call_id, "status": call.status, **times}
+    line = b'{"call":%b' % encode_json(facts, ())
+    return (
+        line if call.result is None else b'%b,"result":%b' % (line, _bytes(call.result))
     )
 
-    if call.result is None:
-        return b'{"call":%b%b' % (facts, _end(at))
 
-    return b'{"call":%b,"result":%b%b' % (facts, _bytes(call.result), _end(at))
+def recorded(call: StoredCall) -> list[bytes]:
+    """Return the lines that put a call on record as it stands."""
+    if call.erased:
+        return [b'{"call":%b' % _facts(call)]
+
+    return [issued(call)] + ([resolved(call)] if call.status != "issued" else [])
 
 
-def erased(call: StoredCall, at: At | None) -> bytes:
-    """Return the line of an erased call."""
-    return b'{"call":%b%b' % (_facts(call), _end(at))
+def seal(before: bytes, content: bytes, at: At | None, unsynced: int = 0) -> bytes:
+    """Return the whole line; ``before`` is the `SEAL` of the line before it."""
+    end = b"null" if at is None else b"%d,%b" % (at.version, _digits(at.updated_at))
+    more = b",%d" % unsynced if unsynced else b""
+    line = b'%b,"at":[%b%b,"' % (content, end, more)
+    return b'%b%b"]}\n' % (line, _checksum(before, line))
 
 
 def _facts(call: StoredCall) -> bytes:
@@ -165,11 +187,11 @@ def _facts(call: StoredCall) -> bytes:
         "idempotency_key": call.idempotency_key,
         "attempt": call.attempt,
         "status": call.status,
-        "issued_at": _iso(call.issued_at).decode(),
+        "issued_at": _iso(call.issued_at),
     }
 
     if call.resolved_at is not None:
-        facts["resolved_at"] = _iso(call.resolved_at).decode()
+        facts["resolved_at"] = _iso(call.resolved_at)
 
     if call.erased:
         facts["erased"] = True
@@ -177,56 +199,112 @@ def _facts(call: StoredCall) -> bytes:
     return encode_json(facts, ())
 
 
-def _end(at: At | None) -> bytes:
-    if at is None:
-        return b',"at":null}\n'
-
-    return b',"at":[%d,"%b"]}\n' % (at.version, _iso(at.updated_at))
-
-
-def _lengths(texts: Iterable[bytes]) -> bytes:
-    return b"[%b]" % b",".join([b"%d" % len(text) for text in texts])
+def _lengths(parts: Iterable[bytes]) -> bytes:
+    return b"[%b]" % b",".join([b"%d" % len(part) for part in parts])
 
 
 def _bytes(text: bytes | str) -> bytes:
     return text if isinstance(text, bytes) else text.encode()
 
 
-def _iso(micros: int) -> bytes:
-    return b"%b.%06dZ" % (_second(micros // 1_000_000), micros % 1_000_000)
+def _iso(micros: int) -> str:
+    time = from_micros(micros).replace(tzinfo=None)
+    return time.isoformat(timespec="microseconds") + "Z"
 
 
-@lru_cache(16)  # nearly always the one of the line before
+def _digits(micros: int) -> bytes:
+    return b"%b%06d" % (_second(micros // 1_000_000), micros % 1_000_000)
+
+
+@lru_cache(16)  # nearly always the second of the line before
 def _second(seconds: int) -> bytes:
-    time = _EPOCH + timedelta(seconds=seconds)
-    return time.replace(tzinfo=None).isoformat().encode()  # strftime drops zeros
+    return re.sub("[^0-9]", "", _iso(seconds * 1_000_000)[:19]).encode()
 
 
-# Reading. Lines come without their newline; a line that cpkit would not have written
-# raises ``ValueError``.
+def _checksum(before: bytes, data: bytes | memoryview) -> bytes:
+    """Continue the chain from a line's `SEAL` over the bytes that follow it."""
+    if before:
+        start = int.from_bytes(a2b_base64(before[:6] + b"=="), "big")
+        found = crc32(data, crc32(before, start))
+    else:
+        found = crc32(data)
+
+    return b2a_base64(found.to_bytes(4, "big"))[:6]
 
 
-def at_end_of(line: bytes) -> At | None:
-    """Return the ``at`` of a line, of which the last `TAIL_BYTES` are enough."""
-    found = _AT.search(line, max(0, len(line) - TAIL_BYTES))
+# Reading. What cpkit would not have written raises ``ValueError``.
 
-    if found is None:
-        raise ValueError("the line has no version and time at the end")
 
-    if found[1] is None:
-        return None
+def follows(before: bytes, lines: bytes) -> bool:
+    """Tell whether lines are what was written after the line with this seal."""
+    checksum, rest = lines[-SEAL:-4], lines[-4:]
 
-    return At(int(found[1]), _micros(found[2].decode()))
+    try:
+        expected = _checksum(before, memoryview(lines)[:-SEAL])
+    except Error:
+        return False
+
+    return rest == b'"]}\n' and checksum == expected
+
+
+def first_broken(before: bytes, lines: bytes) -> int:
+    """Return where the first line begins that does not follow the one before."""
+    start = 0
+
+    while (stop := lines.find(b"\n", start) + 1) and follows(before, lines[start:stop]):
+        before, start = lines[stop - SEAL : stop], stop
+
+    return start
+
+
+def is_torn(before: bytes, rest: bytes, offset: int) -> bool:
+    """Tell whether a power loss or a kill can have left this after the last good line.
+
+    That is a line that is cut short, or one with a hole. Anything else is damage.
+    """
+    line, newline, others = rest.partition(b"\n")
+    position = len(line) + 1
+
+    for other in others.splitlines(keepends=True):
+        with suppress(ValueError):
+            if end_of(other).unsynced < position:
+                return False  # the bytes were on disk when this line was written
+
+        position += len(other)
+
+    for zeros in re.finditer(rb"\0+", line):
+        start, stop = zeros.span()
+        at_end = stop == len(line) and not newline
+        fills_sector = start == 0 and (offset + stop) % _SECTOR == 0
+
+        if stop - start >= _HOLE or at_end or fills_sector:
+            return True
+
+    # A whole line is not torn. Nor is it where its newline alone is damaged.
+    complete = (
+        found.end() < len(line) and follows(before, line[: found.end()] + b"\n")
+        for found in _SEALED.finditer(line)
+    )
+    # Another program's file is not a torn first write.
+    is_log = offset > 0 or line.startswith(_HEAD) or _HEAD.startswith(line)
+    return not newline and is_log and not any(complete)
+
+
+def end_of(line: bytes) -> End:
+    """Return what the end of a line says, newline included; the last 96 bytes do."""
+    found = _END.search(line, max(0, len(line) - 96))
+
+    if found is None or found.end() != len(line):
+        raise ValueError("the line has no version, time and checksum at its end")
+
+    version, time, unsynced = found.groups()
+    at = None if version is None else At(int(version), _micros(_iso_of(time)))
+    return End(at, int(unsynced or 0))
 
 
 def thread_of(line: bytes) -> str:
     """Return the thread id in a log's first line."""
-    first = parse_json(line)
-
-    if not isinstance(first, dict) or not isinstance(first.get("thread"), str):
-        raise ValueError("the first line names no thread")
-
-    found: str = first["thread"]
+    found: str = parse_json(line)["thread"]
     return found
 
 
@@ -236,41 +314,41 @@ def created_in(head: bytes) -> int | None:
     return None if found is None else _micros(found[1].decode())
 
 
-def messages(line: bytes) -> tuple[list[bytes], list[tuple[bytes, bytes]], int]:
-    """Return the messages and items of an ``add`` line, and the version after them."""
-    stop = line.rindex(b',"at":[')
-    version = int(line[stop + 7 : line.index(b",", stop + 7)])
+def texts(line: bytes) -> tuple[list[bytes], list[tuple[bytes, bytes]]]:
+    """Return the messages and the items of an ``add`` or ``extra`` line."""
+    is_add = line.startswith(ADD)
+    start, stop = line.index(b":") + 1, line.rindex(AT)
+    cut = line.rfind(b',"lengths":[', start, stop)
+    found = _LENGTHS.fullmatch(line, cut, stop) if cut >= 0 else None
 
-    if not line.endswith(b'Z"]}'):
-        raise ValueError("the line has no time at the end")
+    if found is None:  # a message alone; it may be an array
+        return [line[start:stop]], []
 
-    # A line with ``lengths`` has its bracket here; a message that is an array may too.
-    if line[stop - 1] != BRACKET:
-        return [line[len(ADD) : stop]], [], version
+    lengths = parse_json(found[1])
+    groups = lengths if lengths and isinstance(lengths[0], list) else [lengths]
+    parts: list[list[bytes]] = []
+    position = start + 1
 
-    bodies, *extra = _texts(line, len(ADD), stop)
-    return bodies, _paired(*extra) if extra else [], version
+    for group in groups:
+        parts.append([])
 
+        for length in group:
+            parts[-1].append(line[position : position + length])
+            position += length + 1
 
-def end_of_add(version: int) -> bytes:
-    """Return what follows the message in the line that makes a version."""
-    return b',"at":[%d,"' % version
+        position += len(',"extra":{') + (not group)
 
-
-def pairs(line: bytes) -> list[tuple[bytes, bytes]]:
-    """Return the keys and values of an ``extra`` line."""
-    return _paired(_texts(line, line.index(b":") + 1, line.rindex(b',"at":['))[0])
+    bodies = parts.pop(0) if is_add else []
+    items = parts[0] if parts else []
+    return bodies, list(zip(items[::2], items[1::2], strict=True))
 
 
 def call_line(line: bytes) -> CallLine:
     """Take a ``call`` line apart."""
     found = _AFTER_FACTS.search(line)
-    stop = line.rindex(b',"at":')
-
-    if found is None:
-        raise ValueError("a call line says nothing about its call")
-
-    facts = parse_json(line[len(CALL) + 1 : found.start() + 1])
+    assert found is not None
+    stop = line.rindex(AT)
+    facts = parse_json(line[len(CALL) : found.start() + 1])
 
     for name in ("issued_at", "resolved_at"):
         if name in facts:
@@ -279,42 +357,9 @@ def call_line(line: bytes) -> CallLine:
     return CallLine(facts, min(found.end(), stop), stop)
 
 
-def _texts(line: bytes, start: int, stop: int) -> list[list[bytes]]:
-    """Divide what is between the kind and ``at`` by its ``lengths``.
-
-    One list for a line with messages or extra, two for a line with both.
-    """
-    cut = line.rfind(b',"lengths":[', start, stop)
-    found = _LENGTHS.fullmatch(line, cut, stop) if cut >= 0 else None
-
-    if found is None:  # one message that is an array
-        return [[line[start:stop]]]
-
-    lengths = parse_json(found[1])
-    groups = lengths if lengths and isinstance(lengths[0], list) else [lengths]
-    texts: list[list[bytes]] = []
-    position = start + 1
-
-    for group in groups:
-        texts.append([])
-
-        for length in group:
-            texts[-1].append(line[position : position + length])
-            position += length + 1
-
-        position += len(',"extra":{') + (not group)
-
-    if position - len(',"extra":{') != cut:
-        raise ValueError("the lengths do not fit the line")
-
-    return texts
-
-
-def _paired(texts: list[bytes]) -> list[tuple[bytes, bytes]]:
-    if len(texts) % 2:
-        raise ValueError("a key of extra has no value")
-
-    return list(zip(texts[::2], texts[1::2], strict=True))
+def _iso_of(digits: bytes) -> str:
+    text = digits.decode()
+    return f"{text[:8]}T{text[8:14]}.{text[14:]}Z"
 
 
 def _micros(text: str) -> int:

@@ -17,7 +17,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import islice
@@ -35,7 +35,7 @@ from cpkit_file.files import (
     sync_names,
     write_all,
 )
-from cpkit_file.lines import ADD, CALL, EXTRA, KINDS, TAIL_BYTES, At
+from cpkit_file.lines import ADD, CALL, SEAL, At, End
 from cpkit_file.schema import log_name
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "locked",
     "reading",
     "replace",
+    "torn_path",
 ]
 
 _logger = logging.getLogger("cpkit_file")
@@ -57,10 +58,13 @@ FILES_KEPT_OPEN = 128
 _LOGS_REMEMBERED = 512
 # Ids for listing threads, at some hundred bytes each.
 _IDS_REMEMBERED = 100_000
-# More than a first line takes: an id of 512 control characters is 3,072 bytes of JSON.
-_HEADER_BYTES = 4096
+# Bytes that durability=normal leaves unsynced: a first look at a log checks them all.
+_UNSYNCED = 1024 * 1024
+# What is read of a log's head: nearly every first line, and the longest one.
+_HEADS = (256, 4096)
 # Fits a processor's cache: larger blocks were measured to take longer.
 _BLOCK = 128 * 1024
+_DAMAGE = "the bytes do not fit the line's checksum"
 # What a search in the middle of the log reads at each step.
 _PROBE = 16 * 1024
 
@@ -68,8 +72,8 @@ _PROBE = 16 * 1024
 class Folder:
     """Where a store lies, and what a handle remembers of it.
 
-    Unless ``durable``, appends are not synced. ``ids`` has thread ids by the names of
-    their logs, which never change.
+    Unless ``durable``, appends are not synced one by one. ``ids`` has thread ids by the
+    names of their logs, which never change.
     """
 
     def __init__(self, path: str, *, durable: bool) -> None:
@@ -80,9 +84,6 @@ class Folder:
         self.files = FileCache(FILES_KEPT_OPEN)
         self.index = lru_cache(_LOGS_REMEMBERED)(_LogIndex)
         self.ids: dict[str, str] = {}
-
-    def log_path(self, name: str) -> str:
-        return f"{self.threads}/{name}"
 
     def remember(self, thread_id: str) -> str:
         """Return the name of the thread's log, and remember whose log that is."""
@@ -111,22 +112,22 @@ class Calls:
         self._attempts: dict[tuple[str, int], str] = {}
 
     def learn(self, offset: int, line: bytes) -> None:
-        """Take in a ``call`` line; raises ``ValueError`` where it is damaged."""
+        """Take in a ``call`` line."""
         facts, start, stop = lines.call_line(line)
         span = (offset + start, stop - start)
+        call_id = facts["call_id"]
 
-        try:
-            if "idempotency_key" in facts:
-                self._add(facts, span)
-            else:
-                call, args, _ = self._places[facts["call_id"]]
-                call = call._replace(
-                    status=facts["status"], resolved_at=facts["resolved_at"]
-                )
-                result = None if call.erased else span
-                self._places[call.call_id] = _Place(call, args, result)
-        except (KeyError, TypeError) as exc:
-            raise ValueError(f"the call lacks {exc}") from exc
+        if "idempotency_key" not in facts:
+            call, args, _ = self._places[call_id]
+            call = call._replace(**facts)
+            result = None if call.erased else span
+            self._places[call_id] = _Place(call, args, result)
+            return
+
+        known = {"args": b"{}", "result": None, "resolved_at": None, "erased": False}
+        call = StoredCall(thread_id=self._thread_id, **(known | facts))
+        self._places[call_id] = _Place(call, span, None)
+        self._attempts[call.idempotency_key, call.attempt] = call_id
 
     def by_id(self, log: Log, call_id: str) -> StoredCall | None:
         place = self._places.get(call_id)
@@ -150,23 +151,6 @@ class Calls:
     def without_content(self) -> list[StoredCall]:
         return [place.call for place in list(self._places.values())]
 
-    def _add(self, facts: dict[str, Any], span: tuple[int, int]) -> None:
-        call = StoredCall(
-            self._thread_id,
-            facts["call_id"],
-            facts["tool_name"],
-            b"{}",
-            facts["idempotency_key"],
-            facts["status"],
-            facts["attempt"],
-            facts["issued_at"],
-            None,
-            facts.get("resolved_at"),
-            facts.get("erased", False),
-        )
-        self._places[call.call_id] = _Place(call, span, None)
-        self._attempts[call.idempotency_key, call.attempt] = call.call_id
-
 
 def _fetch(log: Log, place: _Place) -> StoredCall:
     call, args, result = place
@@ -178,15 +162,20 @@ def _fetch(log: Log, place: _Place) -> StoredCall:
     return call._replace(args=log.read(*args), result=found)
 
 
+class _Tail(NamedTuple):
+    """Where intact lines end, where the thread stands there, the last line's seal."""
+
+    end: int = 0
+    at: At | None = None
+    seal: bytes = b""
+
+
 class _LogIndex:
     """What a handle remembers of one file, so that it reads only what is new.
 
     The first line has the thread id and a random word, which no other file has. The
     file is on disk up to ``synced``, and no call beyond that is in the index. ``tail``
-    is an end that the log had, and where the thread stood there. Several worker threads
-    may use an index at once.
-
-    Raises ``ValueError`` for a damaged first line, or one of another thread.
+    is an end that the log had. Several worker threads may use an index at once.
     """
 
     def __init__(self, name: str, header: bytes) -> None:
@@ -196,7 +185,7 @@ class _LogIndex:
             raise ValueError(f"it is the log of thread {self.thread_id!r}")
 
         self.synced = 0
-        self.tail: tuple[int, At | None] = (0, None)
+        self.tail = _Tail()
         self._lock = threading.Lock()
         self._scanned = len(header)
         self._calls = Calls(self.thread_id)
@@ -209,11 +198,7 @@ class _LogIndex:
 
                 for offset, line in log.lines(self._scanned):
                     if line.startswith(CALL):
-                        with log.checked(offset):
-                            self._calls.learn(offset, line)
-                    elif line[: len(ADD)] not in KINDS:
-                        # It may have been a call, so every key could be concerned.
-                        raise log.corrupt(offset, "the line's kind is unknown")
+                        self._calls.learn(offset, line)
 
                 self._scanned = log.end
 
@@ -221,61 +206,66 @@ class _LogIndex:
 
 
 class Log:
-    """The whole lines of a locked log, from its start to ``end``.
+    """The intact lines of a locked log, from its start to ``end``.
 
     ``at`` is where the thread stands, or ``None`` where the log holds no thread. An
-    ``end`` of 0 is a log that was never written to. ``torn`` counts the bytes after
-    the last newline: the line of a writer that was killed, never acknowledged.
+    ``end`` of 0 is a log without a first write. ``torn`` counts the bytes after the
+    end: of a write that was cut short by a kill or a power loss, never acknowledged.
     """
 
     index: _LogIndex
-    end: int = 0
-    at: At | None = None
 
     def __init__(self, folder: Folder, name: str, file: File) -> None:
         self.folder = folder
         self.name = name
         self.file = file
+        index: _LogIndex | None = file.index
 
-        # A file that was truncated since is looked at again.
-        if file.index is None or file.size < file.index.tail[0]:
-            file.index = self._find_index()
+        # Only bytes that were never acknowledged are ever cut off one file.
+        if index is None or file.size < index.tail.end:
+            index = file.index = self._find_index()
 
-        if file.index is not None:
-            self.index = file.index
-            self.end, self.at = self._find_end(file.size)
+        if index is None or file.size != index.tail.end:
+            tail, synced = self._find_tail(file.size)
 
+            if index is not None:
+                index.tail, index.synced = tail, max(index.synced, synced)
+            elif tail.end:
+                raise self.corrupt(0, _DAMAGE)
+
+        if index is not None:
+            self.index = index
+
+        self.end, self.at, self.seal = _Tail() if index is None else index.tail
         self.torn = file.size - self.end
-
-    @property
-    def path(self) -> str:
-        return self.file.path
 
     def calls(self) -> Calls:
         return self.index.calls(self) if self.end else Calls("")
 
-    def sync(self) -> None:
-        """Return when everything up to ``end`` will survive a power loss."""
-        if self.end and self.index.synced < self.end:
-            if self.folder.durable:
-                sync_content(self.file.fd)
+    def sync(self, *, always: bool = False) -> None:
+        """Return when everything up to ``end`` will survive a power loss.
 
+        With durability=normal only where it is asked for ``always``.
+        """
+        if (
+            (self.folder.durable or always)
+            and self.end
+            and self.index.synced < self.end
+        ):
+            sync_content(self.file.fd)
             self.index.synced = self.end
 
     def created_at(self) -> int:
         """Return when the thread was created: in the log's head, before any payload."""
-        size = _HEADER_BYTES
+        size = _HEADS[-1]
 
-        while True:
-            created_at = lines.created_in(self.read(0, min(size, self.end)))
-
-            if created_at is not None:
-                return created_at
-
+        while (found := lines.created_in(self.read(0, min(size, self.end)))) is None:
             if size >= self.end:
                 raise self.corrupt(0, "no line says when the thread was created")
 
             size *= 8
+
+        return found
 
     def read(self, start: int, length: int) -> bytes:
         """Return the bytes at an offset, all of them."""
@@ -287,12 +277,12 @@ class Log:
         return found
 
     def blocks(self, start: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the bytes from ``start``, where a line begins, in large blocks.
+        """Yield whole lines from ``start``, where one begins, in large checked blocks.
 
-        A line begins at the offset of each block too. What follows the last newline of
-        a block comes again, at the start of the next.
+        Each with its offset. Raises ``CorruptThread`` for a block that was damaged.
         """
         size = _PROBE  # small at first: a reader of one message stops after it
+        seal = self.read(start - SEAL, SEAL) if start else b""
         rest = b""
         position = start
 
@@ -300,19 +290,35 @@ class Log:
             piece = self.read(position, min(size, self.end - position))
             position += len(piece)
             block = rest + piece
-            yield position - len(block), block
-            rest = block[block.rfind(b"\n") + 1 :]
+            cut = block.rfind(b"\n") + 1
+            block, rest = block[:cut], block[cut:]
             # As much again of a long line, so that it is not copied often.
             size = max(min(2 * size, _BLOCK), len(rest))
+
+            if not block:
+                continue
+
+            offset = position - len(rest) - len(block)
+
+            if not lines.follows(seal, block):
+                broken = lines.first_broken(seal, block)
+                yield offset, block[:broken]
+                raise self.corrupt(offset + broken, _DAMAGE)
+
+            seal = block[-SEAL:]
+            yield offset, block
+
+        if rest:
+            raise self.corrupt(position - len(rest), "the line has no end")
 
     def lines(self, start: int) -> Iterator[tuple[int, bytes]]:
         """Yield the lines from ``start``, where one begins, each with its offset."""
         for offset, block in self.blocks(start):
             begin = 0
 
-            while (stop := block.find(b"\n", begin)) >= 0:
+            while stop := block.find(b"\n", begin) + 1:
                 yield offset + begin, block[begin:stop]
-                begin = stop + 1
+                begin = stop
 
     def start_of(self, position: int) -> tuple[int, int]:
         """Return where a line at or shortly before a message starts.
@@ -324,17 +330,17 @@ class Log:
 
         while high - low > _PROBE:
             middle = (low + high) // 2
-            newline = self._newline_from(middle, high)
+            stop = self._next_line(middle, high)
 
-            if newline < 0:
+            if stop == high:
                 high = middle
                 continue
 
-            at = self._at_line_end(newline + 1)
+            at = self._at(stop)
             reached = 0 if at is None else at.version
 
             if reached <= position:
-                low, version = newline + 1, reached
+                low, version = stop, reached
             else:
                 high = middle
 
@@ -350,69 +356,94 @@ class Log:
             position += len(piece)
 
         thread_id = self.folder.ids.get(self.name, "?")
-        return CorruptThread(thread_id, f"{self.path}, line {number}", reason)
-
-    @contextmanager
-    def checked(self, offset: int) -> Iterator[None]:
-        """Turn the ``ValueError`` of a damaged line at an offset into its error."""
-        try:
-            yield
-        except ValueError as exc:
-            raise self.corrupt(offset, str(exc)) from exc
+        return CorruptThread(thread_id, f"{self.file.path}, line {number}", reason)
 
     def _find_index(self) -> _LogIndex | None:
-        if not self.file.size:
-            return None
+        """Read the first line; return ``None`` where it is not intact."""
+        for size in _HEADS:
+            head = os.pread(self.file.fd, size, 0)
+            header = head[: head.find(b"\n") + 1]
 
-        head = os.pread(self.file.fd, _HEADER_BYTES, 0)
-        cut = head.find(b"\n") + 1
-
-        if cut:
-            with self.checked(0):
-                return self.folder.index(self.name, head[:cut])
-
-        if self.file.size > _HEADER_BYTES:
-            raise self.corrupt(0, "the first line is not a log's")
+            if header and lines.follows(b"", header):
+                try:
+                    return self.folder.index(self.name, header)
+                except ValueError as exc:
+                    raise self.corrupt(0, str(exc)) from exc
 
         return None
 
-    def _find_end(self, size: int) -> tuple[int, At | None]:
-        """Return the offset after the last newline, and the ``at`` of its line."""
-        known = self.index.tail
+    def _find_tail(self, size: int) -> tuple[_Tail, int]:
+        """Return the last intact line's end, and up to where the log was synced before.
 
-        # Only bytes that were never acknowledged are ever cut off one file.
-        if known[0] == size:
-            return known
+        A line is intact if it and the bytes that were unsynced before it fit their
+        checksums. What follows the last one is torn, or else damaged.
+        """
+        low, data = size, b""  # the bytes from low on
+        stop = size  # lines from here on are not intact
+        tail, synced = _Tail(), 0
 
-        stop, length, cut = size, TAIL_BYTES, -1
+        while stop:
+            end = data.rfind(b"\n", 0, max(0, stop - low)) + 1
+            start = data.rfind(b"\n", 0, max(0, end - 1)) + 1
+            first = -1
 
-        while cut < 0:
-            start = max(0, stop - length)
-            cut = self.read(start, stop - start).rfind(b"\n")
-            stop, length = start, _BLOCK
+            if end and (start >= SEAL or not low):
+                seal, line = data[max(0, start - SEAL) : start], data[start:end]
 
-        end = stop + cut + 1
-        self.index.tail = end, self._at_line_end(end)
-        return self.index.tail
+                if not lines.follows(seal, line):
+                    stop = low + start
+                    continue
 
-    def _at_line_end(self, end: int) -> At | None:
-        start = max(0, end - TAIL_BYTES)
+                found = self._parsed(low + start, line)
+                first = start - found.unsynced
 
-        with self.checked(end - 1):
-            return lines.at_end_of(self.read(start, end - 1 - start))
+                if first >= SEAL or not low:
+                    seal, batch = data[max(0, first - SEAL) : first], data[first:start]
 
-    def _newline_from(self, start: int, stop: int) -> int:
-        """Return where the first newline in a range is, or -1."""
+                    if not batch or lines.follows(seal, batch):
+                        tail = _Tail(low + end, found.at, line[-SEAL:])
+                        synced = low + first
+                        break
+
+                    stop = low + first + lines.first_broken(seal, batch)
+                    continue
+
+            if not low:
+                break
+
+            more = min(low, max(2048, len(data)) if first < 0 else SEAL - first)
+            low -= more
+            data = self.read(low, more) + data
+
+        rest = self.read(tail.end, size - tail.end)
+
+        if rest and not lines.is_torn(tail.seal, rest, tail.end):
+            raise self.corrupt(tail.end, _DAMAGE)
+
+        return tail, synced
+
+    def _at(self, end: int) -> At | None:
+        """Return where the thread stands after the line that ends at an offset."""
+        start = max(0, end - 96)
+        return self._parsed(end - 1, self.read(start, end - start)).at
+
+    def _parsed(self, offset: int, line: bytes) -> End:
+        try:
+            return lines.end_of(line)
+        except ValueError as exc:
+            raise self.corrupt(offset, str(exc)) from exc
+
+    def _next_line(self, start: int, stop: int) -> int:
+        """Return where the next line begins after an offset, or ``stop``."""
         while start < stop:
             piece = self.read(start, min(_PROBE, stop - start))
-            cut = piece.find(b"\n")
 
-            if cut >= 0:
+            if cut := piece.find(b"\n") + 1:
                 return start + cut
 
             start += len(piece)
 
-        return -1
+        return stop
 
 
 class Replay:
@@ -426,104 +457,56 @@ class Replay:
         self._version = version
 
     def decoded(self, decode: Decode, first: int, stop: int) -> list[Any]:
-        """Decode messages; the error for a damaged one names its line.
+        """Decode messages.
 
         Where ``stop`` is the thread's version, ``extra`` and ``calls`` are set too.
         """
         assert self._log.at is not None
         last = None if stop == self._log.at.version else stop - self._version
-        wanted = islice(self.bodies(), first - self._version, last)
-
-        try:
-            found = decode(wanted, first)
-        except CorruptThread as exc:
-            raise self._with_line(exc, decode) from exc
-
-        if len(found) != stop - first:
-            raise self._log.corrupt(self._log.end - 1, "messages are missing")
-
+        found = decode(islice(self.bodies(), first - self._version, last), first)
+        self.check(len(found), stop - first)
         return found
+
+    def check(self, found: int, expected: int) -> None:
+        if found != expected:
+            reason = f"{found} messages are in the log, not {expected}"
+            raise self._log.corrupt(self._log.end - 1, reason)
 
     def bodies(self) -> Iterator[bytes]:
         """Yield the messages from the offset on, and fill ``extra`` and ``calls``."""
-        version = self._version
-        end = lines.end_of_add(version + 1)
-
         for offset, block in self._log.blocks(self._offset):
             begin = 0
 
-            while (stop := block.find(b"\n", begin)) >= 0:
-                cut = stop - len(end) - lines.REST_OF_END
+            while stop := block.find(b"\n", begin) + 1:
+                # Nearly every line is one message; one that is an array is ambiguous.
+                if block.startswith(ADD, begin):
+                    cut = block.rfind(lines.AT, begin, stop)
 
-                # Nearly every line is one message, whose end has to be just here.
-                if (
-                    cut > begin
-                    and block.startswith(end, cut)
-                    and block.startswith(ADD, begin)
-                    and block[cut - 1] != lines.BRACKET
-                ):
-                    yield block[begin + len(ADD) : cut]
-                    version += 1
-                    end = lines.end_of_add(version + 1)
-                else:
-                    with self._log.checked(offset + begin):
-                        texts = self._other(offset + begin, block[begin:stop], version)
+                    if block[cut - 1] != lines.BRACKET:
+                        yield block[begin + len(ADD) : cut]
+                    else:
+                        bodies, items = lines.texts(block[begin:stop])
+                        self.extra.update(items)
+                        yield from bodies
+                elif block.startswith(CALL, begin):
+                    self.calls.learn(offset + begin, block[begin:stop])
+                elif block.startswith(b'{"extra":', begin):
+                    self.extra.update(lines.texts(block[begin:stop])[1])
 
-                    if texts:
-                        yield from texts
-                        version += len(texts)
-                        end = lines.end_of_add(version + 1)
-
-                begin = stop + 1
-
-    def _other(self, offset: int, line: bytes, version: int) -> list[bytes]:
-        """Take in a line of any kind; return the messages in it."""
-        if line.startswith(ADD):
-            texts, items, reached = lines.messages(line)
-
-            if reached != version + len(texts):
-                raise ValueError(
-                    f"its version is {reached}, not {version + len(texts)}"
-                )
-
-            self.extra.update(items)
-            return texts
-
-        if line.startswith(CALL):
-            self.calls.learn(offset, line)
-        elif line.startswith(EXTRA):
-            self.extra.update(lines.pairs(line))
-        elif line[: len(ADD)] not in KINDS:
-            raise ValueError("the line's kind is unknown")
-
-        return []
-
-    def _with_line(self, exc: CorruptThread, decode: Decode) -> CorruptThread:
-        """Find the line of the first message that cannot be decoded."""
-        if self._log.path in exc.where:
-            return exc
-
-        for offset, line in self._log.lines(0):
-            if line.startswith(ADD):
-                try:
-                    decode(lines.messages(line)[0], 0)
-                except CorruptThread as one:
-                    return self._log.corrupt(offset, one.reason)
-
-        return exc
+                begin = stop
 
 
 @contextmanager
 def reading(
     folder: Folder, name: str, *, listing: bool = False
 ) -> Iterator[Log | None]:
-    """Open a log as it is at this moment; ``None`` where there is none.
+    """Open a log as it is at this moment; ``None`` where it has no first write.
 
     With ``listing`` the log does not stay open and is not synced, so that a power loss
     may take back what is seen.
     """
     try:
-        file = folder.files.shared(folder.log_path(name))
+        file = folder.files.shared(f"{folder.threads}/{name}")
     except FileNotFoundError:
         file = None
 
@@ -551,12 +534,12 @@ def reading(
 
 @contextmanager
 def locked(folder: Folder, thread_id: str, *, create: bool = True) -> Iterator[Log]:
-    """Lock a thread's log for writing, and set a torn line aside.
+    """Lock a thread's log for writing, and set a torn write aside.
 
     A log that stays empty is removed again.
     """
     name = folder.remember(thread_id)
-    file = folder.files.exclusive(folder.log_path(name), create=create)
+    file = folder.files.exclusive(f"{folder.threads}/{name}", create=create)
     keep = False
 
     try:
@@ -569,12 +552,13 @@ def locked(folder: Folder, thread_id: str, *, create: bool = True) -> Iterator[L
         keep = True
     finally:
         try:
-            # Another file is in its place after `replace`.
-            if file.index is None and not os.fstat(file.fd).st_size:
-                _unlink_own(file)
-                keep = False
+            status = os.fstat(file.fd)
 
-            keep = keep and os.fstat(file.fd).st_nlink > 0
+            # After `replace` the name is another file's.
+            if not status.st_size and status.st_nlink:
+                os.unlink(file.path)
+
+            keep = keep and bool(status.st_size and status.st_nlink)
             file.unlock()
         except BaseException:
             file.close()
@@ -586,16 +570,20 @@ def locked(folder: Folder, thread_id: str, *, create: bool = True) -> Iterator[L
             os.close(file.fd)
 
 
-def replace(log: Log, thread_id: str, kept: list[bytes]) -> None:
+def replace(log: Log, thread_id: str, kept: Iterable[tuple[bytes, At | None]]) -> None:
     """Put a log with these lines in the log's place; without lines it is removed.
 
     The new file is locked from before it can be found until its name is on disk, so
     that no process builds on a replacement that a power loss could undo.
     """
     folder = log.folder
-    draft = f"{log.path}.tmp"
-    header = lines.header(thread_id, secrets.token_hex(8))
-    data = b"".join([header, *kept])
+    path = log.file.path
+    draft = f"{path}.tmp"
+    header = lines.seal(b"", lines.header(thread_id, secrets.token_hex(8)), None)
+    written = [header]
+
+    for content, at in kept:
+        written.append(lines.seal(written[-1][-SEAL:], content, at))
 
     # Left by a process that died here; no other process writes it without the lock.
     with suppress(FileNotFoundError):
@@ -604,21 +592,21 @@ def replace(log: Log, thread_id: str, kept: list[bytes]) -> None:
     file = folder.files.exclusive(draft, create=True)
 
     try:
-        write_all(file.fd, data)
+        write_all(file.fd, b"".join(written))
         sync_content(file.fd)
-        os.rename(draft, log.path)
+        os.rename(draft, path)
 
         try:
             sync_names(folder.threads)
 
-            if not kept:
-                os.unlink(log.path)
+            if len(written) == 1:
+                os.unlink(path)
         except OSError as exc:
             raise failure(exc, unknown=True) from exc
     finally:
         file.close()
 
-    folder.index(log.name, header).synced = len(data)
+    folder.index(log.name, header).synced = sum(map(len, written))
 
 
 class LogWriter:
@@ -629,15 +617,12 @@ class LogWriter:
 
     def __init__(self, log: Log, thread_id: str) -> None:
         self.log = log
-        self.thread_id = thread_id
         self.at = log.at
-        self.now = time.time_ns() // 1000
+        self.now = max(time.time_ns() // 1000, log.at.updated_at if log.at else 0)
+        self._thread_id = thread_id
         self._changed: dict[str, StoredCall] = {}
         self._lines: list[bytes] = []
-        self._end = 0
-
-        if self.at is not None:
-            self.now = max(self.now, self.at.updated_at)
+        self._end, self._seal = log.end, log.seal
 
     @property
     def version(self) -> int:
@@ -647,48 +632,40 @@ class LogWriter:
         """Return a call of the thread."""
         return self._changed.get(call_id) or self.log.calls().by_id(self.log, call_id)
 
-    def advance(self, messages: int = 0) -> At:
-        """Return where the thread stands after an operation that changes it."""
+    def change(self, content: bytes, messages: int = 0) -> None:
+        """Add the line of an operation that changes the thread."""
         if self.at is None:
-            self._lines.append(lines.created(At(0, self.now)))
+            self._add(lines.created(self.now), None)
 
         self.at = At(self.version + messages, self.now)
-        return self.at
+        self._add(content, self.at)
 
-    def add(self, line: bytes) -> None:
-        self._lines.append(line)
-
-    def add_call(self, call: StoredCall, line: bytes) -> None:
+    def put(self, call: StoredCall) -> None:
+        """Add the line of a claim, or of an outcome."""
         self._changed[call.call_id] = call
-        self._lines.append(line)
+
+        if call.status == "issued":
+            self.change(lines.issued(call))
+        elif call.erased:  # its outcome does not change the thread
+            self._add(lines.resolved(call), self.at)
+        else:
+            self.change(lines.resolved(call))
 
     def write(self) -> None:
         """Write the lines, for `sync` to put them on disk.
 
         Both raise ``StoreFailure`` where that fails, with the log as it was before.
         """
-        log = self.log
-
         if not self._lines:
-            log.sync()
+            self.log.sync()
             return
 
-        folder = log.folder
-
         # The process that created the file may have died before it synced its name.
-        if log.at is None and folder.durable:
-            sync_names(folder.threads)
-
-        if not log.end:
-            header = lines.header(self.thread_id, secrets.token_hex(8))
-            log.index = folder.index(log.name, header)
-            self._lines.insert(0, header)
-
-        data = b"".join(self._lines)
-        self._end = log.end + len(data)
+        if self.log.at is None and self.log.folder.durable:
+            sync_names(self.log.folder.threads)
 
         try:
-            write_all(log.file.fd, data)
+            write_all(self.log.file.fd, b"".join(self._lines))
         except OSError as exc:
             self._take_back(exc, unknown=False)
 
@@ -699,23 +676,38 @@ class LogWriter:
 
         log = self.log
 
-        try:
-            if log.folder.durable:
+        if log.folder.durable or self._end - log.index.synced > _UNSYNCED:
+            try:
                 sync_content(log.file.fd)
-        except OSError as exc:  # it may be on disk all the same
-            self._take_back(exc, unknown=True)
+            except OSError as exc:  # it may be on disk all the same
+                self._take_back(exc, unknown=True)
 
-        log.index.synced = self._end
-        log.index.tail = self._end, self.at
+            log.index.synced = self._end
+
+        log.index.tail = _Tail(self._end, self.at, self._seal)
         log.file.index = log.index
+
+    def _add(self, content: bytes, at: At | None) -> None:
+        log = self.log
+
+        if not self._end:
+            header = lines.header(self._thread_id, secrets.token_hex(8))
+            self._append(lines.seal(b"", header, None))
+            log.index = log.folder.index(log.name, self._lines[0])
+
+        unsynced = self._end - log.index.synced
+        self._append(lines.seal(self._seal, content, at, unsynced))
+
+    def _append(self, line: bytes) -> None:
+        self._lines.append(line)
+        self._end += len(line)
+        self._seal = line[-SEAL:]
 
     def _take_back(self, cause: OSError, *, unknown: bool) -> None:
         """Cut off what was written, and raise the failure."""
         try:
             os.ftruncate(self.log.file.fd, self.log.end)
-
-            if self.log.folder.durable:
-                sync_content(self.log.file.fd)
+            sync_content(self.log.file.fd)
         except OSError:
             unknown = True
 
@@ -723,12 +715,12 @@ class LogWriter:
 
 
 def torn_path(log: Log) -> str:
-    """Return the file in which torn lines of the log are kept for a person to see."""
-    return f"{log.path}.torn"
+    """Return the file that keeps torn writes of the log for a person to see."""
+    return f"{log.file.path}.torn"
 
 
 def _set_aside(log: Log) -> None:
-    """Move a torn line out of the log; twice where a crash comes between."""
+    """Move a torn write out of the log; twice where a crash comes between."""
     path = torn_path(log)
 
     with opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as fd:
@@ -738,16 +730,5 @@ def _set_aside(log: Log) -> None:
     sync_names(log.folder.threads)
     os.ftruncate(log.file.fd, log.end)
     sync_content(log.file.fd)
-    _logger.warning(
-        "%s: %d bytes of a write that was never acknowledged are now in %s",
-        log.path,
-        log.torn,
-        path,
-    )
-
-
-def _unlink_own(file: File) -> None:
-    """Remove an empty file, unless another one is in its place."""
-    with suppress(FileNotFoundError):
-        if os.lstat(file.path).st_ino == os.fstat(file.fd).st_ino:
-            os.unlink(file.path)
+    message = "%s: %d bytes of a write that was never acknowledged are now in %s"
+    _logger.warning(message, log.file.path, log.torn, path)

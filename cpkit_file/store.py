@@ -393,25 +393,22 @@ def _apply(writer: LogWriter, write: Write) -> Outcome:
                 return Conflict(writer.version)
 
             if write.bodies or write.items:
-                at = writer.advance(len(write.bodies))
-                writer.add(lines.added(write.bodies, write.items, at))
+                line = lines.added(write.bodies, write.items)
+                writer.change(line, len(write.bodies))
 
             return writer.version
         case Merge():
-            writer.add(lines.added([], write.items, writer.advance()))
+            writer.change(lines.added([], write.items))
         case Resolve():
             try:
                 call = writer.find(write.call_id)
             except CorruptThread as exc:
                 return exc
 
-            if call is None or call.status != "issued":
-                return call
+            if call is not None and call.status == "issued":
+                call = resolved_call(call, write, writer.now)
+                writer.put(call)
 
-            # An outcome of an erased call does not change the thread.
-            at_end = writer.at if call.erased else writer.advance()
-            call = resolved_call(call, write, writer.now)
-            writer.add_call(call, lines.resolved(call, at_end))
             return call
 
     return None
@@ -465,9 +462,7 @@ def _dump(folder: Folder, thread_id: str) -> StoredDump | None:
         if log.at is None:
             return StoredDump([], [], calls, None, None) if calls else None
 
-        if len(bodies) != log.at.version:
-            raise log.corrupt(log.end - 1, "messages are missing")
-
+        replay.check(len(bodies), log.at.version)
         return StoredDump(bodies, items, calls, log.created_at(), log.at.updated_at)
 
 

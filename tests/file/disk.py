@@ -20,10 +20,35 @@ from typing import Any
 
 import pytest
 
-__all__ = ["Crash", "Disk"]
+__all__ = ["Crash", "Disk", "torn_states"]
 
 Entry = tuple[str, int | str]
 """``("file", inode)``, ``("dir", inode)`` or ``("link", target)``."""
+
+
+def torn_states(before: bytes, after: bytes, sector: int = 512) -> Iterator[bytes]:
+    """Yield what a power loss can leave of a file that was synced as ``before``.
+
+    Of the bytes after that, any sectors did not reach the disk, and their bytes are
+    zeros. The file has its new length or a shorter one.
+    """
+    first = len(before) // sector
+    count = -(-len(after) // sector) - first
+    assert count <= 6, "too many states"
+
+    for lost in itertools.product([False, True], repeat=count):
+        state = bytearray(after)
+
+        for number, is_lost in enumerate(lost, first):
+            if is_lost:
+                start = max(len(before), number * sector)
+                stop = min(len(after), (number + 1) * sector)
+                state[start:stop] = bytes(stop - start)
+
+        yield bytes(state)
+
+    for length in {*range(len(before), len(after), 97), len(after) - 1}:
+        yield after[:length]
 
 
 @dataclass

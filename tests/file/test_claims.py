@@ -47,14 +47,14 @@ def meanwhile(
     original = getattr(place, name)
     happened: list[object] = []
 
-    def interrupted(*args: Any) -> Any:
+    def interrupted(*args: Any, **options: Any) -> Any:
         monkeypatch.undo()
 
         if before:
             happened.append(other())
-            return original(*args)
+            return original(*args, **options)
 
-        result = original(*args)
+        result = original(*args, **options)
         happened.append(other())
         return result
 

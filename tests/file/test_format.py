@@ -19,36 +19,42 @@ from cpkit_file import FileCheckpointer
 Store = FileCheckpointer[Any]
 
 T = "2026-11-21T03:34:05.123456Z"
+D = "20261121033405123456"
 
 MARK = b'{"cpkit":"file","version":1}\n'
 LOG = f'''\
-{{"thread":"t","log":"0123456789abcdef","at":null}}
-{{"created":"{T}","at":null}}
-{{"add":{{"role":"user","content":"h\u00e9llo\\u0000"}},"at":[1,"{T}"]}}
-{{"add":[{{"n":1.0}},{{"n":100000000000000000000}}],"lengths":[9,27],"at":[3,"{T}"]}}
-{{"extra":{{"plan":null,"a b":["x"]}},"lengths":[6,4,5,5],"at":[3,"{T}"]}}
+{{"thread":"t","log":"0123456789abcdef","at":[null,"U9XCtA"]}}
+{{"created":"{T}","at":[null,61,"vEAZww"]}}
+{{"add":{{"role":"user","content":"h\u00e9llo\\u0000"}},"at":[1,{D},127,"y4VYeA"]}}
+{{"add":[{{"n":1.0}},{{"n":100000000000000000000}}],"lengths":[9,27],"at":[3,{D},\
+"L7RX/A"]}}
+{{"extra":{{"plan":null,"a b":["x"]}},"lengths":[6,4,5,5],"at":[3,{D},"4v0nkQ"]}}
+{{"add":[{{}}],"extra":{{"n":1}},"lengths":[[2],[3,1]],"at":[4,{D},"Ox11jw"]}}
 {{"call":{{"call_id":"c1","tool_name":"pay","idempotency_key":"k1","attempt":1,\
-"status":"issued","issued_at":"{T}"}},"args":{{"amount":10}},"at":[3,"{T}"]}}
-{{"call":{{"call_id":"c1","status":"failed","resolved_at":"{T}"}},\
-"result":"busy","at":[3,"{T}"]}}
+"status":"issued","issued_at":"{T}"}},"args":{{"amount":10}},"at":[4,{D},"8AxZMA"]}}
+{{"call":{{"call_id":"c1","status":"failed","resolved_at":"{T}"}},"result":"busy",\
+"at":[4,{D},"z7ynzw"]}}
 {{"call":{{"call_id":"c2","tool_name":"pay","idempotency_key":"k1","attempt":2,\
-"status":"issued","issued_at":"{T}"}},"args":{{"amount":10}},"at":[3,"{T}"]}}
+"status":"issued","issued_at":"{T}"}},"args":{{"amount":10}},"at":[4,{D},"t00Sng"]}}
 {{"call":{{"call_id":"c2","status":"completed","resolved_at":"{T}"}},\
-"result":{{"ok":true}},"at":[3,"{T}"]}}
+"result":{{"ok":true}},"at":[4,{D},"T6Wrnw"]}}
 {{"call":{{"call_id":"c3","tool_name":"ask","idempotency_key":"k2","attempt":1,\
-"status":"issued","issued_at":"{T}"}},"args":{{}},"at":[3,"{T}"]}}
+"status":"issued","issued_at":"{T}"}},"args":{{}},"at":[4,{D},"RPjD8w"]}}
 '''
 ERASED = f'''\
-{{"thread":"t","log":"0123456789abcdef","at":null}}
+{{"thread":"t","log":"0123456789abcdef","at":[null,"U9XCtA"]}}
 {{"call":{{"call_id":"c1","tool_name":"pay","idempotency_key":"k1","attempt":1,\
-"status":"failed","issued_at":"{T}","resolved_at":"{T}","erased":true}},"at":null}}
+"status":"failed","issued_at":"{T}","resolved_at":"{T}","erased":true}},"at":[null,\
+"Vw4iXA"]}}
 {{"call":{{"call_id":"c2","tool_name":"pay","idempotency_key":"k1","attempt":2,\
-"status":"completed","issued_at":"{T}","resolved_at":"{T}","erased":true}},"at":null}}
+"status":"completed","issued_at":"{T}","resolved_at":"{T}","erased":true}},\
+"at":[null,"9q7XUQ"]}}
 {{"call":{{"call_id":"c3","tool_name":"ask","idempotency_key":"k2","attempt":1,\
-"status":"issued","issued_at":"{T}","erased":true}},"at":null}}
-{{"call":{{"call_id":"c3","status":"completed","resolved_at":"{T}"}},"at":null}}
-{{"created":"{T}","at":null}}
-{{"add":{{}},"at":[1,"{T}"]}}
+"status":"issued","issued_at":"{T}","erased":true}},"at":[null,"/uH25g"]}}
+{{"call":{{"call_id":"c3","status":"completed","resolved_at":"{T}"}},"at":[null,\
+"GzjrRg"]}}
+{{"created":"{T}","at":[null,"4BmdKQ"]}}
+{{"add":{{}},"at":[1,{D},63,"DMw73g"]}}
 '''
 NAME = "t~e3b98a4da31a127d4bde6e43033f66ba274cab0eb7eb1c70ec41402bf6273dd8.jsonl"
 KEY_1 = "6/6ab9f1eb8f7d3388f4f9d586f66e99fd54080df2c446f0e58668b09c08a16dd0"
@@ -64,6 +70,7 @@ async def fill(cp: Store) -> None:
     await cp.append("t", [{"role": "user", "content": "héllo\0"}])
     await cp.append("t", [{"n": 1.0}, {"n": 10**20}])
     await cp.save_extra("t", {"plan": None, "a b": ["x"]})
+    await cp.append("t", [{}], extra={"n": 1})
     await cp.record_issued("t", ToolCall("c1", "pay", {"amount": 10}, "k1"))
     await cp.record_result("t", "c1", "busy", success=False)
     await cp.record_issued("t", ToolCall("c2", "pay", {"amount": 10}, "k1"))
@@ -72,8 +79,10 @@ async def fill(cp: Store) -> None:
 
 
 def frozen(text: str) -> str:
-    """Put fixed times and words in the place of those that differ from run to run."""
+    """Put fixed times, words and checksums in the place of those of this run."""
     text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", T, text)
+    text = re.sub(r"\b20\d{18}\b", D, text)
+    text = re.sub(r'"[\w+/]{6}"\]\}\n', '"CCCCCC"]}\n', text)
     return re.sub(r'"log":"[0-9a-f]{16}"', '"log":"0123456789abcdef"', text)
 
 
@@ -104,7 +113,7 @@ async def test_what_is_written_is_the_frozen_format(home: Path) -> None:
         await fill(cp)
 
     assert (home / "cpkit.json").read_bytes() == MARK
-    assert frozen((home / "threads" / NAME).read_text()) == LOG
+    assert frozen((home / "threads" / NAME).read_text()) == frozen(LOG)
     assert links(home) == LINKS
 
 
@@ -116,7 +125,7 @@ async def test_what_a_deletion_leaves_is_the_frozen_format(home: Path) -> None:
         await cp.record_result("t", "c3", "dropped")
         await cp.append("t", [{}])
 
-    assert frozen((home / "threads" / NAME).read_text()) == ERASED
+    assert frozen((home / "threads" / NAME).read_text()) == frozen(ERASED)
     assert links(home) == LINKS
     assert sorted(path.name for path in (home / "threads").iterdir()) == [NAME]
 
@@ -132,8 +141,9 @@ async def test_a_frozen_store_is_read(home: Path) -> None:
             {"role": "user", "content": "héllo\0"},
             {"n": 1.0},
             {"n": 10**20},
+            {},
         ]
-        assert data.extra == {"plan": None, "a b": ["x"]}
+        assert data.extra == {"plan": None, "a b": ["x"], "n": 1}
         assert [record.call.call_id for record in data.pending] == ["c3"]
         calls = await cp.list_calls("t")
         assert [(c.call.call_id, c.status, c.attempt, c.result) for c in calls] == [
@@ -145,9 +155,9 @@ async def test_a_frozen_store_is_read(home: Path) -> None:
         assert await cp.find_completed("k1") == calls[1]
         assert await cp.find_call("k2") == calls[2]
         (info,) = await cp.list_threads()
-        assert info.version == 3
+        assert info.version == 4
         assert info.created_at == info.updated_at == calls[0].issued_at
-        assert await cp.append("t", [{}], expected_version=3) == 4
+        assert await cp.append("t", [{}], expected_version=4) == 5
 
 
 async def test_a_frozen_deletion_is_read(home: Path) -> None:

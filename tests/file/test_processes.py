@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from cpkit import CallRecord, CheckpointData
+from cpkit import BackendUnavailable, CallRecord, CheckpointData, ToolCall
 from cpkit_file import FileCheckpointer
+from cpkit_file.schema import claim_stem
 from tests.file.worker import Worker
 
 Store = FileCheckpointer[Any]
@@ -173,6 +174,51 @@ def test_a_process_that_is_stopped_holds_up_only_those_that_come_to_its_thread(
 
     asyncio.run(use())
     assert loaded(home, "t").version == 21
+
+
+async def test_no_operation_waits_longer_than_the_timeout(
+    home: Path, log: Path
+) -> None:
+    """Nothing was written, and the handle works when the lock is released."""
+    call = ToolCall("c", "tool", {}, "key")
+    shard = home / "claims" / claim_stem("key")[0]
+
+    async with Store(home, timeout=0.1) as cp:
+        await cp.append("t", [{}])
+        dump = await cp.dump_thread("t")
+        assert dump is not None
+
+        for path, uses in {
+            log: (
+                lambda: cp.append("t", [{}]),
+                lambda: cp.save_extra("t", {"a": 1}),
+                lambda: cp.record_result("t", "c", 1),
+                lambda: cp.record_issued("t", call),
+                lambda: cp.delete_thread("t"),
+                lambda: cp.restore_thread(dump),
+                lambda: cp.load("t"),
+                lambda: cp.read("t"),
+                lambda: cp.list_calls("t"),
+                lambda: cp.list_threads(),
+                lambda: cp.dump_thread("t"),
+            ),
+            shard: (lambda: cp.record_issued("u", call),),
+        }.items():
+            stopped = os.open(path, os.O_RDONLY)
+            fcntl.flock(stopped, fcntl.LOCK_EX)
+
+            for use in uses:
+                with pytest.raises(BackendUnavailable, match="the lock of") as raised:
+                    await use()
+
+                assert raised.value.maybe_applied is False
+                assert str(path) in str(raised.value)
+
+            assert await cp.find_call("other") is None
+            os.close(stopped)
+
+        assert await cp.dump_thread("t") == dump
+        assert await cp.record_issued("t", call) is None
 
 
 # From Python 3.12 on, because other threads are running; the child only waits.

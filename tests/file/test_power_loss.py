@@ -1,0 +1,246 @@
+"""A write that a power loss took apart: set aside, and never in the way of the next."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpkit import CorruptThread, ThreadDump, ToolCall
+from cpkit_file import FileCheckpointer
+from tests.file.disk import torn_states
+
+Store = FileCheckpointer[Any]
+
+CALL = ToolCall("c", "pay", {"pad": "x" * 900}, "key")
+OTHER = ToolCall("d", "pay", {"pad": "y" * 900}, "other key")
+
+
+async def append(cp: Store) -> None:
+    await cp.append("t", [{"pad": "x" * 1500}])
+
+
+async def append_batch(cp: Store) -> None:
+    """One write and one sync for lines of several kinds."""
+    await asyncio.gather(
+        *(cp.append("t", [{"n": n, "pad": "x" * 400}]) for n in range(3)),
+        cp.save_extra("t", {"pad": "y" * 300}),
+    )
+
+
+async def claim(cp: Store) -> None:
+    await cp.record_issued("t", CALL)
+
+
+async def resolve(cp: Store) -> None:
+    await cp.record_result("t", "d", {"pad": "x" * 900})
+
+
+WRITES: dict[str, Callable[[Store], Awaitable[None]]] = {
+    "one line": append,
+    "a batch": append_batch,
+    "a claim": claim,
+    "a result": resolve,
+}
+
+
+async def states_of(cp: Store) -> ThreadDump | None:
+    """Return the thread as every way of reading it shows it."""
+    dump = await cp.dump_thread("t")
+    data = await cp.load("t")
+    listed = [(i.thread_id, i.version) for i in await cp.list_threads()]
+
+    if dump is None or dump.created_at is None:
+        assert data is None
+        assert listed == []
+    else:
+        assert data is not None
+        assert data.messages == dump.messages == await cp.read("t")
+        assert data.extra == dump.extra
+        assert listed == [("t", len(dump.messages))]
+
+    calls = [] if dump is None else dump.calls
+    assert await cp.list_calls("t") == calls
+
+    for record in calls:
+        assert await cp.find_call(record.call.idempotency_key) == record
+
+    return dump
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_write_with_holes_or_cut_short_is_not_in_the_way(
+    home: Path, log: Path, name: str, first: bool
+) -> None:
+    """Whole lines before the first hole stay; the rest is set aside by a writer."""
+    async with Store(home) as cp:
+        if not first:
+            await cp.append("t", [{"n": 1}], extra={"k": 1})
+
+        if name == "a result":
+            await cp.record_issued("t", OTHER)
+
+        before = log.read_bytes() if log.exists() else b""
+        old = await states_of(cp)
+        await WRITES[name](cp)
+        after = log.read_bytes()
+        new = await states_of(cp)
+
+    seen = []
+    kept = home.rename(home.with_name("kept"))
+
+    for state in torn_states(before, after):
+        shutil.copytree(kept, home, symlinks=True)
+        log.write_bytes(state)
+
+        async with Store(home) as cp:
+            found = await states_of(cp)
+            seen.append(found)
+
+            if name != "a batch":
+                assert found in (old, new)
+
+            version = len(found.messages) if found else 0
+            assert await cp.append("t", [{"n": 2}], expected_version=version)
+            again = await cp.record_issued("t", CALL)
+            known = [record.call for record in found.calls] if found else []
+            assert (again is None) is (CALL not in known)
+
+        async with Store(home) as cp:
+            await cp.append("t", [{"n": 3}])
+            assert (await cp.read("t"))[version:] == [{"n": 2}, {"n": 3}]
+            assert await cp.find_call("key") is not None
+
+        shutil.rmtree(home)
+
+    assert old in seen
+    assert len(seen) >= 20
+
+
+async def test_a_sector_of_zeros_before_written_bytes_is_set_aside(
+    home: Path, log: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Appends that come after it are read for ever."""
+    line = b'{"add":{"never":"acknowledged"},"at":[2,20261121033405123456,"AAAAAA"]}\n'
+
+    async with Store(home) as cp:
+        await cp.append("t", [{"n": 1}])
+        whole = log.read_bytes()
+
+        for torn in (b"\0" * 512, b"\0" * 512 + line, line[:9] + b"\0" * 512 + line):
+            log.write_bytes(whole + torn)
+            assert await cp.read("t") == [{"n": 1}]
+            assert await cp.append("t", [{"n": 2}]) == 2
+            assert await cp.read("t") == [{"n": 1}, {"n": 2}]
+            assert log.with_name(f"{log.name}.torn").read_bytes().endswith(torn + b"\n")
+
+    assert "never acknowledged" in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"", b"\0", b"\0" * 600, b"\0" * 300 + b'"}\n'])
+async def test_a_first_write_of_zeros_is_no_thread(
+    home: Path, log: Path, content: bytes
+) -> None:
+    """The thread is absent, has no calls, and begins with the next write."""
+    async with Store(home) as cp:
+        assert log.parent.is_dir()
+        log.write_bytes(content)
+        assert await states_of(cp) is None
+        await cp.delete_thread("t")
+        log.write_bytes(content)
+        assert await cp.append("t", [{}], expected_version=0) == 1
+        assert await cp.read("t") == [{}]
+
+
+@pytest.mark.parametrize("damage", [b"X", b" ", b"\0", b"\r", b""])
+@pytest.mark.parametrize("last", [True, False])
+async def test_a_damaged_newline_between_two_claims_frees_no_key(
+    home: Path, log: Path, damage: bytes, last: bool
+) -> None:
+    """Both lines were acknowledged, so that this is damage."""
+    async with Store(home) as cp:
+        await cp.record_issued("t", CALL)
+        await cp.record_issued("t", OTHER)
+
+        if not last:
+            await cp.append("t", [{}])
+
+    lines = log.read_bytes().splitlines(keepends=True)
+    assert CALL.call_id.encode() in lines[2]
+    lines[2] = lines[2][:-1] + damage
+    log.write_bytes(b"".join(lines))
+
+    async with Store(home) as cp:
+        for key in ("key", "other key"):
+            with pytest.raises(CorruptThread):
+                await cp.find_call(key)
+
+            with pytest.raises(CorruptThread):
+                await cp.record_issued("u", ToolCall("e", "pay", {}, key))
+
+
+@pytest.mark.parametrize("lost", range(1, 6))
+async def test_a_hole_in_what_was_synced_is_damage(
+    home: Path, log: Path, lost: int
+) -> None:
+    """A line that was written after it says that it was on disk."""
+    async with Store(home) as cp:
+        for n in range(8):
+            await cp.append("t", [{"n": n, "pad": "x" * 700}])
+
+    content = bytearray(log.read_bytes())
+    content[lost * 512 : (lost + 1) * 512] = bytes(512)
+    log.write_bytes(content)
+
+    async with Store(home) as cp:
+        for use in (cp.load("t"), cp.dump_thread("t"), cp.list_calls("t")):
+            with pytest.raises(CorruptThread):
+                await use
+
+        assert await cp.append("t", [{}]) == 9
+        assert log.read_bytes().startswith(content)
+
+
+@pytest.mark.parametrize("lost", range(1, 6))
+async def test_a_relaxed_store_is_cut_at_its_first_hole(
+    home: Path, log: Path, lost: int
+) -> None:
+    """With ``durability=normal`` a power loss takes the last writes, of one thread."""
+    async with Store(home, durability="normal") as cp:
+        for n in range(8):
+            await cp.append("t", [{"n": n, "pad": "x" * 700}])
+
+    content = bytearray(log.read_bytes())
+    content[lost * 512 : (lost + 1) * 512] = bytes(512)
+    log.write_bytes(content)
+
+    async with Store(home, durability="normal") as cp:
+        found = await states_of(cp)
+        left = len(found.messages) if found else 0
+        assert left == (lost * 512 - 120) // 780
+        assert await cp.append("t", [{}], expected_version=left) == left + 1
+        assert len(await cp.read("t")) == left + 1
+
+
+async def test_a_relaxed_store_leaves_a_mebibyte_unsynced_at_most(
+    home: Path, log: Path
+) -> None:
+    """What is older is as safe as with ``durability=full``."""
+    async with Store(home, durability="normal") as cp:
+        for n in range(30):
+            await cp.append("t", [{"n": n, "pad": "x" * 100_000}])
+
+    content = bytearray(log.read_bytes())
+    content[102_400:102_912] = bytes(512)
+    log.write_bytes(content)
+
+    async with Store(home) as cp:
+        with pytest.raises(CorruptThread):
+            await cp.load("t")
+
+        assert await cp.append("t", [{}]) == 31
