@@ -17,6 +17,7 @@ from cpkit import (
     JsonValue,
     KeepsReceipts,
     ListsThreads,
+    MovesThreads,
     ReadsRanges,
     ToolCall,
 )
@@ -30,6 +31,7 @@ class Store(
     ReadsRanges[Any],
     KeepsReceipts,
     ErasesThreads,
+    MovesThreads,
     Protocol,
 ):
     """A store with every optional ability; a clause uses only what it needs."""

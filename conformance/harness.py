@@ -48,9 +48,9 @@ class Harness:
     """Whether all handles that ``open`` returns share one store."""
 
     options: frozenset[str] = frozenset(
-        {"max_payload", "message_type", "strict_roundtrip"}
+        {"max_append", "max_payload", "message_type", "strict_roundtrip"}
     )
-    """The keyword options that ``open`` accepts."""
+    """The keyword options that ``open`` accepts; a client of a server adds timeout."""
 
     @property
     def name(self) -> str:
@@ -85,9 +85,20 @@ class Harness:
         """Start the server again, with the same data and address, and wait for it."""
         raise NotImplementedError("this harness has no server")
 
+    async def pause(self) -> None:
+        """Stop every process of the server with SIGSTOP; its connections stay open."""
+        raise NotImplementedError("this harness has no server")
+
+    async def resume(self) -> None:
+        """Continue the server that `pause` stopped."""
+        raise NotImplementedError("this harness has no server")
+
+    async def gather_statistics(self) -> None:
+        """Let the store gather the statistics that its query planner uses, if any."""
+
     def lacks(self, ability: str) -> str | None:
         """Return why the harness lacks an ability, or ``None`` if it has it."""
-        if ability in ("max_payload", "message_type", "strict_roundtrip"):
+        if ability in Harness.options:
             if ability not in self.options:
                 return f"the harness opens stores without {ability}="
 
@@ -101,6 +112,10 @@ class Harness:
         elif ability == "server":
             if type(self).kill is Harness.kill:
                 return "the harness cannot kill and start a server"
+
+        elif ability == "pause":
+            if type(self).pause is Harness.pause:
+                return "the harness cannot pause and resume a server"
 
         else:
             raise ValueError(f"unknown ability {ability!r}")

@@ -19,9 +19,11 @@ from tests.servers.redis import RedisServer, shared_redis
 
 @dataclass
 class ServerHarness(URLHarness):
-    """A store on a private server that the suite may kill."""
+    """A store on a private server that the suite may kill and pause."""
 
     server: PostgresServer | RedisServer
+
+    options = Harness.options | {"timeout"}
 
     def elsewhere(self) -> Harness:
         return URLHarness(self.url)
@@ -32,8 +34,22 @@ class ServerHarness(URLHarness):
     async def start(self) -> None:
         await asyncio.to_thread(self.server.start)
 
+    async def pause(self) -> None:
+        await asyncio.to_thread(self.server.pause)
+
+    async def resume(self) -> None:
+        await asyncio.to_thread(self.server.resume)
+
 
 class PostgresHarness(ServerHarness):
+    async def gather_statistics(self) -> None:
+        connection = await asyncpg.connect(self.server.url)
+
+        try:
+            await connection.execute("ANALYZE")
+        finally:
+            await connection.close()
+
     async def bytes_written(self) -> int:
         connection = await asyncpg.connect(self.server.url)
 

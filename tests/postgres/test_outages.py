@@ -335,7 +335,7 @@ async def test_a_stopped_server(server: PostgresServer, schema: str) -> None:
         await cp.record_issued("t", calls[0])
         # One connection for each operation; the two appends share one.
         await asyncio.gather(*(cp.load("t") for _ in range(7)))
-        server.suspend()
+        server.pause()
 
         try:
             writes = asyncio.gather(

@@ -144,12 +144,12 @@ class PostgresServer:
 
         _wait_gone(children)
 
-    def suspend(self) -> None:
+    def pause(self) -> None:
         """Stop every process of the server; its sockets stay open and do not answer."""
         self._signal_all(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Continue after `suspend`."""
+        """Continue after `pause`."""
         self._signal_all(signal.SIGCONT)
 
     def restart(self) -> None:
@@ -260,7 +260,10 @@ class PostgresServer:
     def _signal_all(self, how: signal.Signals) -> None:
         assert self._process is not None
 
-        for pid in (self._process.pid, *_children(self._process.pid)):
+        # The server first: once it is stopped, it starts no further process.
+        os.kill(self._process.pid, how)
+
+        for pid in _children(self._process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, how)
 
