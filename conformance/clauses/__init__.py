@@ -4,6 +4,7 @@ from conformance.clauses import (  # noqa: F401, I001  # the order of the report
     handle,
     load,
     append,
+    append_extra,
     extra,
     claim,
     mismatch,

@@ -57,6 +57,25 @@ async def append_is_whole(case: Case) -> None:
     check_linearizable(THREAD, [*mine.history, *calm.history])
 
 
+@clause("cancel.append-with-extra-is-whole", level=CONCURRENT)
+async def append_with_extra_is_whole(case: Case) -> None:
+    """A cancelled append writes both its messages and its extra, or neither."""
+    thread = case.id()
+    mine, calm = Recorder(case.cp, "cancelled"), Recorder(case.cp, "next")
+
+    async def sample() -> None:
+        await calm.append(thread, ["sample.1"], extra={"a": "sample.1"})
+
+    for n, cancel in enumerate(await _moments(case, sample), 1):
+        extra = dict.fromkeys("ab", f"batch.{n}")
+        await cancel(mine.append(thread, [f"batch.{n}.1", f"batch.{n}.2"], extra=extra))
+        await calm.load(thread)
+        await calm.append(thread, [f"next.{n}"], extra={"b": f"next.{n}"})
+        await calm.load(thread)
+
+    check_linearizable(THREAD, [*mine.history, *calm.history])
+
+
 @clause("cancel.merge-is-whole", level=CONCURRENT)
 async def merge_is_whole(case: Case) -> None:
     """A cancelled merge writes all of its keys or none; the next merge works."""

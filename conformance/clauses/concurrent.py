@@ -142,6 +142,54 @@ async def loads_are_snapshots(case: Case) -> None:
             await asyncio.gather(*readers)
 
 
+@clause("concurrent.append-and-extra-are-one", level=CONCURRENT)
+async def append_and_extra_are_one(case: Case) -> None:
+    """A reader sees the messages and the extra of an append together, or neither."""
+    thread = case.id()
+    done = asyncio.Event()
+
+    async def write(cp: Store, count: int) -> None:
+        version = 0
+
+        for _ in range(count):
+            # ``n`` is always the number of messages: a writer that is late tries again.
+            while True:
+                try:
+                    version = await cp.append(
+                        thread,
+                        [{"n": version + 1}, {"n": version + 2}],
+                        expected_version=version,
+                        extra={"n": version + 2},
+                    )
+                except VersionConflict as exc:
+                    version = exc.actual
+                else:
+                    break
+
+            await asyncio.sleep(0)  # an in-memory store never yields to the event loop
+
+    async def read(cp: Store) -> None:
+        while not done.is_set():
+            loaded = await cp.load(thread)
+            version, extra = (loaded.version, loaded.extra) if loaded else (0, {"n": 0})
+            assert extra == {"n": version}
+            await asyncio.sleep(0)
+
+    async with handles(case) as cps:
+        readers = [asyncio.create_task(read(cp)) for cp in cps]
+
+        try:
+            count = case.times(40)
+            await asyncio.gather(*(write(cps[n], count) for n in range(3)))
+        finally:
+            done.set()
+            await asyncio.gather(*readers)
+
+    loaded = await case.cp.load(thread)
+    assert loaded is not None
+    assert loaded.version == 3 * 2 * count
+
+
 @clause("concurrent.one-claims-a-key", level=CONCURRENT)
 async def one_claims_a_key(case: Case) -> None:
     """Of concurrent claims of a key, in any threads, exactly one succeeds."""

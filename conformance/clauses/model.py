@@ -114,11 +114,18 @@ class _Machine(RuleBasedStateMachine):
         thread=_threads,
         messages=st.lists(_objects, max_size=3),
         expected_version=st.none() | st.integers(0, 6),
+        extra=st.none() | _objects,
     )
     def append(
-        self, thread: str, messages: list[Any], expected_version: int | None
+        self,
+        thread: str,
+        messages: list[Any],
+        expected_version: int | None,
+        extra: dict[str, Any] | None,
     ) -> None:
-        self.do("append", thread, messages, expected_version=expected_version)
+        options = {"expected_version": expected_version, "extra": extra}
+        given = {name: value for name, value in options.items() if value is not None}
+        self.do("append", thread, messages, **given)
         self.do("load", thread)
 
     @rule(thread=_threads, extra=_objects)

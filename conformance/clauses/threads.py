@@ -161,6 +161,7 @@ async def updated_by_every_change(case: Case) -> None:
         "save_extra": lambda: case.cp.save_extra(thread, {"k": 1}),
         "record_issued": lambda: case.cp.record_issued(thread, call),
         "record_result": lambda: case.cp.record_result(thread, call.call_id, 1),
+        "append of extra": lambda: case.cp.append(thread, [], extra={"k": 2}),
     }
 
     for name, change in changes.items():
@@ -186,6 +187,7 @@ async def updated_by_changes_only(case: Case) -> None:
     await _clock_passes(case, before.updated_at)
     await cp.load(thread)
     await cp.append(thread, [])
+    await cp.append(thread, [], extra={})
     await cp.save_extra(thread, {})
     await cp.record_issued(thread, call)
     await cp.record_issued(thread, case.call(call.idempotency_key))

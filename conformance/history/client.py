@@ -28,17 +28,23 @@ async def use_threads(
         await asyncio.sleep(pace)
         thread = random.choice(threads)
         tokens = [f"{recorder.client}.{n}.{i}" for i in range(random.choice((1, 1, 3)))]
+        keys = random.sample("abc", random.randint(1, 3))
+        extra = dict.fromkeys(keys, f"{recorder.client}.{n}")
         dice = random.random()
 
-        if dice < 0.35:
+        if dice < 0.25:
             await recorder.append(thread, tokens)
-        elif dice < 0.55:
+        elif dice < 0.35:
+            await recorder.append(thread, tokens, extra=extra)
+        elif dice < 0.45:
             # The last version that this client saw: current often enough.
             await recorder.append(thread, tokens, versions[thread])
+        elif dice < 0.55:
+            await recorder.append(thread, tokens, versions[thread], extra)
+        elif dice < 0.6:
+            await recorder.append(thread, [], versions[thread], extra)
         elif dice < 0.75:
-            value = f"{recorder.client}.{n}"
-            keys = random.sample("abc", random.randint(1, 3))
-            await recorder.save_extra(thread, dict.fromkeys(keys, value))
+            await recorder.save_extra(thread, extra)
         else:
             await recorder.load(thread)
 

@@ -34,16 +34,16 @@ class _Thread:
         tokens, extra = state
 
         if op.kind == "append":
-            more, expected = op.args
+            more, expected, items = op.args
 
             if expected not in (None, len(tokens)):
                 return state, ("conflict", len(tokens))
 
-            return (tokens + more, extra), ("version", len(tokens) + len(more))
+            tokens += more
+            return (tokens, _merged(extra, items)), ("version", len(tokens))
 
         if op.kind == "save_extra":
-            merged = dict(extra) | dict(op.args)
-            return (tokens, tuple(sorted(merged.items()))), ("done",)
+            return (tokens, _merged(extra, op.args)), ("done",)
 
         assert op.kind == "load"
 
@@ -51,6 +51,10 @@ class _Thread:
             return state, ("nothing",)
 
         return state, ("loaded", tokens, extra)
+
+
+def _merged(extra: State, items: State) -> State:
+    return tuple(sorted((dict(extra) | dict(items)).items()))
 
 
 class _Key:

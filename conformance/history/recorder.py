@@ -41,7 +41,11 @@ class Recorder:
         self._sink = sink
 
     async def append(
-        self, thread: str, tokens: Sequence[str], expected: int | None = None
+        self,
+        thread: str,
+        tokens: Sequence[str],
+        expected: int | None = None,
+        extra: Mapping[str, str] | None = None,
     ) -> None:
         async def run() -> tuple[Any, ...]:
             try:
@@ -49,13 +53,15 @@ class Recorder:
                     thread,
                     [{"token": token} for token in tokens],
                     expected_version=expected,
+                    extra=extra,
                 )
             except VersionConflict as exc:
                 return "conflict", exc.actual
 
             return "version", version
 
-        await self._record(thread, "append", (tuple(tokens), expected), run)
+        items = tuple((extra or {}).items())
+        await self._record(thread, "append", (tuple(tokens), expected, items), run)
 
     async def save_extra(self, thread: str, extra: Mapping[str, Any]) -> None:
         async def run() -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ They prove that each clause can fail, and show which defect it catches.
 
 from tests.broken import (  # noqa: F401  # each module registers its backends
     appends,
+    appends_extra,
     cancelled,
     claims,
     costs,

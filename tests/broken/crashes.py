@@ -58,7 +58,8 @@ class Disk(Reference):
     async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
         async with self._turn() as log:
             version = await super().append(thread_id, messages, **options)
-            self._write(log, ["append", thread_id, list(messages)])
+            extra = options.get("extra")
+            self._write(log, ["append", thread_id, list(messages), extra])
             return version
 
     async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
@@ -114,7 +115,7 @@ class Disk(Reference):
 
     async def _replay(self, kind: str, thread_id: str, *args: Any) -> None:
         if kind == "append":
-            await super().append(thread_id, *args)
+            await super().append(thread_id, args[0], extra=args[1])
         elif kind == "save_extra":
             await super().save_extra(thread_id, *args)
         elif kind == "record_issued":

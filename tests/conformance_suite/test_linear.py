@@ -27,7 +27,14 @@ def append(
 ) -> Op:
     given = tuple(f"{client}.{token}" for token in tokens)
     out = None if version is None else ("version", version)
-    return op(client, start, end, "append", given, None, out=out)
+    return op(client, start, end, "append", given, None, (), out=out)
+
+
+def append_with_extra(
+    start: int, end: int | None, token: str, expected: int | None, out: Out
+) -> Op:
+    extra = (("k", token),)
+    return op("a", start, end, "append", (token,), expected, extra, out=out)
 
 
 def load(start: int, end: int, *tokens: str, extra: tuple[Any, ...] = ()) -> Op:
@@ -67,6 +74,11 @@ EXPLAINED: dict[str, list[Op]] = {
         load(4, 5, "b.y"),
         load(6, 7, "b.y", "a.x"),
     ],
+    "an append with extra": [
+        append_with_extra(1, 2, "x", 0, ("version", 1)),
+        append_with_extra(3, 4, "y", 0, ("conflict", 1)),
+        load(5, 6, "x", extra=(("k", "x"),)),
+    ],
     "unknown outcome, never applied": [
         append("a", 1, None, "x", None),
         append("b", 2, 3, "y", 1),
@@ -94,6 +106,15 @@ UNEXPLAINED: dict[str, list[Op]] = {
         load(2, 3, "a.x"),
         op("reader", 4, 5, "load", out=("nothing",)),
     ],
+    "an append without its extra": [
+        append_with_extra(1, 2, "x", 0, ("version", 1)),
+        load(3, 4, "x"),
+    ],
+    "the extra of an append that conflicts": [
+        append("b", 1, 2, "x", 1),
+        append_with_extra(3, 4, "y", 0, ("conflict", 1)),
+        load(5, 6, "b.x", extra=(("k", "y"),)),
+    ],
     "an order that contradicts the versions": [
         append("a", 1, 10, "x", 2),
         append("b", 2, 9, "y", 1),
@@ -108,7 +129,7 @@ UNEXPLAINED: dict[str, list[Op]] = {
         load(2, 3, "a.x"),
     ],
     "a conflict at the current version": [
-        op("a", 1, 2, "append", ("a.x",), 0, out=("conflict", 0)),
+        op("a", 1, 2, "append", ("a.x",), 0, (), out=("conflict", 0)),
     ],
 }
 
