@@ -22,6 +22,7 @@ from conformance.clauses import (  # noqa: F401, I001  # the order of the report
     concurrent,
     linearizable,
     cancel,
+    cancel_order,
     kill,
     server,
     bounded,

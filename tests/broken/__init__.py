@@ -13,6 +13,7 @@ from tests.broken import (  # noqa: F401  # each module registers its backends
     erasing,
     extras,
     handles,
+    late,
     loads,
     patterns,
     races,
