@@ -1,4 +1,4 @@
-"""Limits: ``max_payload`` is the largest number of stored bytes of one value."""
+"""Limits in bytes of JSON: ``max_payload`` of a value, ``max_append`` of an append."""
 
 from __future__ import annotations
 
@@ -94,6 +94,56 @@ async def payload_is_of_one(case: Case) -> None:
         assert version == 20
         assert loaded is not None
         assert len(loaded.extra) == 20
+
+
+@clause("limits.append-is-inclusive", "max_append")
+async def append_is_inclusive(case: Case) -> None:
+    """An append, or a merge, of exactly max_append bytes is stored."""
+    thread, other = case.id(), case.id()
+    value: Any = "x" * (LIMIT // 4 - len('"k"') - len('""'))
+
+    async with case.open(max_append=LIMIT) as cp:
+        version = await cp.append(thread, [_of_size(LIMIT // 4)] * 4)
+        assert version == 4
+        version = await cp.append(
+            thread, [_of_size(LIMIT // 4, "é")] * 3, extra={"k": value}
+        )
+        await cp.save_extra(other, dict.fromkeys("abcd", value))
+        loaded = await cp.load(thread)
+        merged = await cp.load(other)
+        assert version == 7
+        assert loaded is not None
+        assert loaded.version == 7
+        assert loaded.extra == {"k": value}
+        assert merged is not None
+        assert merged.extra == dict.fromkeys("abcd", value)
+
+
+@clause("limits.append-too-large", "max_append")
+async def append_too_large(case: Case) -> None:
+    """More than max_append bytes raise PayloadTooLarge, and nothing is written."""
+    thread = case.id()
+    quarter: Any = _of_size(LIMIT // 4, "€")
+
+    async with case.open(max_append=LIMIT) as cp:
+        with raises(PayloadTooLarge, "messages"):
+            await cp.append(thread, [*[quarter] * 4, {}])
+
+        with raises(PayloadTooLarge, "one message"):
+            await cp.append(thread, [_of_size(LIMIT + 1)])
+
+        with raises(PayloadTooLarge, "messages with extra") as caught:
+            await cp.append(thread, [quarter] * 4, extra={"k": 1})
+
+        with raises(PayloadTooLarge, "extra without messages"):
+            await cp.append(thread, [], extra=dict.fromkeys("abcde", quarter))
+
+        with raises(PayloadTooLarge, "a merge"):
+            await cp.save_extra(thread, dict.fromkeys("abcde", quarter))
+
+        assert caught.error.limit == LIMIT
+        assert caught.error.size > LIMIT
+        assert await cp.load(thread) is None
 
 
 @clause("limits.a-megabyte-by-default")

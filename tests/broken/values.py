@@ -246,6 +246,27 @@ class LimitsTheSum(Broken):
         return await super().append(thread_id, messages, **options)
 
 
+@breaks("limits.append-is-inclusive")
+class LimitsAppendsExclusively(Broken):
+    def __init__(self, *, max_append: int = 2**26, **options: Any) -> None:
+        super().__init__(max_append=max_append - 1, **options)
+
+
+@breaks("limits.append-too-large")
+class LimitsTheMessagesOnly(Broken):
+    """Does not count the extra of an append."""
+
+    async def append(
+        self, thread_id: str, messages: Any, *, extra: Any = None, **options: Any
+    ) -> int:
+        version = await super().append(thread_id, messages, **options)
+
+        if extra:
+            await self.save_extra(thread_id, extra)
+
+        return version
+
+
 @breaks("limits.a-megabyte-by-default")
 class LimitsToOneMegabyte(Broken):
     def __init__(self, *, max_payload: int = 2**20, **options: Any) -> None:
