@@ -105,12 +105,7 @@ class Codec(Generic[MessageT]):
         """Check and encode the arguments of ``append``."""
         thread_id = check_id("thread_id", thread_id)
 
-        if not isinstance(messages, (list, tuple)) and (
-            not isinstance(messages, Sequence) or isinstance(messages, (str, bytes))
-        ):
-            raise TypeError(
-                f"messages must be a list or tuple, not {type(messages).__name__}"
-            )
+        _check_sequence("messages", messages)
 
         if expected_version is not None:
             if type(expected_version) is not int:
@@ -173,6 +168,8 @@ class Codec(Generic[MessageT]):
             raise TypeError(f"dump must be a ThreadDump, not {type(dump).__name__}")
 
         thread_id = check_id("thread_id", dump.thread_id)
+        _check_sequence("messages", dump.messages)
+        _check_sequence("calls", dump.calls)
         bodies = [self._encode(one, (i,)) for i, one in enumerate(dump.messages)]
         calls = [self._encode_record(thread_id, record) for record in dump.calls]
         _check_calls(calls)
@@ -294,6 +291,9 @@ class Codec(Generic[MessageT]):
 
     def _encode_record(self, thread_id: str, record: CallRecord) -> StoredCall:
         """Encode a call of a dump."""
+        if not isinstance(record, CallRecord):
+            raise TypeError(f"a call must be a CallRecord, not {type(record).__name__}")
+
         claim = self.claim(thread_id, record.call)
         resolved = record.status != "issued"
 
@@ -451,6 +451,15 @@ def to_micros(time: datetime) -> int:
         raise ValueError(f"a time is a datetime with a time zone, not {time!r}")
 
     return (time - _EPOCH) // timedelta(microseconds=1)
+
+
+def _check_sequence(name: str, value: object) -> None:
+    """Raise ``TypeError`` unless the value is a sequence other than text."""
+    if isinstance(value, (list, tuple)):
+        return
+
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise TypeError(f"{name} must be a list or tuple, not {type(value).__name__}")
 
 
 def _check_calls(calls: Sequence[StoredCall]) -> None:
