@@ -92,10 +92,12 @@ class Case:
 
 
 class raises:
-    """Expect an error of this class or a subclass, and keep it as ``error``."""
+    """Expect an error of one of these classes, and keep it as ``error``."""
 
-    def __init__(self, expected: type[Exception], because: str = "") -> None:
-        self.expected = expected
+    def __init__(
+        self, expected: type[Exception] | tuple[type[Exception], ...], because: str = ""
+    ) -> None:
+        self.expected = expected if isinstance(expected, tuple) else (expected,)
         self.because = because
         self.error: Any = None
 
@@ -107,7 +109,7 @@ class raises:
     ) -> bool:
         about = f" for {self.because}" if self.because else ""
 
-        expected = f"{self.expected.__name__}{about}"
+        expected = " or ".join(kind.__name__ for kind in self.expected) + about
 
         if error is None:
             raise Failure(expected, "no error")

@@ -18,6 +18,7 @@ from conformance.clauses import (  # noqa: F401, I001  # the order of the report
     read,
     receipts,
     erase,
+    move,
     model,
     concurrent,
     linearizable,

@@ -16,7 +16,8 @@ from conformance.history.interrupt import cancelled_after, cancelled_at
 from conformance.history.linear import check_linearizable
 from conformance.history.models import KEY, THREAD
 from conformance.history.recorder import Recorder
-from cpkit import VersionConflict
+from conformance.sample_dumps import made_call, made_dump
+from cpkit import MovesThreads, ThreadDump, VersionConflict
 
 CONCURRENT = Level.CONCURRENT
 
@@ -137,6 +138,28 @@ async def result_is_whole(case: Case) -> None:
         await calm.find_completed(key)
 
     check_linearizable(KEY, [*mine.history, *calm.history])
+
+
+@clause("cancel.restore-is-whole", MovesThreads, level=CONCURRENT)
+async def restore_is_whole(case: Case) -> None:
+    """A cancelled restore creates the whole thread or nothing."""
+
+    def dump() -> ThreadDump:
+        thread = case.id()
+        calls = [made_call(thread, "completed", result=n) for n in range(5)]
+        return made_dump(thread, *calls)
+
+    for cancel in await _moments(case, lambda: case.cp.restore_thread(dump())):
+        given = dump()
+        await cancel(case.cp.restore_thread(given))
+        stored = await case.cp.dump_thread(given.thread_id)
+        found = await case.cp.find_completed(given.calls[-1].call.idempotency_key)
+        assert stored in (None, given)
+        assert (found is None) == (stored is None)
+
+        if stored is None:
+            await case.cp.restore_thread(given)
+            assert await case.cp.dump_thread(given.thread_id) == given
 
 
 @clause("cancel.reads-do-no-harm", level=CONCURRENT)

@@ -9,8 +9,9 @@ from typing import Any
 
 from conformance.case import Case, Store
 from conformance.clause import Level, clause
+from conformance.sample_dumps import made_call, made_dump
 from conformance.workers import workers
-from cpkit import VersionConflict
+from cpkit import KeyTaken, MovesThreads, VersionConflict
 
 CONCURRENT = Level.CONCURRENT
 
@@ -188,6 +189,64 @@ async def append_and_extra_are_one(case: Case) -> None:
     loaded = await case.cp.load(thread)
     assert loaded is not None
     assert loaded.version == 3 * 2 * count
+
+
+@clause("concurrent.dumps-are-snapshots", MovesThreads, level=CONCURRENT)
+async def dumps_are_snapshots(case: Case) -> None:
+    """A dump during writes has the messages and the extra of one moment."""
+    thread = case.id()
+    done = asyncio.Event()
+
+    async def write(cp: Store) -> None:
+        for n in range(1, case.times(40) + 1):
+            await cp.append(thread, [{"n": n}], extra={"n": n})
+            await asyncio.sleep(0)
+
+    async def read(cp: Store) -> None:
+        while not done.is_set():
+            dump = await cp.dump_thread(thread)
+            version, extra = (len(dump.messages), dump.extra) if dump else (0, {"n": 0})
+            assert extra == {"n": version}
+            await asyncio.sleep(0)
+
+    async with handles(case) as cps:
+        readers = [asyncio.create_task(read(cp)) for cp in cps]
+
+        try:
+            await write(cps[0])
+        finally:
+            done.set()
+            await asyncio.gather(*readers)
+
+
+@clause("concurrent.one-restores", MovesThreads, level=CONCURRENT)
+async def one_restores(case: Case) -> None:
+    """Of concurrent restores of an id, or of a key, exactly one succeeds."""
+    async with handles(case) as cps:
+        for same_thread in (True, False) * 4:
+            thread, key = case.id(), case.id("key")
+            dumps = []
+
+            for n in range(6):
+                one = thread if same_thread else case.id()
+                call = made_call(one, "completed", key=None if same_thread else key)
+                dumps.append(made_dump(one, call, messages=[{"n": n}]))
+
+            answers = await asyncio.gather(
+                *(cps[n % 3].restore_thread(dump) for n, dump in enumerate(dumps)),
+                return_exceptions=True,
+            )
+            refused = VersionConflict if same_thread else KeyTaken
+            lost = [answer for answer in answers if isinstance(answer, refused)]
+            assert answers.count(None) == 1
+            assert len(lost) == 5
+
+            won = dumps[answers.index(None)]
+            assert await case.cp.dump_thread(won.thread_id) == won
+
+            if not same_thread:
+                found = await case.cp.find_completed(key)
+                assert found == won.calls[0]
 
 
 @clause("concurrent.one-claims-a-key", level=CONCURRENT)

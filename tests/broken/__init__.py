@@ -15,6 +15,7 @@ from tests.broken import (  # noqa: F401  # each module registers its backends
     handles,
     late,
     loads,
+    moves,
     patterns,
     races,
     reading,
