@@ -28,6 +28,7 @@ from cpkit import (
     ErasesThreads,
     KeepsReceipts,
     ListsThreads,
+    MovesThreads,
     ReadsRanges,
     ToolCall,
 )
@@ -169,9 +170,9 @@ class _Machine(RuleBasedStateMachine):
         self.do("read", thread, start, stop)
 
     @precondition(lambda self: isinstance(self.bench.store, ListsThreads))
-    @rule(prefix=st.sampled_from(["", "a", "A", "ab"]))
-    def list_threads(self, prefix: str) -> None:
-        self.do("list_threads", prefix=prefix)
+    @rule(prefix=st.sampled_from(["", "a", "A", "ab"]), erased=st.booleans())
+    def list_threads(self, prefix: str, erased: bool) -> None:
+        self.do("list_threads", prefix=prefix, erased=erased)
 
     @precondition(lambda self: isinstance(self.bench.store, KeepsReceipts))
     @rule(thread=_threads)
@@ -187,6 +188,25 @@ class _Machine(RuleBasedStateMachine):
     @rule(thread=_threads, forget_keys=st.booleans())
     def delete_thread(self, thread: str, forget_keys: bool) -> None:
         self.do("delete_thread", thread, forget_keys=forget_keys)
+        self.do("load", thread)
+
+        for key in KEYS:
+            self.do("find_completed", key)
+
+    @precondition(lambda self: isinstance(self.bench.store, MovesThreads))
+    @rule(thread=_threads)
+    def dump_thread(self, thread: str) -> None:
+        self.do("dump_thread", thread)
+
+    @precondition(
+        lambda self: (
+            isinstance(self.bench.store, MovesThreads)
+            and isinstance(self.bench.store, ErasesThreads)
+        )
+    )
+    @rule(thread=_threads)
+    def move(self, thread: str) -> None:
+        self.do("move", thread)
         self.do("load", thread)
 
         for key in KEYS:

@@ -10,7 +10,7 @@ from conformance.case import Case, raises
 from conformance.clause import clause
 from conformance.clauses.claim import is_utc
 from conformance.sample_ids import similar_ids
-from cpkit import ListsThreads, ThreadInfo
+from cpkit import ErasesThreads, ListsThreads, ThreadInfo
 
 
 async def _info(case: Case, thread: str) -> ThreadInfo | None:
@@ -221,6 +221,92 @@ async def lists_no_others(case: Case) -> None:
     await case.cp.record_issued(token, case.call(key))
     listed = await case.cp.list_threads(prefix=token)
     assert listed == []
+
+
+async def _with_erased(case: Case, token: str, tails: str) -> None:
+    """For each letter create a thread; delete those of capital letters."""
+    for tail in tails:
+        thread = f"{token}-{tail}"
+        call = case.call()
+        await case.cp.append(thread, [{"n": 1}])
+        await case.cp.record_issued(thread, call)
+        await case.cp.record_result(thread, call.call_id, "paid")
+
+        if tail.isupper():
+            await case.cp.delete_thread(thread)
+
+
+@clause("threads.erased-are-listed", ListsThreads, ErasesThreads)
+async def erased_are_listed(case: Case) -> None:
+    """With erased, ids that have only erased calls are listed too, at version 0."""
+    token = case.id("t")
+    await _with_erased(case, token, "AbCd")
+    await case.cp.append(f"{token}-E", [])
+    await case.cp.delete_thread(f"{token}-F")
+    alive = await case.cp.list_threads(prefix=token)
+    every = await case.cp.list_threads(prefix=token, erased=True)
+    assert [info.thread_id for info in alive] == [f"{token}-b", f"{token}-d"]
+    assert [(info.thread_id, info.version) for info in every] == [
+        (f"{token}-A", 0),
+        (f"{token}-C", 0),
+        (f"{token}-b", 1),
+        (f"{token}-d", 1),
+    ]
+    assert every[2:] == alive
+
+
+@clause("threads.erased-have-times", ListsThreads, ErasesThreads)
+async def erased_have_times(case: Case) -> None:
+    """An id that has only erased calls is listed with the times of its calls."""
+    thread, first, last = case.id(), case.call(), case.call()
+    await case.cp.record_issued(thread, first)
+    await case.cp.record_issued(thread, last)
+    loaded = await case.cp.load(thread)
+    assert loaded is not None
+    done = await case.cp.record_result(thread, first.call_id, "paid")
+    await case.cp.delete_thread(thread)
+    (info,) = await case.cp.list_threads(prefix=thread, erased=True)
+    assert is_utc(info.created_at)
+    assert is_utc(info.updated_at)
+    assert info.created_at == loaded.pending[0].issued_at
+    assert info.updated_at == done.resolved_at
+
+
+@clause("threads.erased-by-pages", ListsThreads, ErasesThreads)
+async def erased_by_pages(case: Case) -> None:
+    """Pages and prefixes apply to ids with only erased calls as to other ids."""
+    token = case.id("t")
+    tails = "AbCDeFGhIjKL"
+    await _with_erased(case, token, tails)
+    expected = sorted(f"{token}-{tail}" for tail in tails)
+
+    for limit in (1, 2, 5, 12, 100):
+        seen: list[str] = []
+        after = None
+
+        while page := await case.cp.list_threads(
+            prefix=token, after=after, limit=limit, erased=True
+        ):
+            assert len(page) == min(limit, len(expected) - len(seen))
+            seen += [info.thread_id for info in page]
+            after = seen[-1]
+
+        assert seen == expected
+
+    one = await case.cp.list_threads(prefix=f"{token}-G", erased=True)
+    assert [info.thread_id for info in one] == [f"{token}-G"]
+
+
+@clause("threads.erased-until-forgotten", ListsThreads, ErasesThreads)
+async def erased_until_forgotten(case: Case) -> None:
+    """An id is not listed as erased after forget_keys; a new thread is listed once."""
+    token = case.id("t")
+    await _with_erased(case, token, "AB")
+    await case.cp.delete_thread(f"{token}-A", forget_keys=True)
+    await case.cp.save_extra(f"{token}-B", {"k": 1})
+    listed = await case.cp.list_threads(prefix=token, erased=True)
+    assert [(info.thread_id, info.version) for info in listed] == [(f"{token}-B", 0)]
+    assert listed == await case.cp.list_threads(prefix=token)
 
 
 @clause("threads.arguments", ListsThreads)

@@ -14,6 +14,7 @@ from cpkit import (
     CheckpointData,
     CheckpointerError,
     MemoryCheckpointer,
+    ThreadDump,
     ToolCall,
     VersionConflict,
 )
@@ -22,7 +23,11 @@ __all__ = ["Script", "Step", "shortened"]
 
 
 class Step(NamedTuple):
-    """A call of a method; `Script` replaces the ids in it by fresh ids."""
+    """A call of a method; `Script` replaces the ids in it by fresh ids.
+
+    Two methods are of the script: ``reopen``, and ``move``, which dumps, deletes and
+    restores a thread.
+    """
 
     method: str
     args: tuple[Any, ...]
@@ -31,6 +36,9 @@ class Step(NamedTuple):
     def __str__(self) -> str:
         if self.method == "reopen":
             return "close the store, and open it again"
+
+        if self.method == "move":
+            return f"dump {self.args[0]!r}, delete it with forget_keys, and restore it"
 
         given = [*map(repr, self.args)]
         given += [f"{name}={value!r}" for name, value in self.options.items()]
@@ -94,6 +102,9 @@ class Script:
             args[-1] = replace(args[-1], idempotency_key=key)
 
         try:
+            if step.method == "move":
+                return self._comparable(await _moved(cp, *args))
+
             return self._comparable(await getattr(cp, step.method)(*args, **options))
         except VersionConflict as exc:
             return ["VersionConflict", exc.expected, exc.actual]
@@ -108,6 +119,11 @@ class Script:
         if isinstance(value, CheckpointData):
             extra = [list(item) for item in sorted(value.extra.items())]
             return [value.messages, extra, self._comparable(value.pending)]
+
+        if isinstance(value, ThreadDump):
+            extra = [list(item) for item in sorted(value.extra.items())]
+            calls = self._comparable(list(value.calls))
+            return [list(value.messages), extra, calls, value.created_at is not None]
 
         if isinstance(value, CallRecord):
             call = value.call
@@ -125,6 +141,17 @@ class Script:
             return [value.thread_id, value.version]
 
         return value
+
+
+async def _moved(cp: Store, thread: str) -> ThreadDump | None:
+    """Forget a thread and restore it from its dump; return the dump."""
+    dump = await cp.dump_thread(thread)
+
+    if dump is not None:
+        await cp.delete_thread(thread, forget_keys=True)
+        await cp.restore_thread(dump)
+
+    return dump
 
 
 async def shortened(

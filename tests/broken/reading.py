@@ -115,6 +115,63 @@ class ListsRefusedClaims(Broken):
         return await super().record_issued(thread_id, call)
 
 
+@breaks("threads.erased-are-listed")
+class IgnoresErased(Broken):
+    async def list_threads(
+        self, *, erased: bool = False, **options: Any
+    ) -> list[ThreadInfo]:
+        return await super().list_threads(**options)
+
+
+@breaks("threads.erased-have-times")
+class ListsErasedWithoutTimes(Broken):
+    async def list_threads(self, **options: Any) -> list[ThreadInfo]:
+        epoch = datetime(1970, 1, 1, tzinfo=UTC)
+        return [
+            info
+            if info.thread_id in self._store.threads
+            else replace(info, created_at=epoch, updated_at=epoch)
+            for info in await super().list_threads(**options)
+        ]
+
+
+@breaks("threads.erased-by-pages")
+class FillsPagesWithThreadsFirst(Broken):
+    """Adds erased ids only where the threads leave room on the page."""
+
+    async def list_threads(
+        self, *, limit: int = 100, erased: bool = False, **options: Any
+    ) -> list[ThreadInfo]:
+        alive = await super().list_threads(limit=limit, **options)
+
+        if not erased:
+            return alive
+
+        every = await super().list_threads(limit=10**9, erased=True, **options)
+        page = [*alive, *(info for info in every if info not in alive)][:limit]
+        return sorted(page, key=lambda info: info.thread_id)
+
+
+@breaks("threads.erased-until-forgotten")
+class ListsForgottenIds(Broken):
+    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+        await super().delete_thread(thread_id, forget_keys=forget_keys)
+
+        if forget_keys:
+            self.__dict__.setdefault("_forgotten", []).append(thread_id)
+
+    async def list_threads(
+        self, *, prefix: str = "", erased: bool = False, **options: Any
+    ) -> list[ThreadInfo]:
+        listed = await super().list_threads(prefix=prefix, erased=erased, **options)
+        now = datetime.now(UTC)
+        forgotten = self.__dict__.get("_forgotten", []) if erased else []
+        listed += [
+            ThreadInfo(one, 0, now, now) for one in forgotten if one.startswith(prefix)
+        ]
+        return sorted(listed, key=lambda info: info.thread_id)
+
+
 @breaks("threads.arguments")
 class AcceptsAnyLimit(Broken):
     async def list_threads(
