@@ -11,7 +11,14 @@ import asyncpg
 import pytest
 from redis.asyncio import Redis
 
-from conformance import ConformanceTests, Harness, URLHarness
+from conformance import (
+    ConformanceTests,
+    Harness,
+    Status,
+    URLHarness,
+    run_clause,
+    select,
+)
 from tests.broken.reference import ReferenceHarness
 from tests.servers.postgres import PostgresServer, shared_postgres
 from tests.servers.redis import RedisServer, shared_redis
@@ -140,6 +147,17 @@ class TestPostgres(ConformanceTests):
     @pytest.fixture
     def harness(self, postgres: Harness) -> Harness:
         return postgres
+
+
+def test_postgres_plans_with_few_threads(postgres: Harness) -> None:
+    """The planner scans the table only where it knows of few threads: a new schema."""
+    if not isinstance(postgres, PostgresHarness):
+        pytest.skip("statistics of the shared server are not this test's")
+
+    (clause,) = select(ids=["bounded.load-beside-huge"])
+    url = f"{postgres.server.url}?schema=few_threads"
+    outcome = run_clause(clause, PostgresHarness(url, postgres.server))
+    assert outcome.status is Status.PASSED, outcome.reason
 
 
 class TestRedis(ConformanceTests):

@@ -26,5 +26,6 @@ from conformance.clauses import (  # noqa: F401, I001  # the order of the report
     cancel_order,
     kill,
     server,
+    paused,
     bounded,
 )

@@ -1,10 +1,15 @@
-"""The cost of an operation does not grow with the thread; counted, not timed."""
+"""The cost of an operation does not grow with the thread, or with other threads.
+
+Costs are counted, not timed. One clause has to time, because the work that it looks for
+is done by the server.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 import threading
+import time
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -189,3 +194,49 @@ async def read_memory(case: Case) -> None:
 async def list_memory(case: Case) -> None:
     """Listing threads does not read their messages."""
     await _check_memory(case, lambda thread, _: case.cp.list_threads(prefix=thread))
+
+
+HUGE, BATCH = 20_000, 2000
+"""Small messages in the huge thread, and in one append to it."""
+
+PAIRS = 31
+"""Loads that are timed, each next to an operation that reads no message."""
+
+SLOWER = 3
+"""How much slower a load may become: far above noise, and below reading 20,000 rows."""
+
+
+async def _relative_cost(case: Case, thread: str) -> float:
+    """Return the median cost of a load, in units of an operation without messages.
+
+    Both are timed next to each other, so that the machine's load affects both.
+    """
+    ratios = []
+
+    for n in range(PAIRS + 5):
+        start = time.perf_counter()
+        await case.cp.load(thread)
+        middle = time.perf_counter()
+        await case.cp.find_completed(thread)
+        end = time.perf_counter()
+
+        if n >= 5:  # the first ones may prepare statements
+            ratios.append((middle - start) / (end - middle))
+
+    return median(ratios)
+
+
+@clause("bounded.load-beside-huge", level=BOUNDED, deadline=100)
+async def load_beside_huge(case: Case) -> None:
+    """A load of a small thread costs no more when a huge thread is in the store."""
+    small, huge = case.id("small"), case.id("huge")
+    await case.cp.append(small, [{"n": n} for n in range(100)])
+    await case.harness.gather_statistics()
+    before = await _relative_cost(case, small)
+
+    for first in range(0, HUGE, BATCH):
+        await case.cp.append(huge, [{"n": n} for n in range(first, first + BATCH)])
+
+    await case.harness.gather_statistics()
+    after = await _relative_cost(case, small)
+    assert after <= SLOWER * before

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from cpkit import CallRecord, JsonValue, ThreadInfo, ToolCall
+from cpkit import CallRecord, CheckpointData, JsonValue, ThreadInfo, ToolCall
 from tests.broken.store import Broken, breaks
 
 
@@ -78,3 +78,14 @@ class LoadsToList(Broken):
             await self.load(info.thread_id)
 
         return listed
+
+
+@breaks("bounded.load-beside-huge")
+class ScansEveryThread(Broken):
+    """Looks at the messages of all threads to find those of one."""
+
+    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
+        for thread in self._store.threads.values():
+            hash(b"".join(body.upper() for body in thread.bodies))
+
+        return await super().load(thread_id)

@@ -1,21 +1,32 @@
-"""Clients of a killed server: untyped errors, lost writes, no reconnect."""
+"""Clients of a killed or paused server: untyped errors, lost writes, endless waits."""
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from conformance.harness import Harness, find
-from cpkit import BackendUnavailable, Durability, Survives
+from cpkit import (
+    BackendUnavailable,
+    CallRecord,
+    CheckpointData,
+    Durability,
+    Survives,
+    VersionConflict,
+)
 from tests.broken.store import Broken, breaks
 
 
 @dataclass
 class ServedHarness(Harness):
-    """Opens a `Served`, or a subclass, and kills its simulated server."""
+    """Opens a `Served`, or a subclass, and kills or pauses its simulated server."""
 
     kind: str
     folder: str
+
+    options = Harness.options | {"timeout"}
 
     def open(self, **options: Any) -> Served:
         opened: Served = find(self.kind)(**options)
@@ -30,17 +41,62 @@ class ServedHarness(Harness):
     async def start(self) -> None:
         find(self.kind).up = True
 
+    async def pause(self) -> None:
+        find(self.kind).paused = True
+
+    async def resume(self) -> None:
+        find(self.kind).paused = False
+
 
 class Served(Broken):
     """The reference behind a simulated server, which keeps its data when killed."""
 
     up: ClassVar[bool] = True
+    paused: ClassVar[bool] = False
     down: ClassVar[Exception] = BackendUnavailable("broken", "connection refused")
+
+    def __init__(self, *, timeout: float = 30, **options: Any) -> None:
+        super().__init__(**options)
+        self._timeout: float | None = timeout
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
+        await self._reach()
         self._check_usable()
         return self
+
+    async def append(self, *args: Any, **options: Any) -> int:
+        await self._reach()
+        return await super().append(*args, **options)
+
+    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
+        await self._reach()
+        return await super().load(thread_id)
+
+    async def save_extra(self, *args: Any) -> None:
+        await self._reach()
+        await super().save_extra(*args)
+
+    async def record_issued(self, *args: Any) -> CallRecord | None:
+        await self._reach()
+        return await super().record_issued(*args)
+
+    async def record_result(self, *args: Any, **options: Any) -> CallRecord:
+        await self._reach()
+        return await super().record_result(*args, **options)
+
+    async def find_call(self, idempotency_key: str) -> CallRecord | None:
+        await self._reach()
+        return await super().find_call(idempotency_key)
+
+    async def _reach(self) -> None:
+        """Wait for a paused server, until the timeout."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                while self.paused:  # noqa: ASYNC110  # a flag for the loops of all clauses
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            raise BackendUnavailable("broken", "late", maybe_applied=True) from None
 
     def _check_usable(self) -> None:
         super()._check_usable()
@@ -82,3 +138,50 @@ class NeverReconnects(Served):
 
         if self._disconnected:
             raise self.down
+
+
+@breaks("server.paused-is-unavailable", harness=ServedHarness, hangs=True)
+class HasNoTimeout(Served):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._timeout = None
+
+
+@breaks("server.paused-is-honest", harness=ServedHarness)
+class SaysThatNothingWasWritten(Served):
+    """Calls an append that timed out not applied; the server applies it later."""
+
+    received: ClassVar[list[tuple[Any, Any]]] = []
+
+    async def append(self, *args: Any, **options: Any) -> int:
+        try:
+            return await super().append(*args, **options)
+        except BackendUnavailable:
+            self.received.append((args, options))
+            raise BackendUnavailable("broken", "late") from None
+
+    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
+        loaded = await super().load(thread_id)
+
+        while self.received:
+            args, options = self.received.pop()
+
+            with suppress(VersionConflict):
+                await super().append(*args, **options)
+
+        return loaded
+
+
+@breaks("server.paused-handle-comes-back", harness=ServedHarness)
+class StaysTimedOut(Served):
+    """Does not replace a connection whose operation timed out."""
+
+    async def _reach(self) -> None:
+        try:
+            await super()._reach()
+        except BackendUnavailable:
+            self._timeout = -1
+            raise
+
+        if self._timeout == -1:
+            raise BackendUnavailable("broken", "late", maybe_applied=True)
