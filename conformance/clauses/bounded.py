@@ -196,14 +196,14 @@ async def list_memory(case: Case) -> None:
     await _check_memory(case, lambda thread, _: case.cp.list_threads(prefix=thread))
 
 
-HUGE, BATCH = 20_000, 2000
+HUGE, BATCH = 50_000, 5000
 """Small messages in the huge thread, and in one append to it."""
 
 PAIRS = 31
 """Loads that are timed, each next to an operation that reads no message."""
 
 SLOWER = 3
-"""How much slower a load may become: far above noise, and below reading 20,000 rows."""
+"""How much slower a load may become: far above noise, and below reading 50,000 rows."""
 
 
 async def _relative_cost(case: Case, thread: str) -> float:
