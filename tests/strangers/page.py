@@ -31,9 +31,10 @@ Each failed clause of the level *core* is listed with what was seen and with its
 
 - **store**: the store behaves differently from the contract. In most cases the store
   never promised this behaviour.
-- **lacks**: the clause needs calls or extra, and the store does not have them. Many
-  clauses write messages, extra and calls to check that they are independent. A failure
-  of such a clause says nothing about the parts that the store has.
+- **lacks**: the clause needs calls, extra or an append with extra, and the store does
+  not have them. Many clauses write messages, extra and calls to check that they are
+  independent. A failure of such a clause says nothing about the parts that the store
+  has.
 - **adapter**: the adapter causes the failure. No store takes an expected version, so
   the adapter loads, compares and then appends. It also converts messages to lists or
   models.

@@ -1,10 +1,11 @@
 """Adapters from the stores of other projects to the contract.
 
 An adapter adds nothing: it checks nothing, translates no error and keeps no state. So
-what the suite finds is the behaviour of the store, with three exceptions:
+what the suite finds is the behaviour of the store, with four exceptions:
 
 - No store takes an expected version. So the adapter compares the version before it
   appends; another writer can append between these two steps.
+- No store writes messages and extra in one step. So an append with extra raises.
 - No store records calls. So the three call methods raise.
 - CubePi's messages are models. So a message is stored as the ``metadata`` of a model.
 """
@@ -32,6 +33,11 @@ __all__ = [
 ]
 
 Message = dict[str, Any]
+
+
+def _check_no_extra(extra: object) -> None:
+    if extra is not None:
+        raise NotImplementedError("the store does not write extra with messages")
 
 
 class _NoCalls:
@@ -75,7 +81,9 @@ class _CubePi(_NoCalls):
         messages: Sequence[Message],
         *,
         expected_version: int | None = None,
+        extra: Mapping[str, JsonValue] | None = None,
     ) -> int:
+        _check_no_extra(extra)
         data = await self.inner.load(thread_id)
         version = 0 if data is None else len(data.messages)
 
@@ -152,7 +160,9 @@ class _Agents(_NoCalls):
         messages: Sequence[Message],
         *,
         expected_version: int | None = None,
+        extra: Mapping[str, JsonValue] | None = None,
     ) -> int:
+        _check_no_extra(extra)
         version = len(await self.of(thread_id).get_items())
 
         if expected_version not in (None, version):
