@@ -6,14 +6,15 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
 from cpkit.driver.codec import Codec
 from cpkit.driver.ids import check_id
 from cpkit.driver.lifecycle import Lifecycle
-from cpkit.driver.writes import Append
+from cpkit.driver.store import Limits
+from cpkit.driver.writes import Append, stored_size
 from cpkit.errors import BackendUnavailable, CheckpointerError, VersionConflict
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, CheckpointData, JsonValue, ToolCall
@@ -32,7 +33,8 @@ class _Buffer:
 
     thread_id: str
     base: int
-    bodies: list[bytes] = field(default_factory=list)
+    bodies: list[bytes]
+    size: int
     timer: asyncio.TimerHandle | None = None
     # Whether a write of these messages may have been applied without an answer.
     maybe_stored: bool = False
@@ -89,6 +91,12 @@ class BufferedCheckpointer(Generic[MessageT]):
 
     async def __aenter__(self) -> Self:
         self._lifecycle.begin()
+        limits = getattr(self._inner, "limits", None)
+
+        if isinstance(limits, Limits):
+            self._codec.max_payload = min(self._codec.max_payload, limits.max_value)
+            self._codec.max_append = min(self._codec.max_append, limits.max_append)
+
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -231,6 +239,10 @@ class BufferedCheckpointer(Generic[MessageT]):
             if write.expected_version not in (None, version):
                 raise VersionConflict(write.thread_id, write.expected_version, version)
 
+            if buffer.size + stored_size(write) > self._codec.max_append:
+                await self._write(buffer)  # one append cannot hold both
+                return await self._append_first(write, extra, is_due)
+
             if (
                 is_due
                 or version + len(write.bodies) - buffer.base >= self._max_messages
@@ -240,6 +252,7 @@ class BufferedCheckpointer(Generic[MessageT]):
                 await self._write(buffer, write.bodies, extra)
             else:
                 buffer.bodies += write.bodies
+                buffer.size += stored_size(write)
 
             return version + len(write.bodies)
 
@@ -258,7 +271,7 @@ class BufferedCheckpointer(Generic[MessageT]):
         if is_due or not write.bodies:
             return version
 
-        buffer = _Buffer(write.thread_id, version, write.bodies)
+        buffer = _Buffer(write.thread_id, version, write.bodies, stored_size(write))
         self._buffers[write.thread_id] = buffer
         self._start_timer(buffer)
         return buffer.version

@@ -117,7 +117,10 @@ class _Moves(BufferedCheckpointer[MessageT]):
 
     async def restore_thread(self, dump: ThreadDump) -> None:
         self._lifecycle.check()
-        await self._lifecycle.run_shielded(self._flush(dump.thread_id))
+
+        if isinstance(dump, ThreadDump):  # the store refuses anything else
+            await self._lifecycle.run_shielded(self._flush(dump.thread_id))
+
         await self._inner.restore_thread(dump)
 
 

@@ -93,6 +93,27 @@ async def test_a_number_of_messages_is_written_in_one_append(
         assert cp.buffered == {}
 
 
+async def test_a_buffer_never_exceeds_max_append() -> None:
+    """The buffer is written before it is too large for one append of the store."""
+    message = {"text": "x" * 400}
+
+    async with (
+        MemoryCheckpointer[Any](max_append=1000) as small,
+        with_cadence(small, Cadence.every(50)) as cp,
+    ):
+        for n in range(1, 6):
+            assert await cp.append("t", [message], expected_version=n - 1) == n
+            assert len(await small.read("t")) == (n - 1) // 2 * 2
+
+        assert await cp.append("t", [message], extra={"k": "x" * 300}) == 6
+        assert await small.read("t") == [message] * 6
+
+        with pytest.raises(PayloadTooLarge):
+            await cp.append("t", [message] * 3)
+
+        assert cp.buffered == {}
+
+
 async def test_each_thread_is_counted_separately(
     store: MemoryCheckpointer[Any],
 ) -> None:
@@ -554,10 +575,10 @@ async def test_a_repeated_append_that_was_applied_is_a_conflict(
 async def test_a_message_that_the_store_refuses_stays_buffered(
     store: MemoryCheckpointer[Any],
 ) -> None:
-    """The store has a lower limit than the wrapper knows."""
+    """The store has a lower limit than the wrapper knows: a spy has no ``limits``."""
     async with (
         MemoryCheckpointer[Any](max_payload=50) as strict,
-        with_cadence(strict, Cadence.every(10)) as cp,
+        with_cadence(RangeSpy(strict), Cadence.every(10)) as cp,
     ):
         await cp.append("t", [user("a" * 100)])
 
