@@ -80,7 +80,7 @@ async def _answers(case: Case, thread: str, keys: list[str]) -> dict[str, Any]:
 
 
 @clause("move.missing-is-none", MovesThreads)
-async def missing_is_none(case: Case) -> None:
+async def missing_returns_none(case: Case) -> None:
     """A dump of a missing thread is None, and records nothing."""
     thread = case.id()
     assert await case.cp.dump_thread(thread) is None

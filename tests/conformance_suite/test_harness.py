@@ -93,6 +93,22 @@ def test_a_harness_without_address_lacks_processes() -> None:
     assert URLHarness("memory://").lacks("handles")
 
 
+def test_a_harness_lacks_what_it_does_not_define() -> None:
+    """Killing and pausing a server are optional; an unknown ability is an error."""
+
+    class Served(Mine):
+        async def pause(self) -> None:
+            raise NotImplementedError
+
+    assert "kill" in (Mine("x").lacks("server") or "")
+    assert "pause" in (Mine("x").lacks("pause") or "")
+    assert Served("x").lacks("pause") is None
+    assert Mine("x").lacks("max_append") is None
+
+    with pytest.raises(ValueError, match="'flying'"):
+        Mine("x").lacks("flying")
+
+
 def test_a_factory_takes_the_options_of_its_signature() -> None:
     """A clause that needs another option is skipped."""
     harness = FactoryHarness(f"{__name__}:open_plain")
