@@ -7,9 +7,9 @@
 4. Run the handler, and write heartbeats while it runs.
 5. Record the outcome, and act on the record that comes back.
 
-A crash before step 3 leaves at most an approval request. A crash after it leaves an
-issued call, and the store cannot show whether the effect happened. So such an effect
-runs again only by the answer of ``verify``, by the decision of a person, or by
+A crash before step 3 leaves nothing, except perhaps an approval request. A crash after
+it leaves an issued call, and the store cannot show whether the effect happened. Such an
+effect runs again only if ``verify`` says so, if a person decides so, or after
 ``stale_after`` with a handler that passes the key downstream.
 """
 
@@ -54,8 +54,9 @@ __all__ = ["EffectRun", "RunResult"]
 class RunResult:
     """How a run ended: the key's record, and what this caller alone knows.
 
-    ``raised`` is the exception of the caller's own handler. ``unrecorded`` is the
-    outcome of a handler whose record was erased or forgotten while it ran.
+    ``raised`` is the exception of this caller's handler, or the reason why its result
+    could not be stored. ``unrecorded`` is the outcome of a handler whose record was
+    erased or forgotten while it ran.
     """
 
     record: CallRecord | None
@@ -99,12 +100,13 @@ class EffectRun:
         self._trail = trail
         self._on_superseded = on_superseded
         self._outcome: Outcome | None = None
-        """The outcome of the handler, once it ended."""
+        """The outcome of the handler; ``None`` until the handler has ended."""
 
     async def run(self, handler: Handler, *, wants_attempt: bool = True) -> RunResult:
         """Run the effect, wait for the process that runs it, or replay its record.
 
-        Without ``wants_attempt`` the handler gets attempt 0, which saves a read.
+        Without ``wants_attempt`` the attempt number is not read, which saves a read,
+        and the handler gets 0.
         """
         record = await self._attempts.cp.find_completed(self._plan.effect.key)
 
@@ -124,6 +126,8 @@ class EffectRun:
                 attempt = 0 if record is None else record.attempt
                 result = await self._perform(handler, self._effect(attempt))
 
+                # None: taken over, and the key is free. Claim again and record the same
+                # outcome; the handler is not called twice.
                 if result is not None:
                     return result
         finally:
@@ -178,7 +182,8 @@ class EffectRun:
 
             result = await self._record(effect, self._outcome)
         except asyncio.CancelledError:
-            # The outcome is known if the handler ended. Recording is idempotent.
+            # If the handler has ended, its outcome is known. Recording it twice is
+            # safe.
             if self._outcome is not None:
                 await self._claim.abandon(self._outcome)
                 await heartbeat.delete()
@@ -231,8 +236,10 @@ class EffectRun:
 
         await self._report_superseded(effect, record)
 
+        # success=False means released: the attempt had no effect. An error that was
+        # recorded as the result has success=True.
         if not outcome.success:
-            # The attempt had no effect, so the other outcome does not matter to it.
+            # So this caller reports its own error, whatever the other attempt recorded.
             return RunResult(record, False, outcome.raised)
 
         return self._replay(record) if record.status == "completed" else None

@@ -1,10 +1,9 @@
 """Which entry each entry of a log follows, by its place in the log.
 
 A parent may stand before or after its child: links are made when all entries are
-known. Two kinds of entries name a parent that cannot be used, and are *orphans*: the
-named parent is not in the log, or the entry is the first in the log of entries that
-follow each other in a cycle. An orphan and the entries that follow it stay together.
-They continue the entry that stands before the first of them.
+known. An entry is an *orphan* if the parent that it names is not in the log, or if it
+is the earliest entry of a cycle of parents. An orphan keeps its descendants. It gets as
+parent the entry just before the earliest of the orphan and its descendants.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def link(
 
 
 def newest_leaf(parents: Sequence[int], place: int) -> int:
-    """Return the last place at which a branch through this entry ends."""
+    """Return the largest place of a leaf that descends from this entry, or is it."""
     children: dict[int, list[int]] = defaultdict(list)
 
     for child, parent in enumerate(parents):
@@ -90,13 +89,14 @@ def _break_cycles(parents: list[int]) -> None:
 
 
 def _attach(parents: list[int], orphans: Sequence[int]) -> None:
-    """Let each orphan follow the entry before its own first follower.
+    """Give each orphan the parent that the module's docstring says.
 
-    That entry is never one of its followers, so no new cycle is made. ``up`` is a
-    union-find over the trees that exist so far, because a walk to the root for each
-    orphan would take quadratic time in a damaged log.
+    That parent stands before all of the orphan's descendants, so it is not one of them
+    and no new cycle is made. ``up`` is a union-find over the trees that exist so far,
+    because a walk to the root for each orphan would take quadratic time in a damaged
+    log. ``first`` has, for each root, the earliest entry of its tree.
     """
-    up = [max(parent, NO_PARENT) for parent in parents]
+    up = [max(parent, NO_PARENT) for parent in parents]  # orphans are roots too
     first = list(range(len(parents)))
 
     def root_of(place: int) -> int:
