@@ -116,7 +116,7 @@ MessageT = TypeVar("MessageT")
 SCRIPT = files("cpkit_redis").joinpath("operations.lua").read_bytes()
 SHA = hashlib.sha1(SCRIPT, usedforsecurity=False).hexdigest()
 
-# Threads in one answer: the server does nothing else meanwhile.
+# Threads in one reply; small, because the server does nothing else meanwhile.
 _PAGE = 1000
 
 # Bytes of a restored thread in one round trip.
@@ -145,11 +145,12 @@ class RedisStore:
     erases = True
 
     def __init__(self, where: str | Redis, options: RedisOptions) -> None:
-        self._where = where  # a Sentinel's connections refer to it weakly
+        # Kept alive here: a Sentinel's connections have only a weak reference to it.
+        self._where = where
         self._prefix = options.prefix
         self._base = f"{options.prefix}:".encode()
         self._pool = pool_of(where, options.pool_size, options.connect_timeout)
-        # The pool raises where it has no connection left; callers wait here before.
+        # Callers wait for a place here first: the pool raises when it is exhausted.
         self._slots = asyncio.Semaphore(options.pool_size)
         address = name_of(where, self._pool)
         self.name = f"{address}{'&' if '?' in address else '?'}prefix={options.prefix}"
@@ -223,13 +224,16 @@ class RedisStore:
 
             self._check_version(created)
         except StoreFailure as refused:
-            # A store on a server that refuses writes for now can be read.
+            # An existing store can be opened and read while the server refuses writes.
             if found is None or code_of(refused.reason) not in UNWRITABLE:
                 raise
 
-        # A message is at least one byte, and one more separates it from the next.
+        # Half of the server's limit: messages are sent with a separator each, and a
+        # message may be a single byte. A restore is sent in parts, so it has no limit.
         largest = min(int(config.get(name, _LIMITS[name])) for name in _LIMITS) // 2
-        self.limits = Limits(largest, largest, Limits().max_append)
+        self.limits = Limits(
+            max_value=largest, max_append=largest, max_restore=Limits().max_append
+        )
         self._durability = durability_of(config, info)
 
     async def close(self) -> None:
