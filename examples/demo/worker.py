@@ -100,10 +100,11 @@ class PausingStore:
         messages: Sequence[Message],
         *,
         expected_version: int | None = None,
+        extra: Mapping[str, JsonValue] | None = None,
     ) -> int:
         await self._points.pause(thread_id, "append")
         version = await self._cp.append(
-            thread_id, messages, expected_version=expected_version
+            thread_id, messages, expected_version=expected_version, extra=extra
         )
         self._points.report(thread_id, "appended", version=version)
         return version
