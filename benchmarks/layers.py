@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from itertools import count
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -153,18 +152,13 @@ async def _postgres(
     held = await asyncpg.connect(server)
     stack.push_async_callback(held.close)
     store = cp._store
-    append = await held.prepare(filled(queries.APPEND_NEXT, store._schema))
+    append = await held.prepare(filled(queries.APPEND, store._schema))
     find = await held.prepare(filled(queries.HOLDER, store._schema))
-    await cp.append(thread, messages(7, 1))  # so that the store knows the end
-    number, version = store._ends[thread]
-    body = _BODY.decode()
-    positions = count(version)
+    values = (thread, None, _BODY.decode(), None)
     return {
-        "the statement, prepared, on one connection": lambda: append.fetch(
-            number, next(positions), body, None
-        ),
+        "the statement, prepared, on one connection": lambda: append.fetch(*values),
         "the statement, by the store's connections": lambda: store._connections.fetch(
-            queries.APPEND_NEXT, number, next(positions), body, None
+            queries.APPEND, *values
         ),
     }, {
         "all columns of the call, on one connection": lambda: find.fetch(key),

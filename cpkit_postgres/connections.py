@@ -56,52 +56,47 @@ class Connections:
 
     async def fetch(self, query: str, *args: object) -> list[Record]:
         """Run one statement and return its rows."""
-        async with self._connection() as connection:
-            rows: list[Record] = await connection.fetch(self._sql(query), *args)
-            return rows
-
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Fetch]:
-        """Run statements in one transaction, by a function like `fetch`."""
-        async with self._connection() as connection:
-
-            async def fetch(query: str, *args: object) -> list[Record]:
-                rows: list[Record] = await connection.fetch(self._sql(query), *args)
-                return rows
-
-            await connection.execute(_BEGIN)
-            yield fetch
-            await connection.execute("COMMIT")
-
-    @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Connection]:
-        """Take a connection. Close it after an error that leaves its state unknown.
-
-        Closing cuts the socket and waits for nothing. So a caller that is cancelled
-        does not wait for its statement, and a transaction is rolled back.
-        """
-        await self._free.acquire()
-        connection: Connection | None = None
+        connection = await self._take()
         usable = False
 
         try:
-            connection = await self._take()
-            yield connection
+            rows: list[Record] = await connection.fetch(self._sql(query), *args)
             usable = True
-        except asyncpg.PostgresError as exc:
-            usable = not self._is_lost(exc)
-            raise failure(exc, self.name) from exc
+            return rows
         except CLIENT_ERRORS as exc:
-            self._close_idle()
+            usable = self._is_usable_after(exc)
             raise failure(exc, self.name) from exc
         finally:
-            try:
-                if connection is not None:
-                    await self._give(connection, usable)
-            finally:
-                self._free.release()
+            await self._give(connection, usable)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Fetch]:
+        """Run statements in one transaction, by a function like `fetch`.
+
+        After an error the connection is closed, which rolls back.
+        """
+        connection = await self._take()
+        usable = False
+
+        async def fetch(query: str, *args: object) -> list[Record]:
+            rows: list[Record] = await connection.fetch(self._sql(query), *args)
+            return rows
+
+        try:
+            await connection.execute(_BEGIN)
+            yield fetch
+            await connection.execute("COMMIT")
+            usable = True
+        except CLIENT_ERRORS as exc:
+            self._is_usable_after(exc)
+            raise failure(exc, self.name) from exc
+        finally:
+            await self._give(connection, usable)
 
     async def _take(self) -> Connection:
+        """Return a free connection, or a new one."""
+        await self._free.acquire()
+
         while self._idle:
             connection = self._idle.pop()
 
@@ -113,11 +108,52 @@ class Connections:
                 return await self._connect(self._where)
 
             return await self._where.acquire()
-        except (ValueError, OverflowError) as exc:
-            # Not chained: the cause would show what was in the URL.
-            raise InvalidURL(f"{self.name}: {exc}") from None
-        except CLIENT_ERRORS as exc:
-            raise failure(exc, self.name, "not sent") from exc
+        except BaseException as exc:
+            self._free.release()
+
+            if isinstance(exc, (ValueError, OverflowError)):
+                # Not chained: the cause would show what was in the URL.
+                raise InvalidURL(f"{self.name}: {exc}") from None
+
+            if isinstance(exc, CLIENT_ERRORS):
+                raise failure(exc, self.name, "not sent") from exc
+
+            raise
+
+    async def _give(self, connection: Connection, usable: bool) -> None:
+        """Take a connection back; close one whose state is unknown.
+
+        Closing cuts the socket and waits for nothing, so a caller that is cancelled
+        does not wait for its statement.
+        """
+        try:
+            if not usable:
+                connection.terminate()
+
+            if not isinstance(self._where, str):
+                with suppress(*CLIENT_ERRORS):
+                    await self._where.release(connection)  # type: ignore[arg-type]  # it is of this pool
+            elif usable:
+                self._idle.append(connection)
+        finally:
+            self._free.release()
+
+    def _is_usable_after(self, exc: BaseException) -> bool:
+        """Tell whether the connection of a failed statement can be used again.
+
+        Not if it was lost, or its server takes no writes any more. Then the idle ones
+        are closed too, so that the next operation connects to the current primary.
+        """
+        found = failure(exc, self.name)
+        lost = isinstance(found, StoreFailure) and found.fate == "unknown"
+
+        if lost or sqlstate(exc) == READ_ONLY:
+            while self._idle:
+                self._idle.pop().terminate()
+
+            return False
+
+        return isinstance(exc, asyncpg.PostgresError)
 
     async def _connect(self, url: str) -> Connection:
         parameters = dict(parse_qsl(url.partition("?")[2]))
@@ -133,32 +169,3 @@ class Connections:
             # A standby lags behind.
             target_session_attrs=None if chosen else "primary",  # type: ignore[arg-type]  # the stubs ask for a private enum of these strings
         )
-
-    async def _give(self, connection: Connection, usable: bool) -> None:
-        if not usable or connection.is_in_transaction():
-            connection.terminate()
-
-        if not isinstance(self._where, str):
-            with suppress(*CLIENT_ERRORS):
-                await self._where.release(connection)  # type: ignore[arg-type]  # it is of this pool
-        elif not connection.is_closed():
-            self._idle.append(connection)
-
-    def _is_lost(self, exc: asyncpg.PostgresError) -> bool:
-        """Tell whether the server ended the connection, or takes no writes any more.
-
-        Then the idle connections are closed too, and the next operation connects to
-        the primary of that moment.
-        """
-        found = failure(exc, self.name)
-        lost = isinstance(found, StoreFailure) and found.fate == "unknown"
-
-        if lost or sqlstate(exc) == READ_ONLY:
-            self._close_idle()
-            return True
-
-        return False
-
-    def _close_idle(self) -> None:
-        while self._idle:
-            self._idle.pop().terminate()

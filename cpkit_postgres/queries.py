@@ -1,13 +1,13 @@
 """Every statement of the store, as a whole text.
 
 How appends stay in order without a lock of their own
-    A message names its position, and a position is unique in its thread. So of two
-    writers that name the same one, the second waits for the first and then inserts
-    nothing: it looks again.
+    A statement names the position behind the last message that it sees, and a position
+    is unique in its thread. So of two writers that name the same one, the second waits
+    for the first and then inserts nothing: it is run again.
 
-    No gap: a writer names the position behind the last message that it sees, which is
-    committed. The other messages of a batch are inserted only where the first one was.
-    So a position is never visible without those before it.
+    No gap: a message that a statement sees is committed. The further messages of an
+    append are inserted only where its first one was. So a position is never visible
+    without those before it.
 
     No invisible append: the same statement locks the thread's row (FOR KEY SHARE,
     which does not block other appends), and deleting a thread deletes its row first.
@@ -54,31 +54,40 @@ _TOUCH_THREAD = """UPDATE {schema}.threads
 _OR_TOUCH_IT = """ON CONFLICT (thread_id) DO UPDATE
     SET updated_at = greatest(t.updated_at, clock_timestamp())"""
 
-# The next messages of thread number $1, whose version is known to have been $2 > 0.
-APPEND_NEXT = """
-WITH first AS (
-    INSERT INTO {schema}.messages (thread_number, position, appended_at, body)
-    SELECT t.number, $2::integer, clock_timestamp(), $3::text
-    FROM (SELECT number FROM {schema}.threads WHERE number = $1 FOR KEY SHARE) AS t
-    WHERE EXISTS (
-        SELECT FROM {schema}.messages
-        WHERE thread_number = $1 AND position = $2::integer - 1)
+# Appends to thread $1 if it is at version $2 (NULL: any): message $3, and those of $4.
+# Returns the version before, and whether it was appended.
+APPEND = """
+WITH seen AS (
+    SELECT t.number, coalesce((SELECT m.position + 1 FROM {last_message}), 0) AS version
+    FROM (SELECT) AS one LEFT JOIN LATERAL (
+        SELECT number FROM {schema}.threads WHERE thread_id = $1 FOR KEY SHARE
+    ) AS t ON true
+), born AS (
+    INSERT INTO {schema}.threads (thread_id)
+    SELECT $1 FROM seen WHERE number IS NULL AND coalesce($2::integer, 0) = 0
     ON CONFLICT DO NOTHING
-    RETURNING position
+    RETURNING number
+), first AS (
+    INSERT INTO {schema}.messages (thread_number, position, appended_at, body)
+    SELECT number, version, clock_timestamp(), $3::text
+    FROM (SELECT number, version FROM seen WHERE number IS NOT NULL
+          UNION ALL SELECT number, 0 FROM born) AS place
+    WHERE version = coalesce($2, version)
+    ON CONFLICT DO NOTHING
+    RETURNING thread_number, position
 ), rest AS (
     INSERT INTO {schema}.messages (thread_number, position, appended_at, body)
-    SELECT $1, first.position + r.nth, clock_timestamp(), r.body
-    FROM first, unnest($4::text[]) WITH ORDINALITY AS r (body, nth)
+    SELECT first.thread_number, first.position + r.nth, clock_timestamp(), r.body
+    FROM first, unnest((SELECT $4::text[])) WITH ORDINALITY AS r (body, nth)
 )
-SELECT position FROM first
+SELECT version, EXISTS (SELECT FROM first) FROM seen
 """
 
-# Appends to threads of any version, each thread once, ordered by id. $1 to $3 have an
-# element for each thread: id, expected version or NULL, first message. $4 to $6 have
-# one for each further message: the number of its thread in $1, 1 for the thread's
-# second message and so on, and the message. $7 to $10 have one for each key of extra.
-# Returns for each thread its number, its version before, and whether it was appended.
-APPEND = """
+# The same for many threads, each once, ordered by id. $1 to $3 have an element for each
+# thread: id, expected version, first message. $4 to $6 have one for each further
+# message: its thread's number in $1, 1 for the thread's second message and so on, and
+# the message. $7 to $10 have one for each key of extra.
+APPEND_MANY = """
 WITH wanted AS (
     SELECT * FROM unnest(
         (SELECT $1::text[]), (SELECT $2::integer[]), (SELECT $3::text[])
@@ -123,10 +132,8 @@ WITH wanted AS (
     ORDER BY e.entry, e.key_hash
     ON CONFLICT (thread_number, key_hash) DO UPDATE SET value = excluded.value
 )
-SELECT p.number, s.version, f.thread_number IS NOT NULL
-FROM seen AS s
-LEFT JOIN place AS p ON p.entry = s.entry
-LEFT JOIN first AS f ON f.thread_number = p.number
+SELECT s.version, coalesce(p.number IN (SELECT thread_number FROM first), false)
+FROM seen AS s LEFT JOIN place AS p ON p.entry = s.entry
 ORDER BY s.entry
 """
 
@@ -243,6 +250,7 @@ LOCK_CALLS = "LOCK TABLE {schema}.calls IN SHARE ROW EXCLUSIVE MODE"
 
 ATTEMPTS = """
 SELECT {call} FROM {schema}.calls AS c WHERE c.idempotency_key = ANY ($1::text[])
+ORDER BY c.attempt
 """
 
 RESTORE_CALLS = """

@@ -85,9 +85,6 @@ MessageT = TypeVar("MessageT")
 # Postgres holds a value, and a whole array, of up to 1 GiB.
 _MAX_BYTES = 2**29
 
-# How many ends of threads are remembered for their next append.
-_MAX_ENDS = 10_000
-
 _INT4_MAX = 2**31 - 1
 _ABOVE_ALL_IDS = "\U0010ffff" * 129
 
@@ -100,7 +97,7 @@ class PostgresStore:
     limits = Limits(_MAX_BYTES, _MAX_BYTES)
     # Appends alone: other writes do not get cheaper together, and a slow one, such as
     # the deletion of a large thread, must not hold up a batch.
-    batching = Batching(lanes=2, kinds=(Append,))
+    batching = Batching(kinds=(Append,))
     erases = True
 
     def __init__(self, where: str | Pool, options: PostgresOptions) -> None:
@@ -115,9 +112,6 @@ class PostgresStore:
         self._schema = options.schema
         self._connections = Connections(where, self.name, options)
         self._settings: schema.Settings | None = None
-        # By thread id: the number and the version after this handle's last append. Both
-        # may be outdated; see APPEND_NEXT.
-        self._ends: dict[str, tuple[int, int]] = {}
 
     @classmethod
     def from_url(cls, url: str, options: PostgresOptions) -> PostgresStore:
@@ -148,21 +142,48 @@ class PostgresStore:
     # Writes
 
     async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
+        if len(batch) == 1 and _has_messages(batch[0]) and not batch[0].items:
+            return [await self._append_alone(batch[0])]
+
         outcomes: list[Outcome] = []
 
         for _, group in groupby(batch, _has_messages):
             writes = [*group]
             appends = [write for write in writes if _has_messages(write)]
 
-            if appends:
-                outcomes += await self._append(appends)
-            else:
+            if not appends:
                 outcomes += [await self._outcome(write) for write in writes]
+                continue
+
+            try:
+                outcomes += await self._append(appends)
+            except (StoreFailure, CorruptThread) as exc:
+                if not outcomes:
+                    raise  # nothing was written: the handle divides what is rejected
+
+                outcomes += [exc] * len(appends)
 
         return outcomes
 
+    async def _append_alone(self, write: Append) -> int | Conflict:
+        """Append by a statement without arrays: 50 µs less of 300."""
+        thread_id, bodies, expected, _ = write
+        expected = _clamped(expected)
+        body, *more = [body.decode() for body in bodies]
+
+        while True:
+            ((version, appended),) = await self._connections.fetch(
+                queries.APPEND, thread_id, expected, body, more or None
+            )
+
+            if appended:
+                return version + len(bodies)  # type: ignore[no-any-return]  # an integer column
+
+            if expected not in (None, version):
+                return Conflict(version)
+
     async def _append(self, appends: Sequence[Append]) -> list[Outcome]:
-        """Append to each thread in the order given."""
+        """Append to each thread in the order given; raise if nothing was written."""
         outcomes: list[Outcome] = [None] * len(appends)
         waiting = [*range(len(appends))]
 
@@ -173,7 +194,7 @@ class PostgresStore:
                 found = await self._append_once(entries)
             except (StoreFailure, CorruptThread) as exc:
                 if not any(outcomes):
-                    raise  # nothing was written: the handle divides what is rejected
+                    raise
 
                 for entry in entries:
                     for i in entry.indexes:
@@ -197,22 +218,6 @@ class PostgresStore:
 
     async def _append_once(self, entries: Sequence[_Entry]) -> list[tuple[int, bool]]:
         """Return each thread's version before, and whether it was appended to."""
-        first = entries[0]
-        number, version = self._ends.pop(first.thread_id, (0, 0))
-        known = version > 0 and first.expected in (None, version)
-
-        # An array costs more than the rest of a statement, so a lone append whose
-        # position is known has a statement without arrays: 50 µs less of 300.
-        if known and len(entries) == 1 and not first.items:
-            body, *more = first.bodies
-            rows = await self._connections.fetch(
-                queries.APPEND_NEXT, number, version, body, more or None
-            )
-
-            if rows:
-                self._remember(first, number, version)
-                return [(version, True)]
-
         rest, items = [], []
 
         for place, entry in enumerate(entries, 1):
@@ -220,7 +225,7 @@ class PostgresStore:
             items += [(place, *item) for item in _hashed(entry.items.items())]
 
         rows = await self._connections.fetch(
-            queries.APPEND,
+            queries.APPEND_MANY,
             [entry.thread_id for entry in entries],
             [entry.expected for entry in entries],
             [entry.bodies[0] for entry in entries],
@@ -228,17 +233,7 @@ class PostgresStore:
             *_columns(items, 4),
         )
 
-        for entry, (number, version, appended) in zip(entries, rows, strict=True):
-            if appended:
-                self._remember(entry, number, version)
-
-        return [(version, appended) for _, version, appended in rows]
-
-    def _remember(self, entry: _Entry, number: int, version: int) -> None:
-        if len(self._ends) >= _MAX_ENDS:
-            self._ends.clear()
-
-        self._ends[entry.thread_id] = (number, version + len(entry.bodies))
+        return [(version, appended) for version, appended in rows]
 
     async def _outcome(self, write: Write) -> Outcome:
         try:
@@ -487,9 +482,10 @@ def _entries(
 
         if expected is not None:
             closed.add(thread_id)
-            expected = _clamped(expected)
 
-        entry = entries.setdefault(thread_id, _Entry(thread_id, expected, [], [], {}))
+        entry = entries.setdefault(
+            thread_id, _Entry(thread_id, _clamped(expected), [], [], {})
+        )
         entry.indexes.append(i)
         entry.bodies.extend(body.decode() for body in bodies)
         entry.items.update(items)
@@ -517,7 +513,7 @@ async def _restore_in(fetch: Fetch, write: Restore) -> Conflict | KeyHeld | None
         others = [other for other in attempts if other.idempotency_key == key]
 
         if key_is_held(call, others):
-            return KeyHeld(key, others[0].thread_id)
+            return KeyHeld(key, others[-1].thread_id)
 
     if write.created_at is not None and write.updated_at is not None:
         await fetch(
@@ -579,6 +575,6 @@ def _text(stored: bytes | str) -> str:
     return stored if isinstance(stored, str) else stored.decode()
 
 
-def _clamped(number: int) -> int:
+def _clamped(number: int | None) -> int | None:
     """Return a number that Postgres takes, and that means the same for a version."""
-    return max(-_INT4_MAX, min(number, _INT4_MAX))
+    return None if number is None else max(-_INT4_MAX, min(number, _INT4_MAX))

@@ -44,9 +44,8 @@ def store(url: str, schema: str) -> MakeStore:
     """Return unopened handles of that store."""
 
     def make(where: str | None = None, **options: Any) -> PostgresCheckpointer[Any]:
-        return PostgresCheckpointer(
-            where or shared_postgres(), schema=schema, **options
-        )
+        options.setdefault("schema", schema)
+        return PostgresCheckpointer(where or shared_postgres(), **options)
 
     return make
 

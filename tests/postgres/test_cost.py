@@ -136,7 +136,7 @@ async def test_the_price_of_an_append_does_not_grow(
             version = await cp.append("t", [{"pad": "x" * 50}] * size)
             await raw.execute(f"VACUUM {schema}.messages, {schema}.threads")
             plan = await explained(
-                raw, schema, queries.APPEND_NEXT, f"1, {version}, '{{}}', NULL"
+                raw, schema, queries.APPEND, f"'t', {version}, '{{}}', NULL"
             )
             pages.append(blocks(plan))
 

@@ -35,8 +35,8 @@ FROM thread, generate_series(1, {size} / 5) AS n
 
 SMALL = 100
 
-# Arguments for the small thread, whose number is 1.
-APPENDED = "'{NULL}', ARRAY['{}'], '{}', '{}', '{}', '{}', '{}', '{}', '{}'"
+# Arguments for the small thread; its number is 1.
+APPENDED = "'{NULL,NULL}', ARRAY['{}', '{}'], '{}', '{}', '{}', '{}', '{}', '{}', '{}'"
 QUERIES = {
     "load": (queries.READ, "'small', 0, 2147483647, false"),
     "dump": (queries.READ, "'small', 0, 2147483647, true"),
@@ -45,9 +45,9 @@ QUERIES = {
     "holder": (queries.HOLDER, "'key 7'"),
     "version": (queries.VERSION, "'small'"),
     "threads": (queries.THREADS, "'small', NULL, 'smalm', 10, true"),
-    "append next": (queries.APPEND_NEXT, f"1, {SMALL}, '{{}}', NULL"),
-    "append": (queries.APPEND, "'{small}', " + APPENDED),
-    "append to a new thread": (queries.APPEND, "'{new}', " + APPENDED),
+    "append": (queries.APPEND, "'small', NULL, '{}', NULL"),
+    "append to a new thread": (queries.APPEND, "'new', NULL, '{}', ARRAY['{}', '{}']"),
+    "append to many": (queries.APPEND_MANY, "'{new,small}', " + APPENDED),
     "merge": (queries.MERGE, "'small', ARRAY['k'::bytea], '{k}', '{v}'"),
     "claim": (queries.CLAIM, "'small', 'new', 'x', '{}', 'new'"),
     "replay": (queries.CLAIM, "'small', 'call 7', 'x', '{}', 'key 7'"),
