@@ -116,7 +116,10 @@ async def state(store: Store) -> list[Any]:
 
     return [
         found,
-        [None if dump is None else sorted(without_times([*dump.items])) for dump in dumps],
+        [
+            None if dump is None else sorted(without_times([*dump.items]))
+            for dump in dumps
+        ],
         [None if dump is None else dump._replace(items=()) for dump in dumps],
         [await store.holder(key) for key in KEYS],
         [await store.calls(thread_id) for thread_id in THREADS],
