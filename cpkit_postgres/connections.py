@@ -50,9 +50,10 @@ class Connections:
 
     async def close(self) -> None:
         """Close the connections, unless they are the caller's."""
-        while self._idle:
-            with suppress(*CLIENT_ERRORS):
-                await self._idle.pop().close(timeout=self._options.connect_timeout)
+        limit = self._options.connect_timeout
+        closing = [connection.close(timeout=limit) for connection in self._idle]
+        self._idle.clear()
+        await asyncio.gather(*closing, return_exceptions=True)
 
     async def fetch(self, query: str, *args: object) -> list[Record]:
         """Run one statement and return its rows."""

@@ -74,7 +74,7 @@ from cpkit.errors import CorruptThread
 from cpkit.records import Durability, ThreadInfo
 from cpkit.registry import redacted
 from cpkit_postgres import queries, schema
-from cpkit_postgres.connections import Connections, Fetch, Pool
+from cpkit_postgres.connections import Connections, Fetch, Pool, Record
 from cpkit_postgres.errors import UNIQUE_VIOLATION, sqlstate
 from cpkit_postgres.options import CLIENT_PARAMETERS, PostgresOptions, check_url
 
@@ -167,17 +167,16 @@ class PostgresStore:
 
     async def _append_alone(self, write: Append) -> int | Conflict:
         """Append by a statement without arrays: 50 µs less of 300."""
-        thread_id, bodies, expected, _ = write
-        expected = _clamped(expected)
-        body, *more = [body.decode() for body in bodies]
+        expected = _clamped(write.expected_version)
+        body, *more = [body.decode() for body in write.bodies]
 
         while True:
             ((version, appended),) = await self._connections.fetch(
-                queries.APPEND, thread_id, expected, body, more or None
+                queries.APPEND, write.thread_id, expected, body, more or None
             )
 
             if appended:
-                return version + len(bodies)  # type: ignore[no-any-return]  # an integer column
+                return int(version) + len(write.bodies)
 
             if expected not in (None, version):
                 return Conflict(version)
@@ -216,7 +215,7 @@ class PostgresStore:
 
         return outcomes
 
-    async def _append_once(self, entries: Sequence[_Entry]) -> list[tuple[int, bool]]:
+    async def _append_once(self, entries: Sequence[_Entry]) -> list[Record]:
         """Return each thread's version before, and whether it was appended to."""
         rest, items = [], []
 
@@ -224,7 +223,7 @@ class PostgresStore:
             rest += [(place, nth, body) for nth, body in enumerate(entry.bodies) if nth]
             items += [(place, *item) for item in _hashed(entry.items.items())]
 
-        rows = await self._connections.fetch(
+        return await self._connections.fetch(
             queries.APPEND_MANY,
             [entry.thread_id for entry in entries],
             [entry.expected for entry in entries],
@@ -232,8 +231,6 @@ class PostgresStore:
             *_columns(rest, 3),
             *_columns(items, 4),
         )
-
-        return [(version, appended) for version, appended in rows]
 
     async def _outcome(self, write: Write) -> Outcome:
         try:
@@ -289,7 +286,7 @@ class PostgresStore:
 
             columns = _columns(_hashed(write.items), 3)
             await fetch(queries.MERGE, write.thread_id, *columns)
-            return version  # type: ignore[no-any-return]  # an integer column
+            return int(version)
 
     async def _claim(self, write: Claim) -> StoredCall | None:
         call = write.call
