@@ -4,13 +4,14 @@
 directory, and in the middle of every write, it notes what is there, which is what a
 killed process leaves, and what has been synced, which is the least that a power loss
 leaves. A file system is free to have written more: any file or directory can be in its
-newer state while another is in its older one. `Crash.outcomes` makes a folder of each
-such mixture.
+newer state while another is in its older one, and what was appended to a file can have
+holes or be cut short. `Crash.outcomes` makes a folder of each such mixture.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -80,20 +81,35 @@ class Crash:
         unsure = [("files", i) for i in files] + [
             ("directories", i) for i in directories
         ]
-        assert len(unsure) < 8, "too many mixtures"
+        choices = [self._states(kind, inode) for kind, inode in unsure]
+        assert math.prod(map(len, choices)) < 600, "too many mixtures"
 
-        for number, lost in enumerate(
-            itertools.product([False, True], repeat=len(unsure))
-        ):
+        for number, chosen in enumerate(itertools.product(*choices)):
             state = self.there.copy()
 
-            for (kind, inode), is_lost in zip(unsure, lost, strict=True):
-                if is_lost:
-                    getattr(state, kind)[inode] = self._synced(kind, inode)
+            for (kind, inode), content in zip(unsure, chosen, strict=True):
+                getattr(state, kind)[inode] = content
 
             folder = place.parent / f"{place.name}, {number}"
             self._make(folder, self.root, state)
             yield folder
+
+    def _states(self, kind: str, inode: int) -> list[Any]:
+        """Return what can be left of a file or directory."""
+        newer, older = getattr(self.there, kind)[inode], self._synced(kind, inode)
+        states = [newer, older]
+        added = len(newer) - len(older)
+
+        if kind == "files" and newer.startswith(older) and added > 32:
+            half = len(older) + added // 2
+            states.append(older + bytes(added // 2) + newer[half:])
+            states.append(newer[:half] + bytes(added - added // 2))
+            states.append(older + bytes(added))
+            lines = newer[len(older) :].splitlines(keepends=True)
+            ends = itertools.accumulate(map(len, lines[:-1]))
+            states += [newer[: len(older) + end] for end in ends if end > added // 3]
+
+        return states
 
     def _differs(self, kind: str, inode: int) -> bool:
         return bool(getattr(self.there, kind)[inode] != self._synced(kind, inode))

@@ -194,15 +194,91 @@ async def test_a_crash_leaves_the_old_state_or_the_new(
             shutil.rmtree(folder)
 
 
+RELAXED: dict[str, list[Step]] = {
+    "a retry elsewhere": [claim, fail, claim_elsewhere],
+    "a retry here": [claim_elsewhere, fail_elsewhere, claim, complete],
+    "a deletion": [append, merge, claim, fail, delete, claim_elsewhere],
+    "forgetting": [append, claim, complete, forget, claim_elsewhere],
+    "forgetting elsewhere": [claim_elsewhere, fail_elsewhere, claim, forget],
+}
+
+
+async def check_is_consistent(cp: Store) -> None:
+    """One call at most holds the key, and it is the one that is found."""
+    calls = [*await cp.list_calls("t"), *await cp.list_calls("elsewhere")]
+    holders = [record for record in calls if record.status != "failed"]
+    assert len(holders) <= 1
+    assert await cp.find_call("key") == (holders[0] if holders else None)
+    attempts = [record.attempt for record in calls]
+    assert len({*attempts}) == len(attempts)
+    await check_goes_on(cp, await state_of(cp))
+
+
+@pytest.mark.parametrize("name", RELAXED)
+async def test_a_relaxed_store_stays_consistent_after_a_power_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """With ``durability=normal`` the last writes are lost, and nothing else is."""
+    home = tmp_path / "store"
+    home.mkdir()
+    ends = []
+
+    async with Store(home, durability="normal") as cp:
+        with Disk(home, monkeypatch) as disk:
+            for step in RELAXED[name]:
+                await step(cp)
+                disk.end()
+                ends.append(disk.crashes[-1])
+
+    for number, crash in enumerate(ends):
+        for folder in crash.outcomes(tmp_path / f"crash {number}"):
+            async with Store(folder) as cp:
+                await check_is_consistent(cp)
+
+            shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("step", [delete, forget])
+async def test_a_relaxed_deletion_is_done_wholly_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Step
+) -> None:
+    """It replaces what was on disk before, which must not be lost on the way."""
+    home = tmp_path / "store"
+    home.mkdir()
+
+    async with Store(home) as cp:
+        for one in (append, claim, complete):
+            await one(cp)
+
+        old = await state_of(cp)
+
+    async with Store(home, durability="normal") as cp:
+        with Disk(home, monkeypatch) as disk:
+            await step(cp)
+            disk.end()
+
+        new = await state_of(cp)
+
+    for number, crash in enumerate(disk.crashes):
+        for folder in crash.outcomes(tmp_path / f"crash {number}"):
+            async with Store(folder) as cp:
+                found = await state_of(cp)
+                assert found in (old, new), f"after {crash.after}, {folder.name}"
+                await check_is_consistent(cp)
+
+            shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("durability", ["full", "normal"])
 async def test_a_crash_at_the_first_opening_leaves_what_can_be_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: str
 ) -> None:
     """However far it came, the next process finishes it."""
     home = tmp_path / "home"
     home.mkdir()
 
     with Disk(home, monkeypatch) as disk:
-        async with Store(home / "new" / "store") as cp:
+        async with Store(home / "new" / "store", durability=durability) as cp:
             await cp.append("t", [{}])
             appended = len(disk.crashes)
             await cp.record_issued("t", CALL)
@@ -217,10 +293,10 @@ async def test_a_crash_at_the_first_opening_leaves_what_can_be_opened(
             async with Store(path, durability="normal") as cp:
                 found = await state_of(cp)
 
-                if number >= appended:
+                if number >= appended and durability == "full":
                     assert found.messages == [{}]
 
-                if number >= claimed:
+                if number >= claimed and durability == "full":
                     assert found.holder is not None
 
                 await check_goes_on(cp, found)
