@@ -280,7 +280,7 @@ def is_torn(before: bytes, rest: bytes, offset: int) -> bool:
         if stop - start >= _HOLE or at_end or fills_sector:
             return True
 
-    # A whole line is not torn. Nor is it where its newline alone is damaged.
+    # A whole line is not torn, not even one with a damaged newline.
     complete = (
         found.end() < len(line) and follows(before, line[: found.end()] + b"\n")
         for found in _SEALED.finditer(line)
@@ -295,7 +295,7 @@ def end_of(line: bytes) -> End:
     found = _END.search(line, max(0, len(line) - 96))
 
     if found is None or found.end() != len(line):
-        raise ValueError("the line has no version, time and checksum at its end")
+        raise ValueError("the line does not end with a version, a time and a checksum")
 
     version, time, unsynced = found.groups()
     at = None if version is None else At(int(version), _micros(_iso_of(time)))

@@ -351,10 +351,9 @@ class Handle(Generic[MessageT]):
                         if fate != "not sent" or task.cancelling() > cancelled:
                             return failure
 
+                        # The time to retry counts from the first failure.
                         now = asyncio.get_running_loop().time()
-                        retry_until = (
-                            retry_until or now + timeouts.retry
-                        )  # from the first failure
+                        retry_until = retry_until or now + timeouts.retry
 
                         if now >= retry_until:
                             return failure

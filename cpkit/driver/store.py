@@ -124,7 +124,7 @@ class Store(Protocol):
         ...
 
     async def open(self) -> None:
-        """Connect, and create or migrate what is missing; check what is there.
+        """Connect, create or migrate what is missing, and check what exists.
 
         Safe when many processes open the same store at once. It may be called again
         after it failed.

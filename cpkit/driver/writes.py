@@ -179,7 +179,7 @@ class StoreFailure(Exception):
 Outcome: TypeAlias = (
     int | None | StoredCall | Conflict | KeyHeld | StoreFailure | CorruptThread
 )
-"""What became of one write. An exception here is of this write alone."""
+"""The result of one write. An exception here concerns this write alone."""
 
 
 class Snapshot(NamedTuple):
