@@ -15,15 +15,20 @@ from cpkit.driver.codec import (
 )
 from cpkit.driver.handle import Handle
 from cpkit.driver.ids import check_id, check_page, prefix_end, span
+from cpkit.driver.listening import listen_in_thread
 from cpkit.driver.options import DriverOptions, ServerOptions
 from cpkit.driver.store import (
+    AnnouncesChanges,
     Batching,
     Decode,
+    Heard,
     Limits,
+    ListensForChanges,
     Store,
     StoreDriver,
     StoreInfo,
     StoresDumps,
+    StoresMarkers,
     StoresReceipts,
     StoresThreadLists,
     Timeouts,
@@ -46,11 +51,13 @@ from cpkit.driver.writes import (
     erased_call,
     issued_call,
     key_is_held,
+    may_have_changed,
     resolved_call,
     stored_size,
 )
 
 __all__ = [
+    "AnnouncesChanges",
     "Append",
     "Backoff",
     "Batching",
@@ -62,8 +69,10 @@ __all__ = [
     "Erase",
     "FullHandle",
     "Handle",
+    "Heard",
     "KeyHeld",
     "Limits",
+    "ListensForChanges",
     "Merge",
     "Outcome",
     "Resolve",
@@ -77,6 +86,7 @@ __all__ = [
     "StoredCall",
     "StoredDump",
     "StoresDumps",
+    "StoresMarkers",
     "StoresReceipts",
     "StoresThreadLists",
     "Timeouts",
@@ -90,6 +100,8 @@ __all__ = [
     "handle_over",
     "issued_call",
     "key_is_held",
+    "listen_in_thread",
+    "may_have_changed",
     "prefix_end",
     "resolved_call",
     "span",

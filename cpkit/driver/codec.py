@@ -14,14 +14,14 @@ from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic_core import CoreConfig, PydanticSerializationError, SchemaSerializer
+from pydantic import ValidationError
 
 from cpkit.canonical import canonical_json
 from cpkit.driver.ids import check_id
 from cpkit.driver.jsontext import encode_json, parse_json, plain_key
 from cpkit.driver.options import MAX_APPEND, MAX_PAYLOAD
 from cpkit.driver.store import Decode
+from cpkit.driver.typed import TypedMessages
 from cpkit.driver.writes import (
     Append,
     Claim,
@@ -82,18 +82,10 @@ class Codec(Generic[MessageT]):
     ) -> None:
         self.max_payload = max_payload
         self.max_append = max_append
-        self.strict_roundtrip = strict_roundtrip
-        self._one: TypeAdapter[Any] | None = None
-        self._many: TypeAdapter[Any] | None = None
+        self._typed: TypedMessages | None = None
 
         if message_type is not dict:
-            self._one = TypeAdapter(message_type)
-            self._one.rebuild()  # where the type puts off building its schema
-            self._many = TypeAdapter(list[message_type])
-            # An adapter's own serializer makes null of an infinity in a field of Any.
-            self._serializer = SchemaSerializer(
-                self._one.core_schema, CoreConfig(ser_json_inf_nan="constants")
-            )
+            self._typed = TypedMessages(message_type, strict=strict_roundtrip)
 
     def append(
         self,
@@ -114,8 +106,11 @@ class Codec(Generic[MessageT]):
             if expected_version < 0:
                 raise ValueError("expected_version must not be negative")
 
-        encode = self._encode_dict if self._one is None else self._encode_typed
-        bodies = [encode(message, (i,)) for i, message in enumerate(messages)]
+        encode = self._encode_dict if self._typed is None else self._typed.encode
+        bodies = [
+            self._limited(encode(message, (i,)), (i,))
+            for i, message in enumerate(messages)
+        ]
         items = () if extra is None else self._items(extra)
         write = Append(thread_id, bodies, expected_version, items)
         self._check_size(write, "messages")
@@ -335,36 +330,12 @@ class Codec(Generic[MessageT]):
                 "(open the store with message_type= for typed messages)",
             )
 
-        return self._encode(message, path)
-
-    def _encode_typed(self, message: object, path: tuple[int]) -> bytes:
-        assert self._one is not None
-
-        try:
-            dumped = self._serializer.to_python(
-                message, mode="json", by_alias=True, round_trip=True, warnings="error"
-            )
-        except (PydanticSerializationError, ValueError, TypeError) as exc:
-            raise SerializationError(path, f"does not fit message_type: {exc}") from exc
-
-        body = self._encode(dumped, path)
-
-        # By the route that a load takes: pydantic's JSON and Python routes differ.
-        try:
-            again = self._one.validate_json(body)
-        except ValidationError as exc:
-            raise SerializationError(path, f"could not be loaded again: {exc}") from exc
-
-        if self.strict_roundtrip and again != message:
-            raise SerializationError(
-                path, f"would come back different: {again!r} for {message!r}"
-            )
-
-        return body
+        return encode_json(message, path)
 
     def _encode(self, value: object, path: tuple[str | int, ...]) -> bytes:
-        body = encode_json(value, path)
+        return self._limited(encode_json(value, path), path)
 
+    def _limited(self, body: bytes, path: tuple[str | int, ...]) -> bytes:
         if len(body) > self.max_payload:
             raise PayloadTooLarge(path, len(body), self.max_payload, "max_payload")
 
@@ -373,7 +344,7 @@ class Codec(Generic[MessageT]):
     def _chunk(
         self, rows: list[bytes | str], thread_id: str, first: int
     ) -> list[MessageT]:
-        parse = parse_json if self._many is None else self._many.validate_json
+        parse = parse_json if self._typed is None else self._typed.decode_array
 
         try:
             found: list[MessageT] = parse(_array(rows))
@@ -383,7 +354,7 @@ class Codec(Generic[MessageT]):
         # The count, because a damaged row that holds two values, or none, can leave
         # the joined array well-formed.
         if len(found) == len(rows) and (
-            self._one is not None or all(type(one) is dict for one in found)
+            self._typed is not None or all(type(one) is dict for one in found)
         ):
             return found
 
@@ -394,9 +365,9 @@ class Codec(Generic[MessageT]):
         where = f"message {position}"
         message: Any = _stored(row, thread_id, where)
 
-        if self._one is not None:
+        if self._typed is not None:
             try:
-                message = self._one.validate_json(row)
+                message = self._typed.decode(row)
             except ValidationError as exc:
                 raise SerializationError(
                     (position,), f"does not fit message_type: {exc}", thread_id

@@ -16,6 +16,7 @@ from cpkit.driver.writes import (
     Merge,
     Outcome,
     Write,
+    is_not_sent,
     stored_size,
 )
 
@@ -24,8 +25,8 @@ __all__ = ["Committed", "GroupCommit"]
 # Below this many writes, two commits side by side were measured to be slower than one.
 _MIN_WRITES_FOR_LANES = 48
 
-Committed: TypeAlias = Outcome | Exception | asyncio.Future[Outcome]
-"""What a commit returns for one write; a future is answered when it is done."""
+Committed: TypeAlias = Outcome | Exception
+"""What a commit returns for one write."""
 
 
 class _Queued:
@@ -59,6 +60,17 @@ class _Queued:
         return key is not None and not isinstance(self.write, Append | Merge)
 
 
+class _Queue:
+    """Writes that wait for a commit, and how many lanes and writes commit now."""
+
+    __slots__ = ("in_flight", "lanes", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[_Queued] = deque()
+        self.lanes = 0
+        self.in_flight = 0
+
+
 class GroupCommit:
     """Hands writes to ``commit`` in batches, as `Batching` says.
 
@@ -77,9 +89,9 @@ class GroupCommit:
         self._lifecycle = lifecycle
         self._commit = commit
         self._batching = batching
-        self._queue: deque[_Queued] = deque()
-        self._lanes = 0
-        self._in_flight = 0
+        self._grouped = _Queue()
+        # Of threads whose writes are repeated apart from the others.
+        self._apart: dict[str, _Queue] = {}
         self._abandoned: list[_Queued] = []
 
     async def run(self, write: Write) -> Outcome | Exception:
@@ -91,12 +103,9 @@ class GroupCommit:
         queued = _Queued(write, asyncio.get_running_loop().create_future())
 
         if isinstance(write, self._batching.kinds):
-            self._queue.append(queued)
-            self._start_lanes()
+            self._enter(queued, self._apart.get(write.thread_id, self._grouped))
         else:
-            queued.in_commit = True
-            commit = self._lifecycle.spawn(self._commit_batch([queued]))
-            commit.add_done_callback(partial(self._commit_ended, queued))
+            self._enter(queued, _Queue())
 
         try:
             return await queued.answer
@@ -124,32 +133,42 @@ class GroupCommit:
         ]:
             await asyncio.wait(waiting)
 
-    def _start_lanes(self) -> None:
+    def _enter(self, queued: _Queued, queue: _Queue) -> None:
+        queue.waiting.append(queued)
+
+        if not queue.lanes or self._batching.lanes > 1:
+            self._start_lanes(queue)
+
+    def _start_lanes(self, queue: _Queue) -> None:
         """Start as many tasks as the queue asks for and the store allows."""
-        crowded = len(self._queue) + self._in_flight >= _MIN_WRITES_FOR_LANES
+        crowded = len(queue.waiting) + queue.in_flight >= _MIN_WRITES_FOR_LANES
         allowed = self._batching.lanes if crowded else 1
 
-        while self._queue and self._lanes < allowed:
-            self._lanes += 1
-            self._lifecycle.spawn(self._drain()).add_done_callback(self._lane_ended)
+        while queue.waiting and queue.lanes < allowed:
+            queue.lanes += 1
+            lane = self._lifecycle.spawn(self._drain(queue))
+            lane.add_done_callback(partial(self._lane_ended, queue))
 
-    def _lane_ended(self, lane: asyncio.Task[None]) -> None:
-        self._lanes -= 1
+    def _lane_ended(self, queue: _Queue, lane: asyncio.Task[None]) -> None:
+        queue.lanes -= 1
         # A loop that shuts down cancels lanes, and its tasks may still write meanwhile.
-        self._start_lanes()
+        self._start_lanes(queue)
 
-    async def _drain(self) -> None:
-        while batch := self._take_batch():
-            self._in_flight += len(batch)
+        if self._apart and not queue.lanes:
+            apart = self._apart.items()
+            self._apart = {name: one for name, one in apart if one is not queue}
+
+    async def _drain(self, queue: _Queue) -> None:
+        while batch := self._take_batch(queue):
+            queue.in_flight += len(batch)
 
             try:
                 await self._commit_batch(batch)
             finally:
-                self._in_flight -= len(batch)
+                queue.in_flight -= len(batch)
 
-            # Callers just answered can join the next batch.
-            if len(batch) > 1:
-                await asyncio.sleep(0)
+            # Callers just answered can join the next batch, or reuse this lane.
+            await asyncio.sleep(0)
 
     async def _commit_batch(self, batch: list[_Queued]) -> None:
         """Commit the writes and answer their callers."""
@@ -162,51 +181,37 @@ class GroupCommit:
         finally:
             self._answer(batch, outcomes)
 
-    def _take_batch(self) -> list[_Queued]:
-        """Take the next batch off the queue: this lane's share of what waits."""
+    def _take_batch(self, queue: _Queue) -> list[_Queued]:
+        """Take the next batch off a queue: this lane's share of what waits."""
         batch: list[_Queued] = []
+        waiting = queue.waiting
         # With nothing in flight the lanes share the queue; later each takes all of it.
-        lanes = 1 if self._in_flight else self._lanes
-        most = min(self._batching.max_writes, -(-len(self._queue) // lanes))
+        lanes = 1 if queue.in_flight else queue.lanes
+        most = min(self._batching.max_writes, -(-len(waiting) // lanes))
         size = 0
 
-        while self._queue and len(batch) < most and size < self._batching.max_bytes:
-            queued = self._queue.popleft()
+        while waiting and len(batch) < most and size < self._batching.max_bytes:
+            queued = waiting.popleft()
 
-            if not queued.answer.done():  # done: the caller was cancelled
-                queued.in_commit = True
-                batch.append(queued)
+            if queued.answer.done():
+                continue  # the caller was cancelled
+
+            queued.in_commit = True
+            batch.append(queued)
+
+            if waiting:
                 size += stored_size(queued.write)
 
         return batch
 
-    async def _answer_later(
-        self, queued: _Queued, outcome: asyncio.Future[Outcome]
-    ) -> None:
-        found: list[Committed] | None = None
-
-        try:
-            found = [await outcome]
-        except Exception as exc:
-            found = [exc]
-        finally:
-            self._answer([queued], found)
-
-    def _commit_ended(self, queued: _Queued, commit: asyncio.Task[None]) -> None:
-        """Answer a write whose commit was cancelled before it started."""
-        if queued.in_commit and commit.cancelled():
-            self._answer([queued], None)
-
     def _answer(
         self, batch: list[_Queued], outcomes: Sequence[Committed] | None
     ) -> None:
-        for i, queued in enumerate(batch):
-            outcome = None if outcomes is None else outcomes[i]
+        found = [None] * len(batch) if outcomes is None else outcomes
+        # What was not sent though others of its batch were is repeated apart from them.
+        repeats = len(batch) > 1 and not all(map(is_not_sent, found))
 
-            if isinstance(outcome, asyncio.Future):
-                self._lifecycle.spawn(self._answer_later(queued, outcome))
-                continue
-
+        for queued, outcome in zip(batch, found, strict=True):
             queued.in_commit = False
 
             if queued.decision is not None:
@@ -216,5 +221,8 @@ class GroupCommit:
                 pass  # cancelled in this turn: `run` sees that no commit has the write
             elif outcomes is None:  # the event loop shuts down
                 queued.answer.cancel()
+            elif repeats and is_not_sent(outcome):
+                apart = self._apart.setdefault(queued.write.thread_id, _Queue())
+                self._enter(queued, apart)
             else:
                 queued.answer.set_result(outcome)

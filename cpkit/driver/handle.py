@@ -9,19 +9,31 @@ after a cancellation, and turns a store's facts into the contract's errors.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager
 from copy import copy
 from functools import partial
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NoReturn, Self, TypeVar
 
 from cpkit.driver.backoff import Backoff
 from cpkit.driver.codec import Codec, check_same_call
 from cpkit.driver.group_commit import Committed, GroupCommit
 from cpkit.driver.ids import check_id, span
 from cpkit.driver.lifecycle import Lifecycle
+from cpkit.driver.markers import Markers, can_scan, read_markers
+from cpkit.driver.metrics import Metrics, measure
 from cpkit.driver.options import DriverOptions
 from cpkit.driver.store import Decode, Limits, Store
+from cpkit.driver.time_limit import TimeLimit
+from cpkit.driver.watching import Watching
 from cpkit.driver.writes import (
     Conflict,
     Fate,
@@ -29,6 +41,7 @@ from cpkit.driver.writes import (
     StoredCall,
     StoreFailure,
     Write,
+    is_not_sent,
 )
 from cpkit.errors import (
     BackendUnavailable,
@@ -51,9 +64,11 @@ __all__ = ["Handle"]
 MessageT = TypeVar("MessageT")
 T = TypeVar("T")
 
+_ENTER = "write 'async with open_checkpointer(...) as cp:', and use cp inside"
+
 
 class Handle(Generic[MessageT]):
-    """A checkpointer over a store: the six methods, and ``read``.
+    """A checkpointer over a store: the six methods, ``read`` and ``watch``.
 
     `cpkit.driver.handle_over` adds the optional methods that the store supports. The
     handle is an async context manager, entered once. ``message_type`` is as for
@@ -76,8 +91,19 @@ class Handle(Generic[MessageT]):
             strict_roundtrip=options.strict_roundtrip,
         )
         self._lifecycle = Lifecycle(store.name)
-        self._commits = GroupCommit(self._lifecycle, self._commit, store.batching)
-        self._backoff = Backoff(first=0.01)
+        self._watching = Watching(
+            self._lifecycle,
+            store,
+            self._read_markers,
+            poll=options.poll,
+            notify=options.notify,
+        )
+        self._commits = GroupCommit(
+            self._lifecycle, self._commit_and_notify, store.batching
+        )
+        self._backoff = Backoff(first=0.01, longest=0.25)
+        self._metrics: Metrics | None = None
+        self._limit = TimeLimit(store.timeouts.operation)
 
     async def __aenter__(self) -> Self:
         self._lifecycle.begin()
@@ -88,14 +114,28 @@ class Handle(Generic[MessageT]):
             await self.aclose()
             raise
 
+        self._metrics = measure(self, self._store.name)
+
+        if self._metrics is not None:
+            self._watching.on_wake = self._metrics.woken
+
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
+    def __enter__(self) -> NoReturn:
+        raise TypeError(_ENTER)
+
+    # Never called: a with statement looks for this method before it calls __enter__.
+    __exit__ = __enter__
+
+    def __await__(self) -> NoReturn:
+        raise TypeError(_ENTER)
+
     async def aclose(self) -> None:
         """Let what is in flight finish and close the store; idempotent."""
-        await self._lifecycle.close(self._store.close)
+        await self._lifecycle.close(self._close)
 
     @property
     def store(self) -> Store:
@@ -210,6 +250,19 @@ class Handle(Generic[MessageT]):
             partial(self._store.messages, thread_id, start, stop, decode), thread_id
         )
 
+    def watch(
+        self, *thread_ids: str
+    ) -> AbstractAsyncContextManager[AsyncIterator[str]]:
+        self._lifecycle.check()
+        checked = frozenset(check_id("thread_id", one) for one in thread_ids)
+
+        if not checked and not can_scan(self._store):
+            raise TypeError(
+                f"{self._store.name} cannot list its threads: name those to watch"
+            )
+
+        return self._watching.watch(checked)
+
     # The way to the store
 
     def _decoder(self, thread_id: str) -> Decode:
@@ -230,6 +283,10 @@ class Handle(Generic[MessageT]):
         limits = self._store.limits
         self._codec.max_payload = min(self._codec.max_payload, limits.max_value)
         self._codec.max_append = min(self._codec.max_append, limits.max_append)
+
+    async def _close(self) -> None:
+        self._limit.close()
+        await self._store.close()
 
     async def _write(self, write: Write) -> int | StoredCall | None:
         """Commit a write, together with others; raise what its outcome says."""
@@ -257,6 +314,13 @@ class Handle(Generic[MessageT]):
         if self._commits.has_abandoned:
             await self._commits.wait_until_decided(thread_id, key)
 
+        return await self._query(query)
+
+    async def _read_markers(self, thread_ids: Collection[str] | None) -> Markers:
+        return await self._query(partial(read_markers, self._store, thread_ids))
+
+    async def _query(self, query: Callable[[], Awaitable[T]]) -> T:
+        """Run a query with retries."""
         task = asyncio.current_task()
         cancelled = task.cancelling() if task else 0
         found = await self._lifecycle.run(self._attempt(query, lost="not sent"))
@@ -271,54 +335,48 @@ class Handle(Generic[MessageT]):
 
         return found
 
+    async def _commit_and_notify(self, batch: list[Write]) -> Sequence[Committed]:
+        outcomes = await self._commit(batch)
+
+        if self._metrics is not None:
+            self._metrics.committed(batch, outcomes)
+
+        self._watching.changed_by(batch, outcomes)
+        return outcomes
+
     async def _commit(self, batch: list[Write]) -> Sequence[Committed]:
-        """Commit a batch; repeat the writes that are proven not to have run."""
-        outcomes: list[Committed] = [None] * len(batch)
-        waiting = list(range(len(batch)))
+        """Commit a batch; repeat it while it is proven not to have run."""
 
-        async def commit() -> None:
-            nonlocal waiting
-            found = await self._store.commit([batch[i] for i in waiting])
-            failed = []
+        async def commit() -> Sequence[Committed]:
+            outcomes = await self._store.commit(batch)
 
-            if not isinstance(found, Sequence) or len(found) != len(waiting):
+            if not isinstance(outcomes, Sequence) or len(outcomes) != len(batch):
                 raise TypeError(
-                    f"commit must return one outcome for each of {len(waiting)} "
-                    f"writes, not {found!r:.100}"
+                    f"commit must return one outcome for each of {len(batch)} "
+                    f"writes, not {outcomes!r:.100}"
                 )
 
-            failure: StoreFailure | None = None
+            if isinstance(outcomes[0], StoreFailure) and all(
+                map(is_not_sent, outcomes)
+            ):
+                raise outcomes[0]
 
-            for i, outcome in zip(waiting, found, strict=True):
-                outcomes[i] = outcome
+            return outcomes
 
-                if isinstance(outcome, StoreFailure) and outcome.fate == "not sent":
-                    failed.append(i)
-                    failure = outcome
+        outcomes = await self._attempt(commit, lost="unknown")
 
-            waiting = failed
-
-            if failure is not None:
-                raise failure
-
-        failure = await self._attempt(commit, lost="unknown")
-
-        if not isinstance(failure, Exception):
+        if not isinstance(outcomes, Exception):
             return outcomes
 
         # A write that the store refuses must not make the others of its batch fail.
-        refused = isinstance(failure, CorruptThread) or (
-            isinstance(failure, StoreFailure) and failure.fate == "rejected"
+        refused = isinstance(outcomes, CorruptThread) or (
+            isinstance(outcomes, StoreFailure) and outcomes.fate == "rejected"
         )
-        one_by_one = refused and len(waiting) > 1
 
-        for i in waiting:
-            if one_by_one:
-                outcomes[i] = (await self._commit([batch[i]]))[0]
-            else:
-                outcomes[i] = failure
+        if refused and len(batch) > 1:
+            return [(await self._commit([write]))[0] for write in batch]
 
-        return outcomes
+        return [outcomes] * len(batch)
 
     async def _attempt(
         self, work: Callable[[], Awaitable[T]], lost: Fate
@@ -329,43 +387,43 @@ class Handle(Generic[MessageT]):
         ``"unknown"`` for a write, which is not repeated, and ``"not sent"`` for a read,
         of which a repeat is always safe.
         """
-        timeouts = self._store.timeouts
         fate: Fate = "not sent"
-        task = asyncio.current_task()
-        assert task is not None
-        cancelled = task.cancelling()
         retry_until: float | None = None
         pauses: Iterator[float] | None = None
-        limit = timeouts.operation
+        deadline = self._limit.start()
 
         try:
-            async with nullcontext() if limit is None else asyncio.timeout(limit):
-                while True:
-                    try:
-                        fate = lost
-                        return await work()
-                    except StoreFailure as failure:
-                        fate = lost if failure.fate == "unknown" else failure.fate
+            while True:
+                try:
+                    fate = lost
+                    return await work()
+                except StoreFailure as failure:
+                    fate = lost if failure.fate == "unknown" else failure.fate
 
-                        # A store may answer its cancellation with what it knows.
-                        if fate != "not sent" or task.cancelling() > cancelled:
-                            return failure
+                    # A store may answer its cancellation with what it knows.
+                    if fate != "not sent" or deadline.is_cancelled():
+                        return failure
 
-                        # The time to retry counts from the first failure.
-                        now = asyncio.get_running_loop().time()
-                        retry_until = retry_until or now + timeouts.retry
+                    # The time to retry counts from the first failure.
+                    now = asyncio.get_running_loop().time()
+                    retry_until = retry_until or now + self._store.timeouts.retry
 
-                        if now >= retry_until:
-                            return failure
+                    if now >= retry_until:
+                        return failure
 
-                    pauses = pauses or self._backoff.pauses()
-                    await asyncio.sleep(next(pauses))
-        except TimeoutError as exc:
-            late = StoreFailure(fate, f"no answer within {limit or 0:g} s")
+                pauses = pauses or self._backoff.pauses()
+                await asyncio.sleep(next(pauses))
+        except asyncio.CancelledError as exc:
+            if not deadline.is_timeout():
+                raise
+
+            late = StoreFailure(fate, f"no answer within {self._limit.seconds:g} s")
             late.__cause__ = exc
             return late
         except Exception as exc:
             return exc
+        finally:
+            self._limit.end(deadline)
 
     def _error(self, failure: Exception, *, writes: bool) -> CheckpointerError:
         """Return the contract's error; callers of one batch do not share an object."""

@@ -28,6 +28,7 @@ class Lifecycle:
         self._callers = 0
         self._callers_done: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._on_close: list[Callable[[], None]] = []
 
     def begin(self) -> None:
         """Bind to the running loop and open; a handle is opened once."""
@@ -36,6 +37,10 @@ class Lifecycle:
 
         self._loop = asyncio.get_running_loop()
         self._open = True
+
+    def on_close(self, stop: Callable[[], None]) -> None:
+        """Call ``stop`` when `close` begins: to end tasks that do not end alone."""
+        self._on_close.append(stop)
 
     def check(self) -> None:
         """Raise ``Closed`` or ``WrongEventLoop`` unless the handle may be used here."""
@@ -86,6 +91,9 @@ class Lifecycle:
         self._open = False
 
         if self._closing is None:
+            for stop in self._on_close:
+                stop()
+
             self._closing = self._loop.create_task(self._release(release))
 
         await asyncio.shield(self._closing)

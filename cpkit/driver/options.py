@@ -16,7 +16,9 @@ class DriverOptions(BaseModel):
     A driver adds its own by a subclass. ``max_payload`` (bytes of JSON) bounds one
     message, extra value, args or result; ``max_append`` (bytes of JSON) bounds one
     append with its extra, and one ``save_extra``. ``strict_roundtrip`` refuses typed
-    messages that would come back different.
+    messages that would come back different. ``poll`` is how many seconds a watched
+    thread's change can stay unnoticed where its notification is lost. Without
+    ``notify`` the handle neither sends nor receives notifications: a watch only polls.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -24,6 +26,8 @@ class DriverOptions(BaseModel):
     max_payload: PositiveInt = MAX_PAYLOAD
     max_append: PositiveInt = MAX_APPEND
     strict_roundtrip: bool = False
+    poll: float = Field(default=1.0, gt=0, le=86_400)
+    notify: bool = True
 
 
 class ServerOptions(DriverOptions):

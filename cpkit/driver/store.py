@@ -8,8 +8,7 @@ a read sees one moment.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import (
     Any,
     ClassVar,
@@ -25,13 +24,17 @@ from cpkit.driver.writes import Outcome, Snapshot, StoredCall, StoredDump, Write
 from cpkit.records import Durability, ThreadInfo
 
 __all__ = [
+    "AnnouncesChanges",
     "Batching",
     "Decode",
+    "Heard",
+    "ListensForChanges",
     "Limits",
     "Store",
     "StoreDriver",
     "StoreInfo",
     "StoresDumps",
+    "StoresMarkers",
     "StoresReceipts",
     "StoresThreadLists",
     "Timeouts",
@@ -42,6 +45,13 @@ Decode: TypeAlias = Callable[[Iterable[bytes | str], int], list[Any]]
 
 ``bodies`` are all ``bytes`` or all ``str``, in order; ``first`` is the position of the
 first one. It may run in any thread. It raises the contract's own errors.
+"""
+
+Heard: TypeAlias = Callable[[str | None], None]
+"""``heard(thread_id)``: look at this thread, or at all of them where it is ``None``.
+
+Call it on the event loop. Too many calls do no harm, because the handle compares
+markers before it wakes a watcher.
 """
 
 
@@ -139,9 +149,7 @@ class Store(Protocol):
         """Return what an acknowledged write survives, and the settings that say so."""
         ...
 
-    async def commit(
-        self, batch: Sequence[Write]
-    ) -> Sequence[Outcome | asyncio.Future[Outcome]]:
+    async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
         """Apply the writes, each one atomic, and return an outcome for each.
 
         The result is as if the writes ran one after another in the order given. A
@@ -151,8 +159,8 @@ class Store(Protocol):
         ``StoreFailure("not sent", …)`` in place of ``CancelledError``.
 
         A write that waits for something that the others do not wait for, such as the
-        lock of its thread, may have a future as its outcome. The handle then goes on
-        with other batches. Such a write is ordered when its future is done.
+        lock of its thread, has ``StoreFailure("not sent", …)`` as its outcome. The
+        handle answers the others, and repeats the writes to this thread apart.
         """
         ...
 
@@ -205,6 +213,53 @@ class StoresDumps(Protocol):
 
     async def dump(self, thread_id: str) -> StoredDump | None:
         """Return the whole thread at one moment; ``None`` where nothing is stored."""
+        ...
+
+
+@runtime_checkable
+class StoresMarkers(Protocol):
+    """A store that can tell cheaply whether threads changed.
+
+    For a store without it, a watch reads the whole of each watched thread at every
+    poll.
+    """
+
+    async def markers(self, thread_ids: Sequence[str] | None) -> Mapping[str, Hashable]:
+        """Return a marker for each of these threads; of all, where it is ``None``.
+
+        Each change gives a thread another marker: an append, a change of extra, a
+        claim, a result (of an erased call too), a deletion, a restore. It must not
+        rest on a clock that may step back. An id of which nothing is on record has no
+        marker.
+        """
+        ...
+
+
+@runtime_checkable
+class ListensForChanges(Protocol):
+    """A store that hears of changes, those of other processes too."""
+
+    async def listen(self, heard: Heard) -> None:
+        """Call ``heard`` for changes until cancelled.
+
+        Call ``heard(None)`` when listening begins, and whenever changes may have been
+        missed. The handle calls ``listen`` again after it raised ``StoreFailure``. It
+        returns where nothing can be heard; the handle then only polls.
+        """
+        ...
+
+
+@runtime_checkable
+class AnnouncesChanges(Protocol):
+    """A store whose listeners must be told of changes by the process that writes."""
+
+    async def announce(self, thread_ids: Sequence[str]) -> bool:
+        """Notify listeners, and return whether there are any.
+
+        The handle calls it in the background after commits, with all ids that changed
+        since the last call, at most every 10 ms, or every 50 ms where no process
+        listens.
+        """
         ...
 
 

@@ -30,8 +30,10 @@ __all__ = [
     "StoredDump",
     "Write",
     "erased_call",
+    "is_not_sent",
     "issued_call",
     "key_is_held",
+    "may_have_changed",
     "resolved_call",
     "stored_size",
 ]
@@ -244,17 +246,30 @@ def key_is_held(call: StoredCall, others: Sequence[StoredCall]) -> bool:
     return False
 
 
+def is_not_sent(outcome: object) -> bool:
+    """Tell whether a write is proven not to have run, and may be repeated."""
+    return isinstance(outcome, StoreFailure) and outcome.fate == "not sent"
+
+
+def may_have_changed(write: Write, outcome: object) -> bool:
+    """Tell whether a write with this outcome may have changed its thread."""
+    match outcome:
+        case Conflict() | KeyHeld() | CorruptThread():
+            return False
+        case StoreFailure():
+            return outcome.fate == "unknown"
+
+    if isinstance(write, Append):
+        return bool(write.bodies or write.items)
+
+    return outcome is None or not isinstance(write, Claim)
+
+
 def stored_size(write: Write) -> int:
     """Return how many bytes of JSON a write stores."""
     match write:
-        case Append() | Restore():
-            size = sum(map(len, write.bodies)) + _items_size(write.items)
-
-            if isinstance(write, Restore):
-                for call in write.calls:
-                    size += len(call.args) + len(call.result or b"")
-
-            return size
+        case Append(bodies=bodies, items=items):
+            return sum(map(len, bodies)) + (_items_size(items) if items else 0)
         case Merge():
             return _items_size(write.items)
         case Claim():
@@ -263,6 +278,13 @@ def stored_size(write: Write) -> int:
             return len(write.result)
         case Erase():
             return 0
+        case Restore():
+            size = sum(map(len, write.bodies)) + _items_size(write.items)
+
+            for call in write.calls:
+                size += len(call.args) + len(call.result or b"")
+
+            return size
 
 
 def _items_size(items: Sequence[tuple[bytes, bytes]]) -> int:

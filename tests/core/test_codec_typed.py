@@ -130,6 +130,59 @@ def test_fields_are_stored_by_alias() -> None:
     assert body == b'{"parentId":"p"}'
 
 
+class File(BaseModel):
+    """A type that reads its computed field back."""
+
+    given: str | None = Field(default=None, alias="kind", exclude=True)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, File)
+
+    @computed_field  # type: ignore[prop-decorator]  # the form in pydantic's manual
+    @property
+    def kind(self) -> str:
+        return self.given or "unknown"
+
+
+class Dropping(BaseModel):
+    """A type that does not read its dumped field back, and does not compare it."""
+
+    lost: str = Field(default="", validation_alias="other")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Dropping)
+
+
+class Keeping(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    text: str
+
+    @computed_field  # type: ignore[prop-decorator]  # the form in pydantic's manual
+    @property
+    def size(self) -> int:
+        return len(self.text)
+
+
+def test_a_computed_field_is_stored_where_the_type_reads_it_back() -> None:
+    """Without it, a value that the caller gave would be lost."""
+    (again,) = through(File, File(kind="pdf"), strict_roundtrip=True)
+    assert again.kind == "pdf"
+
+    (files,) = through(list[File], [File(kind="pdf"), File()], strict_roundtrip=True)
+    assert [file.kind for file in files] == ["pdf", "unknown"]
+
+    (kept,) = through(Keeping, Keeping(text="abc"), strict_roundtrip=True)
+    assert kept.model_extra == {}
+
+
+def test_strict_roundtrip_compares_the_json() -> None:
+    """The type's own equality may leave fields out."""
+    message = Dropping.model_validate({"other": "x"})
+    assert through(Dropping, message) == [message]
+    assert "different" in refusal(Dropping, message, strict_roundtrip=True).reason
+
+
 @pytest.mark.parametrize(
     ("message_type", "message"),
     [

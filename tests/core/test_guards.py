@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from conformance.slowdown import VARIABLE
+
 ROOT = Path(__file__).parents[2]
 
 TESTS = """
@@ -58,7 +60,7 @@ def test_each_guard_fails_the_tests_that_it_is_meant_to(tmp_path: Path) -> None:
         + [f"--config-file={ROOT / 'pyproject.toml'}", f"--rootdir={tmp_path}"]
         + ["-p", "no:cacheprovider", str(tmp_path / "test_bad.py")],
         cwd=ROOT,
-        env={**os.environ, "CI": "true", "CPKIT_TEST_PATIENCE": "0.2"},
+        env={**os.environ, "CI": "true", VARIABLE: "0.04"},
         capture_output=True,
         text=True,
     )

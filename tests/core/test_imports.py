@@ -28,7 +28,8 @@ DESIGNED = """
 
 MODULES = """
     canonical driver.codec driver.group_commit driver.handle driver.ids driver.jsontext
-    driver.lifecycle driver.writes errors memory messages protocol records registry
+    driver.lifecycle driver.writes errors extras memory messages protocol records
+    registry
 """.split()
 
 PYDANTIC = {"pydantic", "pydantic_core"}
@@ -39,17 +40,18 @@ ALLOWED = {
     "cpkit_sqlite": {"cpkit", "aiosqlite"} | PYDANTIC,
     "cpkit_postgres": {"cpkit", "asyncpg"} | PYDANTIC,
     "cpkit_redis": {"cpkit", "redis"} | PYDANTIC,
-    "cpkit_file": {"cpkit", "aiofiles"} | PYDANTIC,
+    "cpkit_file": {"cpkit", "aiofiles", "watchfiles"} | PYDANTIC,
     # pydantic needs the TypedDict of typing_extensions below Python 3.12.
     "conformance": {"cpkit", "pytest", "hypothesis", "typing_extensions"} | PYDANTIC,
 }
 
 # The parts of the core that may import more: an adapter imports its framework, and
-# the command line imports the suite.
+# the command line imports the suite, and the page a web framework.
 EDGES = (
     ROOT / "cpkit" / "cli",
     ROOT / "cpkit" / "integrations",
     ROOT / "cpkit" / "tools" / "importing" / "langgraph",
+    ROOT / "cpkit" / "ui",
 )
 # Names with an underscore that the standard library documents.
 DOCUMENTED = {"os._exit", "sys._current_frames", "sys._getframe"}
@@ -162,7 +164,7 @@ def private_names(path: Path) -> set[str]:
 def core_modules() -> Iterator[str]:
     """Yield the names of the core's modules, except those that may import more."""
     for path in sorted((ROOT / "cpkit").rglob("*.py")):
-        if not any(edge in path.parents for edge in EDGES):
+        if not any(edge in path.parents for edge in EDGES) and path.stem != "__main__":
             yield module_name(path)
 
 
@@ -182,6 +184,8 @@ def test_all_is_sorted_and_complete() -> None:
     assert cpkit.__all__ == sorted(cpkit.__all__)
     assert {*cpkit.__all__} == {*cpkit._HOMES} <= {*dir(cpkit)}
     assert all(getattr(cpkit, name) is not None for name in cpkit.__all__)
+
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", cpkit.__version__)
 
     with pytest.raises(AttributeError, match="no attribute 'Checkpoint'"):
         _ = cpkit.Checkpoint  # type: ignore[attr-defined]  # the mistake under test

@@ -19,7 +19,9 @@ from cpkit.driver import Handle
 from cpkit.registry import DEFAULT_URL, driver_names, url_path
 
 SCHEMES = "file memory postgres postgresql redis redis+unix rediss sqlite".split()
-SQLITE_OPTIONS = "busy_timeout, durability, max_append, max_payload, strict_roundtrip"
+SQLITE_OPTIONS = (
+    "busy_timeout, durability, max_append, max_payload, notify, poll, strict_roundtrip"
+)
 
 DRIVER = """
 from cpkit import MemoryCheckpointer
@@ -106,7 +108,7 @@ def test_an_installed_package_adds_a_scheme(
     cp: Any = open_checkpointer(url)
     assert cp.url == "Acme+TLS://h/p?ssl=a%26b&ssl=2"
     assert (cp.options.colour, cp.options.max_payload) == ("blue", 9)
-    assert "colour, max_append, max_payload, strict_roundtrip" in mistake(
+    assert "colour, max_append, max_payload, notify, poll, strict" in mistake(
         "acme+tls://h?x=1"
     )
 
@@ -122,12 +124,51 @@ def test_the_message_for_an_unknown_scheme_lists_the_known_ones(url: str) -> Non
     assert all(scheme in said for scheme in SCHEMES)
 
 
-@pytest.mark.parametrize("url", ["", "agent.db", "/tmp/agent.db", "://x", "1a://x"])
-def test_the_message_for_a_path_without_a_scheme_shows_a_url(url: str) -> None:
-    """The message has the path and an example URL."""
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("", DEFAULT_URL),
+        ("://x", DEFAULT_URL),
+        ("1a://x", DEFAULT_URL),
+        ("agent.db", "'sqlite:///agent.db' for SQLite, 'file:agent.db'"),
+        ("/tmp/a.db", "'sqlite:////tmp/a.db' for SQLite, 'file:///tmp/a.db'"),
+    ],
+)
+def test_the_message_for_a_path_without_a_scheme_shows_a_url(
+    url: str, shown: str
+) -> None:
+    """The message has the path, and a URL that names it."""
     said = mistake(url)
     assert repr(url) in said
-    assert DEFAULT_URL in said
+    assert shown in said
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("sqlit:///a.db", "did you mean 'sqlite'?"),
+        ("postgre://h/d", "did you mean 'postgres'?"),
+        ("postgresql+asyncpg://h/d", "write 'postgresql://' without '+asyncpg'"),
+        ("sqlite+aiosqlite:///a.db", "write 'sqlite://' without '+aiosqlite'"),
+        ("sqlite:///a.db?durabilty=full", "did you mean 'durability'?"),
+    ],
+)
+def test_the_message_for_a_misspelled_word_has_the_closest_one(
+    url: str, shown: str
+) -> None:
+    """For schemes, for options, and for the schemes of SQLAlchemy."""
+    assert shown in mistake(url)
+
+
+async def test_a_handle_that_is_not_entered_with_async_with_says_so() -> None:
+    """The error has the line to write."""
+    wrong: Any = open_checkpointer("memory://")
+
+    with pytest.raises(TypeError, match="write 'async with open_checkpointer"):
+        await wrong
+
+    with pytest.raises(TypeError, match="write 'async with open_checkpointer"), wrong:
+        raise AssertionError("the block does not run")
 
 
 @pytest.mark.parametrize("url", [b"memory://", 1, Path("x.db")])

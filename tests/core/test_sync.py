@@ -275,6 +275,7 @@ def test_closing_waits_for_calls_in_flight() -> None:
     assert future.result() == 1
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_cancels_and_leaves_nothing() -> None:
     """The waiting call is cancelled, and the store stays usable."""
     main = threading.main_thread().ident
@@ -297,6 +298,7 @@ def test_an_interrupt_cancels_and_leaves_nothing() -> None:
         assert cp.append("t", [{}]) == 1
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_while_opening_leaves_nothing() -> None:
     """A store that was opened during the interrupt is closed."""
     main = threading.main_thread().ident
@@ -362,7 +364,7 @@ print(cp.append("t", [{}]))
 def test_a_program_ends(program: str) -> None:
     """It ends after a fork whose child opens its own store, and without closing."""
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50
+        [sys.executable, "-c", program], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -18,7 +18,7 @@ from cpkit.driver import (
 )
 from cpkit.memory import MemoryStore
 
-__all__ = ["GatedStore", "handle", "run_ready_tasks"]
+__all__ = ["GatedStore", "handle", "not_sent", "run_ready_tasks"]
 
 
 class GatedStore(MemoryStore):

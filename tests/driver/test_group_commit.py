@@ -13,11 +13,13 @@ from cpkit.driver import (
     Append,
     Batching,
     FullHandle,
+    Merge,
     Outcome,
     StoreFailure,
+    Timeouts,
     Write,
 )
-from tests.driver.gated import GatedStore, handle, run_ready_tasks
+from tests.driver.gated import GatedStore, handle, not_sent, run_ready_tasks
 
 Message = dict[str, Any]
 
@@ -131,76 +133,60 @@ async def test_only_the_kinds_that_a_store_asks_for_are_grouped() -> None:
         assert (data.version, data.extra) == (3, {"n": 1})
 
 
-def test_the_end_of_the_loop_leaves_no_ungrouped_caller_waiting() -> None:
-    """A loop that shuts down cancels a commit that has not started yet."""
-
-    async def main() -> None:
-        store = GatedStore(batching=Batching(kinds=(Append,)))
-
-        async with handle(store) as cp:
-            before = asyncio.all_tasks()
-            writer = asyncio.create_task(cp.save_extra("t", {"n": 1}))
-            await asyncio.sleep(0)
-            (commit,) = asyncio.all_tasks() - before - {writer}
-            commit.cancel()
-
-            with pytest.raises(asyncio.CancelledError):
-                await writer
-
-            await cp.save_extra("t", {"n": 2})
-
-    asyncio.run(main())
-
-
-class LaterStore(GatedStore):
-    """Leaves writes to the thread ``later`` to futures."""
+class LockedStore(GatedStore):
+    """Cannot write to the thread ``locked`` while it is locked."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.futures: list[asyncio.Future[Outcome]] = []
+        super().__init__(timeouts=Timeouts(retry=60))
+        self.is_locked = True
 
-    async def commit(  # type: ignore[override]  # the model has no futures
-        self, batch: Sequence[Write]
-    ) -> list[Outcome | asyncio.Future[Outcome]]:
-        outcomes: list[Outcome | asyncio.Future[Outcome]] = []
+    async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
+        outcomes: list[Outcome] = []
 
         for write in batch:
-            if write.thread_id == "later":
-                self.futures.append(asyncio.get_running_loop().create_future())
-                outcomes.append(self.futures[-1])
+            if self.is_locked and write.thread_id == "locked":
+                outcomes.append(not_sent())
             else:
                 outcomes += await super().commit([write])
 
         return outcomes
 
 
-async def test_a_write_with_a_future_does_not_hold_up_the_others() -> None:
-    """Its caller is answered when the future is done, and closing waits for that."""
-    store = LaterStore()
+async def test_a_write_that_waits_for_a_lock_does_not_hold_up_the_others() -> None:
+    """It is repeated apart from them, in order; closing waits for it."""
+    store = LockedStore()
 
     async with handle(store) as cp:
-        later = [append(cp, "later") for _ in range(4)]
-        assert await append(cp, "t") == 1
+        first = append(cp, "t"), append(cp, "locked"), append(cp, "u")
+        assert [await first[0], await first[2]] == [1, 1]
+        later = [append(cp, "locked", str(n)) for n in range(3)]
         assert await append(cp, "t") == 2
+        assert not first[1].done()
         later[1].cancel()
         await run_ready_tasks()
-        looking = asyncio.create_task(cp.load("later"))
         closing = asyncio.create_task(cp.aclose())
         await run_ready_tasks()
-        assert not any(task.done() for task in [*later[2:], looking, closing])
-
-        store.futures[0].set_result(1)
-        store.futures[1].set_result(2)
-        store.futures[2].set_exception(StoreFailure("not sent", "locked"))
-        assert await later[0] == 1
-        await looking
-        assert not closing.done()
-        store.futures[3].set_result(3)
+        assert not any(task.done() for task in [first[1], later[0], later[2], closing])
+        store.is_locked = False
+        assert [await first[1], await later[0], await later[2]] == [1, 2, 3]
         await closing
-        assert await later[3] == 3
 
-        with pytest.raises(BackendUnavailable, match="locked"):
-            await later[2]
+
+async def test_a_cancelled_write_that_waits_for_a_lock_is_not_repeated() -> None:
+    """Nothing of it was written, and a later look does not wait for the lock."""
+    store = LockedStore()
+    store.gate = asyncio.Semaphore(0)
+
+    async with handle(store) as cp:
+        tasks = append(cp, "locked"), append(cp, "t")
+        await run_ready_tasks()
+        tasks[0].cancel()
+        looking = asyncio.create_task(cp.load("locked"))
+        await run_ready_tasks()
+        assert not looking.done()
+        store.gate.release()
+        assert await looking is None
+        assert await tasks[1] == 1
 
 
 async def test_a_refused_write_is_refused_alone() -> None:
@@ -339,11 +325,12 @@ def test_the_end_of_the_loop_leaves_no_caller_waiting() -> None:
     assert late == [1]
 
 
-def test_a_lane_cancelled_before_it_started_is_started_again() -> None:
+@pytest.mark.parametrize("kind", [Append, Merge])
+def test_a_lane_cancelled_before_it_started_is_started_again(kind: type[Write]) -> None:
     """As by a loop that shuts down in the turn in which a write came."""
 
     async def main() -> int:
-        store = GatedStore()
+        store = GatedStore(batching=Batching(kinds=(kind,)))
 
         async with handle(store) as cp:
             before = asyncio.all_tasks()

@@ -1,0 +1,82 @@
+"""Announcing: listeners in other processes hear of this handle's commits.
+
+It runs in the background after a commit, so a write costs what it costs without it. A
+process that dies between the two loses the notification, which the listeners' poll
+makes up for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from cpkit.driver.lifecycle import Lifecycle
+from cpkit.driver.store import AnnouncesChanges
+
+__all__ = ["Announcing"]
+
+logger = logging.getLogger(__name__)
+
+# Seconds from one announcement to the next, where a process listens and where none
+# does. The second is how late the first notification for a new listener can be.
+_PAUSE = 0.01
+_IDLE_PAUSE = 0.05
+
+# A notification that takes longer has lost its purpose.
+_TIMEOUT = 5.0
+
+# Threads in one announcement.
+_AT_ONCE = 500
+
+
+class Announcing:
+    """Announces changed threads, many at a time, never two announcements at once."""
+
+    def __init__(self, lifecycle: Lifecycle, store: AnnouncesChanges) -> None:
+        self._lifecycle = lifecycle
+        self._store = store
+        self._changed: dict[str, None] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._next = 0.0
+        self._closing = asyncio.Event()
+        lifecycle.on_close(self._close)
+
+    def add(self, thread_id: str) -> None:
+        """Announce a change of the thread soon."""
+        self._changed[thread_id] = None
+
+        if self._task is None:
+            self._task = self._lifecycle.spawn(self._announce())
+
+    def _close(self) -> None:
+        """Do not wait before the last announcement."""
+        self._closing.set()
+
+    async def _announce(self) -> None:
+        clock = asyncio.get_running_loop().time
+
+        try:
+            while self._changed:
+                if clock() < self._next:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout_at(self._next):
+                            await self._closing.wait()
+
+                some = [*self._changed][:_AT_ONCE]
+
+                for one in some:
+                    del self._changed[one]
+
+                is_heard = await self._send(some)
+                self._next = clock() + (_PAUSE if is_heard else _IDLE_PAUSE)
+        finally:
+            self._task = None
+
+    async def _send(self, thread_ids: list[str]) -> bool:
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                return await self._store.announce(thread_ids)
+        except Exception as exc:
+            logger.debug("a change was not announced: %s", exc)
+            return False

@@ -1,0 +1,97 @@
+"""Metrics of a handle, by OpenTelemetry where a program has set it up.
+
+``docs/metrics.md`` lists them. A handle asks once, when it opens. A program without a
+meter provider pays nothing: OpenTelemetry is not imported here, and the handle's
+methods are those of its class.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from cpkit.driver.writes import Conflict, Write
+
+__all__ = ["Metrics", "measure"]
+
+OPERATIONS = (
+    "load append save_extra record_issued record_result find_completed read "
+    "list_threads list_calls find_call delete_thread dump_thread restore_thread"
+).split()
+
+
+class Metrics:
+    """The instruments of one handle; ``scheme`` is an attribute of each figure."""
+
+    def __init__(self, meter: Any, scheme: str) -> None:
+        self._store = {"cpkit.store": scheme}
+        self._duration = meter.create_histogram(
+            "cpkit.operation.duration", "s", "Time of one operation of a handle"
+        )
+        self._batch = meter.create_histogram(
+            "cpkit.commit.writes", "{write}", "Writes in one commit"
+        )
+        self._conflicts = meter.create_counter(
+            "cpkit.conflicts", "{conflict}", "Writes refused for the thread's version"
+        )
+        self._wake = meter.create_histogram(
+            "cpkit.watch.wake", "s", "Time from a notification to the wake-up"
+        )
+
+    def timing(
+        self, operation: str, method: Callable[..., Awaitable[Any]]
+    ) -> Callable[..., Awaitable[Any]]:
+        """Return the method with a clock around it."""
+
+        @functools.wraps(method)
+        async def timed(*args: Any, **options: Any) -> Any:
+            attributes = {**self._store, "cpkit.operation": operation}
+            started = time.perf_counter()
+
+            try:
+                return await method(*args, **options)
+            except BaseException as exc:
+                attributes["error.type"] = type(exc).__name__
+                raise
+            finally:
+                self._duration.record(time.perf_counter() - started, attributes)
+
+        return timed
+
+    def committed(self, batch: Sequence[Write], outcomes: Sequence[object]) -> None:
+        """Record the size of a commit, and its conflicts."""
+        self._batch.record(len(batch), self._store)
+
+        if conflicts := sum(isinstance(one, Conflict) for one in outcomes):
+            self._conflicts.add(conflicts, self._store)
+
+    def woken(self, seconds: float) -> None:
+        """Record how long after a notification a watcher was woken."""
+        self._wake.record(seconds, self._store)
+
+
+def measure(handle: object, name: str) -> Metrics | None:
+    """Measure a handle's operations; ``None`` where the program has no provider."""
+    api: Any = sys.modules.get("opentelemetry.metrics")
+
+    if api is None:
+        return None
+
+    provider = api.get_meter_provider()
+
+    # The API's own providers discard everything.
+    if type(provider).__module__.startswith("opentelemetry.metrics"):
+        return None
+
+    metrics = Metrics(provider.get_meter("cpkit"), name.partition(":")[0])
+
+    for operation in OPERATIONS:
+        method = getattr(handle, operation, None)
+
+        if method is not None:
+            setattr(handle, operation, metrics.timing(operation, method))
+
+    return metrics

@@ -1,0 +1,151 @@
+"""Typed messages: any type that pydantic validates, to JSON and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import CoreConfig, PydanticSerializationError, SchemaSerializer
+
+from cpkit.driver.jsontext import encode_json, parse_json
+from cpkit.errors import SerializationError
+from cpkit.records import JsonValue
+
+__all__ = ["TypedMessages"]
+
+
+class TypedMessages:
+    """Encodes and decodes messages of one type.
+
+    A message keeps what the JSON of its type keeps. That includes computed fields
+    that the type reads back. ``strict`` refuses a message that would come back
+    different.
+    """
+
+    def __init__(self, message_type: Any, *, strict: bool) -> None:
+        self._strict = strict
+        self._one: TypeAdapter[Any] = TypeAdapter(message_type)
+        self._one.rebuild()  # where the type puts off building its schema
+        self._many: TypeAdapter[Any] = TypeAdapter(list[message_type])
+        # An adapter's own serializer makes null of an infinity in a field of Any.
+        self._serializer = SchemaSerializer(
+            self._one.core_schema, CoreConfig(ser_json_inf_nan="constants")
+        )
+        self._has_computed = _has_computed(self._one.core_schema)
+
+    def encode(self, message: object, path: tuple[int]) -> bytes:
+        """Return the message as JSON that loads as the message.
+
+        Raises ``SerializationError`` if the message is of another type, or could not be
+        loaded again.
+        """
+        body = self._dumped(message, path)
+        complete = self._with_computed(message, path, body)
+
+        if complete is not None:
+            body, again = complete
+        else:
+            try:
+                again = self.decode(body)
+            except ValidationError as exc:
+                raise SerializationError(
+                    path, f"could not be loaded again: {exc}"
+                ) from exc
+
+        # The JSON is compared too: the type's equality may leave fields out.
+        if self._strict and (
+            again != message or not self._is_same_json(message, again, path)
+        ):
+            raise SerializationError(
+                path, f"would come back different: {again!r} for {message!r}"
+            )
+
+        return body
+
+    def decode(self, body: bytes | str) -> Any:
+        """Return the message; ``ValidationError`` if it does not fit the type."""
+        return self._one.validate_json(body)
+
+    def decode_array(self, text: bytes | str) -> Any:
+        """Return the messages of a JSON array."""
+        return self._many.validate_json(text)
+
+    def _with_computed(
+        self, message: object, path: tuple[int], body: bytes
+    ) -> tuple[bytes, Any] | None:
+        """Return the JSON with computed fields, and the message that it loads as.
+
+        Some types read their computed fields back. Without these fields, a value that
+        the caller gave explicitly would be lost. Return ``None`` if the type has no
+        computed fields, refuses them, or keeps them as unknown fields.
+        """
+        if not self._has_computed:
+            return None
+
+        try:
+            complete = self._dumped(message, path, round_trip=False)
+
+            if complete == body:
+                return None
+
+            again = self.decode(complete)
+            stays = _same_json(body, self._dumped(again, path))
+        except (SerializationError, ValidationError):
+            return None
+
+        return (complete, again) if stays else None
+
+    def _is_same_json(self, one: object, other: object, path: tuple[int]) -> bool:
+        kinds = (True, False) if self._has_computed else (True,)
+        return all(
+            _same_json(
+                self._dumped(one, path, round_trip=kind),
+                self._dumped(other, path, round_trip=kind),
+            )
+            for kind in kinds
+        )
+
+    def _dumped(
+        self, message: object, path: tuple[int], *, round_trip: bool = True
+    ) -> bytes:
+        try:
+            dumped = self._serializer.to_python(
+                message,
+                mode="json",
+                by_alias=True,
+                round_trip=round_trip,
+                warnings="error",
+            )
+        except (PydanticSerializationError, ValueError, TypeError) as exc:
+            raise SerializationError(path, f"does not fit message_type: {exc}") from exc
+
+        return encode_json(dumped, path)
+
+
+def _has_computed(schema: object) -> bool:
+    """Return whether a type with this core schema has computed fields anywhere."""
+    if isinstance(schema, dict):
+        return bool(schema.get("computed_fields")) or any(
+            map(_has_computed, schema.values())
+        )
+
+    return isinstance(schema, list | tuple) and any(map(_has_computed, schema))
+
+
+def _same_json(one: bytes, other: bytes) -> bool:
+    """Return whether two JSON texts are equal, but for the order in arrays.
+
+    A set is dumped in any order.
+    """
+    return one == other or _sorted(parse_json(one)) == _sorted(parse_json(other))
+
+
+def _sorted(value: JsonValue) -> str:
+    match value:
+        case dict():
+            items = [f"{name!r}:{_sorted(item)}" for name, item in value.items()]
+            return "{" + ",".join(items) + "}"
+        case list():
+            return "[" + ",".join(sorted(map(_sorted, value))) + "]"
+        case _:
+            return repr(value)

@@ -1,0 +1,332 @@
+"""Watching: the watchers of one handle share one listener and one poll.
+
+Markers decide. A marker is what a store says of a thread's state, and each change gives
+the thread another one. A notification is only a hint to read a marker now, so a lost,
+delayed or doubled notification costs time and nothing else. Without a hint the markers
+of all watched threads are read once in each poll interval.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Hashable,
+    Sequence,
+)
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from cpkit.driver.announcing import Announcing
+from cpkit.driver.backoff import Backoff
+from cpkit.driver.group_commit import Committed
+from cpkit.driver.ids import check_id
+from cpkit.driver.lifecycle import Lifecycle
+from cpkit.driver.markers import Markers
+from cpkit.driver.store import AnnouncesChanges, ListensForChanges, Store
+from cpkit.driver.writes import Write, may_have_changed
+from cpkit.errors import BackendUnavailable, InvalidId
+
+__all__ = ["Watching"]
+
+logger = logging.getLogger(__name__)
+
+_NOT_READ = object()
+
+# The listener goes on for this time after the last watcher left: waiters often come
+# back at once, and a new connection costs more than an idle one.
+_LINGER = 5.0
+
+# Scans of all threads take a tenth of the time at most, and rest no longer than this.
+_LONGEST_REST = 60.0
+
+
+class Watcher:
+    """The iterator of one ``watch``: ids that changed and were not taken yet."""
+
+    def __init__(self, thread_ids: frozenset[str], lifecycle: Lifecycle) -> None:
+        self.thread_ids = thread_ids
+        self.has_ended = False
+        self._lifecycle = lifecycle
+        self._changed: dict[str, None] = {}
+        self._wake = asyncio.Event()
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self
+
+    async def __anext__(self) -> str:
+        while True:
+            if self.has_ended:
+                raise StopAsyncIteration
+
+            self._lifecycle.check()
+
+            if self._changed:
+                # After the last await, so that a cancellation loses nothing.
+                thread_id = next(iter(self._changed))
+                del self._changed[thread_id]
+                return thread_id
+
+            self._wake.clear()
+            await self._wake.wait()
+
+    def add(self, thread_id: str) -> None:
+        """Yield the id."""
+        self._changed[thread_id] = None
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Let the iterator look at its state: it or the handle was closed."""
+        self._wake.set()
+
+
+class Watching:
+    """All watchers of a handle.
+
+    ``read`` returns the markers of some threads, or of all. `changed_by` must be called
+    after each commit.
+    """
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        store: Store,
+        read: Callable[[Collection[str] | None], Awaitable[Markers]],
+        *,
+        poll: float,
+        notify: bool,
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._read = read
+        self._interval = poll
+        self._store: Any = store
+        self._listens = notify and isinstance(store, ListensForChanges)
+        self._announcing: Announcing | None = None
+
+        if notify and isinstance(store, AnnouncesChanges):
+            self._announcing = Announcing(lifecycle, store)
+
+        self._by_id: dict[str, set[Watcher]] = {}
+        self._of_all: set[Watcher] = set()
+        self._markers: dict[str, Hashable] = {}
+        # Whether a thread that has no entry in ``_markers`` is known to be absent.
+        self._knows_all = False
+        self._hints: set[str] = set()
+        self._look_at_all = False
+        self._hinted = asyncio.Event()
+        self.on_wake: Callable[[float], None] | None = None
+        """Called with the seconds from a hint to the wake-up that it led to."""
+        self._hinted_at: float | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stop_timer: asyncio.TimerHandle | None = None
+        lifecycle.on_close(self._close)
+
+    @asynccontextmanager
+    async def watch(
+        self, thread_ids: frozenset[str]
+    ) -> AsyncIterator[AsyncIterator[str]]:
+        """Register; the baseline is read before the block begins."""
+        self._lifecycle.check()
+        watcher = Watcher(thread_ids, self._lifecycle)
+        self._register(watcher)
+
+        try:
+            asked = thread_ids or None
+            self._compare(asked, await self._read(asked))
+            yield watcher
+        finally:
+            watcher.has_ended = True
+            watcher.wake()
+            self._unregister(watcher)
+
+    def changed_by(self, batch: Sequence[Write], outcomes: Sequence[Committed]) -> None:
+        """Tell watchers of this handle, and listeners elsewhere, of a commit."""
+        if self._announcing is None and not self._is_watched:
+            return
+
+        for write, outcome in zip(batch, outcomes, strict=True):
+            if may_have_changed(write, outcome):
+                self._changed(write.thread_id)
+
+    @property
+    def _is_watched(self) -> bool:
+        return bool(self._by_id or self._of_all)
+
+    def _changed(self, thread_id: str) -> None:
+        self._heard(thread_id)
+
+        if self._announcing is not None:
+            self._announcing.add(thread_id)
+
+    # Watchers
+
+    def _register(self, watcher: Watcher) -> None:
+        for thread_id in watcher.thread_ids:
+            self._by_id.setdefault(thread_id, set()).add(watcher)
+
+        if not watcher.thread_ids:
+            self._of_all.add(watcher)
+
+        if self._stop_timer is not None:
+            self._stop_timer.cancel()
+            self._stop_timer = None
+
+        if not self._tasks:
+            self._tasks.append(self._lifecycle.spawn(self._poll()))
+
+            if self._listens:
+                self._tasks.append(self._lifecycle.spawn(self._listen()))
+
+    def _unregister(self, watcher: Watcher) -> None:
+        for thread_id in watcher.thread_ids:
+            self._by_id[thread_id].discard(watcher)
+
+            if not self._by_id[thread_id]:
+                del self._by_id[thread_id]
+
+                if not self._knows_all:
+                    self._markers.pop(thread_id, None)
+
+        self._of_all.discard(watcher)
+
+        if self._knows_all and not self._of_all:
+            self._knows_all = False
+            self._markers = {one: self._markers.get(one) for one in self._by_id}
+
+        if not self._is_watched and self._tasks:
+            loop = asyncio.get_running_loop()
+            self._stop_timer = loop.call_later(_LINGER, self._stop)
+
+    def _stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+        self._tasks.clear()
+        self._stop_timer = None
+
+    def _close(self) -> None:
+        """Stop, because the handle closes; the iterators raise ``Closed``."""
+        if self._stop_timer is not None:
+            self._stop_timer.cancel()
+
+        self._stop()
+
+        for watcher in {
+            *self._of_all,
+            *(w for some in self._by_id.values() for w in some),
+        }:
+            watcher.wake()
+
+    # Hints, and the poll
+
+    def _heard(self, thread_id: str | None) -> None:
+        if thread_id is None:
+            self._look_at_all = True
+        elif thread_id in self._by_id or self._of_all:
+            self._hints.add(thread_id)
+        else:
+            return
+
+        if self.on_wake is not None and self._hinted_at is None:
+            self._hinted_at = time.monotonic()
+
+        self._hinted.set()
+
+    async def _listen(self) -> None:
+        pauses = Backoff(first=0.05, longest=5.0).pauses()
+
+        while True:
+            try:
+                await self._store.listen(self._heard_from_store)
+                return
+            except Exception as exc:
+                logger.info("%s: listening again: %s", self._lifecycle.name, exc)
+
+            await asyncio.sleep(next(pauses))
+
+    def _heard_from_store(self, thread_id: str | None) -> None:
+        with suppress(InvalidId):  # it was not cpkit that sent it
+            self._heard(thread_id and check_id("thread_id", thread_id))
+
+    async def _poll(self) -> None:
+        clock = asyncio.get_running_loop().time
+        looked = rested = clock()
+        costs = 0.0, 0.0
+
+        while True:
+            due = rested if self._look_at_all else max(rested, looked + self._interval)
+
+            if not self._hints and clock() < due:
+                self._hinted.clear()
+
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(due):
+                        await self._hinted.wait()
+
+                continue
+
+            began = clock()
+            hints, self._hints = self._hints, set()
+
+            if began < due:
+                await self._look({one for one in hints if self._watches(one)})
+                continue
+
+            looked = began
+            self._look_at_all = False
+            await self._look(None if self._of_all else {*self._by_id})
+            # A single slow look, at a server that was stopped, does not count.
+            costs = costs[1], clock() - began
+            rested = clock() + min(9 * min(costs), _LONGEST_REST)
+
+    async def _look(self, asked: set[str] | None) -> None:
+        """Compare markers; where that fails, the watchers find out by themselves."""
+        if asked is not None and not asked:
+            return
+
+        try:
+            self._compare(asked, await self._read(asked))
+        except BackendUnavailable:
+            return  # the next look finds what changed
+        except Exception as exc:
+            logger.warning("%s: watching failed: %s", self._lifecycle.name, exc)
+
+            for thread_id in asked or self._by_id:
+                self._wake(thread_id)
+        finally:
+            self._hinted_at = None
+
+    def _watches(self, thread_id: str) -> bool:
+        return bool(self._of_all) or thread_id in self._by_id
+
+    def _compare(self, asked: Collection[str] | None, found: Markers) -> None:
+        """Keep the markers, and wake the watchers of those that changed."""
+        if asked is None:
+            asked = {*self._markers, *found}
+            knows_all, self._knows_all = self._knows_all, bool(self._of_all)
+        else:
+            knows_all = self._knows_all
+
+        for thread_id in asked:
+            marker = found.get(thread_id)
+            known = self._markers.get(thread_id, None if knows_all else _NOT_READ)
+
+            if marker is None and thread_id not in self._by_id:
+                self._markers.pop(thread_id, None)
+            elif self._watches(thread_id):
+                self._markers[thread_id] = marker
+
+            if known is not _NOT_READ and known != marker:
+                self._wake(thread_id)
+
+    def _wake(self, thread_id: str) -> None:
+        if self.on_wake is not None and self._hinted_at is not None:
+            self.on_wake(time.monotonic() - self._hinted_at)
+
+        for watcher in (*self._by_id.get(thread_id, ()), *self._of_all):
+            watcher.add(thread_id)

@@ -1,0 +1,212 @@
+"""Following a thread: its messages as they are appended, for code and for browsers.
+
+::
+
+    async for version, message in read_from(cp, "thread-1", 7):
+        print(version, message)
+
+A version is the cursor: it counts the messages up to this one. A reader that stops at
+version 9 goes on with ``read_from(cp, thread_id, 9)`` and misses nothing.
+
+`TailEvents` serves the same as server-sent events, as a plain ASGI application. A
+browser sends the last version back by itself, as ``Last-Event-ID``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    MutableMapping,
+)
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from pydantic_core import to_json
+
+from cpkit.errors import CheckpointerError, VersionConflict
+from cpkit.protocol import Checkpointer, ReadsRanges, WatchesThreads
+
+__all__ = ["TailEvents", "Tailed", "read_from"]
+
+MessageT = TypeVar("MessageT")
+
+_PAGE = 500
+
+# Seconds between two looks at a store that cannot watch.
+_POLL = 1.0
+
+# Seconds after which a comment keeps an idle connection open.
+_KEEP_ALIVE = 15.0
+
+
+class Tailed(NamedTuple, Generic[MessageT]):
+    """A message, and the thread's version with it as the last one."""
+
+    version: int
+    message: MessageT
+
+
+async def read_from(
+    cp: Checkpointer[MessageT], thread_id: str, version: int = 0
+) -> AsyncGenerator[Tailed[MessageT], None]:
+    """Yield the messages behind ``version``, and then each one that is appended.
+
+    It goes on until it is closed, and waits for a thread that does not exist yet. With
+    a store that cannot watch it polls.
+
+    Raises ``ValueError`` for a negative version, and ``VersionConflict`` where the
+    thread was deleted: its messages are not those that a reader has seen.
+    """
+    if version < 0:
+        raise ValueError(f"version must be 0 or more, not {version}")
+
+    last: list[MessageT] = []
+
+    async with _changes(cp, thread_id) as changes:
+        while True:
+            first = max(0, version - 1)
+            found = await _read(cp, thread_id, first, first + _PAGE)
+            # The message before shows whether this is still the same thread.
+            before, new = found[: version - first], found[version - first :]
+
+            if len(before) < version - first or (last and before != last):
+                actual = await cp.append(thread_id, [])
+                raise VersionConflict(thread_id, version, actual)
+
+            for message in new:
+                version += 1
+                yield Tailed(version, message)
+
+            last = new[-1:] or before
+
+            if not new:
+                await anext(changes)
+
+
+@asynccontextmanager
+async def _changes(cp: object, thread_id: str) -> AsyncIterator[AsyncIterator[object]]:
+    if isinstance(cp, WatchesThreads):
+        async with cp.watch(thread_id) as changes:
+            yield changes
+    else:
+        yield _ticks()
+
+
+async def _ticks() -> AsyncIterator[None]:
+    while True:
+        await asyncio.sleep(_POLL)
+        yield None
+
+
+async def _read(
+    cp: Checkpointer[MessageT], thread_id: str, start: int, stop: int
+) -> list[MessageT]:
+    if isinstance(cp, ReadsRanges):
+        part: list[MessageT] = await cp.read(thread_id, start, stop)
+        return part
+
+    data = await cp.load(thread_id)
+    return [] if data is None else data.messages[start:stop]
+
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class TailEvents:
+    """An ASGI application that sends a thread's messages as server-sent events.
+
+    Each event has the version as its ``id`` and the message's JSON as its ``data``. It
+    begins behind the request's ``Last-Event-ID``, or behind ``version``. An event named
+    ``reset`` says that the thread was deleted, and ends the stream. Who may read the
+    thread is for the caller to check.
+    """
+
+    def __init__(
+        self, cp: Checkpointer[Any], thread_id: str, *, version: int = 0
+    ) -> None:
+        self._cp = cp
+        self._thread_id = thread_id
+        self._version = version
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise ValueError(f"TailEvents serves http, not {scope['type']!r}")
+
+        headers = dict(scope["headers"])
+        cursor = headers.get(b"last-event-id", b"%d" % self._version)
+
+        if not (cursor.isdigit() and len(cursor) < 19):
+            await _respond(send, 400, b"text/plain")
+            await _send(send, b"Last-Event-ID is not a version\n", more=False)
+            return
+
+        await _respond(send, 200, b"text/event-stream")
+        await _send(send, b": open\n\n")
+        sending = asyncio.create_task(self._send_events(int(cursor), send))
+        gone = asyncio.create_task(_disconnected(receive))
+
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sending, gone):
+                task.cancel()
+
+            await asyncio.wait({sending, gone})
+
+        if not sending.cancelled():
+            sending.result()
+
+    async def _send_events(self, version: int, send: Send) -> None:
+        lock = asyncio.Lock()
+
+        async def keep_alive() -> None:
+            while True:
+                await asyncio.sleep(_KEEP_ALIVE)
+
+                async with lock:
+                    await _send(send, b": still here\n\n")
+
+        beat = asyncio.create_task(keep_alive())
+
+        try:
+            events = read_from(self._cp, self._thread_id, version)
+
+            async with aclosing(events):
+                async for tailed in events:
+                    data = to_json(tailed.message)
+                    event = b"id: %d\ndata: %b\n\n" % (tailed.version, data)
+
+                    async with lock:
+                        await _send(send, event)
+        except VersionConflict:
+            await _send(send, b"event: reset\ndata: {}\n\n", more=False)
+        except CheckpointerError as exc:
+            # The browser connects again, and goes on behind the last event.
+            name = type(exc).__name__.encode()
+            await _send(send, b": %b\n\n" % name, more=False)
+        finally:
+            beat.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _respond(send: Send, status: int, kind: bytes) -> None:
+    headers = [
+        (b"content-type", kind),
+        (b"cache-control", b"no-store"),
+        (b"x-accel-buffering", b"no"),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def _send(send: Send, body: bytes, *, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})

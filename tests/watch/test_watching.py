@@ -1,0 +1,357 @@
+"""The handle's watch: over notifications that come, get lost, or fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from cpkit import (
+    Closed,
+    CorruptThread,
+    InvalidId,
+    MemoryCheckpointer,
+    ToolCall,
+    VersionConflict,
+    WatchesThreads,
+)
+from cpkit.driver import (
+    DriverOptions,
+    FullHandle,
+    Heard,
+    StoreFailure,
+    handle_over,
+)
+from cpkit.memory import MemoryStore
+from tests.driver.gated import GatedStore, run_ready_tasks
+
+Handle = FullHandle[dict[str, Any]]
+Step = Callable[[Handle], Coroutine[Any, Any, Any]]
+
+CALL = ToolCall("c", "pay", {"amount": 1}, "k")
+
+STEPS: list[Step] = [
+    lambda cp: cp.append("t", [{"n": 1}]),
+    lambda cp: cp.append("t", [], extra={"a": 1}),
+    lambda cp: cp.save_extra("t", {"a": 2}),
+    lambda cp: cp.record_issued("t", CALL),
+    lambda cp: cp.record_result("t", "c", "paid", success=False),
+    lambda cp: cp.record_issued("t", ToolCall("c2", "pay", {}, "k")),
+    lambda cp: cp.delete_thread("t"),
+    lambda cp: cp.record_result("t", "c2", "paid"),
+    lambda cp: cp.append("t", [{"n": 1}]),
+    lambda cp: cp.delete_thread("t", forget_keys=True),
+]
+
+
+class Plain(MemoryStore):
+    """A store that offers nothing for watching."""
+
+    markers: Any = None
+    listen: Any = None
+
+
+class Deaf(MemoryStore):
+    """A store whose notifications are all lost."""
+
+    async def listen(self, heard: Heard) -> None:
+        await asyncio.get_running_loop().create_future()
+
+
+class Broken(MemoryStore):
+    """A store whose listening fails at each change."""
+
+    listened = 0
+
+    async def listen(self, heard: Heard) -> None:
+        self.listened += 1
+        failed = asyncio.get_running_loop().create_future()
+
+        def fail(thread_id: str | None) -> None:
+            if thread_id is not None and not failed.done():
+                failed.set_exception(StoreFailure("unknown", "the connection is lost"))
+
+        listening = asyncio.ensure_future(super().listen(fail))
+        heard(None)
+
+        try:
+            await failed
+        finally:
+            listening.cancel()
+
+
+KINDS: list[type[MemoryStore]] = [MemoryStore, Plain, Deaf, Broken]
+
+
+@asynccontextmanager
+async def two_handles(
+    kind: type[MemoryStore], poll: float = 0.01
+) -> AsyncIterator[tuple[Handle, Handle]]:
+    """Return two handles of one store: one that watches, and one that writes."""
+    store = kind()
+    other = MemoryStore()
+    other._data = store._data
+    watching: Any = handle_over(store, options=DriverOptions(poll=poll))
+    writing: Any = handle_over(other)
+
+    async with watching, writing:
+        yield watching, writing
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("named", [True, False], ids=["one", "any"])
+async def test_each_change_wakes(kind: type[MemoryStore], named: bool) -> None:
+    """Each kind of change of another handle is followed by a yield."""
+    async with (
+        two_handles(kind) as (watching, writing),
+        watching.watch(*["t"] * named) as changes,
+    ):
+        for step in STEPS:
+            await step(writing)
+            assert await anext(changes) == "t"
+
+
+async def test_every_handle_watches() -> None:
+    """A handle is a WatchesThreads over any store; ids are checked at once."""
+    async with MemoryCheckpointer[Any]() as cp:
+        assert isinstance(cp, WatchesThreads)
+
+        with pytest.raises(InvalidId):
+            cp.watch("")
+
+    with pytest.raises(Closed):
+        cp.watch("t")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_no_change_does_not_wake(kind: type[MemoryStore]) -> None:
+    """Refused writes, writes of nothing and other threads wake no task."""
+    async with two_handles(kind) as (watching, writing):
+        await writing.record_issued("t", CALL)
+
+        async with watching.watch("t", "last") as changes:
+            await writing.record_issued("t", CALL)
+            await writing.record_issued("t", ToolCall("c3", "pay", {}, "k"))
+            await writing.append("t", [])
+            await writing.save_extra("t", {})
+            await writing.append("other", [{"n": 1}])
+            await writing.append("last", [{"n": 1}])
+            assert await anext(changes) == "last"
+
+
+async def test_changes_are_coalesced() -> None:
+    """Changes that were not taken yet are one yield for each thread."""
+    async with (
+        MemoryCheckpointer[Any]() as cp,
+        cp.watch("t") as slow,
+        cp.watch("t", "last") as quick,
+    ):
+        for n in range(5):
+            await cp.append("t", [{"n": n}])
+            assert await anext(quick) == "t"
+
+        await cp.append("last", [{"n": 1}])
+        assert await anext(quick) == "last"
+        assert await anext(slow) == "t"
+        assert [*slow._changed] == []  # type: ignore[attr-defined]  # a look without waiting
+
+
+async def test_a_cancelled_waiter_misses_nothing() -> None:
+    """A cancelled wait leaves the watch usable, and takes no yield with it."""
+    async with MemoryCheckpointer[Any]() as cp, cp.watch("t") as changes:
+        waiting = asyncio.ensure_future(anext(changes))
+        await asyncio.sleep(0)
+        await cp.append("t", [{"n": 1}])
+        waiting.cancel()
+        (result,) = await asyncio.gather(waiting, return_exceptions=True)
+
+        if result != "t":
+            assert await anext(changes) == "t"
+
+
+async def test_closing_ends_a_watch() -> None:
+    """aclose does not wait for watchers; their iterators raise Closed."""
+    cp = MemoryCheckpointer[Any]()
+
+    async with cp:
+        watch = cp.watch("t")
+        changes = await watch.__aenter__()
+        waiting = asyncio.ensure_future(anext(changes))
+        await asyncio.sleep(0)
+
+    with pytest.raises(Closed):
+        await waiting
+
+    with pytest.raises(Closed):
+        await anext(changes)
+
+    await watch.__aexit__(None, None, None)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_leaving_ends_the_iterator() -> None:
+    """Behind the block the iterator ends, for a waiting task too."""
+    async with MemoryCheckpointer[Any]() as cp:
+        async with cp.watch("t") as changes:
+            waiting = asyncio.create_task(_first(changes))
+            await asyncio.sleep(0)
+
+        assert await waiting is None
+        assert await _first(changes) is None
+
+
+async def test_watchers_share_one_listener_and_one_poll() -> None:
+    """Many watchers cost one listener and one read in each poll interval."""
+
+    class Counted(Deaf):
+        listeners = 0
+
+        async def listen(self, heard: Heard) -> None:
+            self.listeners += 1
+            await super().listen(heard)
+
+        async def markers(self, thread_ids: Any) -> dict[str, Hashable]:
+            asked.append(thread_ids)
+            return dict(await super().markers(thread_ids))
+
+    asked: list[Any] = []
+
+    async with two_handles(Counted) as (watching, writing):
+        watches = [watching.watch(f"t{n}", "t") for n in range(10)]
+        iterators = [await watch.__aenter__() for watch in watches]
+        asked.clear()
+        await writing.append("t", [{"n": 1}])
+        assert [await anext(one) for one in iterators] == ["t"] * 10
+        assert {len(ids) for ids in asked} == {11}
+        store: Any = watching.store
+        assert store.listeners == 1
+
+        for watch in watches:
+            await watch.__aexit__(None, None, None)
+
+
+async def test_own_writes_need_no_poll_and_no_listener() -> None:
+    """A change by the same handle wakes even where it would be polled in a day."""
+    options = DriverOptions(poll=86_400, notify=False)
+    cp: Any = handle_over(MemoryStore(), options=options)
+
+    async with cp, cp.watch("t") as changes:
+        await cp.append("t", [{"n": 1}])
+        assert await anext(changes) == "t"
+
+
+async def test_a_write_whose_answer_was_lost_wakes() -> None:
+    """A write that may have been applied, or was abandoned, wakes as well."""
+    store = GatedStore(open_gate=False)
+    cp: Any = handle_over(store, options=DriverOptions(poll=86_400, notify=False))
+
+    async with cp, cp.watch("t") as changes:
+        writing = asyncio.create_task(cp.append("t", [{"n": 1}]))
+
+        await run_ready_tasks()
+        assert store.batches
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        store.lost.append(StoreFailure("unknown", "the answer was lost"))
+        store.gate.release()
+        assert await anext(changes) == "t"
+
+
+async def test_a_failed_look_is_made_again() -> None:
+    """A store that is away for some polls loses no change."""
+
+    class Away(Deaf):
+        failures = 0
+
+        async def markers(self, thread_ids: Any) -> dict[str, Hashable]:
+            if self.failures:
+                self.failures -= 1
+                raise StoreFailure("rejected", "away")
+
+            return dict(await super().markers(thread_ids))
+
+    async with (
+        two_handles(Away) as (watching, writing),
+        watching.watch("t") as changes,
+    ):
+        store: Any = watching.store
+        store.failures = 3
+        await writing.append("t", [{"n": 1}])
+        assert await anext(changes) == "t"
+        assert not store.failures
+
+
+async def test_a_look_that_cannot_succeed_wakes() -> None:
+    """Watchers of a damaged thread look for themselves, and get its error."""
+
+    class Damaged(Deaf):
+        damaged = False
+
+        async def markers(self, thread_ids: Any) -> dict[str, Hashable]:
+            if self.damaged:
+                raise CorruptThread("t", "its times", "they are missing")
+
+            return dict(await super().markers(thread_ids))
+
+    store: Any = Damaged()
+    cp = handle_over(store, options=DriverOptions(poll=0.01))
+
+    async with cp, cp.watch("t") as changes:
+        store.damaged = True
+        assert await anext(changes) == "t"
+
+
+class Announced(MemoryStore):
+    """A store that collects announcements; ``gate`` holds them up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.announced: list[list[str]] = []
+        self.gate = asyncio.Event()
+
+    async def announce(self, thread_ids: list[str]) -> bool:
+        self.announced.append(thread_ids)
+        await self.gate.wait()
+        return False
+
+
+async def test_commits_are_announced_together() -> None:
+    """Changes during an announcement share the next one, and closing waits for it."""
+    store = Announced()
+
+    async with handle_over(store) as cp:
+        await cp.append("a", [{"n": 1}])
+
+        await run_ready_tasks()
+        assert store.announced
+
+        for name in ("b", "c", "b"):
+            await cp.append(name, [{"n": 1}])
+
+        store.gate.set()
+
+    assert store.announced == [["a"], ["b", "c"]]
+
+
+async def test_refused_writes_are_not_announced() -> None:
+    """Only a commit that may have changed something is announced."""
+    store = Announced()
+    store.gate.set()
+
+    async with handle_over(store) as cp:
+        await cp.append("a", [])
+
+        with pytest.raises(VersionConflict):
+            await cp.append("a", [{"n": 1}], expected_version=7)
+
+    assert store.announced == []
+
+
+async def _first(changes: AsyncIterator[str]) -> str | None:
+    async for thread_id in changes:
+        return thread_id
+
+    return None
