@@ -1,5 +1,8 @@
 """Agent state in one SQLite file; see `cpkit_sqlite.store` for the manual."""
 
-from cpkit_sqlite.store import SQLiteCheckpointer, SQLiteStore
+from cpkit.extras import needs_extra
+
+with needs_extra("cpkit_sqlite", "sqlite"):
+    from cpkit_sqlite.store import SQLiteCheckpointer, SQLiteStore
 
 __all__ = ["SQLiteCheckpointer", "SQLiteStore"]

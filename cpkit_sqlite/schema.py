@@ -182,10 +182,17 @@ def _create(db: sqlite3.Connection) -> None:
 
 
 def _create_folder(folder: str) -> None:
-    """Create a folder and its parents, for their owner alone, and make them lasting."""
+    """Create a folder, for its owner alone, and make it lasting.
+
+    Not the folders above it: a missing one is more often a mistake in the URL.
+    """
     if not os.path.exists(folder):
         parent = os.path.dirname(folder)
-        _create_folder(parent)
+
+        if not os.path.exists(parent):
+            raise FileNotFoundError(
+                f"there is no folder {parent!r}: correct the URL, or create the folder"
+            )
 
         # Another process that creates it now may not have synced it yet.
         with suppress(FileExistsError):

@@ -40,8 +40,9 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import starmap
 from operator import itemgetter
 from typing import Any, ClassVar, Literal, TypeVar
@@ -58,6 +59,7 @@ from cpkit.driver import (
     DriverOptions,
     Erase,
     FullHandle,
+    Heard,
     KeyHeld,
     Limits,
     Merge,
@@ -73,6 +75,7 @@ from cpkit.driver import (
     from_micros,
     issued_call,
     key_is_held,
+    listen_in_thread,
     prefix_end,
     resolved_call,
     span,
@@ -80,7 +83,7 @@ from cpkit.driver import (
 from cpkit.errors import CorruptThread, InvalidURL, SchemaMismatch
 from cpkit.records import Durability, Survives, ThreadInfo
 from cpkit.registry import url_path
-from cpkit_sqlite import queries
+from cpkit_sqlite import listen, queries
 from cpkit_sqlite.connection import Connection, WriteAheadLog, has_wal_reset_bug, run
 from cpkit_sqlite.errors import ERRORS, failure
 from cpkit_sqlite.schema import (
@@ -251,6 +254,14 @@ class SQLiteStore:
         self, prefix: str, after: str | None, limit: int, erased: bool
     ) -> list[ThreadInfo]:
         return await self._read("?", _threads, prefix, after, limit, erased)
+
+    async def markers(self, thread_ids: Sequence[str] | None) -> Mapping[str, Hashable]:
+        return await self._read("?", listen.markers, thread_ids)
+
+    async def listen(self, heard: Heard) -> None:
+        # Another process cannot write a file that is private or may only be read.
+        if self._file.path != IN_MEMORY and self._file.writable:
+            await listen_in_thread(partial(listen.follow, self._file), heard)
 
     async def dump(self, thread_id: str) -> StoredDump | None:
         return await self._read(thread_id, _dump, thread_id)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.sqlite.worker import Worker
+from tests.processes import Workers, started
 
 
 @pytest.fixture
@@ -26,15 +26,7 @@ def raw(path: str) -> Iterator[sqlite3.Connection]:
 
 
 @pytest.fixture
-def workers() -> Iterator[Callable[[int], list[Worker]]]:
+def workers() -> Iterator[Workers]:
     """Start worker processes, which end with the test."""
-    started: list[Worker] = []
-
-    def start(count: int) -> list[Worker]:
-        started.extend(Worker() for _ in range(count))
-        return started[-count:]
-
-    yield start
-
-    for worker in started:
-        worker.close()
+    with started("tests.sqlite.worker") as start:
+        yield start

@@ -160,7 +160,7 @@ async def test_an_opening_cancelled_anywhere_leaves_nothing(
 # An aiosqlite thread that is still connecting when the loop closes raises in the
 # thread, and Python 3.13 warns of its open connection.
 @pytest.mark.filterwarnings("ignore:.*_connection_worker_thread")
-@pytest.mark.filterwarnings("ignore:.*sqlite3.Connection")
+@pytest.mark.filterwarnings("ignore:.*[.]Connection object")
 @pytest.mark.parametrize("count", STEPS)
 def test_an_event_loop_that_ends_leaves_nothing(path: str, count: int) -> None:
     """``asyncio.run`` cancels an opening, and writes that are in flight."""

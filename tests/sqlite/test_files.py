@@ -9,7 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ import pytest
 
 from cpkit import BackendUnavailable, Survives, ToolCall, open_checkpointer
 from cpkit_sqlite import SQLiteCheckpointer
+from tests.processes import UNPRIVILEGED, Workers
 from tests.sqlite.inside import reader, writer
-from tests.sqlite.worker import NOBODY, Worker
 
 Store = SQLiteCheckpointer[Any]
 
@@ -65,7 +65,7 @@ def folder() -> Iterator[Path]:
 @pytest.mark.usefixtures("no_umask")
 async def test_files_and_folders_are_for_their_owner_alone(tmp_path: Path) -> None:
     """Modes are 0600 for file, log and index, and 0700 for every new folder."""
-    path = tmp_path / "a" / "b" / "agent.db"
+    path = tmp_path / "a" / "agent.db"
 
     async with Store(path) as cp:
         await cp.append("t", [{}])
@@ -77,7 +77,7 @@ async def test_files_and_folders_are_for_their_owner_alone(tmp_path: Path) -> No
         ]
         assert [mode(file) for file in files] == [0o600] * 3
 
-    assert mode(tmp_path / "a") == mode(tmp_path / "a" / "b") == 0o700
+    assert mode(tmp_path / "a") == 0o700
     assert mode(path) == 0o600
 
 
@@ -231,7 +231,7 @@ async def test_a_full_database_writes_nothing_and_then_works_again(path: str) ->
 
 
 def test_a_file_that_may_not_grow_is_unavailable_and_then_works_again(
-    path: str, workers: Callable[[int], list[Worker]]
+    path: str, workers: Workers
 ) -> None:
     """No append is half written, and at most the last one is in doubt."""
     (worker,) = workers(1)
@@ -267,7 +267,7 @@ async def test_a_full_disk_is_unavailable_and_then_works_again(full_disk: Path) 
 
 @pytest.mark.parametrize("what", ["folder", "file", "new file"])
 def test_what_may_not_be_written_is_unavailable(
-    folder: Path, what: str, workers: Callable[[int], list[Worker]]
+    folder: Path, what: str, workers: Workers
 ) -> None:
     """A place without a store is refused at open, and left as it is."""
     path = folder / "agent.db"
@@ -277,7 +277,7 @@ def test_what_may_not_be_written_is_unavailable(
 
     if os.getuid() == 0:
         for place in (folder, *folder.iterdir()):
-            os.chown(place, NOBODY, NOBODY)
+            os.chown(place, UNPRIVILEGED, UNPRIVILEGED)
 
     if what == "file":
         os.chmod(path, 0o400)
@@ -306,7 +306,7 @@ async def write_some(path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["folder", "file", "both"])
 async def test_what_may_only_be_read_is_read(
-    folder: Path, what: str, workers: Callable[[int], list[Worker]]
+    folder: Path, what: str, workers: Workers
 ) -> None:
     """Every write is refused and has not run; no other file is created."""
     path = folder / "agent.db"
@@ -314,7 +314,7 @@ async def test_what_may_only_be_read_is_read(
 
     if os.getuid() == 0:
         for place in (folder, path):
-            os.chown(place, NOBODY, NOBODY)
+            os.chown(place, UNPRIVILEGED, UNPRIVILEGED)
 
     if what != "folder":
         os.chmod(path, 0o400)
@@ -337,7 +337,7 @@ async def test_what_may_only_be_read_is_read(
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs two users")
 async def test_a_reader_without_rights_sees_what_a_writer_has_committed(
-    folder: Path, workers: Callable[[int], list[Worker]]
+    folder: Path, workers: Workers
 ) -> None:
     """The log of a writer that has the file open is read too."""
     path = folder / "agent.db"
@@ -346,12 +346,12 @@ async def test_a_reader_without_rights_sees_what_a_writer_has_committed(
         await cp.append("t", [{"n": 1}])
 
         for place in folder.iterdir():
-            os.chown(place, NOBODY, NOBODY)
+            os.chown(place, UNPRIVILEGED, UNPRIVILEGED)
             os.chmod(place, 0o400)
 
         os.chmod(folder, 0o755)
         (worker,) = workers(1)
-        worker.start("read_unprivileged", f"sqlite:///{path}")
+        worker.tell("read_unprivileged", f"sqlite:///{path}")
         said = await asyncio.to_thread(worker.answer)
         assert said["messages"] == [{"n": 1}]
         assert said["refused"] == [False] * 4
@@ -412,34 +412,38 @@ class FolderSyncs:
 
 @pytest.fixture
 def syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FolderSyncs:
-    found = FolderSyncs(tmp_path / "a" / "b" / "agent.db")
+    found = FolderSyncs(tmp_path / "a" / "agent.db")
     monkeypatch.setattr(os, "fsync", found.sync)
     return found
 
 
-async def test_every_created_folder_is_made_lasting_in_its_parent(
+async def test_a_created_folder_is_made_lasting_in_its_parent(
     tmp_path: Path, syncs: FolderSyncs
 ) -> None:
     """The folder of the file is synced once the log exists."""
-    folder = tmp_path / "a" / "b"
+    folder = tmp_path / "a"
 
     async with Store(folder / "agent.db"):
-        inodes = [os.stat(one).st_ino for one in (tmp_path, tmp_path / "a", folder)]
-        assert syncs.made == [
-            (inodes[0], False),
-            (inodes[1], False),
-            (inodes[2], True),
-        ]
+        inodes = [os.stat(one).st_ino for one in (tmp_path, folder)]
+        assert syncs.made == [(inodes[0], False), (inodes[1], True)]
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2])
+async def test_a_folder_above_the_last_one_is_not_created(tmp_path: Path) -> None:
+    """A missing folder is more often a mistake in the URL; the error names it."""
+    with pytest.raises(BackendUnavailable, match="there is no folder .*nowhere'"):
+        await Store(tmp_path / "nowhere" / "data" / "agent.db").__aenter__()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("depth", [0, 1])
 async def test_a_folder_that_cannot_be_synced_is_unavailable(
     tmp_path: Path, syncs: FolderSyncs, depth: int
 ) -> None:
     """The store does not open, and the next opening syncs the folder again."""
-    folder = tmp_path / "a" / "b"
-    place = (tmp_path, tmp_path / "a", folder)[depth]
-    place.mkdir(parents=True, exist_ok=True)
+    folder = tmp_path / "a"
+    place = (tmp_path, folder)[depth]
+    place.mkdir(exist_ok=True)
     syncs.failing = place.stat().st_ino
 
     with pytest.raises(BackendUnavailable, match="on fire") as raised:

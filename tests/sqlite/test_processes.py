@@ -6,7 +6,6 @@ import asyncio
 import random
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,7 @@ from cpkit import (
     open_checkpointer,
 )
 from cpkit_sqlite import SQLiteCheckpointer
-from tests.sqlite.worker import Worker
-
-Workers = Callable[[int], list[Worker]]
+from tests.processes import Workers
 
 
 def loaded(url: str, thread_id: str) -> CheckpointData[dict[str, Any]]:
@@ -54,7 +51,7 @@ def test_eight_processes_open_a_fresh_file_at_once(
         url = f"sqlite:///{tmp_path}/new {round_}/agent.db"
 
         for worker in eight:
-            worker.start("append_one", url)
+            worker.tell("append_one", url)
 
         assert sorted(worker.answer() for worker in eight) == list(range(1, 9))
 
@@ -65,7 +62,7 @@ def test_processes_write_one_file(tmp_path: Path, workers: Workers) -> None:
     four, count = workers(4), 40
 
     for number, worker in enumerate(four):
-        worker.start("mixed", url, f"w{number}", count)
+        worker.tell("mixed", url, f"w{number}", count)
 
     answers = [worker.answer() for worker in four]
     data = loaded(url, "shared")
@@ -94,7 +91,7 @@ def test_a_killed_writer_loses_nothing_that_it_acknowledged(
     chance = random.Random(5)
 
     for round_, worker in enumerate(workers(4)):
-        worker.start("write_for_ever", url, f"w{round_}")
+        worker.tell("write_for_ever", url, f"w{round_}")
         said = [
             worker.answer() for _ in range(chance.randrange(1, 120))
         ] + worker.kill()
@@ -119,7 +116,7 @@ def test_bytes_after_the_last_commit_of_the_log_are_ignored(
     """A crash in a write leaves such bytes; no commit is lost."""
     path = tmp_path / "agent.db"
     (worker,) = workers(1)
-    worker.start("write_for_ever", f"sqlite:///{path}", "w")
+    worker.tell("write_for_ever", f"sqlite:///{path}", "w")
     acknowledged = [worker.answer() for _ in range(9)] + worker.kill()
     last = max(line[1] for line in acknowledged if line[0] == "append")
 
@@ -187,7 +184,7 @@ async def test_a_stopped_process_blocks_writes_for_busy_timeout(
     async with SQLiteCheckpointer[Any](path, busy_timeout=0.1) as cp:
         await cp.append("t", [{"n": 1}])
         (worker,) = workers(1)
-        worker.start("stop_in_a_commit", path)
+        worker.tell("stop_in_a_commit", path)
         assert await asyncio.to_thread(worker.answer) == "stopping"
 
         for _ in range(2):

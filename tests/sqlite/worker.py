@@ -1,75 +1,17 @@
-"""A process that uses a store: it runs one command per line of JSON.
-
-Run it as ``python -m tests.sqlite.worker``; tests use `Worker`.
-"""
+"""What another process does with a store: the commands of `tests.processes`."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import resource
 import signal
 import sqlite3
-import subprocess
-import sys
-from collections.abc import Callable, Coroutine
-from pathlib import Path
+from collections.abc import Coroutine
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from cpkit import BackendUnavailable, ToolCall, open_checkpointer
-
-NOBODY = 65534
-
-
-class Worker:
-    """A worker process; `close` kills it."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.sqlite.worker"],
-            cwd=Path(__file__).parents[2],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def start(self, command: str, *args: Any) -> None:
-        """Start a command; `answer` waits for its result."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([command, *args]) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> Any:
-        """Return the next line that the process writes."""
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
-
-    def ask(self, command: str, *args: Any) -> Any:
-        self.start(command, *args)
-        return self.answer()
-
-    def kill(self) -> list[Any]:
-        """Kill the process with SIGKILL, and return the lines that it wrote before."""
-        assert self.process.stdout is not None
-        self.process.kill()
-        said = self.process.stdout.read()
-        self.process.wait()
-        return [json.loads(line) for line in said.splitlines() if line]
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
-
-
-def report(value: Any) -> None:
-    # One system call per line, so that a kill does not leave half a line.
-    os.write(1, (json.dumps(value) + "\n").encode())
+from tests.processes import UNPRIVILEGED, report, serve
 
 
 async def append_one(url: str) -> int:
@@ -125,8 +67,8 @@ async def drop_rights() -> None:
         await append_one(f"sqlite:///{folder}/first.db")
 
     if os.getuid() == 0:
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+        os.setgid(UNPRIVILEGED)
+        os.setuid(UNPRIVILEGED)
 
 
 async def open_unprivileged(url: str) -> str:
@@ -205,9 +147,8 @@ async def fill_up_to(url: str, limit: int) -> dict[str, Any]:
     }
 
 
-COMMANDS: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
-    command.__name__: command
-    for command in (
+if __name__ == "__main__":
+    serve(
         append_one,
         mixed,
         write_for_ever,
@@ -216,18 +157,3 @@ COMMANDS: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
         read_unprivileged,
         fill_up_to,
     )
-}
-
-
-def main() -> None:
-    for line in sys.stdin:
-        command, *args = json.loads(line)
-
-        try:
-            report(asyncio.run(COMMANDS[command](*args)))
-        except Exception as exc:
-            report({"error": repr(exc)})
-
-
-if __name__ == "__main__":
-    main()
