@@ -94,6 +94,37 @@ class Connections:
         finally:
             await self._give(connection, usable)
 
+    @asynccontextmanager
+    async def reserved(self) -> AsyncIterator[Connection | None]:
+        """Keep a connection for one purpose; it is closed behind the block.
+
+        ``None`` behind a pooler in transaction mode, where a session is not the
+        caller's, and where a caller's pool has a single connection.
+        """
+        if self._options.pooler == "transaction":
+            yield None
+            return
+
+        if not isinstance(self._where, str):
+            if self._where.get_max_size() == 1:
+                yield None
+                return
+
+            connection = await self._take()
+        else:
+            try:
+                connection = await self._connect(self._where)
+            except CLIENT_ERRORS as exc:
+                raise failure(exc, self.name, "not sent") from exc
+
+        try:
+            yield connection
+        finally:
+            if isinstance(self._where, str):
+                connection.terminate()
+            else:
+                await self._give(connection, usable=False)
+
     async def _take(self) -> Connection:
         """Return a free connection, or a new one."""
         await self._free.acquire()

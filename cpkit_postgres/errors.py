@@ -70,6 +70,8 @@ def failure(
         fate = "rejected" if connecting or isinstance(exc, ValueError) else "not sent"
     elif isinstance(exc, TimeoutError):
         reason = "no answer within the timeout"
+    elif lost == "not sent" and isinstance(exc, OSError):
+        reason += "; is the server running?"
 
     if code == READ_ONLY:
         reason = f"the server takes no writes: {reason}"

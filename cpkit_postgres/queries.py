@@ -204,14 +204,17 @@ FROM (SELECT) AS one LEFT JOIN taken ON true
 """
 
 # Returns the call as it stands. Still issued: another writer resolved it meanwhile, so
-# look again. Counting the touched rows makes Postgres lock the thread's row first.
+# look again. Counting the touched rows makes Postgres lock the thread's row first. An
+# erased call's thread gets a new row version and no new time: see `listen.MARKERS`.
 RESOLVE = """
 WITH touched AS (
-    {touch_thread} = $1 AND EXISTS (
-        SELECT FROM {schema}.calls AS c
-        WHERE c.thread_id = $1 AND c.call_id = $2 AND c.status = 'issued'
-            AND NOT c.erased)
-    RETURNING number
+    UPDATE {schema}.threads AS t
+    SET updated_at = CASE WHEN c.erased THEN t.updated_at
+        ELSE greatest(t.updated_at, clock_timestamp()) END
+    FROM {schema}.calls AS c
+    WHERE t.thread_id = $1
+        AND c.thread_id = $1 AND c.call_id = $2 AND c.status = 'issued'
+    RETURNING t.number
 ), resolved AS (
     UPDATE {schema}.calls AS c
     SET status = $3, resolved_at = clock_timestamp(),
@@ -245,7 +248,8 @@ UPDATE {schema}.calls AS c SET args = '{}', result = NULL, erased = true
 WHERE {calls_of_thread} AND NOT $3::boolean AND NOT c.erased AND $2::bigint IS NOT NULL
 """
 
-# No claim may come between looking at the keys and inserting the calls.
+# No claim may come between looking at keys and restoring or forgetting their calls: the
+# number of an attempt would count calls that are gone, or not count restored ones.
 LOCK_CALLS = "LOCK TABLE {schema}.calls IN SHARE ROW EXCLUSIVE MODE"
 
 ATTEMPTS = """

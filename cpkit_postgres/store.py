@@ -28,6 +28,10 @@ What happens when the server goes away
     ``BackendUnavailable`` says that it may have been applied. An operation that is
     cancelled or that takes longer than ``timeout`` closes its connection.
 
+Watching
+    While a thread is watched, one connection more listens for notifications; of a
+    caller's pool it is one of the pool's. `cpkit_postgres.listen` has the details.
+
 Caveats
     Postgres 12 or newer. The database must be UTF8 and transactions READ COMMITTED,
     which is checked at open.
@@ -35,7 +39,7 @@ Caveats
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from itertools import groupby
 from operator import itemgetter
@@ -50,6 +54,7 @@ from cpkit.driver import (
     Decode,
     Erase,
     FullHandle,
+    Heard,
     KeyHeld,
     Limits,
     Merge,
@@ -73,7 +78,7 @@ from cpkit.driver import (
 from cpkit.errors import CorruptThread
 from cpkit.records import Durability, ThreadInfo
 from cpkit.registry import redacted
-from cpkit_postgres import queries, schema
+from cpkit_postgres import listen, queries, schema
 from cpkit_postgres.connections import Connections, Fetch, Pool, Record
 from cpkit_postgres.errors import UNIQUE_VIOLATION, sqlstate
 from cpkit_postgres.options import CLIENT_PARAMETERS, PostgresOptions, check_url
@@ -327,6 +332,10 @@ class PostgresStore:
 
     async def _erase(self, write: Erase) -> None:
         async with self._connections.transaction() as fetch:
+            # First: a claim that is under way waits for the thread's row.
+            if write.forget_keys:
+                await fetch(queries.LOCK_CALLS)
+
             rows = await fetch(queries.DELETE_THREAD, write.thread_id)
             number = rows[0][0] if rows else None
             await fetch(
@@ -403,6 +412,15 @@ class PostgresStore:
     async def calls(self, thread_id: str) -> list[StoredCall]:
         rows = await self._connections.fetch(queries.CALLS, thread_id)
         return [_stored(row) for row in rows]
+
+    async def markers(self, thread_ids: Sequence[str] | None) -> Mapping[str, Hashable]:
+        return await listen.markers(self._connections, thread_ids)
+
+    async def announce(self, thread_ids: Sequence[str]) -> bool:
+        return await listen.announce(self._connections, self._schema, thread_ids)
+
+    async def listen(self, heard: Heard) -> None:
+        await listen.listen(self._connections, self._schema, heard)
 
     async def dump(self, thread_id: str) -> StoredDump | None:
         found, bodies = await self._read(thread_id, 0, None, every_call=True)

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from cpkit_postgres import PostgresCheckpointer
-from tests.postgres.worker import Worker
+from tests.processes import Workers, started
 from tests.servers.postgres import PostgresServer, shared_postgres
 
 MakeStore = Callable[..., PostgresCheckpointer[Any]]
@@ -69,15 +69,7 @@ def server(private_server: PostgresServer) -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def workers() -> Iterator[Callable[[int], list[Worker]]]:
-    """Start worker processes, ended after the test."""
-    started: list[Worker] = []
-
-    def start(count: int) -> list[Worker]:
-        started.extend(Worker() for _ in range(count))
-        return started[-count:]
-
-    yield start
-
-    for worker in started:
-        worker.close()
+def workers() -> Iterator[Workers]:
+    """Start worker processes, which end with the test."""
+    with started("tests.postgres.worker") as start:
+        yield start

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -21,12 +20,11 @@ from cpkit import (
 )
 from cpkit_postgres import PostgresCheckpointer
 from tests.postgres.conftest import MakeStore
-from tests.postgres.worker import Worker
+from tests.processes import Workers
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import PostgresServer, shared_postgres
 
 Store = PostgresCheckpointer[Any]
-Workers = Callable[[int], list[Worker]]
 
 
 async def test_a_pool_at_its_limit(store: MakeStore) -> None:
@@ -173,6 +171,7 @@ WHERE NOT erased AND thread_id NOT IN (SELECT thread_id FROM {schema}.threads)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pooled", [False, True])
 async def test_deletions_by_four_processes(
     pooled: bool, url: str, schema: str, raw: asyncpg.Connection, workers: Workers
@@ -290,3 +289,40 @@ async def test_claims_of_one_key(store: MakeStore) -> None:
             await two.record_result(
                 holder.thread_id, holder.call.call_id, None, success=False
             )
+
+
+async def test_a_claim_waits_until_its_key_is_forgotten(
+    store: MakeStore, raw: asyncpg.Connection, schema: str
+) -> None:
+    """Otherwise its number would count an attempt that is gone when it is made."""
+    first, next_ = ToolCall("c", "pay", {}, "key"), ToolCall("c2", "pay", {}, "key")
+
+    async with store() as cp, store() as other:
+        await cp.record_issued("t", first)
+        await cp.record_result("t", "c", None, success=False)
+
+        async with raw.transaction():
+            await raw.fetch(
+                f"SELECT FROM {schema}.threads WHERE thread_id = 't' FOR UPDATE"
+            )
+            deletion = asyncio.create_task(cp.delete_thread("t", forget_keys=True))
+            await _waiting(raw, schema, 1)
+            claim = asyncio.create_task(other.record_issued("t2", next_))
+            await _waiting(raw, schema, 2)
+
+        await deletion
+        assert await claim is None
+        found = await cp.find_call("key")
+        assert found is not None
+        assert found.attempt == 1
+
+
+async def _waiting(raw: asyncpg.Connection, schema: str, count: int) -> None:
+    """Return when so many other connections wait for a lock in this schema."""
+    query = """
+        SELECT count(DISTINCT pid) FROM pg_locks JOIN pg_stat_activity USING (pid)
+        WHERE NOT granted AND query LIKE '%' || $1 || '%'
+    """
+
+    while await raw.fetchval(query, schema) < count:  # noqa: ASYNC110  # no event
+        await asyncio.sleep(0.002)

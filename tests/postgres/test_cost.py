@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -72,8 +73,10 @@ async def prepare(cp: Store) -> None:
 @pytest.mark.parametrize("name", OPERATIONS)
 async def test_an_operation_is_one_round_trip(name: str, url: str, schema: str) -> None:
     """Once the statement is prepared; a transaction takes a few."""
+    options = {"pool_size": 1, "notify": False}
+
     async with Proxy(shared_postgres()) as proxy:
-        async with Store(proxy.url, schema=schema, pool_size=1) as cp:
+        async with Store(proxy.url, schema=schema, **options) as cp:
             await prepare(cp)
             await OPERATIONS[name](cp, 0)
             before = proxy.trips
@@ -87,11 +90,28 @@ async def test_a_transaction_pooler_costs_one_round_trip_more(
 ) -> None:
     """A statement is parsed each time, because none may stay prepared."""
     async with Proxy(shared_postgres()) as proxy:
-        async with Store(proxy.url, schema=schema, pooler="transaction") as cp:
+        options = {"pooler": "transaction", "notify": False}
+
+        async with Store(proxy.url, schema=schema, **options) as cp:
             await cp.append("t", [{}])
             before = proxy.trips
             await cp.append("t", [{}])
             assert proxy.trips - before == 2
+
+
+async def test_announcements_share_a_round_trip(url: str, schema: str) -> None:
+    """Where no process listens, many changes are announced together."""
+    async with Proxy(shared_postgres()) as proxy:
+        async with Store(proxy.url, schema=schema) as cp:
+            await cp.append("t", [{}])
+            before, started = proxy.trips, time.monotonic()
+
+            for _ in range(100):
+                await cp.append("t", [{}])
+
+            # One in 50 ms, and at most ten trips to connect and prepare the first.
+            allowed = (time.monotonic() - started) / 0.05 + 10
+            assert proxy.trips - before - 100 <= allowed
 
 
 async def test_opening_an_existing_store_is_one_read(

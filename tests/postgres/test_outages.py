@@ -13,6 +13,7 @@ from urllib.parse import quote
 import asyncpg
 import pytest
 
+from conformance.slowdown import slowdown
 from cpkit import BackendUnavailable, ToolCall, VersionConflict
 from cpkit_postgres import PostgresCheckpointer
 from tests.postgres.conftest import PASSWORD
@@ -30,6 +31,18 @@ async def plain(server: PostgresServer) -> AsyncIterator[asyncpg.Connection]:
         yield connection
     finally:
         await connection.close()
+
+
+@asynccontextmanager
+async def lossy(
+    server: PostgresServer, schema: str
+) -> AsyncIterator[tuple[Proxy, Store]]:
+    """Return a proxy that can lose answers, and a store that sends nothing else."""
+    async with (
+        Proxy(server.url) as proxy,
+        Store(proxy.url, schema=schema, notify=False) as cp,
+    ):
+        yield proxy, cp
 
 
 async def until(check: Callable[[], Awaitable[object]]) -> None:
@@ -134,7 +147,7 @@ async def test_killed_while_writing(server: PostgresServer, schema: str) -> None
 
 async def test_down_and_up_again(server: PostgresServer, schema: str) -> None:
     """Without a server the error says that nothing was written."""
-    async with Store(server.url, schema=schema, connect_timeout=1) as cp:
+    async with Store(server.url, schema=schema, connect_timeout=1 * slowdown()) as cp:
         await cp.append("t", [{}])
         await asyncio.to_thread(server.stop)
         outcomes = await asyncio.gather(
@@ -224,11 +237,11 @@ async def test_the_answer_to_an_append_is_lost(
     server: PostgresServer, schema: str
 ) -> None:
     """The error says that it may be applied; the same append again is refused."""
-    async with Proxy(server.url) as proxy, Store(proxy.url, schema=schema) as cp:
+    async with lossy(server, schema) as (proxy, cp):
         # Each statement is prepared, so that the lost answer is that to the append.
         await cp.append("t", [{}])
         await cp.append("t", [{}])
-        proxy.loses_answers = True
+        proxy.lose_answer()
 
         with pytest.raises(BackendUnavailable) as caught:
             await cp.append("t", [{"i": 1}], expected_version=2)
@@ -248,13 +261,13 @@ async def test_the_answer_to_a_batch_is_lost(
     server: PostgresServer, schema: str
 ) -> None:
     """Each caller gets an error of its own that is true of its append."""
-    async with Proxy(server.url) as proxy, Store(proxy.url, schema=schema) as cp:
+    async with lossy(server, schema) as (proxy, cp):
         await asyncio.gather(*(cp.append(f"t{i}", [{}]) for i in range(40)))
         gathered = asyncio.gather(
             *(cp.append(f"t{i % 20}", [{"i": i}]) for i in range(40)),
             return_exceptions=True,
         )
-        proxy.loses_answers = True
+        proxy.lose_answer()
         outcomes = await gathered
         errors = [one for one in outcomes if isinstance(one, BackendUnavailable)]
         assert errors
@@ -273,11 +286,11 @@ async def test_the_answer_to_a_call_is_lost(
     """The same call again shows whether it was applied."""
     call = ToolCall("c", "pay", {"amount": 1}, "k")
 
-    async with Proxy(server.url) as proxy, Store(proxy.url, schema=schema) as cp:
+    async with lossy(server, schema) as (proxy, cp):
         # Each statement prepared, so that the answer lost is that to the statement.
         await cp.record_issued("t", ToolCall("c0", "pay", {}, "k0"))
         await cp.record_result("t", "c0", None)
-        proxy.loses_answers = True
+        proxy.lose_answer()
 
         with pytest.raises(BackendUnavailable) as caught:
             await cp.record_issued("t", call)
@@ -287,7 +300,7 @@ async def test_the_answer_to_a_call_is_lost(
         assert mine is not None
         assert (mine.status, mine.call, mine.attempt) == ("issued", call, 1)
         await cp.record_result("t", "c0", None)
-        proxy.loses_answers = True
+        proxy.lose_answer()
 
         with pytest.raises(BackendUnavailable) as caught:
             await cp.record_result("t", "c", "paid")
@@ -298,10 +311,10 @@ async def test_the_answer_to_a_call_is_lost(
 
 async def test_a_read_is_repeated(server: PostgresServer, schema: str) -> None:
     """A lost answer to a read raises no error."""
-    async with Proxy(server.url) as proxy, Store(proxy.url, schema=schema) as cp:
+    async with lossy(server, schema) as (proxy, cp):
         await cp.append("t", [{}])
         await cp.load("t")
-        proxy.loses_answers = True
+        proxy.lose_answer()
         data = await cp.load("t")
         assert data is not None
         assert data.version == proxy.lost == 1
@@ -310,7 +323,12 @@ async def test_a_read_is_repeated(server: PostgresServer, schema: str) -> None:
 async def test_no_answer_at_all(server: PostgresServer, schema: str) -> None:
     """After ``timeout`` the operation raises, and its connection is closed."""
     async with Proxy(server.url) as proxy:
-        async with Store(proxy.url, schema=schema, timeout=1, connect_timeout=1) as cp:
+        async with Store(
+            proxy.url,
+            schema=schema,
+            timeout=1 * slowdown(),
+            connect_timeout=1 * slowdown(),
+        ) as cp:
             await cp.append("t", [{}])
             await cp.append("t", [{}])  # the statement is prepared
             proxy.stalls = True
@@ -329,7 +347,12 @@ async def test_a_stopped_server(server: PostgresServer, schema: str) -> None:
     """Each operation raises after ``timeout``; a write that was sent may be applied."""
     calls = [ToolCall(f"c{i}", "pay", {}, f"k{i}") for i in range(2)]
 
-    async with Store(server.url, schema=schema, timeout=2, connect_timeout=0.5) as cp:
+    async with Store(
+        server.url,
+        schema=schema,
+        timeout=2 * slowdown(),
+        connect_timeout=0.5 * slowdown(),
+    ) as cp:
         await cp.append("t", [{}])
         await cp.append("gone", [{}])
         await cp.record_issued("t", calls[0])
@@ -438,7 +461,7 @@ async def test_a_server_without_free_connections(
     """Wait, then raise; a later operation works when a connection is free."""
     others: list[asyncpg.Connection] = []
 
-    async with Store(server.url, schema=schema, connect_timeout=1) as cp:
+    async with Store(server.url, schema=schema, connect_timeout=1 * slowdown()) as cp:
         await cp.append("t", [{}])
         await asyncio.to_thread(server.restart)
 

@@ -24,6 +24,7 @@ def pooler() -> Iterator[PgBouncer]:
         yield pooler
 
 
+@pytest.mark.long
 class TestPooled(ConformanceTests):
     """The whole contract holds."""
 

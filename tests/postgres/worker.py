@@ -1,20 +1,11 @@
-"""Another process that uses a store: it runs one command a line, in JSON.
-
-Run as ``python -m tests.postgres.worker``; `Worker` is its handle in the test.
-"""
+"""What another process does with a store: the commands of `tests.processes`."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
-import subprocess
-import sys
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 from cpkit import (
     CallRecord,
@@ -23,38 +14,7 @@ from cpkit import (
     UnknownCall,
     open_checkpointer,
 )
-
-
-class Worker:
-    """A worker process; `close` kills it."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.postgres.worker"],
-            cwd=Path(__file__).parents[2],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def tell(self, command: str, *args: Any) -> None:
-        """Start a command; `answer` waits for its result."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([command, *args]) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> Any:
-        """Return the result of the next command."""
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
+from tests.processes import serve
 
 
 async def ready() -> bool:
@@ -119,24 +79,5 @@ async def change_and_delete(url: str, seed: int, count: int) -> int:
         return count
 
 
-COMMANDS: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
-    command.__name__: command
-    for command in (ready, append_one, append_many, change_and_delete)
-}
-
-
-def main() -> None:
-    for line in sys.stdin:
-        command, *args = json.loads(line)
-
-        try:
-            answer = asyncio.run(COMMANDS[command](*args))
-        except Exception as exc:
-            answer = {"error": repr(exc)}
-
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    main()
+    serve(ready, append_one, append_many, change_and_delete)
