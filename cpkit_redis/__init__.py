@@ -1,5 +1,8 @@
 """Agent state in Redis; see `cpkit_redis.store` for the manual."""
 
-from cpkit_redis.store import RedisCheckpointer, RedisStore
+from cpkit.extras import needs_extra
+
+with needs_extra("cpkit_redis", "redis"):
+    from cpkit_redis.store import RedisCheckpointer, RedisStore
 
 __all__ = ["RedisCheckpointer", "RedisStore"]

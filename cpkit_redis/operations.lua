@@ -89,8 +89,9 @@ end
 local function stamp(slot, before)
   if not before then
     call('HSET', slot .. 't', 'created', NOW, 'updated', NOW)
-  elseif before < NOW then
-    call('HSET', slot .. 't', 'updated', NOW)
+  else
+    -- Later than before, even if the clock is not: watchers compare it.
+    call('HSET', slot .. 't', 'updated', math.max(NOW, before + 1))
   end
 end
 
@@ -207,12 +208,10 @@ function operations.resolve(slot, thread, call_id, status, result)
   if args == '' then
     record = head .. '\0'
     local is_alone = call('HEXISTS', slot .. 't', 'last') == 1
+    local field = is_alone and 'last' or 'late'
+    local before = tonumber(call('HGET', slot .. 't', field) or 0)
     call('HSET', slot .. 'c', call_id, record)
-
-    if is_alone then
-      call('HSET', slot .. 't', 'last', NOW)
-    end
-
+    call('HSET', slot .. 't', field, math.max(NOW, before + 1))
     return {'call', thread, call_id, record}
   end
 

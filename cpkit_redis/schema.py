@@ -8,7 +8,8 @@
     <prefix>:{<thread>}:m    list: the messages
                        x     hash: extra's keys and values
                        t     hash: created, updated; of an id that has nothing but
-                             erased calls first, last
+                             erased calls first, last; late: the time of the last
+                             result of an erased call, for watchers
                        p     hash: call id -> record; of the calls that are pending
                        c     hash: call id -> record; of the other calls
     <prefix>:{<key>}:k       sorted set: thread, call id; the score is the attempt

@@ -222,7 +222,10 @@ async def test_a_client_in_place_of_a_url(url: str, prefix: str, protocol: int) 
 
 async def test_a_clients_own_retries_are_not_made(proxy: Proxy, prefix: str) -> None:
     """A client retries by default; the handle sends a write once."""
-    async with Redis.from_url(proxy.url) as client, Store(client, prefix=prefix) as cp:
+    async with (
+        Redis.from_url(proxy.url) as client,
+        Store(client, notify=False, prefix=prefix) as cp,
+    ):
         assert await cp.append("t", [{}]) == 1
         proxy.forget()
         proxy.answers, proxy.once = "cut", True

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from conformance.slowdown import slowdown
 from cpkit import BackendUnavailable, ToolCall, VersionConflict
 from cpkit_redis import RedisCheckpointer
 from tests.redis.proxy import Proxy
@@ -42,7 +43,9 @@ async def test_a_write_without_an_answer_is_sent_once(
     proxy: Proxy, prefix: str, name: str, how: Any
 ) -> None:
     """Neither the driver nor the client library repeats it, and it may be applied."""
-    async with Store(proxy.url, prefix=prefix, timeout=0.5) as cp:
+    async with Store(
+        proxy.url, notify=False, prefix=prefix, timeout=0.5 * slowdown()
+    ) as cp:
         await filled(cp)
         await WRITES[name](cp)  # so that the server knows the script
         proxy.forget()
@@ -61,7 +64,9 @@ async def test_the_same_append_again_does_not_duplicate(
     proxy: Proxy, prefix: str, how: Any
 ) -> None:
     """The caller repeats it with the same expected version, and gets a conflict."""
-    async with Store(proxy.url, prefix=prefix, timeout=0.5) as cp:
+    async with Store(
+        proxy.url, notify=False, prefix=prefix, timeout=0.5 * slowdown()
+    ) as cp:
         await cp.append("t", [{"n": 0}])
         proxy.answers = how
 
@@ -81,7 +86,7 @@ async def test_the_same_claim_again_finds_itself(proxy: Proxy, prefix: str) -> N
     """The caller repeats the claim, and gets its own record."""
     call = ToolCall("c", "pay", {"amount": 1}, "k")
 
-    async with Store(proxy.url, prefix=prefix) as cp:
+    async with Store(proxy.url, notify=False, prefix=prefix) as cp:
         proxy.answers = "cut"
 
         with pytest.raises(BackendUnavailable):
@@ -99,7 +104,7 @@ async def test_a_read_is_repeated_where_the_connection_broke(
     proxy: Proxy, prefix: str, name: str
 ) -> None:
     """The caller gets the answer."""
-    async with Store(proxy.url, prefix=prefix) as cp:
+    async with Store(proxy.url, notify=False, prefix=prefix) as cp:
         await filled(cp)
         expected = await READS[name](cp)
         proxy.forget()
@@ -110,7 +115,13 @@ async def test_a_read_is_repeated_where_the_connection_broke(
 
 async def test_a_read_without_answers_gives_up(proxy: Proxy, prefix: str) -> None:
     """It raises after ``timeout``, and never says that it may be applied."""
-    async with Store(proxy.url, prefix=prefix, timeout=0.05, connect_timeout=0.2) as cp:
+    async with Store(
+        proxy.url,
+        notify=False,
+        prefix=prefix,
+        timeout=0.05 * slowdown(),
+        connect_timeout=0.2 * slowdown(),
+    ) as cp:
         await filled(cp)
         proxy.answers = "swallow"
 
@@ -128,7 +139,9 @@ async def test_a_swallowed_answer_is_not_taken_for_the_next(
     proxy: Proxy, prefix: str
 ) -> None:
     """The driver does not use that connection again."""
-    async with Store(proxy.url, prefix=prefix, timeout=0.1, pool_size=1) as cp:
+    async with Store(
+        proxy.url, notify=False, prefix=prefix, timeout=0.1 * slowdown(), pool_size=1
+    ) as cp:
         await cp.append("t", [{"n": 0}])
         proxy.answers = "swallow"
 
@@ -144,7 +157,7 @@ async def test_a_connection_cut_while_idle_costs_nothing(
     proxy: Proxy, prefix: str
 ) -> None:
     """Nothing was sent on it, so the write goes out on a new connection."""
-    async with Store(proxy.url, prefix=prefix) as cp:
+    async with Store(proxy.url, notify=False, prefix=prefix) as cp:
         for version in range(1, 10):
             assert await cp.append("t", [{}]) == version
             await proxy.cut()
@@ -154,7 +167,7 @@ async def test_each_caller_of_a_lost_group_has_an_error_of_its_own(
     proxy: Proxy, prefix: str
 ) -> None:
     """Each error has its own traceback and cause."""
-    async with Store(proxy.url, prefix=prefix) as cp:
+    async with Store(proxy.url, notify=False, prefix=prefix) as cp:
         await asyncio.gather(*(cp.append("t", [{}]) for _ in range(2)))
         proxy.answers = "cut"
         errors = await asyncio.gather(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from conformance.slowdown import slowdown
 from cpkit import BackendUnavailable, ToolCall
 from cpkit_redis import RedisCheckpointer
 from tests.redis.proxy import Proxy
@@ -122,7 +123,7 @@ async def test_a_server_that_stays_away_is_unavailable(servers: Servers) -> None
     """After ``connect_timeout``; nothing was written, and the handle works again."""
     server = servers(appendfsync="always")
 
-    async with Store(server.url, connect_timeout=0.2) as cp:
+    async with Store(server.url, connect_timeout=0.2 * slowdown()) as cp:
         await cp.append("t", [{}])
         await asyncio.to_thread(server.kill)
         outcomes = await asyncio.gather(
@@ -176,7 +177,7 @@ async def test_a_stopped_server_fails_every_operation_in_time(
     """A write that was sent may be applied; one that still connects was not sent."""
     server = servers()
 
-    async with Store(server.url, timeout=0.5) as cp:
+    async with Store(server.url, timeout=0.5 * slowdown()) as cp:
         await cp.append("t", [{}])
         await cp.record_issued("t", ToolCall("c", "x", {}, "k"))
         await asyncio.gather(*(read(cp) for read in READS.values()))
@@ -204,8 +205,11 @@ async def test_opening_a_stopped_server_fails_in_time(servers: Servers) -> None:
     server = servers()
     server.pause()
 
-    with pytest.raises(BackendUnavailable, match="no answer within 0.3 s") as caught:
-        async with Store(server.url, timeout=0.3):
+    timeout = 0.3 * slowdown()
+    said = f"no answer within {timeout:g} s"
+
+    with pytest.raises(BackendUnavailable, match=said) as caught:
+        async with Store(server.url, timeout=timeout):
             pytest.fail("it opened")
 
     assert not caught.value.maybe_applied

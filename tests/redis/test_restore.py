@@ -180,6 +180,7 @@ async def test_an_incomplete_copy_is_refused(
     assert await cp.dump_thread("t") is None
 
 
+@pytest.mark.long
 async def test_more_than_a_million_messages_at_once(url: str, prefix: str) -> None:
     """Redis before 7 takes a million arguments in one command."""
     store = RedisStore(url, RedisOptions(prefix=prefix))

@@ -1,0 +1,109 @@
+"""Watching: markers of threads, and a channel of the server's publish/subscribe.
+
+A marker has the thread's times. Each change sets a later one than before, also while
+the server's clock steps back, so it counts changes.
+
+The channel ``<prefix>:changes:<database>`` carries ids of threads that changed. The
+handle that wrote publishes them after its writes. `cpkit_redis.store` names the rights
+that it takes; a user without them polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.connection import ConnectionPool
+from redis.exceptions import NoPermissionError, ResponseError
+
+from cpkit.driver import Heard, StoreFailure
+from cpkit_redis.errors import CLIENT_ERRORS, failure, refusal
+from cpkit_redis.schema import slot_of
+
+__all__ = ["announce", "listen", "markers"]
+
+# What of a thread's times changes with it; `late` with a late result of an erased call.
+_FIELDS = ("created", "updated", "first", "last", "late")
+
+# Commands in one round trip.
+_AT_ONCE = 1000
+
+# Seconds without a message after which the server is asked for a sign of life, and
+# those that it has to answer.
+_CHECK_EVERY = 10.0
+_CHECK_TIMEOUT = 5.0
+
+Ask = Callable[..., Any]
+
+
+async def markers(
+    ask: Ask, prefix: str, thread_ids: Sequence[str]
+) -> Mapping[str, Hashable]:
+    """Return the markers of these threads."""
+    found: dict[str, Hashable] = {}
+
+    for start in range(0, len(thread_ids), _AT_ONCE):
+        some = thread_ids[start : start + _AT_ONCE]
+        keys = [slot_of(prefix, one) + b"t" for one in some]
+        answers = await ask(*(("HMGET", key, *_FIELDS) for key in keys))
+
+        for thread_id, key, answer in zip(some, keys, answers, strict=True):
+            if isinstance(answer, ResponseError):
+                raise refusal(answer, thread_id, key) from answer
+
+            if any(answer):
+                found[thread_id] = tuple(answer)
+
+    return found
+
+
+async def announce(ask: Ask, channel: bytes, thread_ids: Sequence[str]) -> bool:
+    """Publish the ids; return whether a process listens.
+
+    Raises ``NoPermissionError`` where the user may not publish.
+    """
+    answers = await ask(*(("PUBLISH", channel, one) for one in thread_ids))
+
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+
+    return any(answers)
+
+
+async def listen(pool: ConnectionPool, channel: bytes, heard: Heard) -> None:
+    """Subscribe on a connection of its own; return where the user may not."""
+    try:
+        async with Redis(connection_pool=pool).pubsub() as channels:
+            await channels.subscribe(channel)
+            is_asked = False
+
+            while True:
+                patience = _CHECK_TIMEOUT if is_asked else _CHECK_EVERY
+                message = await channels.get_message(timeout=patience)
+
+                if message is not None:
+                    is_asked = False
+                    _hear(message, heard)
+                elif is_asked:
+                    raise StoreFailure("not sent", "the server does not answer")
+                else:
+                    await channels.ping()
+                    is_asked = True
+    except NoPermissionError:
+        return
+    except CLIENT_ERRORS as exc:
+        raise failure(exc) from exc
+    finally:
+        with suppress(*CLIENT_ERRORS):
+            await asyncio.shield(pool.aclose())
+
+
+def _hear(message: dict[str, Any], heard: Heard) -> None:
+    if message["type"] == "subscribe":
+        heard(None)
+    elif message["type"] == "message":
+        heard(message["data"].decode(errors="replace"))
