@@ -1,5 +1,21 @@
-"""Agent state in a folder of readable logs; see `cpkit_file.store` for the manual."""
+"""Agent state in a folder of readable logs; see `cpkit_file.store` for the manual.
 
-from cpkit_file.store import FileCheckpointer, FileStore
+The modules; each imports only those above it:
+
+``files``    opens, locks, writes and syncs files
+``lines``    the format of a log's lines, and their checksums
+``schema``   the names in the folder, and its creation
+``index``    what a handle remembers of the folder and of each log
+``log``      one thread's log as it was at one moment
+``reading``  loads, slices, dumps and lists
+``writing``  appends, extra and results; the replacement of a log
+``claims``   which call holds a key; erased and restored threads
+``store``    the store, which hands work to threads
+"""
+
+from cpkit.extras import needs_extra
+
+with needs_extra("cpkit_file", "file"):
+    from cpkit_file.store import FileCheckpointer, FileStore
 
 __all__ = ["FileCheckpointer", "FileStore"]

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from cpkit.driver import (
@@ -37,23 +37,19 @@ from cpkit.driver import (
     KeyHeld,
     Restore,
     StoredCall,
+    StoreFailure,
     erased_call,
     issued_call,
     key_is_held,
 )
 from cpkit.errors import CorruptThread
 from cpkit_file import lines
-from cpkit_file.files import LockHeld, failure
+from cpkit_file.files import failure, lock_held, locked_file
+from cpkit_file.index import Folder
 from cpkit_file.lines import At
-from cpkit_file.log import (
-    Folder,
-    LogWriter,
-    locked,
-    reading,
-    replace,
-    torn_path,
-)
+from cpkit_file.reading import reading
 from cpkit_file.schema import LOG_NAME, claim_stem, log_name
+from cpkit_file.writing import LogWriter, locked, replace, torn_path
 
 __all__ = ["claim", "erase", "newest_attempt", "restore"]
 
@@ -99,30 +95,64 @@ def erase(folder: Folder, write: Erase) -> None:
     """Delete a thread: put a log in its place that has only its calls, erased.
 
     With ``forget_keys`` not even those. The links of forgotten calls are void from the
-    moment of the replacement, and removed after it.
+    moment of the replacement, and removed after it. Claims of their keys are locked out
+    meanwhile: an attempt's number may depend on a call that is being forgotten.
     """
+    with ExitStack() as stack:
+        keys: dict[str, _Key] = {}
+
+        if write.forget_keys:
+            keys = {name: _Key(folder, name) for name in _keys(folder, write.thread_id)}
+            shards = {key.shard: key for key in keys.values()}
+
+            for name in sorted(shards):
+                stack.enter_context(shards[name].locked())
+
+        if not _replaced(folder, write, keys):
+            return
+
+        try:
+            for key in keys.values():
+                # Where another process holds a lock, the links stay; they are void. The
+                # deletion must not be repeated, because the thread may have new calls.
+                with suppress(StoreFailure):
+                    key.remove_void()
+        except OSError as exc:
+            raise failure(exc, unknown=True) from exc
+
+
+def _replaced(folder: Folder, write: Erase, keys: Container[str]) -> bool:
+    """Replace the log of a deleted thread, and return whether there was a thread."""
     with ExitStack() as stack:
         try:
             log = stack.enter_context(locked(folder, write.thread_id, create=False))
         except FileNotFoundError:
-            return
+            return False
 
         with suppress(FileNotFoundError):
             os.unlink(torn_path(log))
 
         if not log.end or (log.at is None and not write.forget_keys):
-            return
+            return False
 
         calls = log.calls().without_content()
+
+        if write.forget_keys and any(c.idempotency_key not in keys for c in calls):
+            raise lock_held(log.file.path)  # there was a claim meanwhile: look again
+
         kept = [] if write.forget_keys else list(map(erased_call, calls))
         replace(log, write.thread_id, _recorded(kept, None))
 
-    if write.forget_keys:
-        try:
-            for name in {call.idempotency_key for call in calls}:
-                _Key(folder, name).remove_void()
-        except OSError as exc:
-            raise failure(exc, unknown=True) from exc
+    return True
+
+
+def _keys(folder: Folder, thread_id: str) -> set[str]:
+    """Return the keys of the calls that are on record in a thread."""
+    with reading(folder, log_name(thread_id)) as log:
+        if log is None:
+            return set()
+
+        return {call.idempotency_key for call in log.calls().without_content()}
 
 
 def restore(folder: Folder, write: Restore) -> Conflict | KeyHeld | None:
@@ -150,7 +180,7 @@ def restore(folder: Folder, write: Restore) -> Conflict | KeyHeld | None:
 
         for name, holder in holders.items():
             if holder is not None and holder.thread_id == write.thread_id:
-                raise LockHeld(log.file.path)  # it was deleted meanwhile: look again
+                raise lock_held(log.file.path)  # it was deleted meanwhile: look again
 
             if holder is not None:
                 return KeyHeld(name, holder.thread_id)
@@ -205,8 +235,8 @@ class _Key:
     @contextmanager
     def locked(self) -> Iterator[int]:
         """Lock other claims out; yield the shard's descriptor."""
-        with self._folder.files.exclusive_directory(self.shard) as fd:
-            yield fd
+        with locked_file(self.shard, os.O_RDONLY | os.O_DIRECTORY) as directory:
+            yield directory.fd
 
     def target(self, log: str, attempt: int) -> str:
         return f"../../threads/{log}#{attempt}"
@@ -282,12 +312,11 @@ class _Key:
                 self.link(number, wanted[number - 1])
 
     def remove_void(self) -> None:
-        """Remove the links after the newest attempt's."""
-        with self.locked():
-            slot, _ = self.newest()
+        """Remove the links after the newest attempt's; the key is locked."""
+        slot, _ = self.newest()
 
-            for number in range(self._top(), slot, -1):
-                os.unlink(self._links + str(number))
+        for number in range(self._top(), slot, -1):
+            os.unlink(self._links + str(number))
 
     def _top(self) -> int:
         """Return a slot that has a link, and the next has none; 0 for no links."""
@@ -328,9 +357,9 @@ class _Key:
                 return None
 
             log.sync(always=synced)
-            return log.calls().by_attempt(log, self._key, int(found[2]))
+            return log.calls().by_attempt(log.read, self._key, int(found[2]))
 
 
 def _known(folder: Folder, thread_id: str, call_id: str) -> StoredCall | None:
     with reading(folder, log_name(thread_id)) as log:
-        return None if log is None else log.calls().by_id(log, call_id)
+        return None if log is None else log.calls().by_id(log.read, call_id)

@@ -3,20 +3,21 @@
 A line is one operation, so it is in the log wholly or not at all::
 
     {"thread":"user-42","log":"9f86d081884c7d65","at":[null,"iNp1Gw"]}
-    {"created":"2026-11-21T03:34:05.123456Z","at":[null,67,"7ZdDlA"]}
-    {"add":{"role":"user"},"at":[1,20261121033405123456,133,"pU4Zbw"]}
-    {"add":[{"n":1},{"n":2}],"lengths":[7,7],"at":[3,20261121033406000001,"R1/d5A"]}
-    {"extra":{"plan":null},"lengths":[6,4],"at":[3,20261121033407000001,"9Q0qMg"]}
+    {"created":1763696045123456,"at":[null,67,"7ZdDlA"]}
+    {"add":{"role":"user"},"at":[1,1763696045123456,121,"pU4Zbw"]}
+    {"add":[{"n":1},{"n":2}],"lengths":[7,7],"at":[3,1763696046000001,"R1/d5A"]}
+    {"extra":{"plan":null},"lengths":[6,4],"at":[3,1763696047000001,"9Q0qMg"]}
     {"add":[{}],"extra":{"n":1},"lengths":[[2],[3,1]],"at":[4,…]}
     {"call":{"call_id":"c1",…,"status":"issued"},"args":{},"at":[4,…]}
     {"call":{"call_id":"c1","status":"completed",…},"result":{"ok":true},"at":[4,…]}
 
-The kind comes first. Where a line holds several JSON texts, ``lengths`` has their sizes
-in bytes. ``at`` comes last, with two to four values:
+The kind comes first. Times are microseconds since 1970, UTC. Where a line holds several
+JSON texts, ``lengths`` has their sizes in bytes. ``at`` comes last, with two to four
+values:
 
-- the thread's version after the line and the time of its last change (UTC, as digits),
-  or ``null`` while the log holds no thread: in its head, and after ``delete_thread``,
-  which leaves a ``call`` line with ``"erased":true`` for each call;
+- the thread's version after the line and the time of its last change, or ``null`` while
+  the log holds no thread: in its head, and after ``delete_thread``, which leaves a
+  ``call`` line with ``"erased":true`` for each call;
 - how many bytes before the line were perhaps not on disk when it was written, if any;
 - a checksum of all bytes of the log before it (CRC-32 in Base64).
 
@@ -25,7 +26,7 @@ line by its own and that of the line before. So no line can change, disappear or
 without notice. The number of bytes separates damage from torn writes: a power loss can
 leave a hole in bytes that were not on disk, and never before them.
 
-The framing of one message is 48 to 52 bytes, within 5 % of a kilobyte.
+The framing of one message is 44 to 48 bytes, within 5 % of a kilobyte.
 """
 
 from __future__ import annotations
@@ -34,12 +35,10 @@ import re
 from binascii import Error, a2b_base64, b2a_base64
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from cpkit.driver import StoredCall, from_micros
+from cpkit.driver import StoredCall
 from cpkit.driver.jsontext import encode_json, parse_json
 
 __all__ = [
@@ -47,6 +46,8 @@ __all__ = [
     "AT",
     "BRACKET",
     "CALL",
+    "EXTRA",
+    "LONGEST_END",
     "SEAL",
     "At",
     "CallLine",
@@ -70,23 +71,25 @@ __all__ = [
 
 ADD = b'{"add":'
 CALL = b'{"call":'
+EXTRA = b'{"extra":'
 AT = b',"at":['
 BRACKET = ord("]")
 SEAL = len('CCCCCC"]}\n')
 """Bytes of a checksum and of what follows it."""
+LONGEST_END = 96
+"""Bytes that hold what the end of a line says, at most."""
 
 _HEAD = b'{"thread":'
 _END = re.compile(
-    rb',"at":\[(?:null|(\d{1,19}),(\d{20}))(?:,(\d{1,19}))?,"[\w+/]{6}"\]\}\n'
+    rb',"at":\[(?:null|(\d{1,19}),(-?\d{1,19}))(?:,(\d{1,19}))?,"[\w+/]{6}"\]\}\n\Z'
 )
 _SEALED = re.compile(rb'"[\w+/]{6}"\]\}')
 _LENGTHS = re.compile(rb',"lengths":(\[[0-9,\[\]]*\])')
-_CREATED = re.compile(rb'\n\{"created":"([0-9T:.-]{26}Z)"')
+_CREATED = re.compile(rb'\n\{"created":(-?\d{1,19}),')
 # The first match is never inside a string: in JSON a quote there has a backslash
 # before it, and the quote that closes a string is not followed by a letter.
 _AFTER_FACTS = re.compile(rb'\},"(args|result|at)":')
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # A hole is a sector that did not reach the disk. A shorter run of zeros is damage,
 # unless it is what a sector's end, or the file's, leaves of a hole.
 _HOLE = 16
@@ -125,7 +128,7 @@ def header(thread_id: str, log: str) -> bytes:
 
 def created(micros: int) -> bytes:
     """Return the line that comes before the first operation of a thread."""
-    return b'{"created":"%b"' % _iso(micros).encode()
+    return b'{"created":%d' % micros
 
 
 def added(bodies: Sequence[bytes], items: Sequence[tuple[bytes, bytes]]) -> bytes:
@@ -155,9 +158,11 @@ def issued(call: StoredCall) -> bytes:
 
 def resolved(call: StoredCall) -> bytes:
     """Return the line of an outcome; that of an erased call has no content."""
-    assert call.resolved_at is not None
-    times = {"resolved_at": _iso(call.resolved_at)}
-    facts = {"call_id": call.call_id, "status": call.status, **times}
+    facts = {
+        "call_id": call.call_id,
+        "status": call.status,
+        "resolved_at": call.resolved_at,
+    }
     line = b'{"call":%b' % encode_json(facts, ())
     return (
         line if call.result is None else b'%b,"result":%b' % (line, _bytes(call.result))
@@ -174,7 +179,7 @@ def recorded(call: StoredCall) -> list[bytes]:
 
 def seal(before: bytes, content: bytes, at: At | None, unsynced: int = 0) -> bytes:
     """Return the whole line; ``before`` is the `SEAL` of the line before it."""
-    end = b"null" if at is None else b"%d,%b" % (at.version, _digits(at.updated_at))
+    end = b"null" if at is None else b"%d,%d" % at
     more = b",%d" % unsynced if unsynced else b""
     line = b'%b,"at":[%b%b,"' % (content, end, more)
     return b'%b%b"]}\n' % (line, _checksum(before, line))
@@ -187,11 +192,11 @@ def _facts(call: StoredCall) -> bytes:
         "idempotency_key": call.idempotency_key,
         "attempt": call.attempt,
         "status": call.status,
-        "issued_at": _iso(call.issued_at),
+        "issued_at": call.issued_at,
     }
 
     if call.resolved_at is not None:
-        facts["resolved_at"] = _iso(call.resolved_at)
+        facts["resolved_at"] = call.resolved_at
 
     if call.erased:
         facts["erased"] = True
@@ -205,20 +210,6 @@ def _lengths(parts: Iterable[bytes]) -> bytes:
 
 def _bytes(text: bytes | str) -> bytes:
     return text if isinstance(text, bytes) else text.encode()
-
-
-def _iso(micros: int) -> str:
-    time = from_micros(micros).replace(tzinfo=None)
-    return time.isoformat(timespec="microseconds") + "Z"
-
-
-def _digits(micros: int) -> bytes:
-    return b"%b%06d" % (_second(micros // 1_000_000), micros % 1_000_000)
-
-
-@lru_cache(16)  # nearly always the second of the line before
-def _second(seconds: int) -> bytes:
-    return re.sub("[^0-9]", "", _iso(seconds * 1_000_000)[:19]).encode()
 
 
 def _checksum(before: bytes, data: bytes | memoryview) -> bytes:
@@ -291,14 +282,14 @@ def is_torn(before: bytes, rest: bytes, offset: int) -> bool:
 
 
 def end_of(line: bytes) -> End:
-    """Return what the end of a line says, newline included; the last 96 bytes do."""
-    found = _END.search(line, max(0, len(line) - 96))
+    """Return what the end of a line says, newline included."""
+    found = _END.search(line, max(0, len(line) - LONGEST_END))
 
-    if found is None or found.end() != len(line):
+    if found is None:
         raise ValueError("the line does not end with a version, a time and a checksum")
 
     version, time, unsynced = found.groups()
-    at = None if version is None else At(int(version), _micros(_iso_of(time)))
+    at = None if version is None else At(int(version), int(time))
     return End(at, int(unsynced or 0))
 
 
@@ -311,7 +302,7 @@ def thread_of(line: bytes) -> str:
 def created_in(head: bytes) -> int | None:
     """Return the time in the first ``created`` line, if there is one."""
     found = _CREATED.search(head)
-    return None if found is None else _micros(found[1].decode())
+    return None if found is None else int(found[1])
 
 
 def texts(line: bytes) -> tuple[list[bytes], list[tuple[bytes, bytes]]]:
@@ -350,17 +341,4 @@ def call_line(line: bytes) -> CallLine:
     stop = line.rindex(AT)
     facts = parse_json(line[len(CALL) : found.start() + 1])
 
-    for name in ("issued_at", "resolved_at"):
-        if name in facts:
-            facts[name] = _micros(facts[name])
-
     return CallLine(facts, min(found.end(), stop), stop)
-
-
-def _iso_of(digits: bytes) -> str:
-    text = digits.decode()
-    return f"{text[:8]}T{text[8:14]}.{text[14:]}Z"
-
-
-def _micros(text: str) -> int:
-    return (datetime.fromisoformat(text) - _EPOCH) // timedelta(microseconds=1)

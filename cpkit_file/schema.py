@@ -24,7 +24,13 @@ from hashlib import sha256
 
 from cpkit.driver import StoreInfo
 from cpkit.errors import SchemaMismatch
-from cpkit_file.files import FileCache, opened, sync_content, sync_names, write_all
+from cpkit_file.files import (
+    locked_file,
+    opened,
+    sync_content,
+    sync_names,
+    write_all,
+)
 
 __all__ = ["FORMAT_VERSION", "LOG_NAME", "claim_stem", "inspect", "log_name", "prepare"]
 
@@ -49,7 +55,7 @@ def claim_stem(key: str) -> str:
     return sha256(key.encode()).hexdigest()
 
 
-def prepare(path: str, store: str, cache: FileCache) -> None:
+def prepare(path: str, store: str) -> None:
     """Create what is missing; a complete folder is only read.
 
     Raises ``SchemaMismatch`` for a folder of another version.
@@ -78,7 +84,7 @@ def prepare(path: str, store: str, cache: FileCache) -> None:
 
         # Under a lock, because an older cpkit must not overwrite the mark of a newer
         # one. The lock fails on a file system without locks, the link on one without.
-        with cache.exclusive_directory(path):
+        with locked_file(path, os.O_RDONLY | os.O_DIRECTORY):
             _check_links(path)
 
             if os.path.exists(mark):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cpkit_file.schema import log_name
-from tests.file.worker import Worker
+from tests.processes import Workers, started
 
 
 def open_files(folder: Path) -> list[str]:
@@ -38,15 +38,7 @@ def log(home: Path) -> Path:
 
 
 @pytest.fixture
-def workers() -> Iterator[Callable[[int], list[Worker]]]:
-    """Start worker processes, ended after the test."""
-    started: list[Worker] = []
-
-    def start(count: int) -> list[Worker]:
-        started.extend(Worker() for _ in range(count))
-        return started[-count:]
-
-    yield start
-
-    for worker in started:
-        worker.close()
+def workers() -> Iterator[Workers]:
+    """Start worker processes, which end with the test."""
+    with started("tests.file.worker") as start:
+        yield start

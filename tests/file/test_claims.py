@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -12,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from cpkit import CallMismatch, CallRecord, ToolCall, UnknownCall
+from cpkit import BackendUnavailable, CallMismatch, CallRecord, ToolCall, UnknownCall
 from cpkit.driver.codec import Codec
-from cpkit.driver.writes import Erase
+from cpkit.driver.writes import Erase, StoreFailure
 from cpkit_file import FileCheckpointer, claims
-from cpkit_file.log import Folder
+from cpkit_file.index import Folder
 from cpkit_file.schema import claim_stem
 
 Store = FileCheckpointer[Any]
@@ -167,6 +168,51 @@ async def test_a_log_begun_again_is_another_log(home: Path) -> None:
             await other.delete_thread("t", forget_keys=True)
             assert await cp.list_calls("t") == []
             assert await cp.find_call("key") is None
+
+
+async def test_a_key_is_not_forgotten_in_the_middle_of_a_claim(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of an attempt counts on the attempt before it."""
+    again = ToolCall("c2", "pay", {"n": 1}, "key")
+
+    async with Store(home) as cp, Store(home) as rival:
+        await cp.record_issued("t", CALL)
+        await cp.record_result("t", "c", None, success=False)
+
+        def forget() -> None:
+            with pytest.raises(StoreFailure, match="holds the lock"):
+                claims.erase(folder_of(rival), Erase("t", True))
+
+        happened = meanwhile(monkeypatch, claims._Key, "newest", forget)
+        assert await cp.record_issued("t", again) is None
+        assert happened == [None]
+        assert [call.attempt for call in await rival.list_calls("t")] == [1, 2]
+
+
+async def test_a_deletion_that_waits_for_a_lock_deletes_once(home: Path) -> None:
+    """It has done nothing before it holds all locks, and finds later claims too."""
+    later = ToolCall("c2", "pay", {}, "a second key")
+    shard = home / "claims" / claim_stem("key")[0]
+
+    async with Store(home, timeout=0.2) as cp, Store(home) as rival:
+        await cp.record_issued("t", CALL)
+
+        # A lock of another opening is like one of another process.
+        stopped = os.open(shard, os.O_RDONLY)
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+
+        with pytest.raises(BackendUnavailable, match="the lock of") as raised:
+            await cp.delete_thread("t", forget_keys=True)
+
+        assert not raised.value.maybe_applied
+        assert await rival.record_issued("t", later) is None
+        assert len(await rival.list_calls("t")) == 2
+        os.close(stopped)
+
+        await cp.delete_thread("t", forget_keys=True)
+        assert await rival.list_calls("t") == []
+        assert links(home) == []
 
 
 async def test_void_links_are_passed_over_and_used_again(home: Path) -> None:

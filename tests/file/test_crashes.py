@@ -269,6 +269,7 @@ async def test_a_relaxed_deletion_is_done_wholly_or_not_at_all(
             shutil.rmtree(folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("durability", ["full", "normal"])
 async def test_a_crash_at_the_first_opening_leaves_what_can_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: str

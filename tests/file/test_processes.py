@@ -8,19 +8,18 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from conformance.slowdown import slowdown
 from cpkit import BackendUnavailable, CallRecord, CheckpointData, ToolCall
 from cpkit_file import FileCheckpointer
 from cpkit_file.schema import claim_stem
-from tests.file.worker import Worker
+from tests.processes import Workers
 
 Store = FileCheckpointer[Any]
-Workers = Callable[[int], list[Worker]]
 
 
 def loaded(home: Path, thread_id: str) -> CheckpointData[dict[str, Any]]:
@@ -183,7 +182,7 @@ async def test_no_operation_waits_longer_than_the_timeout(
     call = ToolCall("c", "tool", {}, "key")
     shard = home / "claims" / claim_stem("key")[0]
 
-    async with Store(home, timeout=0.1) as cp:
+    async with Store(home, timeout=0.1 * slowdown()) as cp:
         await cp.append("t", [{}])
         dump = await cp.dump_thread("t")
         assert dump is not None

@@ -83,17 +83,19 @@ async def test_a_thread_is_moved_exactly(tmp_path: Path, steps: str) -> None:
         assert await there.append("t", [{}]) == len(dump.messages) + 1
 
 
+@pytest.mark.parametrize("is_short", [False, True])
 async def test_a_long_thread_is_read_in_parts_after_it_was_moved(
-    tmp_path: Path,
+    tmp_path: Path, is_short: bool
 ) -> None:
-    """Each message has a line, as if it had been appended alone."""
+    """Each message has a line, as if it had been appended alone, however short."""
     async with Store(tmp_path) as cp:
-        await cp.append("t", [{"n": n} for n in range(3000)])
+        messages = [{} if is_short else {"n": n} for n in range(3000)]
+        await cp.append("t", messages)
         dump = await cp.dump_thread("t")
         assert dump is not None
         await cp.delete_thread("t")
         await cp.restore_thread(dump)
-        assert await cp.read("t", 1500, 1502) == [{"n": 1500}, {"n": 1501}]
+        assert await cp.read("t", 1500, 1502) == messages[1500:1502]
         assert await cp.dump_thread("t") == dump
 
 

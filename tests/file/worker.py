@@ -1,79 +1,20 @@
-"""Another process that uses a store: it obeys one command a line, in JSON.
-
-Run as ``python -m tests.file.worker``; `Worker` is its handle in the test.
-"""
+"""What another process does with a store: the commands of `tests.processes`."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import resource
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from cpkit import BackendUnavailable, ToolCall
 from cpkit_file import FileCheckpointer
-
-__all__ = ["NOBODY", "Worker"]
+from tests.processes import UNPRIVILEGED, report, serve
 
 Store = FileCheckpointer[Any]
-
-NOBODY = 65534
-
-
-class Worker:
-    """A worker process, ready when it is made; `close` ends it whatever it is doing."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.file.worker"],
-            cwd=Path(__file__).parents[2],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def tell(self, command: str, *args: Any) -> None:
-        """Start a command; `answer` waits for what it gives."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([command, *args]) + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> Any:
-        """Return what the next line says."""
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
-
-    def ask(self, command: str, *args: Any) -> Any:
-        self.tell(command, *args)
-        return self.answer()
-
-    def kill(self) -> list[Any]:
-        """Kill it with SIGKILL, and return what it had still said by then."""
-        assert self.process.stdout is not None
-        self.process.kill()
-        said = self.process.stdout.read()
-        self.process.wait()
-        return [json.loads(line) for line in said.splitlines() if line]
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
-
-
-def say(value: Any) -> None:
-    # One write a line: a reader never sees half of one, even after a kill.
-    os.write(1, (json.dumps(value) + "\n").encode())
 
 
 async def append_one(path: str) -> int:
@@ -125,14 +66,14 @@ async def write_for_ever(path: str, name: str) -> None:
     async with Store(path) as cp:
         for i in range(1_000_000):
             body: Any = [{"by": name, "i": i, "half": half} for half in (0, 1)]
-            say(["append", await cp.append("t", body)])
+            report(["append", await cp.append("t", body)])
             await cp.save_extra("t", {"by": name, "i": i})
-            say(["extra", name, i])
+            report(["extra", name, i])
             call = ToolCall(f"{name} {i}", "tool", {}, f"key {name} {i}")
             await cp.record_issued("t", call)
-            say(["issued", call.call_id])
+            report(["issued", call.call_id])
             await cp.record_result("t", call.call_id, i)
-            say(["completed", call.call_id])
+            report(["completed", call.call_id])
 
 
 async def append_big_for_ever(path: str) -> None:
@@ -140,7 +81,7 @@ async def append_big_for_ever(path: str) -> None:
     async with Store(path, durability="normal") as cp:
         for i in range(1_000_000):
             version = await cp.append("t", [{"i": i, "pad": "x" * 4_000_000}])
-            say(version)
+            report(version)
 
 
 async def use_unprivileged(path: str) -> dict[str, str]:
@@ -150,8 +91,8 @@ async def use_unprivileged(path: str) -> dict[str, str]:
         await append_one(folder)
 
     if os.getuid() == 0:
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+        os.setgid(UNPRIVILEGED)
+        os.setuid(UNPRIVILEGED)
 
     said = {}
 
@@ -215,9 +156,8 @@ async def fill_up_to(path: str, limit: int) -> dict[str, Any]:
     }
 
 
-COMMANDS: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
-    command.__name__: command
-    for command in (
+if __name__ == "__main__":
+    serve(
         append_big_for_ever,
         append_one,
         begin_anew,
@@ -228,18 +168,3 @@ COMMANDS: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
         use_unprivileged,
         write_for_ever,
     )
-}
-
-
-def main() -> None:
-    for line in sys.stdin:
-        command, *args = json.loads(line)
-
-        try:
-            say(asyncio.run(COMMANDS[command](*args)))
-        except Exception as exc:
-            say({"error": repr(exc)})
-
-
-if __name__ == "__main__":
-    main()

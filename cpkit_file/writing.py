@@ -1,0 +1,309 @@
+"""Writes to a thread's log, in a worker thread.
+
+A writer holds the log's lock from before it looks until what it wrote is on disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+from cpkit.driver import (
+    Append,
+    Conflict,
+    Merge,
+    Outcome,
+    Resolve,
+    StoredCall,
+    StoreFailure,
+    Write,
+    resolved_call,
+)
+from cpkit.errors import CorruptThread
+from cpkit_file import lines
+from cpkit_file.files import (
+    failure,
+    locked_file,
+    opened,
+    sync_content,
+    sync_names,
+    write_all,
+)
+from cpkit_file.index import Folder, Tail
+from cpkit_file.lines import SEAL, At
+from cpkit_file.log import Log
+
+__all__ = ["LogWriter", "commit", "locked", "replace", "torn_path"]
+
+_logger = logging.getLogger("cpkit_file")
+
+# Logs whose locks and descriptors one worker holds at the same time.
+_LOGS_AT_ONCE = 16
+# Bytes that durability=normal leaves unsynced: a first look at a log checks them all.
+_UNSYNCED = 1024 * 1024
+
+
+def commit(folder: Folder, groups: list[list[Write]]) -> list[list[Outcome]]:
+    """Apply each group to its thread's log: write to all of them, then sync all.
+
+    Much of the later syncs is done by the first one already.
+    """
+    found: list[list[Outcome]] = []
+
+    for start in range(0, len(groups), _LOGS_AT_ONCE):
+        with ExitStack() as stack:
+            some = groups[start : start + _LOGS_AT_ONCE]
+            written = [_write(folder, group, stack) for group in some]
+            found += [_synced(outcomes, writer) for outcomes, writer in written]
+
+    return found
+
+
+def _write(
+    folder: Folder, group: list[Write], stack: ExitStack
+) -> tuple[list[Outcome], LogWriter | None]:
+    """Write to one log, which the stack releases."""
+    thread_id = group[0].thread_id
+
+    try:
+        writer = LogWriter(stack.enter_context(locked(folder, thread_id)), thread_id)
+        outcomes = [_apply(writer, write) for write in group]
+        writer.write()
+    except (StoreFailure, CorruptThread) as exc:
+        return [exc] * len(group), None
+    except OSError as exc:
+        return [failure(exc)] * len(group), None
+
+    return outcomes, writer
+
+
+def _synced(outcomes: list[Outcome], writer: LogWriter | None) -> list[Outcome]:
+    try:
+        if writer is not None:
+            writer.sync()
+    except StoreFailure as exc:
+        return [exc] * len(outcomes)
+
+    return outcomes
+
+
+def _apply(writer: LogWriter, write: Write) -> Outcome:
+    match write:
+        case Append():
+            if write.expected_version not in (None, writer.version):
+                return Conflict(writer.version)
+
+            if write.bodies or write.items:
+                line = lines.added(write.bodies, write.items)
+                writer.change(line, len(write.bodies))
+
+            return writer.version
+        case Merge():
+            writer.change(lines.added([], write.items))
+        case Resolve():
+            try:
+                call = writer.find(write.call_id)
+            except CorruptThread as exc:
+                return exc
+
+            if call is not None and call.status == "issued":
+                call = resolved_call(call, write, writer.now)
+                writer.put(call)
+
+            return call
+
+    return None
+
+
+@contextmanager
+def locked(folder: Folder, thread_id: str, *, create: bool = True) -> Iterator[Log]:
+    """Lock a thread's log for writing, and set a torn write aside.
+
+    A log that stays empty is removed again.
+    """
+    name = folder.remember(thread_id)
+    flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
+
+    with locked_file(f"{folder.threads}/{name}", flags) as file:
+        log = Log(folder, name, file)
+
+        try:
+            if log.torn:
+                _set_aside(log)
+
+            yield log
+        finally:
+            # After `replace` the name is another file's.
+            if not log.end:
+                status = os.fstat(file.fd)
+
+                if not status.st_size and status.st_nlink:
+                    os.unlink(file.path)
+
+
+class LogWriter:
+    """A locked log, and lines for its end, which get there together or not at all.
+
+    ``at`` is where the thread stands after the lines.
+    """
+
+    def __init__(self, log: Log, thread_id: str) -> None:
+        self.log = log
+        self.at = log.at
+        self.now = max(time.time_ns() // 1000, log.at.updated_at if log.at else 0)
+        self._thread_id = thread_id
+        self._changed: dict[str, StoredCall] = {}
+        self._lines: list[bytes] = []
+        self._end, self._seal = log.end, log.seal
+
+    @property
+    def version(self) -> int:
+        return 0 if self.at is None else self.at.version
+
+    def find(self, call_id: str) -> StoredCall | None:
+        """Return a call of the thread."""
+        known = self._changed.get(call_id)
+        return known or self.log.calls().by_id(self.log.read, call_id)
+
+    def change(self, content: bytes, messages: int = 0) -> None:
+        """Add the line of an operation that changes the thread."""
+        if self.at is None:
+            self._add(lines.created(self.now), None)
+
+        self.at = At(self.version + messages, self.now)
+        self._add(content, self.at)
+
+    def put(self, call: StoredCall) -> None:
+        """Add the line of a claim, or of an outcome."""
+        self._changed[call.call_id] = call
+
+        if call.status == "issued":
+            self.change(lines.issued(call))
+        elif call.erased:  # its outcome does not change the thread
+            self._add(lines.resolved(call), self.at)
+        else:
+            self.change(lines.resolved(call))
+
+    def write(self) -> None:
+        """Write the lines, for `sync` to put them on disk.
+
+        Both raise ``StoreFailure`` where that fails, with the log as it was before.
+        """
+        log = self.log
+
+        if not self._lines:
+            log.sync()
+            return
+
+        # The process that created the file may have died before it synced its name.
+        if log.at is None and log.folder.durable:
+            sync_names(log.folder.threads)
+
+        try:
+            write_all(log.file.fd, b"".join(self._lines))
+        except OSError as exc:
+            self._take_back(exc, unknown=False)
+
+    def sync(self) -> None:
+        """Put what was written on disk."""
+        if not self._lines:
+            return
+
+        log = self.log
+
+        if log.folder.durable or self._end - log.index.synced > _UNSYNCED:
+            try:
+                sync_content(log.file.fd)
+            except OSError as exc:  # it may be on disk all the same
+                self._take_back(exc, unknown=True)
+
+            log.index.synced = self._end
+
+        log.index.tail = Tail(self._end, self.at, self._seal)
+
+    def _add(self, content: bytes, at: At | None) -> None:
+        log = self.log
+
+        if not self._end:
+            header = lines.header(self._thread_id, secrets.token_hex(8))
+            self._append(lines.seal(b"", header, None))
+            log.index = log.folder.index(log.name, self._lines[0])
+
+        unsynced = self._end - log.index.synced
+        self._append(lines.seal(self._seal, content, at, unsynced))
+
+    def _append(self, line: bytes) -> None:
+        self._lines.append(line)
+        self._end += len(line)
+        self._seal = line[-SEAL:]
+
+    def _take_back(self, cause: OSError, *, unknown: bool) -> None:
+        """Cut off what was written, and raise the failure."""
+        try:
+            os.ftruncate(self.log.file.fd, self.log.end)
+            sync_content(self.log.file.fd)
+        except OSError:
+            unknown = True
+
+        raise failure(cause, unknown=unknown) from cause
+
+
+def replace(log: Log, thread_id: str, kept: Iterable[tuple[bytes, At | None]]) -> None:
+    """Put a log with these lines in the log's place; without lines it is removed.
+
+    The new file is locked from before it can be found until its name is on disk, so
+    that no process builds on a replacement that a power loss could undo.
+    """
+    folder = log.folder
+    path = log.file.path
+    draft = f"{path}.tmp"
+    header = lines.seal(b"", lines.header(thread_id, secrets.token_hex(8)), None)
+    written = [header]
+
+    for content, at in kept:
+        written.append(lines.seal(written[-1][-SEAL:], content, at))
+
+    # Left by a process that died here; no other process writes it without the lock.
+    with suppress(FileNotFoundError):
+        os.unlink(draft)
+
+    flags = os.O_WRONLY | os.O_CREAT
+
+    with locked_file(draft, flags) as file:
+        write_all(file.fd, b"".join(written))
+        sync_content(file.fd)
+        os.rename(draft, path)
+
+        try:
+            sync_names(folder.threads)
+
+            if len(written) == 1:
+                os.unlink(path)
+        except OSError as exc:
+            raise failure(exc, unknown=True) from exc
+
+    folder.index(log.name, header).synced = sum(map(len, written))
+
+
+def torn_path(log: Log) -> str:
+    """Return the file that keeps torn writes of the log for a person to see."""
+    return f"{log.file.path}.torn"
+
+
+def _set_aside(log: Log) -> None:
+    """Move a torn write out of the log; twice where a crash comes between."""
+    path = torn_path(log)
+
+    with opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as fd:
+        write_all(fd, log.read(log.end, log.torn) + b"\n")
+        sync_content(fd)
+
+    sync_names(log.folder.threads)
+    os.ftruncate(log.file.fd, log.end)
+    sync_content(log.file.fd)
+    message = "%s: %d bytes of a write that was never acknowledged are now in %s"
+    _logger.warning(message, log.file.path, log.torn, path)
