@@ -7,6 +7,7 @@ URL``, or call ``await certify(url_or_harness)``. The author of a backend suppli
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -16,23 +17,25 @@ if "pytest" in sys.modules:
     # Before the clauses are imported, so that pytest shows the values in their asserts.
     pytest.register_assert_rewrite("conformance.clauses")
 
-from conformance.catalog import all_clauses, select
-from conformance.certify import certify
-from conformance.clause import Clause, Level, clause
-from conformance.failure import Failure, Skip
-from conformance.harness import FactoryHarness, Harness, URLHarness, harness_for
-from conformance.report import SUITE_VERSION, Report
-from conformance.runner import Outcome, Status, run_clause
+from conformance.clause import Clause, Level, clause  # first: `clause` is a module too
+from cpkit.extras import needs_extra
 
 if TYPE_CHECKING:
+    from conformance.catalog import all_clauses, select
+    from conformance.certification import Certification, certify
+    from conformance.failure import Failure, Skip
+    from conformance.harness import FactoryHarness, Harness, URLHarness, harness_for
+    from conformance.report import SUITE_VERSION, Report
+    from conformance.runner import Outcome, Status, run_clause
     from conformance.testing import ConformanceTests
 
 __all__ = [
     "SUITE_VERSION",
+    "Certification",
     "Clause",
     "ConformanceTests",
-    "FactoryHarness",
     "Failure",
+    "FactoryHarness",
     "Harness",
     "Level",
     "Outcome",
@@ -48,12 +51,26 @@ __all__ = [
     "select",
 ]
 
+_MODULES = {
+    "catalog": ("all_clauses", "select"),
+    "certification": ("Certification", "certify"),
+    "failure": ("Failure", "Skip"),
+    "harness": ("FactoryHarness", "Harness", "URLHarness", "harness_for"),
+    "report": ("SUITE_VERSION", "Report"),
+    "runner": ("Outcome", "Status", "run_clause"),
+    "testing": ("ConformanceTests",),
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Import pytest only if it is needed: worker processes do without it."""
-    if name == "ConformanceTests":
-        from conformance.testing import ConformanceTests
+    """Import a public name on its first use.
 
-        return ConformanceTests
+    The worker processes of the suite import neither pytest, Hypothesis nor the clauses,
+    so they start in less than half the time.
+    """
+    for module, names in _MODULES.items():
+        if name in names:
+            with needs_extra("conformance", "conformance"):
+                return getattr(importlib.import_module(f"conformance.{module}"), name)
 
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,6 +20,7 @@ from cpkit import (
     MovesThreads,
     ReadsRanges,
     ToolCall,
+    WatchesThreads,
 )
 
 __all__ = ["Case", "Store", "raises"]
@@ -32,6 +33,7 @@ class Store(
     KeepsReceipts,
     ErasesThreads,
     MovesThreads,
+    WatchesThreads,
     Protocol,
 ):
     """A store with every optional ability; a clause uses only what it needs."""
@@ -44,13 +46,15 @@ class Case:
     ``cp`` is open while the clause runs. A clause that starts its own event loops has
     no ``cp``. ``random`` depends only on the seed and the clause. Ids are always fresh,
     because the store keeps what earlier runs wrote. ``rounds`` scales the slow clauses:
-    1 is the default size.
+    1 is the default size. ``uses_handles``: the clause relies on handles that share one
+    store.
     """
 
     harness: Harness
     random: Random
     seed: int = 0
     rounds: float = 1.0
+    uses_handles: bool = False
     _cp: Store | None = None
 
     @property
@@ -61,6 +65,11 @@ class Case:
     def open(self, **options: Any) -> AbstractAsyncContextManager[Store]:
         """Return a new, unopened handle of the store."""
         return self.harness.open(**options)  # type: ignore[return-value]  # see Store
+
+    def has_handles(self) -> bool:
+        """Tell whether all handles share one store; the clause may then use several."""
+        self.uses_handles = not self.harness.lacks("handles")
+        return self.uses_handles
 
     def id(self, word: str = "thread") -> str:
         """Return an id that was never used before."""

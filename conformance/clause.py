@@ -27,6 +27,7 @@ class Level(StrEnum):
     CONCURRENT = "concurrent"
     DURABLE = "durable"
     BOUNDED = "bounded"
+    POWERLOSS = "powerloss"
 
 
 Check = Callable[[Case], Awaitable[None] | None]
@@ -39,7 +40,7 @@ class Clause:
 
     ``needs`` are requirements: optional protocols (a store that lacks one is
     *unsupported*) and names of harness abilities (if one is missing, the clause is
-    *skipped*). ``deadline`` is in seconds, for one round.
+    *skipped*). ``deadline`` is in seconds, for one round on an idle machine.
     """
 
     id: str

@@ -20,9 +20,10 @@ import json
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 from cpkit import Checkpointer, JsonValue, open_checkpointer
-from cpkit.registry import driver_names, is_one_process, redacted
+from cpkit.registry import driver_names, inspect_store, is_one_process, redacted
 
 __all__ = [
     "FactoryHarness",
@@ -48,7 +49,14 @@ class Harness:
     """Whether all handles that ``open`` returns share one store."""
 
     options: frozenset[str] = frozenset(
-        {"max_append", "max_payload", "message_type", "strict_roundtrip"}
+        {
+            "max_append",
+            "max_payload",
+            "message_type",
+            "notify",
+            "poll",
+            "strict_roundtrip",
+        }
     )
     """The keyword options that ``open`` accepts; a client of a server adds timeout."""
 
@@ -77,6 +85,13 @@ class Harness:
         """
         return None
 
+    async def connections(self) -> int | None:
+        """Return how many clients are connected to the server, without this one.
+
+        If this returns ``None``, only the sockets of this process are counted.
+        """
+        return None
+
     async def kill(self) -> None:
         """Kill the server with SIGKILL."""
         raise NotImplementedError("this harness has no server")
@@ -91,6 +106,25 @@ class Harness:
 
     async def resume(self) -> None:
         """Continue the server that `pause` stopped."""
+        raise NotImplementedError("this harness has no server")
+
+    async def in_folder(self, folder: str) -> Harness | None:
+        """Return a harness for a new store whose files are all in this empty folder.
+
+        The level ``powerloss`` uses it; other processes build the harness again. Return
+        ``None`` for a store that is not embedded.
+        """
+        return None
+
+    def server_address(self) -> tuple[str, int] | None:
+        """Return the host and the port where the server listens, if there is one."""
+        return None
+
+    def through(self, host: str, port: int) -> Harness:
+        """Return a harness of the same store whose handles connect to this address.
+
+        The suite listens there and relays to `server_address`.
+        """
         raise NotImplementedError("this harness has no server")
 
     async def gather_statistics(self) -> None:
@@ -116,6 +150,10 @@ class Harness:
         elif ability == "pause":
             if type(self).pause is Harness.pause:
                 return "the harness cannot pause and resume a server"
+
+        elif ability == "proxy":
+            if self.server_address() is None:
+                return "the harness does not say where its server listens"
 
         else:
             raise ValueError(f"unknown ability {ability!r}")
@@ -164,10 +202,43 @@ class URLHarness(Harness):
     def elsewhere(self) -> Harness | None:
         return None if is_one_process(self.url) else self
 
+    def server_address(self) -> tuple[str, int] | None:
+        place = urlsplit(self.url)
+
+        # A certificate has the server's name, and a cluster's nodes name themselves.
+        if place.scheme.startswith("rediss") or "cluster" in place.scheme:
+            return None
+
+        return (place.hostname, place.port) if place.hostname and place.port else None
+
+    def through(self, host: str, port: int) -> Harness:
+        place = urlsplit(self.url)
+        user, at, _ = place.netloc.rpartition("@")
+        netloc = f"{user}{at}{host}:{port}"
+        relayed = URLHarness(place._replace(netloc=netloc).geturl())
+        relayed.options = self.options | {"timeout"}
+        return relayed
+
+    async def in_folder(self, folder: str) -> Harness | None:
+        found = await inspect_store(self.url)
+
+        if found is None or found.path is None:
+            return None
+
+        # With four slashes, because some drivers take a path with three as relative.
+        base, question, query = self.url.partition("?")
+        path = quote(f"{folder}/store")
+        scheme = base.partition(":")[0]
+        return URLHarness(f"{scheme}:///{path}{question}{query}")
+
 
 @dataclass
 class FactoryHarness(Harness):
-    """A store that ``package.module:factory`` opens, called with keyword options."""
+    """A store that ``package.module:factory`` opens, called with keyword options.
+
+    Each call must open the same store: a factory of ``memory://`` without a name does
+    not, and the clauses that need two handles fail.
+    """
 
     factory: str
 
@@ -217,8 +288,29 @@ def harness_for(target: str | Harness) -> Harness:
     if not callable(found):
         raise ValueError(f"{target} is neither a harness nor callable")
 
+    if hasattr(found, "test_clause"):
+        raise ValueError(
+            f"{target} is a pytest class: run it with pytest, or give the harness that "
+            "its fixture returns"
+        )
+
+    try:
+        inspect.signature(found).bind()
+    except (TypeError, ValueError) as exc:
+        raise ValueError(f"{target} cannot be called without arguments: {exc}") from exc
+
     made = found()
-    return made if isinstance(made, Harness) else FactoryHarness(target)
+
+    if isinstance(made, Harness):
+        return made
+
+    if not isinstance(made, AbstractAsyncContextManager):
+        raise ValueError(
+            f"{target} returned a {type(made).__name__}: return a Harness or an "
+            "unopened handle"
+        )
+
+    return FactoryHarness(target)
 
 
 def address(harness: Harness) -> str:

@@ -18,7 +18,7 @@ from cpkit.driver import Limits
 
 __all__ = ["SUITE_VERSION", "Report"]
 
-SUITE_VERSION = "1.1"
+SUITE_VERSION = "1.2"
 """The version of the list of clauses. A new or stricter clause needs a new version."""
 
 
@@ -38,14 +38,18 @@ class Report:
     """The levels that the caller named; empty means all that apply."""
     limits: Limits | None = None
     """What the store's handle accepts, in bytes; ``None`` where it has no limits."""
+    given: str = ""
+    """The target as the caller gave it; it may contain a password."""
+    unfinished: int = 0
+    """Clauses that were not run, because the run was interrupted."""
 
     @property
     def ok(self) -> bool:
-        """Whether no clause failed.
+        """Whether every clause was run and none failed.
 
         A level that the caller named must also have a clause that passed.
         """
-        return not self.failures and all(
+        return not (self.failures or self.unfinished) and all(
             self.counts(level)[Status.PASSED] for level in self.asked
         )
 
@@ -58,6 +62,28 @@ class Report:
         """The levels of all clauses in the report."""
         present = {one.clause.level for one in self.outcomes}
         return [level for level in Level if level in present]
+
+    @property
+    def survived(self) -> str:
+        """What acknowledged writes were seen to survive in this run.
+
+        ``machine`` after power losses, ``process`` after kills; ``less`` where a clause
+        of these failed, and ``not tested`` where none was checked.
+        """
+        kills = [
+            one
+            for one in self.outcomes
+            if one.clause.subject in ("kill", "server", "powerloss")
+        ]
+        passed = [one.clause.id for one in kills if one.status is Status.PASSED]
+
+        if any(one.status is Status.FAILED for one in kills):
+            return "less"
+
+        if "powerloss.acknowledged-survives" in passed:
+            return "machine"
+
+        return "process" if passed else "not tested"
 
     @property
     def sizes(self) -> str:
@@ -94,9 +120,13 @@ class Report:
 
         return "holds" if counts[Status.PASSED] else "not asked"
 
-    def again(self, outcome: Outcome) -> str:
-        """Return the command that checks this one clause again."""
-        words = ["cpkit", "certify", self.target, "--clause", outcome.clause.id]
+    def again(self, outcome: Outcome, *, as_given: bool = False) -> str:
+        """Return the command that checks this one clause again.
+
+        With ``as_given`` it works when it is pasted, and may contain a password.
+        """
+        target = (as_given and self.given) or self.target
+        words = ["cpkit", "certify", target, "--clause", outcome.clause.id]
         words += ["--seed", str(self.seed)]
 
         if self.rounds != 1:
@@ -111,10 +141,12 @@ class Report:
                 "suite": SUITE_VERSION,
                 "target": self.target,
                 "durability": self.durability,
+                "survived": self.survived,
                 "limits": None if self.limits is None else self.limits._asdict(),
                 "seed": self.seed,
                 "rounds": self.rounds,
                 "ok": self.ok,
+                "unfinished": self.unfinished,
                 "levels": {
                     level: {
                         "verdict": self.verdict(level),
@@ -131,7 +163,8 @@ class Report:
         """Return the report as a Markdown page."""
         about = (
             f"cpkit conformance suite {SUITE_VERSION}, seed {self.seed}, rounds "
-            f"{self.rounds:g}. The store's durability is {self.durability}."
+            f"{self.rounds:g}. The store promises the durability {self.durability}. In "
+            f"this run survived: {self.survived}."
         )
 
         if self.limits is not None:

@@ -23,6 +23,7 @@ from conformance.clause import Clause
 from conformance.explain import explain
 from conformance.failure import Failure, Skip
 from conformance.harness import Harness
+from conformance.slowdown import slowdown
 
 __all__ = ["Hung", "Outcome", "Status", "Unsupported", "perform", "run_clause"]
 
@@ -105,8 +106,10 @@ def perform(
         if lack is not None:
             raise Skip(lack)
 
-    clause = replace(clause, deadline=clause.deadline * max(1.0, rounds))
-    case = Case(harness, Random(f"{seed} {clause.id}"), seed, rounds)
+    deadline = clause.deadline * max(1.0, rounds) * slowdown()
+    clause = replace(clause, deadline=deadline)
+    shares = not {"handles", "processes"}.isdisjoint(clause.abilities)
+    case = Case(harness, Random(f"{seed} {clause.id}"), seed, rounds, shares)
     raised: list[BaseException] = []
 
     def body() -> None:
@@ -114,6 +117,9 @@ def perform(
 
         try:
             _run(clause, case)
+        except Exception as exc:
+            explained = case.uses_handles and not isinstance(exc, Skip)
+            raised.append(_explain_private_stores(case, exc) if explained else exc)
         except BaseException as exc:
             raised.append(exc)
 
@@ -131,6 +137,32 @@ def perform(
 
     if raised:
         raise raised[0]
+
+
+def _explain_private_stores(case: Case, error: Exception) -> Exception:
+    """Return the likely cause, if each handle has opened a store of its own."""
+
+    async def is_shared() -> bool:
+        async with asyncio.timeout(GRACE), case.open() as one, case.open() as other:
+            thread_id = case.id("shared")
+            await one.append(thread_id, [{}])
+            return await other.load(thread_id) is not None
+
+    try:
+        with asyncio.Runner() as runner:
+            if runner.run(is_shared()):
+                return error
+    except Exception:  # the clause's own error says more
+        return error
+
+    cause = Failure(
+        "handles that share one store",
+        f"a store of its own for each handle of {case.harness.name}",
+        "the harness: let each call open the same path, URL or name, or set "
+        "shared = False on a Harness",
+    )
+    cause.__cause__ = error
+    return cause
 
 
 def _run(clause: Clause, case: Case) -> None:

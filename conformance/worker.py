@@ -32,8 +32,18 @@ async def work(job: dict[str, Any]) -> None:
     # Imported here, because the job sets sys.path first.
     from conformance.harness import rebuild
     from conformance.history.client import use_keys, use_threads
+    from conformance.history.meeting import meet_at_keys, meet_at_threads
+    from conformance.history.moments import write_moments
     from conformance.history.op import Op
     from conformance.history.recorder import Recorder
+
+    uses: dict[str, Any] = {
+        "threads": use_threads,
+        "keys": use_keys,
+        "meet at threads": meet_at_threads,
+        "meet at keys": meet_at_keys,
+        "moments": write_moments,
+    }
 
     def sink(op: Op) -> None:
         emit(op.to_json())
@@ -45,17 +55,14 @@ async def work(job: dict[str, Any]) -> None:
         emit("ready")
         sys.stdin.readline()
         random = Random(job["seed"])
-        clients = []
-
-        for name in job["clients"]:
-            client = Recorder(cp, name, sink)  # type: ignore[arg-type]  # a store may lack optional methods
-            chance = Random(random.random())
-            clients.append(
-                use_keys(client, chance, job["threads"], job["keys"], job["count"])
-                if "keys" in job
-                else use_threads(client, chance, job["threads"], job["count"])
+        clients = [
+            uses[job["does"]](
+                Recorder(cp, name, sink),  # type: ignore[arg-type]  # a store may lack optional methods
+                Random(random.random()),
+                **job["with"],
             )
-
+            for name in job["clients"]
+        ]
         await asyncio.gather(*clients)
 
 

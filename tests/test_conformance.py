@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import asyncpg
 import pytest
 from redis.asyncio import Redis
 
 from conformance import (
+    Clause,
     ConformanceTests,
     Harness,
     Status,
@@ -19,7 +21,6 @@ from conformance import (
     run_clause,
     select,
 )
-from tests.broken.reference import ReferenceHarness
 from tests.servers.postgres import PostgresServer, shared_postgres
 from tests.servers.redis import RedisServer, shared_redis
 
@@ -57,6 +58,18 @@ class PostgresHarness(ServerHarness):
         finally:
             await connection.close()
 
+    async def connections(self) -> int:
+        connection = await asyncpg.connect(self.server.url)
+
+        try:
+            count = await connection.fetchval(
+                "SELECT count(*) FROM pg_stat_activity "
+                "WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            )
+            return int(count)
+        finally:
+            await connection.close()
+
     async def bytes_written(self) -> int:
         connection = await asyncpg.connect(self.server.url)
 
@@ -70,6 +83,10 @@ class PostgresHarness(ServerHarness):
 
 
 class RedisHarness(ServerHarness):
+    async def connections(self) -> int:
+        async with Redis.from_url(self.server.url) as client:
+            return len(await client.client_list()) - 1
+
     async def bytes_written(self) -> int:
         async with Redis.from_url(self.server.url) as client:
             info = await client.info("persistence")
@@ -101,7 +118,13 @@ def redis() -> Iterator[Harness]:
         yield RedisHarness(f"{server.url}?connect_timeout=3", server)
 
 
-class TestMemory(ConformanceTests):
+class HalfLength(ConformanceTests):
+    """The clauses that repeat do so half as often: `TestSweeps` repeats for long."""
+
+    rounds = ConformanceTests.rounds / 2
+
+
+class TestMemory(HalfLength):
     """All handles of the process share one store."""
 
     @pytest.fixture
@@ -109,6 +132,7 @@ class TestMemory(ConformanceTests):
         return URLHarness("memory://conformance")
 
 
+@pytest.mark.long
 class TestAnonymousMemory(ConformanceTests):
     """Each handle has its own store."""
 
@@ -117,33 +141,26 @@ class TestAnonymousMemory(ConformanceTests):
         return URLHarness("memory://")
 
 
-class TestReference(ConformanceTests):
-    """A store that implements the protocols directly, without the driver kit."""
-
-    @pytest.fixture
-    def harness(self) -> Harness:
-        return ReferenceHarness("conformance")
-
-
-class TestSQLite(ConformanceTests):
+class TestSQLite(HalfLength):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> Harness:
         return URLHarness(f"sqlite:///{tmp_path}/agent.db")
 
 
+@pytest.mark.long
 class TestSQLiteInMemory(ConformanceTests):
     @pytest.fixture
     def harness(self) -> Harness:
         return URLHarness("sqlite:///:memory:")
 
 
-class TestFile(ConformanceTests):
+class TestFile(HalfLength):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> Harness:
         return URLHarness(f"file://{tmp_path}")
 
 
-class TestPostgres(ConformanceTests):
+class TestPostgres(HalfLength):
     @pytest.fixture
     def harness(self, postgres: Harness) -> Harness:
         return postgres
@@ -160,7 +177,32 @@ def test_postgres_plans_with_few_threads(postgres: Harness) -> None:
     assert outcome.status is Status.PASSED, outcome.reason
 
 
-class TestRedis(ConformanceTests):
+class TestRedis(HalfLength):
     @pytest.fixture
     def harness(self, redis: Harness) -> Harness:
         return redis
+
+
+SWEEPS = select(ids=["cancel", "concurrent", "kill", "linearizable", "model", "server"])
+
+
+@pytest.mark.long
+class TestSweeps(ConformanceTests):
+    """The clauses that repeat, three times as long, on the stores of processes."""
+
+    rounds = ConformanceTests.rounds * 3
+
+    @pytest.fixture(params=["sqlite", "file", "postgres", "redis"])
+    def harness(self, request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
+        match request.param:
+            case "sqlite":
+                return URLHarness(f"sqlite:///{tmp_path}/agent.db")
+            case "file":
+                return URLHarness(f"file://{tmp_path}")
+            case server:
+                return cast(Harness, request.getfixturevalue(server))
+
+    @pytest.mark.timeout(300)
+    @pytest.mark.parametrize("clause", SWEEPS, ids=lambda clause: clause.id)
+    def test_clause(self, clause: Clause, harness: Harness) -> None:
+        super().test_clause(clause, harness)

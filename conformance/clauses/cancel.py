@@ -16,6 +16,7 @@ from conformance.history.interrupt import cancelled_after, cancelled_at
 from conformance.history.linear import check_linearizable
 from conformance.history.models import KEY, THREAD
 from conformance.history.recorder import Recorder
+from conformance.leftovers import Leftovers
 from conformance.sample_dumps import made_call, made_dump
 from cpkit import MovesThreads, ThreadDump, VersionConflict
 
@@ -218,6 +219,60 @@ async def blocks_no_writer(case: Case) -> None:
 
             for cp in cps:
                 await write(cp, 2)
+
+
+CANCELS, AT_ONCE = 300, 12
+
+
+async def _cancel_many(case: Case, cp: Store) -> None:
+    """Cancel hundreds of operations at different awaits, several at a time."""
+    thread = case.id()
+    await cp.append(thread, [{"n": 0}] * 20)
+
+    def operation(n: int) -> Work:
+        return (
+            lambda: cp.append(thread, [{"n": n}]),
+            lambda: cp.save_extra(thread, {"n": n}),
+            lambda: cp.record_issued(thread, case.call()),
+            lambda: cp.load(thread),
+            lambda: cp.find_completed(case.id("key")),
+        )[n % 5]()
+
+    for start in range(0, case.times(CANCELS), AT_ONCE):
+        await asyncio.gather(
+            *(
+                cancelled_at(operation(n), 1 + n // 5 % 3)
+                for n in range(start, start + AT_ONCE)
+            )
+        )
+
+
+@clause("cancel.hundreds-on-one-handle", level=CONCURRENT, deadline=40)
+async def hundreds_on_one_handle(case: Case) -> None:
+    """After hundreds of cancelled operations a handle works as before."""
+    await _cancel_many(case, case.cp)
+    threads = [case.id() for _ in range(60)]
+    versions = await asyncio.gather(
+        *(case.cp.append(thread, [{"n": 1}]) for thread in threads)
+    )
+    loaded = await asyncio.gather(*(case.cp.load(thread) for thread in threads))
+    assert versions == [1] * 60
+    assert all(one is not None and one.messages == [{"n": 1}] for one in loaded)
+
+
+@clause("cancel.leaves-nothing-open", level=CONCURRENT, deadline=60)
+async def leaves_nothing_open(case: Case) -> None:
+    """A closed handle leaves no task, thread, file, socket or server connection."""
+    async with case.open() as first:
+        await _cancel_many(case, first)  # what the first use of a module keeps
+
+    leftovers = Leftovers(case.harness)
+    await leftovers.start()
+
+    async with case.open() as cp:
+        await _cancel_many(case, cp)
+
+    await leftovers.check()
 
 
 @clause("cancel.some-of-many", level=CONCURRENT)

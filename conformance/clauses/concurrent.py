@@ -19,7 +19,7 @@ CONCURRENT = Level.CONCURRENT
 @asynccontextmanager
 async def handles(case: Case) -> AsyncIterator[list[Store]]:
     """Return three handles of the store; if handles do not share it, one thrice."""
-    if case.harness.lacks("handles"):
+    if not case.has_handles():
         yield [case.cp] * 3
         return
 
@@ -370,7 +370,8 @@ def opens_at_once(case: Case) -> None:
             await cp.append(case.id(), [{"n": 1}])
 
     async def run() -> None:
-        job = {"threads": [case.id()], "count": 2, "seed": 1}
+        options = {"threads": [case.id()], "count": 2}
+        job = {"does": "threads", "with": options, "seed": 1}
         jobs = [{**job, "clients": [f"process {n}"]} for n in range(4)]
 
         async with workers(case.harness, jobs) as started:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from typing import Any
 
 from conformance.case import Case, Store
 from conformance.clause import Level, clause
+from conformance.clauses.late import append_at_loaded_version
 from conformance.clauses.linearizable import check_keys, check_threads
 from conformance.explain import shown
 from conformance.failure import Failure
 from conformance.history.op import Op, merged
 from conformance.workers import Worker, workers
-from cpkit import CheckpointData, VersionConflict
+from cpkit import CheckpointData
 
 DURABLE = Level.DURABLE
 
@@ -26,7 +26,7 @@ LATE_WRITES = len(PROCESSES) * len(TASKS)
 """Writes that a store may still apply after the kill: one unanswered by each client."""
 
 
-async def _killed(case: Case, job: dict[str, Any]) -> list[Op]:
+async def _killed(case: Case, does: str, **options: Any) -> list[Op]:
     """Start writing processes, kill each at a random moment, and return the history.
 
     Each printed line is an acknowledgement, even if it was still in the pipe when the
@@ -34,10 +34,10 @@ async def _killed(case: Case, job: dict[str, Any]) -> list[Op]:
     """
     jobs = [
         {
-            **job,
+            "does": does,
+            "with": {**options, "count": 10_000},
             "clients": [f"{process}{task}" for task in TASKS],
             "seed": case.random.random(),
-            "count": 10_000,
         }
         for process in PROCESSES
     ]
@@ -60,7 +60,7 @@ async def writes_survive(case: Case) -> None:
     """After SIGKILL every acknowledged append and merge is stored whole."""
     for _ in range(case.times(4)):
         threads = [case.id() for _ in range(2)]
-        history = await _killed(case, {"threads": threads})
+        history = await _killed(case, "threads", threads=threads)
 
         async with case.open() as reopened:
             await check_threads(reopened, threads, history)
@@ -86,7 +86,7 @@ async def claims_survive(case: Case) -> None:
         keys = [case.id("key") for _ in range(4)]
         clients = [f"{process}{task}" for process in PROCESSES for task in TASKS]
         threads = {client: case.id() for client in clients}
-        history = await _killed(case, {"threads": threads, "keys": keys})
+        history = await _killed(case, "keys", threads=threads, keys=keys)
 
         async with case.open() as reopened:
             await check_keys(reopened, keys, history)
@@ -97,32 +97,14 @@ async def next_write_works(case: Case) -> None:
     """After SIGKILL the next writer of the same threads and keys is not blocked."""
     for _ in range(case.times(2)):
         threads = [case.id() for _ in range(2)]
-        await _killed(case, {"threads": threads})
+        await _killed(case, "threads", threads=threads)
 
         async with case.open() as reopened:
             for thread in threads:
                 for cp in (case.cp, reopened):
-                    await _append_at_loaded_version(cp, thread)
+                    await append_at_loaded_version(cp, thread, LATE_WRITES)
                     await cp.save_extra(thread, {"a": "next"})
                     await cp.record_issued(thread, case.call())
-
-
-async def _append_at_loaded_version(cp: Store, thread: str) -> None:
-    """Load and append; only a late write between the two may make a conflict."""
-    for _ in range(LATE_WRITES + 1):
-        loaded = await cp.load(thread)
-        version = 0 if loaded is None else loaded.version
-
-        with suppress(VersionConflict):
-            message = {"token": "next"}
-            written = await cp.append(thread, [message], expected_version=version)
-            assert written == version + 1
-            return
-
-    raise Failure(
-        "an append at the version that was just loaded",
-        f"{LATE_WRITES + 1} conflicts in a row",
-    )
 
 
 @clause("kill.earlier-stays", "processes", level=DURABLE, deadline=50)
@@ -141,7 +123,7 @@ async def earlier_stays(case: Case) -> None:
         before.append(loaded)
 
     for _ in range(case.times(2)):
-        await _killed(case, {"threads": threads})
+        await _killed(case, "threads", threads=threads)
 
     async with case.open() as reopened:
         for thread, early in zip(threads, before, strict=True):
@@ -156,7 +138,12 @@ async def earlier_stays(case: Case) -> None:
 def while_opening(case: Case) -> None:
     """After SIGKILL of processes that open the store, the store still opens."""
 
-    job = {"threads": [case.id()], "clients": ["a"], "count": 1, "seed": 1}
+    job = {
+        "does": "threads",
+        "with": {"threads": [case.id()], "count": 1},
+        "clients": ["a"],
+        "seed": 1,
+    }
 
     async def use() -> float:
         start = time.perf_counter()
@@ -193,7 +180,12 @@ def while_opening(case: Case) -> None:
 async def exit_loses_nothing(case: Case) -> None:
     """After a process exited normally, every other process sees its writes."""
     threads = [case.id()]
-    job = {"threads": threads, "clients": ["process 1"], "count": 20, "seed": 1}
+    job = {
+        "does": "threads",
+        "with": {"threads": threads, "count": 20},
+        "clients": ["process 1"],
+        "seed": 1,
+    }
 
     async with workers(case.harness, [job]) as started:
         printed = await started[0].finished()

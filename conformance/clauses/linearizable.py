@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from random import Random
 from typing import Any
 
@@ -15,6 +16,7 @@ from conformance.history.models import KEY, THREAD
 from conformance.history.op import Op, merged
 from conformance.history.recorder import Recorder
 from conformance.workers import workers
+from cpkit import ErasesThreads
 
 CONCURRENT = Level.CONCURRENT
 
@@ -48,25 +50,38 @@ async def check_keys(cp: Store, keys: list[str], history: list[Op]) -> None:
     check_linearizable(KEY, [*history, *last.history])
 
 
-async def _threads(case: Case, cps: list[Store]) -> None:
+async def _threads(case: Case, cps: list[Store], *, deletes: bool = False) -> None:
     threads = [case.id() for _ in range(2)]
     recorders = [Recorder(cps[n], f"task {n}") for n in range(CLIENTS)]
     await asyncio.gather(
         *(
-            use_threads(recorder, Random(case.random.random()), threads, OPERATIONS)
+            use_threads(
+                recorder,
+                Random(case.random.random()),
+                threads,
+                OPERATIONS,
+                deletes=deletes,
+            )
             for recorder in recorders
         )
     )
     await check_threads(case.cp, threads, [op for r in recorders for op in r.history])
 
 
-async def _keys(case: Case, cps: list[Store]) -> None:
+async def _keys(case: Case, cps: list[Store], *, deletes: bool = False) -> None:
     keys = [case.id("key") for _ in range(3)]
     recorders = [Recorder(cps[n], f"task {n}") for n in range(CLIENTS)]
     threads = {recorder.client: case.id() for recorder in recorders}
     await asyncio.gather(
         *(
-            use_keys(recorder, Random(case.random.random()), threads, keys, OPERATIONS)
+            use_keys(
+                recorder,
+                Random(case.random.random()),
+                threads,
+                keys,
+                OPERATIONS,
+                deletes=deletes,
+            )
             for recorder in recorders
         )
     )
@@ -75,14 +90,14 @@ async def _keys(case: Case, cps: list[Store]) -> None:
 
 @clause("linearizable.threads-in-tasks", level=CONCURRENT, deadline=50)
 async def threads_in_tasks(case: Case) -> None:
-    """Appends, merges and loads of concurrent tasks are linearizable."""
+    """Appends, merges, loads and reads of concurrent tasks are linearizable."""
     for _ in range(case.times(4)):
         await _threads(case, [case.cp] * CLIENTS)
 
 
 @clause("linearizable.threads-in-handles", "handles", level=CONCURRENT, deadline=50)
 async def threads_in_handles(case: Case) -> None:
-    """Appends, merges and loads of concurrent handles are linearizable."""
+    """Appends, merges, loads and reads of concurrent handles are linearizable."""
     async with handles(case) as cps:
         for _ in range(case.times(4)):
             await _threads(case, [cps[n % 3] for n in range(CLIENTS)])
@@ -103,12 +118,72 @@ async def keys_in_handles(case: Case) -> None:
             await _keys(case, [cps[n % 3] for n in range(CLIENTS)])
 
 
-async def _in_processes(
-    case: Case, job: dict[str, Any], clients: list[str]
-) -> list[Op]:
-    """Run each client in its own process, and return their history."""
+@clause("linearizable.deleted-threads", ErasesThreads, level=CONCURRENT, deadline=50)
+async def deleted_threads(case: Case) -> None:
+    """Deletions, restores, dumps, reads and writes of a thread are linearizable."""
+    async with handles(case) as cps:
+        for _ in range(case.times(6)):
+            await _threads(case, [cps[n % 3] for n in range(CLIENTS)], deletes=True)
+            await _threads(case, [case.cp] * CLIENTS, deletes=True)
+
+
+@clause("linearizable.deleted-calls", ErasesThreads, level=CONCURRENT, deadline=50)
+async def deleted_calls(case: Case) -> None:
+    """Deletions of threads are linearizable with the claims and results in them."""
+    async with handles(case) as cps:
+        for _ in range(case.times(6)):
+            await _keys(case, [cps[n % 3] for n in range(CLIENTS)], deletes=True)
+            await _keys(case, [case.cp] * CLIENTS, deletes=True)
+
+        for n in range(case.times(16)):
+            await _deleted_beside_its_calls(case, cps, forget_keys=n % 2 == 0)
+
+
+async def _deleted_beside_its_calls(
+    case: Case, cps: list[Store], *, forget_keys: bool
+) -> None:
+    """Delete a thread while its calls are resolved, and their keys claimed again."""
+    keys = [case.id("key") for _ in range(4)]
+    threads = {f"task {n}": case.id() for n in range(3)}
+    recorders = [Recorder(cps[n], client) for n, client in enumerate(threads)]
+    deleting, resolving, claiming = recorders
+    mine = threads["task 0"]
+
+    for key in keys:
+        await deleting.record_issued(mine, f"task 0.{key}.0", key)
+
+    async def resolve(key: str) -> None:
+        call_id = f"task 0.{key}.0"
+        await resolving.record_result(mine, call_id, key, f"{key}.r", success=False)
+        await claiming.record_issued(mine, f"task 0.{key}.1", key)
+        await claiming.find_call(key)
+
+    await asyncio.gather(
+        deleting.delete_calls(mine, "task 0", keys, forget_keys=forget_keys),
+        *(resolve(key) for key in keys),
+    )
+
+    for key in keys:
+        await resolving.record_result(
+            mine, f"task 0.{key}.0", key, f"{key}.late", success=True
+        )
+
+    await check_keys(case.cp, keys, [op for r in recorders for op in r.history])
+
+
+PROCESSES = ["process 1", "process 2", "process 3"]
+
+
+async def _in_processes(case: Case, does: str, **options: Any) -> list[Op]:
+    """Run a client in each process, and return their history."""
     jobs = [
-        {**job, "clients": [client], "seed": case.random.random()} for client in clients
+        {
+            "does": does,
+            "with": options,
+            "clients": [client],
+            "seed": case.random.random(),
+        }
+        for client in PROCESSES
     ]
 
     async with workers(case.harness, jobs) as started:
@@ -119,19 +194,64 @@ async def _in_processes(
 
 @clause("linearizable.threads-in-processes", "processes", level=CONCURRENT, deadline=50)
 async def threads_in_processes(case: Case) -> None:
-    """Appends, merges and loads of concurrent processes are linearizable."""
+    """Appends, merges, loads and reads of concurrent processes are linearizable."""
     threads = [case.id() for _ in range(2)]
-    job = {"threads": threads, "count": case.times(25)}
-    history = await _in_processes(case, job, ["process 1", "process 2", "process 3"])
+    history = await _in_processes(
+        case, "threads", threads=threads, count=case.times(25)
+    )
     await check_threads(case.cp, threads, history)
 
 
 @clause("linearizable.keys-in-processes", "processes", level=CONCURRENT, deadline=50)
 async def keys_in_processes(case: Case) -> None:
     """Claims and results of concurrent processes are linearizable."""
-    clients = ["process 1", "process 2", "process 3"]
     keys = [case.id("key") for _ in range(4)]
-    threads = {client: case.id() for client in clients}
-    job = {"threads": threads, "keys": keys, "count": case.times(25)}
-    history = await _in_processes(case, job, clients)
+    threads = {client: case.id() for client in PROCESSES}
+    history = await _in_processes(
+        case, "keys", threads=threads, keys=keys, count=case.times(25)
+    )
+    await check_keys(case.cp, keys, history)
+
+
+MEETINGS = 72
+"""Threads or keys at which the processes meet."""
+
+SHORTEST, LONGEST = 0.0006, 0.004
+"""Seconds: bounds for the usual duration of an operation."""
+
+
+async def _meeting(case: Case) -> dict[str, Any]:
+    """Return what all clients of a meeting must know."""
+    thread = case.id()
+    start = time.perf_counter()
+
+    for n in range(8):
+        await case.cp.append(thread, [{"n": n}])
+
+    usual = (time.perf_counter() - start) / 8
+    return {
+        "thread": thread,
+        "seed": case.random.randrange(2**32),
+        "usual": min(max(usual, SHORTEST), LONGEST),
+        "count": case.times(MEETINGS),
+    }
+
+
+@clause(
+    "linearizable.threads-at-one-instant", "processes", level=CONCURRENT, deadline=50
+)
+async def threads_at_one_instant(case: Case) -> None:
+    """Operations that processes begin on a thread at one instant are linearizable."""
+    meeting = await _meeting(case)
+    deletes = isinstance(case.cp, ErasesThreads)
+    history = await _in_processes(case, "meet at threads", **meeting, deletes=deletes)
+    threads = list(dict.fromkeys(op.subject for op in history))
+    await check_threads(case.cp, threads, history)
+
+
+@clause("linearizable.keys-at-one-instant", "processes", level=CONCURRENT, deadline=50)
+async def keys_at_one_instant(case: Case) -> None:
+    """Claims that processes begin on a key at one instant are linearizable."""
+    history = await _in_processes(case, "meet at keys", **await _meeting(case))
+    keys = list(dict.fromkeys(op.subject for op in history))
     await check_keys(case.cp, keys, history)

@@ -72,7 +72,7 @@ class _Bench:
         self._runner = runner
         self._handle: Any = case.open()
         self.store: Store = self.run(self._handle.__aenter__())
-        self.reopens = not case.harness.lacks("handles")
+        self.reopens = case.has_handles()
         self.shortest: list[Step] | None = None
         self.until = 0.0
 

@@ -16,11 +16,14 @@ async def use_threads(
     threads: list[str],
     count: int,
     pace: float = 0,
+    *,
+    deletes: bool = False,
 ) -> None:
-    """Append, merge and load, on threads that other clients use too.
+    """Append, merge, load and read, on threads that other clients use too.
 
     ``pace`` is in seconds between operations. Even with 0 the client yields to other
-    tasks, because an in-memory store never yields.
+    tasks, because an in-memory store never yields. With ``deletes`` the client also
+    deletes threads, and dumps and restores them where the store can.
     """
     versions = dict.fromkeys(threads, 0)
 
@@ -48,6 +51,13 @@ async def use_threads(
         else:
             await recorder.load(thread)
 
+        if recorder.reads_ranges and random.random() < 0.15:
+            start = random.randint(0, 3)
+            await recorder.read(thread, start, random.choice((None, start + 4)))
+
+        if deletes:
+            await _delete(recorder, random, thread, f"{recorder.client}.{n}")
+
         versions[thread] = _last_version(recorder, thread, versions[thread])
 
 
@@ -58,12 +68,14 @@ async def use_keys(
     keys: list[str],
     count: int,
     pace: float = 0,
+    *,
+    deletes: bool = False,
 ) -> None:
     """Claim, resolve and find, on keys that other clients claim too.
 
     ``threads`` maps a client to its thread. A call id contains the client's name. So a
     client can send a result for another client's call: late, twice, or for an unknown
-    call.
+    call. With ``deletes`` the client also deletes threads, its own or another one's.
     """
     for n in range(count):
         await asyncio.sleep(pace)
@@ -99,6 +111,24 @@ async def use_keys(
         elif dice < 0.8:
             await recorder.record_issued(threads[recorder.client], call_id, key)
 
+        if deletes and random.random() < 0.15:
+            owner = random.choice(list(threads))
+            await recorder.delete_calls(
+                threads[owner], owner, keys, forget_keys=random.random() < 0.5
+            )
+
+
+async def _delete(recorder: Recorder, random: Random, thread: str, token: str) -> None:
+    """Now and then delete, dump or restore a thread."""
+    dice = random.random()
+
+    if dice < 0.15:
+        await recorder.delete_thread(thread)
+    elif dice < 0.25 and recorder.moves_threads:
+        await recorder.restore_thread(thread, [f"{token}.r"], {"a": f"{token}.r"})
+    elif dice < 0.35 and recorder.moves_threads:
+        await recorder.dump_thread(thread)
+
 
 def _last_version(recorder: Recorder, thread: str, known: int) -> int:
     """Return the latest version of the thread that the client saw."""
@@ -108,6 +138,9 @@ def _last_version(recorder: Recorder, thread: str, known: int) -> int:
         return known
 
     kind, *rest = last
+
+    if kind == "deleted":
+        return 0
 
     if kind in ("version", "conflict"):
         return int(rest[0])

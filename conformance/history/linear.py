@@ -47,7 +47,9 @@ def check_linearizable(model: Model, history: Iterable[Op]) -> None:
             raise Failure(
                 f"an order of operations that explains every answer about {subject!r}",
                 f"{len(least)} operations without such an order",
-                listing(least),
+                f"{listing(least)}\n"
+                f"  The other {len(ops) - len(least)} operations do not explain it.\n"
+                "  Times are microseconds: operations that overlap may have any order.",
             )
 
 
@@ -127,7 +129,8 @@ def smallest(model: Model, history: list[Op]) -> list[Op]:
 
     First finds the shortest prefix without an order; operations that end later count as
     unknown. Then leaves out each operation that is not needed for that: reads, and
-    writes whose answer does not matter and whose effect no client saw.
+    writes whose answer does not matter and whose effect no answer shows. An operation
+    of unknown outcome never makes an order impossible, so leaving it out is sound.
 
     Raises `Undecided` if it cannot prove that the history has no order.
     """
@@ -152,7 +155,7 @@ def smallest(model: Model, history: list[Op]) -> list[Op]:
         if _has_no_order(model, weaker):
             least = weaker
 
-    return _without_unseen(least)
+    return _without_effect_on_answers(least)
 
 
 def _until(history: list[Op], time: int) -> list[Op]:
@@ -169,13 +172,22 @@ def _without_unseen(history: list[Op]) -> list[Op]:
     The history of a thread ends with a load after all clients are done. An append that
     took effect is visible there. A merge whose values are never visible explains no
     answer. So both can be left out. With them the search would try each subset.
+
+    A deletion hides such effects, so a history with deletions keeps everything.
     """
+    if any(op.kind == "delete_thread" for op in history):
+        return history
+
+    return _without_effect_on_answers(history)
+
+
+def _without_effect_on_answers(history: list[Op]) -> list[Op]:
     seen = {text for op in history if op.out is not None for text in _texts(op.out)}
     return [op for op in history if op.out is not None or seen & _texts(op.args)]
 
 
 def _is_read(op: Op) -> bool:
-    return op.kind in ("load", "find_completed", "find_call")
+    return op.kind in ("load", "read", "dump_thread", "find_completed", "find_call")
 
 
 def _texts(value: Any) -> set[str]:

@@ -45,7 +45,20 @@ class _Thread:
         if op.kind == "save_extra":
             return (tokens, _merged(extra, op.args)), ("done",)
 
-        assert op.kind == "load"
+        if op.kind == "delete_thread":
+            return self.initial, ("deleted",)
+
+        if op.kind == "restore_thread":
+            if state != self.initial:
+                return state, ("conflict", len(tokens))
+
+            return op.args, ("restored",)
+
+        if op.kind == "read":
+            start, stop = op.args
+            return state, ("read", tokens[start:stop])
+
+        assert op.kind in ("load", "dump_thread")
 
         if state == self.initial:
             return state, ("nothing",)
@@ -58,7 +71,10 @@ def _merged(extra: State, items: State) -> State:
 
 
 class _Key:
-    """The attempts of a key, in order; each is ``(call id, status, result)``."""
+    """The attempts of a key in order: ``(call id, status, result, attempt, erased)``.
+
+    A call id begins with its client, a dot, and each client has one thread.
+    """
 
     initial: State = ()
 
@@ -70,12 +86,13 @@ class _Key:
             known = _position(state, call_id)
 
             if known is not None:
-                return state, _record(state, known)
+                return state, _record(state[known])
 
             if held:
-                return state, _record(state, len(state) - 1)
+                return state, _record(state[-1])
 
-            return (*state, (call_id, "issued", None)), ("claimed",)
+            attempt = state[-1][3] + 1 if state else 1
+            return (*state, (call_id, "issued", None, attempt, False)), ("claimed",)
 
         if op.kind == "record_result":
             call_id, status, result = op.args
@@ -84,28 +101,46 @@ class _Key:
             if known is None:
                 return state, ("unknown call",)
 
-            if state[known][1] == "issued":
-                done = (call_id, status, result)
+            _, before, _, attempt, erased = state[known]
+
+            if before == "issued":
+                done = (call_id, status, None if erased else result, attempt, erased)
                 state = (*state[:known], done, *state[known + 1 :])
 
-            return state, _record(state, known)
+            return state, _record(state[known])
 
-        last = len(state) - 1
+        if op.kind == "delete_thread":
+            return _without(state, *op.args), ("deleted",)
 
         if op.kind == "find_completed":
-            done = held and state[last][1] == "completed"
-            return state, _record(state, last) if done else ("nothing",)
+            done = held and state[-1][1] == "completed"
+            return state, _record(state[-1]) if done else ("nothing",)
 
         assert op.kind == "find_call"
-        return state, _record(state, last) if held else ("nothing",)
+        return state, _record(state[-1]) if held else ("nothing",)
+
+
+def _without(state: State, client: str, forget_keys: bool) -> State:
+    """Erase or forget the attempts of a client's thread."""
+    left = []
+
+    for call in state:
+        call_id, status, _, attempt, _ = call
+
+        if not call_id.startswith(f"{client}."):
+            left.append(call)
+        elif not forget_keys:
+            left.append((call_id, status, None, attempt, True))
+
+    return tuple(left)
 
 
 def _position(state: State, call_id: str) -> int | None:
     return next((i for i, call in enumerate(state) if call[0] == call_id), None)
 
 
-def _record(state: State, position: int) -> tuple[Any, ...]:
-    return ("record", *state[position], position + 1)
+def _record(call: State) -> tuple[Any, ...]:
+    return ("record", *call[:4])
 
 
 THREAD: Model = _Thread()

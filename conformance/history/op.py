@@ -45,7 +45,7 @@ def merged(lines: list[list[Any]]) -> list[Op]:
 
     for values in lines:
         op = Op.from_json(values)
-        found[op.client, op.start] = op
+        found[op.client, op.subject, op.start] = op
 
     return list(found.values())
 
@@ -63,8 +63,51 @@ def listing(history: list[Op]) -> str:
     for op in sorted(history, key=lambda op: op.start):
         begin = (op.start - first) // 1000
         end = "?" if op.end is None else str((op.end - first) // 1000)
-        what = f"{op.kind}({', '.join(map(shown, op.args))})"
-        out = "outcome unknown" if op.out is None else shown(op.out)
-        lines.append(f"  {begin:>8} - {end:<8} {op.client:<10} {what} -> {out}")
+        when = f"{begin:>8} - {end:<8}"
+        lines.append(f"{when} {op.client:<10} {op.kind}{_given(op)} -> {_answer(op)}")
 
     return "\n".join(lines)
+
+
+def _given(op: Op) -> str:
+    """Return the arguments as a caller would write them, without the subject."""
+    match op.kind, op.args:
+        case "append", (tokens, expected, items):
+            given = [shown(list(tokens))]
+            given += [] if expected is None else [f"expected_version={expected}"]
+            given += [f"extra={shown(dict(items))}"] if items else []
+        case "save_extra", items:
+            given = [shown(dict(items))]
+        case "restore_thread", (tokens, items):
+            given = [f"messages={shown(list(tokens))}", f"extra={shown(dict(items))}"]
+        case "record_result", (call_id, status, result):
+            given = [shown(call_id), shown(result), f"success={status == 'completed'}"]
+        case "delete_thread", (client, forget_keys):
+            given = [f"thread of {client}", f"forget_keys={forget_keys}"]
+        case _, args:
+            given = [shown(one) for one in args]
+
+    return f"({', '.join(given)})"
+
+
+def _answer(op: Op) -> str:
+    match op.out:
+        case None:
+            return "answer lost or not needed: takes effect at any time, or never"
+        case "version", version:
+            return f"version {version}"
+        case "conflict", version:
+            return f"VersionConflict: the thread is at version {version}"
+        case "loaded", tokens, items:
+            return f"messages {shown(list(tokens))}, extra {shown(dict(items))}"
+        case "read", tokens:
+            return f"messages {shown(list(tokens))}"
+        case "record", call_id, status, result, attempt:
+            kept = "" if result is None else f" with {shown(result)}"
+            return f"call {call_id!r}, {status}{kept}, attempt {attempt}"
+        case ("claimed",):
+            return "None: the key is claimed"
+        case ("nothing",):
+            return "None"
+        case out:
+            return " ".join(map(str, out))

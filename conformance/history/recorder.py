@@ -9,10 +9,13 @@ from typing import Any
 
 from conformance.case import Store
 from conformance.history.op import Op
+from conformance.sample_dumps import made_dump
 from cpkit import (
     BackendUnavailable,
     CallRecord,
     KeepsReceipts,
+    MovesThreads,
+    ReadsRanges,
     ToolCall,
     UnknownCall,
     VersionConflict,
@@ -38,6 +41,8 @@ class Recorder:
         self.history: list[Op] = []
         self.last: dict[str, tuple[Any, ...]] = {}
         self.keeps_receipts = isinstance(cp, KeepsReceipts)
+        self.moves_threads = isinstance(cp, MovesThreads)
+        self.reads_ranges = isinstance(cp, ReadsRanges)
         self._sink = sink
 
     async def append(
@@ -77,13 +82,50 @@ class Recorder:
             if loaded is None:
                 return ("nothing",)
 
-            return (
-                "loaded",
-                tuple(message["token"] for message in loaded.messages),
-                tuple(sorted(loaded.extra.items())),
-            )
+            return "loaded", _tokens(loaded.messages), _items(loaded.extra)
 
         await self._record(thread, "load", (), run)
+
+    async def read(self, thread: str, start: int, stop: int | None) -> None:
+        async def run() -> tuple[Any, ...]:
+            return "read", _tokens(await self.cp.read(thread, start, stop))
+
+        await self._record(thread, "read", (start, stop), run)
+
+    async def delete_thread(self, thread: str) -> None:
+        async def run() -> tuple[Any, ...]:
+            await self.cp.delete_thread(thread)
+            return ("deleted",)
+
+        await self._record(thread, "delete_thread", (), run)
+
+    async def dump_thread(self, thread: str) -> None:
+        async def run() -> tuple[Any, ...]:
+            dump = await self.cp.dump_thread(thread)
+
+            if dump is None:
+                return ("nothing",)
+
+            return "loaded", _tokens(dump.messages), _items(dump.extra)
+
+        await self._record(thread, "dump_thread", (), run)
+
+    async def restore_thread(
+        self, thread: str, tokens: Sequence[str], extra: Mapping[str, str]
+    ) -> None:
+        messages = [{"token": token} for token in tokens]
+        dump = made_dump(thread, messages=messages, extra=extra)
+
+        async def run() -> tuple[Any, ...]:
+            try:
+                await self.cp.restore_thread(dump)
+            except VersionConflict as exc:
+                return "conflict", exc.actual
+
+            return ("restored",)
+
+        args = (tuple(tokens), _items(extra))
+        await self._record(thread, "restore_thread", args, run)
 
     async def record_issued(self, thread: str, call_id: str, key: str) -> bool:
         """Claim, and return whether the claim succeeded."""
@@ -125,6 +167,17 @@ class Recorder:
 
         await self._record(key, "find_call", (), run)
 
+    async def delete_calls(
+        self, thread: str, client: str, keys: Sequence[str], *, forget_keys: bool
+    ) -> None:
+        """Delete a client's thread: an operation on each key that it may have used."""
+
+        async def run() -> tuple[Any, ...]:
+            await self.cp.delete_thread(thread, forget_keys=forget_keys)
+            return ("deleted",)
+
+        await self._record_all(keys, "delete_thread", (client, forget_keys), run)
+
     async def _record(
         self,
         subject: str,
@@ -132,27 +185,52 @@ class Recorder:
         args: tuple[Any, ...],
         run: Callable[[], Awaitable[tuple[Any, ...]]],
     ) -> tuple[Any, ...]:
-        op = Op(self.client, subject, kind, args, None, time.monotonic_ns(), None)
+        return await self._record_all([subject], kind, args, run)
+
+    async def _record_all(
+        self,
+        subjects: Sequence[str],
+        kind: str,
+        args: tuple[Any, ...],
+        run: Callable[[], Awaitable[tuple[Any, ...]]],
+    ) -> tuple[Any, ...]:
+        start = time.monotonic_ns()
+        ops = [
+            Op(self.client, subject, kind, args, None, start, None)
+            for subject in subjects
+        ]
 
         if self._sink is not None:
-            self._sink(op)
+            for op in ops:
+                self._sink(op)
 
         try:
             out = await run()
         except BackendUnavailable as exc:
             # An operation that certainly did not run is not part of the history.
             if exc.maybe_applied:
-                self.history.append(op)
+                self.history += ops
 
             raise
         except BaseException:
-            self.history.append(op)
+            self.history += ops
             raise
 
-        op = replace(op, out=out, end=time.monotonic_ns())
-        self.last[subject] = out
-        (self._sink or self.history.append)(op)
+        end = time.monotonic_ns()
+
+        for op in ops:
+            self.last[op.subject] = out
+            (self._sink or self.history.append)(replace(op, out=out, end=end))
+
         return out
+
+
+def _tokens(messages: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(message["token"] for message in messages)
+
+
+def _items(extra: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(extra.items()))
 
 
 def _answer(record: CallRecord) -> tuple[Any, ...]:

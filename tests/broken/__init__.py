@@ -10,6 +10,7 @@ from tests.broken import (  # noqa: F401  # each module registers its backends
     claims,
     costs,
     crashes,
+    deletions,
     erasing,
     extras,
     handles,
@@ -17,11 +18,16 @@ from tests.broken import (  # noqa: F401  # each module registers its backends
     loads,
     moves,
     patterns,
+    powerloss,
     races,
+    races_of_processes,
     reading,
+    remote,
     results,
     servers,
+    sizes,
     values,
+    watches,
 )
 from tests.broken.store import BROKEN, Break
 

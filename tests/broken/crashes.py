@@ -19,6 +19,7 @@ from cpkit import (
     CallRecord,
     CheckpointData,
     JsonValue,
+    ThreadDump,
     ToolCall,
     VersionConflict,
 )
@@ -36,6 +37,9 @@ class DiskHarness(Harness):
     def open(self, **options: Any) -> Disk:
         opened: Disk = find(self.kind)(self.folder, **options)
         return opened
+
+    async def in_folder(self, folder: str) -> Harness:
+        return DiskHarness(self.kind, folder)
 
 
 class Disk(Reference):
@@ -96,6 +100,47 @@ class Disk(Reference):
         async with self._turn():
             return await super().find_call(idempotency_key)
 
+    async def read(
+        self, thread_id: str, start: int = 0, stop: int | None = None
+    ) -> list[Any]:
+        async with self._turn():
+            return await super().read(thread_id, start, stop)
+
+    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+        async with self._turn() as log:
+            await super().delete_thread(thread_id, forget_keys=forget_keys)
+            self._write(log, ["delete_thread", thread_id, forget_keys])
+
+    async def restore_thread(self, dump: ThreadDump) -> None:
+        assert not dump.calls, "the scripts of the suite restore no calls"
+
+        async with self._turn() as log:
+            await super().restore_thread(dump)
+            values = [list(dump.messages), dict(dump.extra)]
+            self._write(log, ["append", dump.thread_id, *values])
+
+    async def list_calls(self, thread_id: str) -> list[CallRecord]:
+        async with self._turn():
+            return await super().list_calls(thread_id)
+
+    @asynccontextmanager
+    async def _watch(
+        self, thread_ids: frozenset[str]
+    ) -> AsyncIterator[AsyncIterator[str]]:
+        await self.load("any")
+        replaying = asyncio.create_task(self._replay_often())
+
+        try:
+            async with super()._watch(thread_ids) as changes:
+                yield changes
+        finally:
+            replaying.cancel()
+
+    async def _replay_often(self) -> None:
+        while self._is_open:
+            await asyncio.sleep(0.02)
+            await self.load("any")
+
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[BinaryIO]:
         """Lock the log, and replay what other handles wrote."""
@@ -125,6 +170,8 @@ class Disk(Reference):
             self._store.calls[thread_id, call.call_id] = stored._replace(
                 issued_at=issued
             )
+        elif kind == "delete_thread":
+            await super().delete_thread(thread_id, forget_keys=args[0])
         else:
             call_id, result, success = args
             await super().record_result(thread_id, call_id, result, success=success)
@@ -203,6 +250,24 @@ class AcknowledgesEarly(Disk):
 @breaks("kill.next-write-works", harness=DiskHarness, hangs=True)
 class LeavesItsLock(Disk):
     """Locks with a directory that stays when its creator is killed."""
+
+    @asynccontextmanager
+    async def _watch(
+        self, thread_ids: frozenset[str]
+    ) -> AsyncIterator[AsyncIterator[str]]:
+        await self.load("any")
+        replaying = asyncio.create_task(self._replay_often())
+
+        try:
+            async with super()._watch(thread_ids) as changes:
+                yield changes
+        finally:
+            replaying.cancel()
+
+    async def _replay_often(self) -> None:
+        while self._is_open:
+            await asyncio.sleep(0.02)
+            await self.load("any")
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[BinaryIO]:

@@ -86,6 +86,34 @@ class ChecksThenClaims(Broken):
         return record if known or holder else None
 
 
+@breaks("concurrent.loads-are-of-one-moment")
+class LoadsInTwoSteps(Broken):
+    """Reads the messages first; extra and pending calls are newer."""
+
+    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
+        first = await super().load(thread_id)
+        await pause()
+        second = await super().load(thread_id)
+
+        if first is None or second is None:
+            return second
+
+        return CheckpointData(first.messages, second.extra, second.pending)
+
+
+@breaks("concurrent.loads-are-of-one-moment")
+class LoadsMessagesLast(LoadsInTwoSteps):
+    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
+        first = await super().load(thread_id)
+        await pause()
+        second = await super().load(thread_id)
+
+        if first is None or second is None:
+            return second
+
+        return CheckpointData(second.messages, first.extra, second.pending)
+
+
 @breaks("concurrent.threads-make-progress", hangs=True)
 class WaitsForIdleReaders(Broken):
     """Appends only after no load of any thread has happened for some time."""

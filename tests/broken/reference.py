@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -68,6 +69,8 @@ class Tables:
     calls: dict[CallPlace, StoredCall] = field(default_factory=dict)
     calls_of: dict[str, list[CallPlace]] = field(default_factory=dict)
     attempts: dict[str, list[CallPlace]] = field(default_factory=dict)
+    watchers: set[Watcher] = field(default_factory=set)
+    revisions: dict[str, int] = field(default_factory=dict)
 
     def touch(self, thread_id: str) -> Thread:
         """Create the thread if it does not exist, and set ``updated_at`` to now."""
@@ -91,6 +94,53 @@ class Tables:
             table.clear()
 
 
+class Watcher:
+    """The iterator of one ``watch``: compares revisions, and is woken to do so."""
+
+    def __init__(self, handle: Reference, thread_ids: frozenset[str]) -> None:
+        self.handle = handle
+        self.thread_ids = thread_ids
+        self.seen: dict[str, int] = {}
+        self.ended = False
+        self.woken = asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+
+    def wake(self) -> None:
+        with suppress(RuntimeError):  # the loop was closed
+            self.loop.call_soon_threadsafe(self.woken.set)
+
+    def changed(self) -> list[str]:
+        """Return the ids that have another revision than when they were seen."""
+        revisions = dict(self.handle._store.revisions)
+        return [
+            one
+            for one in self.thread_ids or revisions
+            if revisions.get(one, 0) != self.seen.get(one, 0)
+        ]
+
+    def take(self, thread_id: str) -> str:
+        self.seen[thread_id] = self.handle._store.revisions[thread_id]
+        return thread_id
+
+    def __aiter__(self) -> Watcher:
+        return self
+
+    async def __anext__(self) -> str:
+        while True:
+            if self.ended:
+                raise StopAsyncIteration
+
+            self.handle._check_usable()
+            self.woken.clear()
+
+            if changed := self.changed():
+                return self.take(changed[0])
+
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.handle.poll):
+                    await self.woken.wait()
+
+
 _named: dict[str, Tables] = {}
 _named_lock = threading.Lock()
 
@@ -109,8 +159,16 @@ class Reference:
     """
 
     def __init__(
-        self, name: str | None = None, *, message_type: Any = dict, **options: Any
+        self,
+        name: str | None = None,
+        *,
+        message_type: Any = dict,
+        notify: bool = True,
+        poll: float = 1.0,
+        **options: Any,
     ) -> None:
+        self._notified = notify
+        self.poll = poll
         self._name = name or "unnamed reference"
         self._codec: Codec[Any] = Codec(message_type, **options)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -139,6 +197,9 @@ class Reference:
             raise WrongEventLoop(self._name)
 
         self._is_open = False
+
+        for watcher in self._watchers():
+            watcher.wake()
 
     def _check_usable(self) -> None:
         """Raise ``Closed`` or ``WrongEventLoop`` if the caller may not use the handle.
@@ -205,6 +266,7 @@ class Reference:
             thread = self._store.touch(write.thread_id)
             thread.bodies += write.bodies
             thread.extra.update(write.items)
+            self._changed(write.thread_id, "append")
             return len(thread.bodies)
 
     async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
@@ -216,6 +278,7 @@ class Reference:
 
         with self._store.lock:
             self._store.touch(write.thread_id).extra.update(write.items)
+            self._changed(write.thread_id, "extra")
 
     async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
         self._check_usable()
@@ -252,6 +315,7 @@ class Reference:
             )
             self._store.calls_of.setdefault(write.thread_id, []).append(place)
             self._store.attempts.setdefault(call.idempotency_key, []).append(place)
+            self._changed(write.thread_id, "claim")
             return None
 
     async def record_result(
@@ -282,6 +346,9 @@ class Reference:
 
                 if not stored.erased:
                     self._store.touch(write.thread_id)
+
+                late = "late " if stored.erased else ""
+                self._changed(write.thread_id, f"{late}result")
 
             return self._codec.record(stored)
 
@@ -373,6 +440,7 @@ class Reference:
 
         with self._store.lock:
             self._store.threads.pop(thread_id, None)
+            self._changed(thread_id, "deletion")
 
             if not forget_keys:
                 for call in self._store.of_thread(thread_id):
@@ -441,6 +509,50 @@ class Reference:
                 attempts = self._store.attempts.setdefault(call.idempotency_key, [])
                 attempts.append(place)
                 attempts.sort(key=lambda one: self._store.calls[one].attempt)
+
+            self._changed(write.thread_id, "restore")
+
+    def watch(
+        self, *thread_ids: str
+    ) -> AbstractAsyncContextManager[AsyncIterator[str]]:
+        self._check_usable()
+        return self._watch(frozenset(check_id("thread_id", one) for one in thread_ids))
+
+    @asynccontextmanager
+    async def _watch(
+        self, thread_ids: frozenset[str]
+    ) -> AsyncIterator[AsyncIterator[str]]:
+        self._check_usable()
+        watcher = self._watcher(thread_ids)
+
+        with self._store.lock:
+            watcher.seen = dict(self._store.revisions)
+            self._store.watchers.add(watcher)
+
+        try:
+            yield watcher
+        finally:
+            watcher.ended = True
+            watcher.wake()
+
+            with self._store.lock:
+                self._store.watchers.discard(watcher)
+
+    def _watcher(self, thread_ids: frozenset[str]) -> Watcher:
+        return Watcher(self, thread_ids)
+
+    def _watchers(self) -> list[Watcher]:
+        """Return the watchers of this handle."""
+        return [one for one in {*self._store.watchers} if one.handle is self]
+
+    def _changed(self, thread_id: str, change: str) -> None:
+        """Count a change and wake; called under the lock."""
+        revisions = self._store.revisions
+        revisions[thread_id] = revisions.get(thread_id, 0) + 1
+
+        for watcher in self._store.watchers:
+            if watcher.handle._notified:
+                watcher.wake()
 
 
 @dataclass

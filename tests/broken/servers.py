@@ -147,29 +147,43 @@ class HasNoTimeout(Served):
         self._timeout = None
 
 
-@breaks("server.paused-is-honest", harness=ServedHarness)
-class SaysThatNothingWasWritten(Served):
-    """Calls an append that timed out not applied; the server applies it later."""
+class AppliesAfterThePause(Served):
+    """A correct store whose server applies a late append after its next answer."""
 
     received: ClassVar[list[tuple[Any, Any]]] = []
 
     async def append(self, *args: Any, **options: Any) -> int:
         try:
-            return await super().append(*args, **options)
+            version = await super().append(*args, **options)
         except BackendUnavailable:
             self.received.append((args, options))
-            raise BackendUnavailable("broken", "late") from None
+            raise
+
+        await self._apply_received()
+        return version
 
     async def load(self, thread_id: str) -> CheckpointData[Any] | None:
         loaded = await super().load(thread_id)
+        await self._apply_received()
+        return loaded
 
+    async def _apply_received(self) -> None:
         while self.received:
             args, options = self.received.pop()
 
             with suppress(VersionConflict):
                 await super().append(*args, **options)
 
-        return loaded
+
+@breaks("server.paused-is-honest", harness=ServedHarness)
+class SaysThatNothingWasWritten(AppliesAfterThePause):
+    """Calls an append that timed out not applied."""
+
+    async def append(self, *args: Any, **options: Any) -> int:
+        try:
+            return await super().append(*args, **options)
+        except BackendUnavailable:
+            raise BackendUnavailable("broken", "late") from None
 
 
 @breaks("server.paused-handle-comes-back", harness=ServedHarness)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,17 @@ from xml.etree import ElementTree as xml
 
 import pytest
 
-from conformance import Clause, Outcome, certify
+from conformance import (
+    Certification,
+    Clause,
+    Outcome,
+    Report,
+    Status,
+    all_clauses,
+    certify,
+)
 from cpkit import BackendUnavailable, InvalidURL
+from tests.cli.command import run_main
 
 BROKEN = "tests.broken.erasing:AlwaysForgetsKeys"
 
@@ -52,13 +62,73 @@ async def test_certify_refuses_unknown_targets_and_names() -> None:
 
 def command(folder: Path, *args: str) -> tuple[int, str, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "cpkit.cli", "certify", *args],
+        [sys.executable, "-m", "cpkit", "certify", *args],
         cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
     return done.returncode, done.stdout, done.stderr
+
+
+def test_the_clauses_are_listed(tmp_path: Path) -> None:
+    """No store is opened; levels and clauses select as they do for a run."""
+    code, out, _ = command(tmp_path, "--list", "--clause", "append.keeps-order")
+    assert code == 0
+    (line,) = out.splitlines()
+    assert line.split(None, 2)[:2] == ["core", "append.keeps-order"]
+    assert line.endswith(".")
+
+
+def test_jobs_give_the_same_outcomes(tmp_path: Path) -> None:
+    """A failure in another process has all its facts, and the order is the same."""
+    options = ("--clause", "erase", "--clause", "append", "--seed", "4", "--json")
+    alone, shared = (
+        json.loads(command(tmp_path, BROKEN, *options, *jobs)[1])["clauses"]
+        for jobs in ((), ("--jobs", "2"))
+    )
+    facts = ("id", "status", "expected")
+    assert [[one.get(fact) for fact in facts] for one in shared] == [
+        [one.get(fact) for fact in facts] for one in alone
+    ]
+
+
+async def test_an_unfinished_run_reports_what_it_has() -> None:
+    """The report is not ok, and says how many clauses were not run."""
+    run = Certification("memory://unfinished", clauses=["append"])
+    first = next(iter(run))
+    report = run.report()
+    assert report.outcomes == [first]
+    assert report.unfinished == len(run.clauses) - 1
+    assert not report.ok
+
+
+def test_an_interrupted_command_prints_what_it_has(tmp_path: Path) -> None:
+    """Outcomes are printed at once; Ctrl-C prints the table, exit code 130."""
+    with subprocess.Popen(
+        [sys.executable, "-u", "-m", "cpkit", "certify", "sqlite:///x.db"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stdout is not None
+        assert "passed" in running.stdout.readline()
+        running.send_signal(signal.SIGINT)
+        rest = running.stdout.read()
+
+    assert running.returncode == 130
+    assert "clauses were not run" in rest
+    assert "core" in rest
+
+
+def test_the_command_repeats_the_target_as_it_was_given() -> None:
+    """On the terminal with its password; in files without."""
+    clause = all_clauses()[0]
+    failed = Outcome(clause, Status.FAILED, 0)
+    url = "postgresql://me:s3cret@host/db"
+    report = Report("postgresql://me@host/db", "", 1, 1, [failed], given=url)
+    assert url in report.again(failed, as_given=True)
+    assert "s3cret" not in report.to_json() + report.to_markdown() + report.to_junit()
 
 
 def test_the_command_prints_a_certificate(tmp_path: Path) -> None:
@@ -110,7 +180,7 @@ def test_the_printed_command_repeats_a_failure(tmp_path: Path) -> None:
     assert [c["id"] for c in again["clauses"]] == [failed[-1]["id"]]
 
 
-def test_bad_use_of_the_command(tmp_path: Path) -> None:
+def test_bad_use_of_the_command() -> None:
     """An unknown target, level or clause: a message, and exit code 2."""
     for args in (
         ["nope://x"],
@@ -120,11 +190,10 @@ def test_bad_use_of_the_command(tmp_path: Path) -> None:
         ["memory://", "--colour", "red"],
         [],
     ):
-        code, out, err = command(tmp_path, *args)
-        assert code == 2, args
-        assert out == ""
-        assert err
-        assert "Traceback" not in err
+        ended = run_main("certify", *args)
+        assert (ended.code, ended.out) == (2, ""), args
+        assert ended.err
+        assert "Traceback" not in ended.err
 
 
 def test_a_store_that_is_down(tmp_path: Path) -> None:

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from conformance import FactoryHarness, Harness, URLHarness, harness_for
+from conformance import (
+    FactoryHarness,
+    Harness,
+    URLHarness,
+    harness_for,
+    run_clause,
+    select,
+)
 from conformance.harness import address, rebuild
 from cpkit import InvalidURL, MemoryCheckpointer
 
@@ -47,6 +54,20 @@ def test_a_dotted_name_names_a_harness() -> None:
     assert harness_for(f"{__name__}:open_plain") == FactoryHarness(
         f"{__name__}:open_plain"
     )
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("tests.test_conformance:TestMemory", "is a pytest class"),
+        (f"{__name__}:Mine", "missing a required argument: 'path'"),
+        ("json:JSONDecoder", "returned a JSONDecoder"),
+    ],
+)
+def test_a_target_that_opens_no_handle_is_an_error(target: str, problem: str) -> None:
+    """The error says what the target is, and what to give in its place."""
+    with pytest.raises(ValueError, match=problem):
+        harness_for(target)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +135,22 @@ def test_a_factory_takes_the_options_of_its_signature() -> None:
     harness = FactoryHarness(f"{__name__}:open_plain")
     assert harness.lacks("max_payload") is None
     assert "message_type" in (harness.lacks("message_type") or "")
+
+
+@pytest.mark.parametrize(
+    "clause",
+    ["handle.shares-calls", "concurrent.one-claims-a-key", "kill.claims-survive"],
+)
+def test_a_factory_of_private_stores_is_named_as_the_cause(clause: str) -> None:
+    """The first line of the failure says it, whatever the clause is about."""
+    [only] = select([], [clause])
+    outcome = run_clause(only, FactoryHarness("cpkit:MemoryCheckpointer"))
+    first, *rest = outcome.reason.split("\n")
+    assert first == (
+        "expected handles that share one store, seen a store of its own for each "
+        "handle of cpkit:MemoryCheckpointer"
+    )
+    assert "the same path, URL or name" in rest[-1]
 
 
 def test_a_password_stays_out_of_the_name() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from conformance import FactoryHarness, Status, run_clause, select
 
 
+@pytest.mark.long
 def test_a_difference_is_shown_as_a_script() -> None:
     """The script has only the calls that are needed for the difference."""
     (model,) = select(ids=["model"])

@@ -128,3 +128,15 @@ def test_as_markdown() -> None:
 def test_an_empty_report_is_valid(form: str) -> None:
     """A report without clauses can be written in every form."""
     assert getattr(report(), form)()
+
+
+def test_the_certificate_says_what_survived() -> None:
+    """It is what was seen, which may be more or less than the store promises."""
+    kill = outcome("kill.writes-survive", Status.PASSED, Level.DURABLE)
+    power = outcome("powerloss.acknowledged-survives", Status.PASSED, Level.POWERLOSS)
+    assert report(PASSED).survived == "not tested"
+    assert report(kill, replace(power, status=Status.SKIPPED)).survived == "process"
+    assert report(kill, power).survived == "machine"
+    assert report(kill, replace(power, status=Status.FAILED)).survived == "less"
+    assert json.loads(report(kill).to_json())["survived"] == "process"
+    assert "survived: process" in report(kill).to_markdown()

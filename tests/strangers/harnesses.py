@@ -12,9 +12,9 @@ from tests.strangers import stores
 __all__ = ["STRANGERS", "Stranger"]
 
 STRANGERS = {
-    "CubePi, in memory": stores.CubePiMemory,
-    "CubePi, SQLite": stores.CubePiSQLite,
-    "CubePi, Postgres": stores.CubePiPostgres,
+    "cubeloop, in memory": stores.CubeloopMemory,
+    "cubeloop, SQLite": stores.CubeloopSQLite,
+    "cubeloop, Postgres": stores.CubeloopPostgres,
     "Agents SDK, SQLite": stores.AgentsSQLite,
     "Agents SDK, Redis": stores.AgentsRedis,
 }

@@ -21,7 +21,7 @@ HEAD = """\
 # What the suite finds in stores of other projects
 
 The suite can certify any store. This page shows its results for five stores that were
-not written for cpkit: CubePi 0.13.6 in memory, on SQLite and on Postgres, and the
+not written for cpkit: cubeloop 0.15.3 in memory, on SQLite and on Postgres, and the
 sessions of the OpenAI Agents SDK on SQLite and Redis. Small adapters connect them
 ([`tests/strangers`](../tests/strangers)). These are good stores for what they promise.
 The tables list what an agent could *not* rely on if it used them in place of a store
@@ -46,8 +46,8 @@ only the store itself could check the version atomically. So this page shows the
 *core* only.
 
 `python -m tests.strangers.page` writes this page, and a test compares it with what the
-suite finds today. The test leaves out CubePi on Postgres: when used from another event
-loop (`handle.wrong-loop`), it has crashed the interpreter.
+suite finds today. The test leaves out cubeloop on Postgres: when used from another
+event loop (`handle.wrong-loop`), it has crashed the interpreter.
 """
 
 

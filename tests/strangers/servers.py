@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.servers.cubepi import create_tables
+from tests.servers.cubeloop import create_tables
 from tests.servers.postgres import shared_postgres
 from tests.servers.redis import shared_redis
 from tests.strangers.harnesses import Stranger
@@ -14,7 +14,7 @@ __all__ = ["placed"]
 
 async def placed(kind: str, folder: Path) -> Stranger:
     """Return the harness of a store that is created and empty."""
-    if kind == "CubePi, Postgres":
+    if kind == "cubeloop, Postgres":
         url = shared_postgres(schema="strangers").partition("?")[0]
         await create_tables(url)
         return Stranger(kind, [url])
@@ -23,7 +23,7 @@ async def placed(kind: str, folder: Path) -> Stranger:
         url = shared_redis(prefix="strangers").partition("?")[0]
         return Stranger(kind, [url, "strangers"])
 
-    if kind == "CubePi, in memory":
+    if kind == "cubeloop, in memory":
         return Stranger(kind, [])
 
     return Stranger(kind, [str(folder / "stranger.db")])

@@ -7,7 +7,7 @@ what the suite finds is the behaviour of the store, with four exceptions:
   appends; another writer can append between these two steps.
 - No store writes messages and extra in one step. So an append with extra raises.
 - No store records calls. So the three call methods raise.
-- CubePi's messages are models. So a message is stored as the ``metadata`` of a model.
+- cubeloop's messages are models. So a message is stored as the ``metadata`` of a model.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any, Self
 
 from agents import SQLiteSession
 from agents.extensions.memory import RedisSession
-from cubepi.checkpointer.memory import MemoryCheckpointer
-from cubepi.checkpointer.postgres import PostgresCheckpointer
-from cubepi.checkpointer.sqlite import SQLiteCheckpointer
-from cubepi.providers.base import UserMessage
+from cubeloop.checkpointer.memory import MemoryCheckpointer
+from cubeloop.checkpointer.postgres import PostgresCheckpointer
+from cubeloop.checkpointer.sqlite import SQLiteCheckpointer
+from cubeloop.providers.base import UserMessage
 
 from cpkit import CallRecord, CheckpointData, JsonValue, ToolCall, VersionConflict
 
 __all__ = [
     "AgentsRedis",
     "AgentsSQLite",
-    "CubePiMemory",
-    "CubePiPostgres",
-    "CubePiSQLite",
+    "CubeloopMemory",
+    "CubeloopPostgres",
+    "CubeloopSQLite",
 ]
 
 Message = dict[str, Any]
@@ -55,8 +55,8 @@ class _NoCalls:
         raise NotImplementedError("the store keeps no record of calls")
 
 
-class _CubePi(_NoCalls):
-    """CubePi 0.13.6: ``load``, ``append`` and ``save_extra`` call its own methods."""
+class _Cubeloop(_NoCalls):
+    """cubeloop 0.15.3: ``load``, ``append`` and ``save_extra`` call its own methods."""
 
     inner: Any
 
@@ -98,8 +98,8 @@ class _CubePi(_NoCalls):
         await self.inner.save_extra(thread_id, dict(extra))
 
 
-class CubePiMemory(_CubePi):
-    """CubePi's checkpointer in memory."""
+class CubeloopMemory(_Cubeloop):
+    """cubeloop's checkpointer in memory."""
 
     def __init__(self) -> None:
         self.inner = MemoryCheckpointer()
@@ -111,15 +111,15 @@ class CubePiMemory(_CubePi):
         """Do nothing: the store has no close method."""
 
 
-class CubePiSQLite(_CubePi):
-    """CubePi's checkpointer on SQLite."""
+class CubeloopSQLite(_Cubeloop):
+    """cubeloop's checkpointer on SQLite."""
 
     def __init__(self, path: str) -> None:
         self.inner = SQLiteCheckpointer(path)
 
 
-class CubePiPostgres(_CubePi):
-    """CubePi's checkpointer on Postgres; the tables exist already."""
+class CubeloopPostgres(_Cubeloop):
+    """cubeloop's checkpointer on Postgres; the tables exist already."""
 
     def __init__(self, dsn: str) -> None:
         self.inner = PostgresCheckpointer(dsn)

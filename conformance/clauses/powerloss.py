@@ -1,0 +1,192 @@
+"""A power loss at any instant: what was acknowledged is there, and nothing is torn.
+
+A writer is recorded while it uses a new store. From the trace follows what had reached
+the disk at each instant for certain, and what may have. Each state that a power loss
+can leave is written into the folder and opened.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from conformance.case import Case
+from conformance.clause import Level, clause
+from conformance.explain import explain
+from conformance.failure import Failure, Skip
+from conformance.powerloss.script import abilities_of
+from conformance.powerloss.trial import Trial
+from cpkit import StatesDurability
+from cpkit.records import Survives
+
+POWERLOSS = Level.POWERLOSS
+
+NAMES = ["a", "b", "c", "d"]
+SESSIONS = [[0, 1, 2], [3]]
+"""Three clients at once, on two handles; then the store is opened again."""
+
+_MEMORY = "/dev/shm"
+
+STEPS = 16
+"""Steps of each client, for which the writer takes about a second."""
+
+
+@asynccontextmanager
+async def new_store(case: Case) -> AsyncIterator[Trial]:
+    """Yield a trial in a new folder; skip where the store is not in a folder."""
+    # In memory where possible: syncs are recorded, and need not reach a real disk.
+    place = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+
+    with tempfile.TemporaryDirectory(prefix="cpkit-", dir=place) as temporary:
+        # As the kernel shows it: without symbolic links.
+        folder = Path(temporary, "disk").resolve()  # noqa: ASYNC240  # no store is open yet
+        folder.mkdir()
+        harness = await case.harness.in_folder(str(folder))
+
+        if harness is None:
+            raise Skip("not tested: the harness cannot put a store in a folder")
+
+        yield Trial(case, harness, folder, abilities_of(case.cp))
+
+
+def _promise(case: Case) -> Survives:
+    """Return what the store promises; skip where it promises nothing."""
+    cp: object = case.cp
+
+    if not isinstance(cp, StatesDurability):
+        raise Skip("the store does not state its durability")
+
+    if cp.durability.survives is Survives.NONE:
+        raise Skip("the store does not promise that anything survives")
+
+    return cp.durability.survives
+
+
+def _needs_machine(case: Case) -> None:
+    promise = _promise(case)
+
+    if promise is not Survives.MACHINE:
+        case.skip(f"the store promises {promise}, not {Survives.MACHINE}")
+
+
+@clause("powerloss.acknowledged-survives", level=POWERLOSS, deadline=60)
+async def acknowledged_survives(case: Case) -> None:
+    """After a power loss everything acknowledged is there, and nothing else in part."""
+    promise = _promise(case)
+    lost = total = 0
+
+    async with new_store(case) as trial:
+        calls = await trial.record(await trial.job(NAMES, STEPS, SESSIONS))
+
+        for moment in trial.moments(calls, case.times(200)):
+            total += 1
+
+            try:
+                await trial.check(moment)
+            except Failure:
+                if promise is Survives.MACHINE:
+                    raise
+
+                lost += 1
+
+    if promise is not Survives.MACHINE:
+        case.skip(
+            f"the store promises {promise}, not {Survives.MACHINE}; {lost} of {total} "
+            "states after a power loss had lost something acknowledged"
+        )
+
+
+@clause("powerloss.next-write-works", level=POWERLOSS, deadline=60)
+async def next_write_works(case: Case) -> None:
+    """After a power loss the store takes the next writes of all threads."""
+    _needs_machine(case)
+
+    async with new_store(case) as trial:
+        calls = await trial.record(await trial.job(NAMES, STEPS, SESSIONS))
+
+        for moment in trial.moments(calls, case.times(60), variants=("a mixture",)):
+            trial.write(moment.state)
+
+            try:
+                await _goes_on(trial)
+            except Exception as exc:
+                found = explain(exc, _goes_on)
+                where = f"{moment}\n{found.where}"
+                raise Failure(found.expected, found.seen, where) from exc
+
+
+async def _goes_on(trial: Trial) -> None:
+    """Write each thread of a store that was opened after a power loss; look again."""
+    before = []
+
+    async with trial.harness.open() as cp:
+        for client in trial.clients:
+            loaded = await cp.load(client.thread)
+            before.append([] if loaded is None else loaded.messages)
+            next_call = trial.case.call(f"next key of {client.thread}")
+            version = await cp.append(
+                client.thread, [{"token": "next"}], expected_version=len(before[-1])
+            )
+            assert version == len(before[-1]) + 1
+            assert await cp.record_issued(client.thread, next_call) is None
+            await cp.record_result(client.thread, next_call.call_id, "done")
+
+    async with trial.harness.open() as cp:
+        for client, messages in zip(trial.clients, before, strict=True):
+            loaded = await cp.load(client.thread)
+            assert loaded is not None
+            assert loaded.messages == [*messages, {"token": "next"}]
+            record = await cp.find_completed(f"next key of {client.thread}")
+            assert record is not None
+
+
+@clause("powerloss.second-loss", level=POWERLOSS, deadline=60)
+async def second_loss(case: Case) -> None:
+    """After a power loss and new writes, a second power loss loses nothing either."""
+    _needs_machine(case)
+
+    async with new_store(case) as trial:
+        calls = await trial.record(await trial.job(NAMES, STEPS, SESSIONS))
+        moments = list(trial.moments(calls, case.times(60), variants=("a mixture",)))
+        # One that the store has to repair, if there is any.
+        torn = [moment for moment in moments if moment.state.torn]
+        first = case.random.choice(torn or moments)
+        trial.write(first.state)
+        job = await trial.job(["e", "f"], STEPS // 2, [[4, 5]])
+        calls = await trial.record(job)
+
+        for moment in trial.moments(calls, case.times(60), before=first):
+            await trial.check(moment)
+
+
+@clause("powerloss.failed-sync", level=POWERLOSS, deadline=60)
+async def failed_sync(case: Case) -> None:
+    """After a failed sync, what is acknowledged later survives a power loss too."""
+    # The kernel takes what a failed sync did not write for written, so that a second
+    # sync does not write it.
+    _needs_machine(case)
+
+    async with new_store(case) as trial:
+        calls = await trial.record(await trial.job(["a"], 4, [[0]]))
+        *_, first = trial.moments(calls, 1000, variants=("everything",))
+        job = await trial.job(["b", "c", "d", "e"], STEPS, [[1, 2]], spares=[3, 4])
+        fault = f"--inject=?fsync,?fdatasync:error=EIO:when={case.random.randint(4, 8)}"
+        calls = await trial.record(job, [fault])
+
+        for moment in trial.moments(calls, case.times(60), before=first):
+            await trial.check(moment)
+
+
+@clause("powerloss.kill-at-every-call", level=POWERLOSS, deadline=60)
+async def kill_at_every_call(case: Case) -> None:
+    """After SIGKILL between any two system calls everything acknowledged is there."""
+    _promise(case)
+
+    async with new_store(case) as trial:
+        calls = await trial.record(await trial.job(NAMES, STEPS, SESSIONS))
+
+        for moment in trial.moments(calls, case.times(80), variants=("everything",)):
+            await trial.check(moment)

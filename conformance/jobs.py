@@ -1,0 +1,137 @@
+"""Clauses in other processes: ``--jobs`` shares a certification among cores.
+
+A job process is ``python -m conformance.jobs``. It reads the harness and the options as
+one line of JSON, then the id of a clause a line, and answers each with its outcome.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from conformance.clause import Clause, Level
+from conformance.harness import Harness, address
+from conformance.runner import Outcome, Status
+
+__all__ = ["may_run_beside", "run_in_jobs"]
+
+TOLD = ("status", "seconds", "reason", "expected", "seen", "where", "trace")
+"""The fields of an outcome that a job process prints."""
+
+
+def may_run_beside(clause: Clause) -> bool:
+    """Return whether other clauses may use the store at the same time.
+
+    Not those that kill or pause the server, or that measure what a server or this
+    process does.
+    """
+    measures = clause.level in (Level.BOUNDED, Level.POWERLOSS)
+    stops = {"server", "pause", "proxy"} & set(clause.abilities)
+    return not (measures or stops or clause.id == "cancel.leaves-nothing-open")
+
+
+def run_in_jobs(
+    clauses: list[Clause], harness: Harness, jobs: int, seed: int, rounds: float
+) -> Iterator[Outcome]:
+    """Yield each outcome at once. Raises ``ValueError`` for an unsuitable harness."""
+    try:
+        told = address(harness.elsewhere() or harness)
+    except TypeError as exc:
+        raise ValueError(f"jobs need a harness for other processes: {exc}") from exc
+
+    waiting: queue.SimpleQueue[Clause] = queue.SimpleQueue()
+    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    head = {"path": sys.path, "harness": told, "seed": seed, "rounds": rounds}
+    started: list[subprocess.Popen[str]] = []
+
+    for clause in clauses:
+        waiting.put(clause)
+
+    for _ in range(min(jobs, len(clauses))):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "conformance.jobs"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for the process that reports
+        )
+        started.append(process)
+        threading.Thread(
+            target=_feed, args=(process, head, waiting, outcomes), daemon=True
+        ).start()
+
+    try:
+        for _ in clauses:
+            yield outcomes.get()
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def _feed(
+    process: subprocess.Popen[str],
+    head: dict[str, Any],
+    waiting: queue.SimpleQueue[Clause],
+    outcomes: queue.SimpleQueue[Outcome],
+) -> None:
+    """Hand clauses to a job process one by one, until none waits."""
+    stdin, stdout = process.stdin, process.stdout
+    assert stdin is not None
+    assert stdout is not None
+    line = json.dumps(head) + "\n"
+
+    while True:
+        try:
+            clause = waiting.get_nowait()
+        except queue.Empty:
+            stdin.close()
+            return
+
+        try:
+            stdin.write(f"{line}{clause.id}\n")
+            stdin.flush()
+            answer = stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+
+        line = ""
+
+        if answer:
+            told = json.loads(answer)
+            told["status"] = Status(told["status"])
+            outcomes.put(Outcome(clause, **told))
+        else:
+            gone = f"the job process ended with exit code {process.wait()}"
+            outcomes.put(
+                Outcome(clause, Status.FAILED, 0, gone, "an outcome", gone, "", gone)
+            )
+
+
+def main() -> None:
+    """Run the clauses that are read from standard input."""
+    head = json.loads(sys.stdin.readline())
+    sys.path[:] = head["path"]
+
+    # Imported here, because the first line sets sys.path.
+    from conformance.catalog import select
+    from conformance.harness import rebuild
+    from conformance.runner import run_clause
+
+    harness = rebuild(head["harness"])
+
+    for line in sys.stdin:
+        (clause,) = select(ids=[line.strip()])
+        outcome = run_clause(clause, harness, seed=head["seed"], rounds=head["rounds"])
+        told = {name: getattr(outcome, name) for name in TOLD}
+        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""The system calls that change files, read from the output of strace.
+
+strace prints every string as hexadecimal (``-xx``) and the path of each descriptor
+(``-y``). A call that another thread interrupts stands on two lines.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+__all__ = ["TRACED", "Call", "calls"]
+
+WRITES = ("write", "pwrite64", "writev", "pwritev", "pwritev2")
+SYNCS = ("fsync", "fdatasync", "sync", "syncfs", "sync_file_range", "msync")
+NAMES = (
+    *("rename", "renameat", "renameat2", "link", "linkat", "symlink", "symlinkat"),
+    *("unlink", "unlinkat", "mkdir", "mkdirat", "rmdir"),
+)
+UNKNOWN = (
+    *("io_uring_setup", "io_submit", "copy_file_range", "sendfile", "splice"),
+    *("openat2", "mknod", "mknodat"),
+)
+"""Calls that may change files in a way that `disk` does not know."""
+
+TRACED = (
+    *("open", "openat", "creat", "truncate", "ftruncate", "fallocate", "mmap"),
+    *("sendto", "lseek", "read", "readv", "dup", "dup2", "dup3", "fcntl"),
+    *(*WRITES, *SYNCS, *NAMES, *UNKNOWN),
+)
+"""The calls to record; strace skips names that the machine does not have."""
+
+_LINE = re.compile(r"(\d+) +(?:<\.\.\. (\w+) resumed>)?(.*)", re.DOTALL)
+_RESULT = re.compile(r"\)\s+= (-?\w+)(?:<([^>]*)>)?")
+_UNFINISHED = " <unfinished ...>"
+_DESCRIPTOR = re.compile(r"(AT_FDCWD|\d+)(?:<([^>]*)>)?(\(deleted\))?")
+_TEXT = re.compile(r'"((?:\\x[0-9a-f]{2})*)"(\.\.\.)?')
+
+
+@dataclass(frozen=True)
+class Call:
+    """A system call that succeeded, or a sync that failed.
+
+    ``began`` is the number of calls that had ended when this one began. ``result`` is
+    negative where the call failed.
+    """
+
+    name: str
+    arguments: str
+    result: int
+    result_path: str
+    began: int
+
+    @property
+    def fields(self) -> list[str]:
+        """The arguments, without those that contain commas."""
+        return self.arguments.split(", ")
+
+    def descriptor(self, position: int = 0) -> tuple[int, str]:
+        """Return an argument that is a descriptor: its number and its path.
+
+        The path of a file that has none any more ends with ``(deleted)``.
+        """
+        found = _DESCRIPTOR.match(self.fields[position])
+        assert found, f"strace printed {self.name}({self.arguments[:200]})"
+        number = -100 if found[1] == "AT_FDCWD" else int(found[1])
+        path = _decoded(found[2] or "").decode(errors="surrogateescape")
+        return number, path + (found[3] or "")
+
+    def path(self, position: int = 0) -> str:
+        """Return an argument that is a path, made absolute.
+
+        The calls with ``at`` in their names have the folder's descriptor before it.
+        """
+        text = self.text(position).decode(errors="surrogateescape")
+        folder = ""
+
+        if "at" in self.name.removeprefix("creat") and position:
+            folder = self.descriptor(position - 1)[1]
+
+        # POSIX lets two slashes at the start mean something else; Linux does not.
+        return "/" + os.path.normpath(os.path.join(folder, text)).lstrip("/")
+
+    def text(self, position: int) -> bytes:
+        """Return an argument that is a string."""
+        found = _TEXT.match(self.fields[position])
+        assert found, f"strace printed {self.name}({self.arguments[:200]})"
+        assert not found[2], f"strace cut a string of {self.name}"
+        return _decoded(found[1])
+
+    def data(self) -> bytes:
+        """Return what a write wrote: as many bytes as its result says."""
+        found = b"".join(_decoded(text) for text, _ in _TEXT.findall(self.arguments))
+        return found[: self.result]
+
+
+def calls(lines: Iterable[str]) -> Iterator[Call]:
+    """Yield the calls in the order in which they ended."""
+    begun: dict[str, tuple[int, str]] = {}
+    ended = 0
+
+    for line in lines:
+        found = _LINE.fullmatch(line.rstrip("\n"))
+
+        if found is None or found[3].startswith(("+++", "---")):
+            continue
+
+        process, resumed, text = found.groups()
+
+        if text.endswith(_UNFINISHED):
+            begun[process] = ended, text.removesuffix(_UNFINISHED)
+            continue
+
+        began = ended
+
+        if resumed:
+            began, head = begun.pop(process)
+            text = head + text
+
+        call = _call(text, began)
+
+        if call is not None:
+            ended += 1
+            yield call
+
+
+def _call(text: str, began: int) -> Call | None:
+    name, _, rest = text.partition("(")
+    end = rest.rfind(")", 0, rest.rfind(" = "))
+    result = _RESULT.match(rest, end)
+
+    if result is None:
+        return None  # the process was killed in this call
+
+    value = -1 if result[1] == "?" else int(result[1], 0)
+
+    if value < 0 and name not in SYNCS:
+        return None
+
+    path = _decoded(result[2] or "").decode(errors="surrogateescape")
+    return Call(name, rest[:end], value, path, began)
+
+
+def _decoded(text: str) -> bytes:
+    return bytes.fromhex(text.replace("\\x", ""))

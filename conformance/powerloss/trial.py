@@ -1,0 +1,270 @@
+"""What a store must hold after a power loss at each instant of a recording."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from conformance.case import Case, Store
+from conformance.explain import shown
+from conformance.failure import Failure
+from conformance.harness import Harness
+from conformance.powerloss import script
+from conformance.powerloss.disk import Contents, Disk
+from conformance.powerloss.recording import Report, record, reports, run_writer
+from conformance.powerloss.states import VARIANTS, State, state
+from conformance.powerloss.trace import Call
+from conformance.powerloss.writer import NOT_OPEN
+from cpkit import CheckpointerError
+
+__all__ = ["Moment", "Progress", "Trial"]
+
+_RECENT = 6
+"""How many changes before an instant a failure shows."""
+
+
+@dataclass
+class Progress:
+    """How many steps of each client are stored: at least, and at most."""
+
+    least: list[int]
+    most: list[int]
+
+    @classmethod
+    def of(cls, count: int) -> Progress:
+        return cls([0] * count, [1] * count)
+
+    def copy(self) -> Progress:
+        return Progress(list(self.least), list(self.most))
+
+    def add(self, report: Report) -> None:
+        """Take a report; a step that failed with ``maybe_applied`` may be stored."""
+        if report.client == NOT_OPEN:
+            return
+
+        if not report.error:
+            self.least[report.client] = report.step
+            self.most[report.client] = report.step + 1
+        elif not report.maybe_applied:
+            self.most[report.client] = report.step - 1
+
+
+class Moment(NamedTuple):
+    """A state at an instant, and what it must hold."""
+
+    state: State
+    progress: Progress
+    recent: list[str]
+
+    def __str__(self) -> str:
+        return "\n".join([*self.recent, "then the power fails", self.state.what])
+
+
+@dataclass
+class Trial:
+    """A store in a folder, and the clients that write it while they are recorded."""
+
+    case: Case
+    harness: Harness
+    folder: Path | None
+    abilities: list[str]
+    clients: list[script.Client] = field(default_factory=list)
+    expected: list[list[Any]] = field(default_factory=list)
+
+    async def job(
+        self,
+        names: list[str],
+        count: int,
+        sessions: list[list[int]],
+        spares: list[int] | None = None,
+        room: int = 0,
+        jumps: Sequence[int] = (),
+    ) -> dict[str, Any]:
+        """Add clients with ``count`` steps each, and return the job of a writer.
+
+        ``spares`` follow on the same handle until one acknowledges all its steps.
+        ``room``: no file can grow larger than the largest by so many bytes, until the
+        spares begin. ``jumps``: seconds by which the clock is set before the steps.
+        """
+        seed = self.case.random.random()
+        first = len(self.clients)
+
+        for client in script.clients(names, count, seed, self.abilities):
+            self.clients.append(client)
+            self.expected.append(await script.expected(client, self.abilities))
+
+        return {
+            "names": names,
+            "first": first,
+            "count": count,
+            "seed": seed,
+            "abilities": self.abilities,
+            "sessions": sessions,
+            "spares": spares or [],
+            "folder": str(self.folder),
+            "room": room,
+            "jumps": list(jumps),
+        }
+
+    async def record(
+        self, job: dict[str, Any], options: Sequence[str] = ()
+    ) -> list[Call]:
+        """Let the clients of a job write the store in the folder, and record them."""
+        return await record(self.harness, job, options)
+
+    async def run(self, job: dict[str, Any]) -> list[Report]:
+        """Let the clients of a job write the store, without a tracer."""
+        return await run_writer(self.harness, job)
+
+    def moments(
+        self,
+        calls: list[Call],
+        budget: int,
+        variants: tuple[str, ...] = VARIANTS,
+        before: Moment | None = None,
+    ) -> Iterator[Moment]:
+        """Yield up to ``budget`` different states, in the order of their instants.
+
+        First choice is what is synced at each acknowledgement. The others are chosen
+        at random from the instants of all acknowledgements, syncs, names and writes.
+        ``before`` is what the folder held when the recording began.
+        """
+        contents = before.state.contents if before else None
+        chosen = self._chosen(calls, budget, variants, contents)
+        disk = Disk(str(self.folder), contents)
+        progress = Progress.of(len(self.clients))
+
+        if before is not None:
+            progress.least[: len(before.progress.least)] = before.progress.least
+            progress.most[: len(before.progress.most)] = before.progress.most
+
+        recent: list[str] = []
+        seen = set()
+
+        for number, call in enumerate([None, *calls]):
+            if call is not None:
+                recent += filter(None, [disk.follow(call)])
+
+                for report in reports(call):
+                    progress.add(report)
+                    recent.append(self.described(report))
+
+            for variant in chosen.get(number, ()):
+                found = state(disk, variant, self.case.random)
+                key = hash((frozenset(found.contents.items()), *progress.least))
+
+                if key not in seen:
+                    seen.add(key)
+                    yield Moment(found, progress.copy(), recent[-_RECENT:])
+
+    def _chosen(
+        self,
+        calls: list[Call],
+        budget: int,
+        variants: tuple[str, ...],
+        contents: Contents | None,
+    ) -> dict[int, list[str]]:
+        """Return the variants to try after a number of calls."""
+        disk = Disk(str(self.folder), contents)
+        first: list[tuple[int, str]] = []
+        others: list[tuple[int, str]] = []
+
+        for number, call in enumerate(calls, 1):
+            was_synced = disk.is_synced
+            changed = disk.follow(call)
+
+            if "sync" in changed and not was_synced:
+                others += [(number - 1, variant) for variant in variants]
+
+            if reports(call) and VARIANTS[0] in variants:
+                first.append((number, VARIANTS[0]))
+            elif not (changed or reports(call)):
+                continue
+
+            if not disk.is_synced:
+                rest = variants[-1:] if changed.startswith("write") else variants
+                others += [(number, variant) for variant in rest]
+
+        random = self.case.random
+        picked = random.sample(first, min(budget // 2, len(first)))
+        picked += random.sample(others, min(budget - len(picked), len(others)))
+        chosen: dict[int, list[str]] = {}
+
+        for number, variant in picked:
+            chosen.setdefault(number, []).append(variant)
+
+        return chosen
+
+    def described(self, report: Report) -> str:
+        """Return a report as text."""
+        if report.client == NOT_OPEN:
+            return "fail to open the store"
+
+        done = "fail at" if report.error else "acknowledge"
+        return f"{done} step {report.step} of {self.clients[report.client].thread!r}"
+
+    async def check(self, moment: Moment) -> None:
+        """Write the state into the folder, open it, and compare every client."""
+        self.write(moment.state)
+        await self.check_store(moment.progress, str(moment))
+
+    async def check_store(self, progress: Progress, where: str) -> None:
+        """Open what is in the folder, and compare every client."""
+        try:
+            async with self.harness.open() as cp:
+                await self.compare(cp, progress, where)  # type: ignore[arg-type]  # see `case.Store`
+        except CheckpointerError as exc:
+            seen = f"{type(exc).__name__}: {exc}"
+            raise Failure("a store that opens and loads", seen, where) from exc
+
+    def write(self, found: State) -> None:
+        """Replace what is in the folder by a state."""
+        assert self.folder is not None
+
+        for path in self.folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+        found.write(self.folder)
+
+    async def compare(self, cp: Store, progress: Progress, where: str) -> None:
+        """Compare what each client wrote with what the open store shows."""
+        for number, client in enumerate(self.clients):
+            found = await script.observe(cp, client, self.abilities)
+            least, most = progress.least[number], progress.most[number]
+            expected = self.expected[number]
+
+            if found not in expected[least : most + 1]:
+                raise _failure(client, expected, least, most, found, where)
+
+
+def _failure(
+    client: script.Client,
+    expected: list[Any],
+    least: int,
+    most: int,
+    found: Any,
+    where: str,
+) -> Failure:
+    last = str(client.steps[least - 1]) if least else "none"
+    wanted = f"{client.thread!r} with the steps up to the last acknowledged: {last}"
+
+    if least < min(most, len(client.steps)):
+        wanted += f"\nor with the next one too: {client.steps[least]}"
+
+    if found in expected[:least]:
+        lost = least - expected.index(found)
+        seen = f"the last {lost} of {least} acknowledged steps are lost"
+    else:
+        seen = "\n".join(
+            f"{name} is {shown(value)}, not {shown(expected[least][name])}"
+            for name, value in found.items()
+            if value != expected[least][name]
+        )
+
+    return Failure(wanted, seen, where)

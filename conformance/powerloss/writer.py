@@ -1,0 +1,145 @@
+"""The process that `recording` traces: a few clients of one store.
+
+It reports each step with one system call, as soon as the step is acknowledged or
+failed. So the trace shows which writes and syncs came before. Standard output is a
+socket: a report is a ``sendto``, and faults in ``write`` do not touch it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import resource
+import socket
+import sys
+import time
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+__all__ = ["NOT_OPEN", "main"]
+
+OPENINGS = 3
+"""How often to open again where a fault is to come: it lasts for one call."""
+
+NOT_OPEN = -1
+"""Reported in place of a client's number where a fault kept the store from opening."""
+
+
+class Clock:
+    """The clock of the system, as if it had been set ``ahead`` by some seconds."""
+
+    ahead = 0
+    real = staticmethod(time.time_ns)
+
+    def time_ns(self) -> int:
+        return self.real() + self.ahead * 1_000_000_000
+
+    def time(self) -> float:
+        return self.time_ns() / 1e9
+
+
+_CLOCK = Clock()
+
+
+def main() -> None:
+    """Run the job that is read from standard input."""
+    job = json.loads(sys.stdin.readline())
+    sys.path[:] = job["path"]
+
+    if job["jumps"]:
+        # Before the store is imported, which may keep a reference to a function.
+        time.time, time.time_ns = _CLOCK.time, _CLOCK.time_ns
+
+    with socket.socket(fileno=os.dup(1)) as output:
+        asyncio.run(work(job, output))
+
+
+async def work(job: dict[str, Any], output: socket.socket) -> None:
+    # Imported here, because the job sets sys.path first.
+    from conformance.harness import rebuild
+    from conformance.powerloss.script import Client, clients, perform
+    from cpkit import BackendUnavailable
+
+    jumps = itertools.cycle(job["jumps"] or [0])
+
+    def report(*values: Any) -> None:
+        output.send(f"{json.dumps(values)}\n".encode())
+
+    def failed(exc: Exception) -> tuple[str, bool, str]:
+        maybe = not isinstance(exc, BackendUnavailable) or exc.maybe_applied
+        return type(exc).__name__, maybe, str(exc)[:200]
+
+    async def use(cp: Any, number: int, client: Client) -> bool:
+        """Do the client's steps, and return whether all were acknowledged."""
+        for done, step in enumerate(client.steps, 1):
+            _CLOCK.ahead += next(jumps)
+
+            try:
+                await perform(cp, step)
+                at = await updated_at(cp, client.thread) if job["jumps"] else ""
+            except Exception as exc:
+                report(number, done, *failed(exc))
+                return False
+
+            report(number, done, "", True, at)
+
+        return True
+
+    async def updated_at(cp: Any, thread: str) -> str:
+        listed = await cp.list_threads(prefix=thread, limit=1)
+        return listed[0].updated_at.isoformat() if listed else ""
+
+    async def opened(stack: AsyncExitStack) -> Any:
+        """Open a handle; a fault may make the first tries fail."""
+        for _ in range(OPENINGS if job["spares"] else 0):
+            with suppress(BackendUnavailable):
+                return await stack.enter_async_context(harness.open())
+
+        return await stack.enter_async_context(harness.open())
+
+    harness = rebuild(job["harness"])
+    found = clients(job["names"], job["count"], job["seed"], job["abilities"])
+    numbered = dict(enumerate(found, job["first"]))
+
+    # Two handles at a time, and each session opens the store again.
+    for session in job["sessions"]:
+        async with AsyncExitStack() as stack:
+            try:
+                one, two = await opened(stack), await opened(stack)
+            except BackendUnavailable as exc:
+                if not job["spares"]:
+                    raise
+
+                report(NOT_OPEN, 0, *failed(exc))
+                return
+
+            if job["room"]:
+                _limit_files(job["folder"], job["room"])
+
+            some = [(number, numbered[number]) for number in session]
+            await asyncio.gather(*(use(two if n == 0 else one, n, c) for n, c in some))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+
+            # After a fault the same handle goes on. The tracer makes one call fail in
+            # each thread of this process.
+            for number in job["spares"]:
+                if await use(one, number, numbered[number]):
+                    break
+
+
+def _limit_files(folder: str, room: int) -> None:
+    """Let a write fail that makes a file larger than the largest one by ``room``."""
+    largest = 0
+
+    for at, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                largest = max(largest, os.lstat(os.path.join(at, name)).st_size)
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest + room, -1))
+
+
+if __name__ == "__main__":
+    main()

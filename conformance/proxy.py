@@ -1,0 +1,164 @@
+"""A TCP relay between a client and its server, which loses exactly what it is told to.
+
+A harness without a server does not need it. The tests of a driver may use it too::
+
+    async with Proxy("127.0.0.1", 5432) as proxy:
+        ...  # connect to proxy.port
+        proxy.lose("answer", "cut")
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal, NamedTuple, Self
+
+__all__ = ["FAULTS", "Fault", "Proxy"]
+
+
+class Fault(NamedTuple):
+    """``part`` of a round trip is cut off, cut in its middle, or held back for ever."""
+
+    part: Literal["request", "answer"]
+    how: Literal["cut", "half", "stall"]
+
+    def __str__(self) -> str:
+        return f"{self.part} {self.how}"
+
+
+FAULTS = [
+    Fault("request", "cut"),
+    Fault("request", "half"),
+    Fault("request", "stall"),
+    Fault("answer", "cut"),
+    Fault("answer", "half"),
+    Fault("answer", "stall"),
+]
+
+
+class Proxy:
+    """A relay to a server, open while its context is.
+
+    ``port`` is where it listens on 127.0.0.1. ``trips`` counts round trips: requests of
+    a client after an answer. ``connections`` counts the clients, and ``lost`` the
+    faults that happened. While ``stalls`` is true, no answer is passed on, and no
+    connection is cut.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._server = (host, port)
+        self._listener: asyncio.Server
+        self._open: set[asyncio.StreamWriter] = set()
+        self._relays: set[asyncio.Task[None]] = set()
+        self._closed = asyncio.Event()
+        self._fault: Fault | None = None
+        self._at = 0
+        self.trips = 0
+        self.connections = 0
+        self.lost = 0
+        self.stalls = False
+
+    @property
+    def port(self) -> int:
+        port: int = self._listener.sockets[0].getsockname()[1]
+        return port
+
+    async def __aenter__(self) -> Self:
+        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._listener.close()
+        self._closed.set()
+        self.cut()
+        await asyncio.gather(*self._relays)
+        await self._listener.wait_closed()
+
+    def cut(self) -> None:
+        """Cut every connection."""
+        for writer in self._open:
+            writer.transport.abort()
+
+    def lose(self, fault: Fault, trip: int = 1) -> None:
+        """Let the fault happen once, at the n-th round trip from now on.
+
+        0 is the round trip that is under way.
+        """
+        self._fault, self._at = fault, self.trips + trip
+
+    def stop(self) -> None:
+        """Lose nothing any more."""
+        self._fault = None
+
+    async def _accept(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._relays.add(task)
+        task.add_done_callback(self._relays.discard)
+        self.connections += 1
+
+        try:
+            server_reader, server_writer = await asyncio.open_connection(*self._server)
+        except OSError:
+            writer.transport.abort()
+            return
+
+        pair = {writer, server_writer}
+        self._open |= pair
+        answered = True
+
+        async def requests() -> None:
+            nonlocal answered
+
+            while data := await reader.read(1 << 16):
+                self.trips += answered
+                answered = False
+                await self._pass_on("request", data, server_writer)
+
+        async def answers() -> None:
+            nonlocal answered
+
+            while data := await server_reader.read(1 << 16):
+                answered = True
+                await self._pass_on("answer", data, writer)
+
+        ways = [asyncio.create_task(requests()), asyncio.create_task(answers())]
+
+        # When one side closes, close the other one too.
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+
+        for one in pair:
+            one.transport.abort()
+
+        self._open -= pair
+
+        for way in ways:
+            way.cancel()
+
+        await asyncio.gather(*ways, return_exceptions=True)
+
+    async def _pass_on(
+        self, part: str, data: bytes, writer: asyncio.StreamWriter
+    ) -> None:
+        """Relay a piece; at the fault end the connection, or wait for its end."""
+        fault = self._fault
+
+        if part == "answer" and self.stalls:
+            return
+
+        if fault is None or fault.part != part or self.trips < self._at:
+            writer.write(data)
+            await writer.drain()
+            return
+
+        self._fault = None
+        self.lost += 1
+
+        if fault.how == "half":
+            writer.write(data[: len(data) // 2])
+            await writer.drain()
+        elif fault.how == "stall":
+            await self._closed.wait()
+
+        raise ConnectionAbortedError("lost by the proxy")

@@ -1,0 +1,255 @@
+"""Stores on disk that lose or tear acknowledged writes when the power fails."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, BinaryIO, Self
+from zlib import crc32
+
+from cpkit import BackendUnavailable, Durability, Survives
+from cpkit.records import ThreadInfo
+from cpkit_sqlite import SQLiteCheckpointer
+from tests.broken.crashes import Disk, DiskHarness
+from tests.broken.store import breaks
+
+
+class Synced(Disk):
+    """A log with a checksum in each line, synced before each answer. It is correct."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            self._log.touch()
+            self._sync_names()
+        except OSError as exc:
+            raise BackendUnavailable("broken", "the disk failed") from exc
+
+        return await super().__aenter__()
+
+    @property
+    def durability(self) -> Durability:
+        return Durability(Survives.MACHINE)
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[BinaryIO]:
+        with self._log.open("ab+") as log:
+            fcntl.flock(log, fcntl.LOCK_EX)
+
+            try:
+                await self._read_on(log)
+                yield log
+            except OSError as exc:
+                # The kernel may have dropped what it did not write: write it again.
+                os.truncate(self._log, self._read)
+                self._forget()
+                raise BackendUnavailable("broken", "", maybe_applied=True) from exc
+
+    async def _read_on(self, log: BinaryIO) -> None:
+        """Replay what other handles wrote; cut off a line that is torn."""
+        log.seek(self._read)
+
+        for line in log:
+            if not line.endswith(b"\n") or line[:8] != _checksum(line[9:-1]):
+                self._repair(log)
+                break
+
+            await self._replay(*json.loads(line[9:]))
+            self._read += len(line)
+
+    def _repair(self, log: BinaryIO) -> None:
+        log.truncate(self._read)
+
+    def _forget(self) -> None:
+        self._store.clear()
+        self._read = 0
+
+    def _write(self, log: BinaryIO, values: list[Any]) -> None:
+        text = json.dumps(values).encode()
+        line = _checksum(text) + b" " + text + b"\n"
+        written = 0
+
+        while written < len(line):
+            written += os.write(log.fileno(), line[written:])
+
+        self._sync(log)
+        self._read += len(line)
+
+    def _sync(self, log: BinaryIO) -> None:
+        os.fsync(log.fileno())
+
+    def _sync_names(self) -> None:
+        folder = os.open(self._folder, os.O_RDONLY)
+
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _checksum(text: bytes) -> bytes:
+    return b"%08x" % crc32(text)
+
+
+@breaks("powerloss.acknowledged-survives", harness=DiskHarness)
+class NeverSyncs(Synced):
+    """Takes what the kernel has for what the disk has."""
+
+    def _sync(self, log: BinaryIO) -> None:
+        log.flush()
+
+
+@breaks("powerloss.acknowledged-survives", harness=DiskHarness)
+class SyncsAfterTheAnswer(Synced):
+    """Syncs the log before the next operation, when the last one is answered."""
+
+    _unsynced = False
+
+    async def _read_on(self, log: BinaryIO) -> None:
+        if self._unsynced:
+            super()._sync(log)
+
+        await super()._read_on(log)
+
+    def _sync(self, log: BinaryIO) -> None:
+        self._unsynced = True
+
+
+@breaks("powerloss.acknowledged-survives", harness=DiskHarness)
+class LeavesTheNameUnsynced(Synced):
+    """Does not sync the folder in which it creates the log."""
+
+    def _sync_names(self) -> None:
+        return
+
+
+@breaks("powerloss.acknowledged-survives", harness=DiskHarness)
+class RenamesUnsynced(Synced):
+    """Replaces the log by a rename; syncs the folder, and not the new log."""
+
+    def _sync(self, log: BinaryIO) -> None:
+        copy = self._log.with_name(f"copy-{os.getpid()}")
+        copy.write_bytes(self._log.read_bytes())
+        copy.rename(self._log)
+        self._sync_names()
+
+
+@breaks("powerloss.acknowledged-survives", harness=DiskHarness)
+class ClaimsMoreThanNormal(SQLiteCheckpointer[Any]):
+    """SQLite with ``synchronous=NORMAL``, which promises to survive a power loss."""
+
+    def __init__(self, folder: str, **options: Any) -> None:
+        super().__init__(f"{folder}/agent.db", durability="normal", **options)
+
+    @property
+    def durability(self) -> Durability:
+        return Durability(Survives.MACHINE, {"synchronous": "NORMAL"})
+
+
+@breaks("powerloss.next-write-works", harness=DiskHarness)
+class WritesBehindTheTear(Synced):
+    """Reads up to a torn line, and appends behind it."""
+
+    def _repair(self, log: BinaryIO) -> None:
+        log.seek(0, os.SEEK_END)
+
+
+@breaks("powerloss.second-loss", harness=DiskHarness)
+class RepairsUnsynced(Synced):
+    """Replaces a torn log by a copy of its good part, and does not sync the name."""
+
+    def _repair(self, log: BinaryIO) -> None:
+        copy = self._log.with_name("repaired")
+        copy.write_bytes(self._log.read_bytes()[: self._read])
+        copy.rename(self._log)
+        os.dup2(os.open(self._log, os.O_RDWR | os.O_APPEND), log.fileno())
+
+
+@breaks("powerloss.failed-sync", harness=DiskHarness)
+class SyncsAgain(Synced):
+    """Repeats a failed sync, which then succeeds and has not written anything."""
+
+    def _sync(self, log: BinaryIO) -> None:
+        try:
+            super()._sync(log)
+        except OSError:
+            super()._sync(log)
+
+
+@breaks("powerloss.kill-at-every-call", harness=DiskHarness)
+class WritesAfterTheAnswer(Synced):
+    """Promises to survive a kill, and writes each line with the next one."""
+
+    _unwritten: list[Any] | None = None
+
+    @property
+    def durability(self) -> Durability:
+        return Durability(Survives.PROCESS)
+
+    def _write(self, log: BinaryIO, values: list[Any]) -> None:
+        if self._unwritten is not None:
+            super()._write(log, self._unwritten)
+
+        self._unwritten = values
+
+
+@breaks("faults.failed-sync", harness=DiskHarness)
+class SaysThatItIsNotWritten(Synced):
+    """Keeps a line that was not synced, and says that nothing was written."""
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[BinaryIO]:
+        with self._log.open("ab+") as log:
+            fcntl.flock(log, fcntl.LOCK_EX)
+
+            try:
+                await self._read_on(log)
+                yield log
+            except OSError as exc:
+                self._forget()
+                raise BackendUnavailable("broken", "the disk failed") from exc
+
+
+@breaks("faults.failed-write", harness=DiskHarness)
+class RaisesTheSystemsError(Synced):
+    """Lets the error of a full disk out as it is."""
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[BinaryIO]:
+        try:
+            async with super()._turn() as log:
+                yield log
+        except BackendUnavailable as exc:
+            raise exc.__cause__ or exc from None
+
+
+@breaks("faults.short-write", harness=DiskHarness)
+class LeavesHalfALine(WritesBehindTheTear):
+    """Appends behind a line that a full disk cut short."""
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[BinaryIO]:
+        with self._log.open("ab+") as log:
+            fcntl.flock(log, fcntl.LOCK_EX)
+
+            try:
+                await self._read_on(log)
+                yield log
+            except OSError as exc:
+                self._forget()
+                raise BackendUnavailable("broken", "", maybe_applied=True) from exc
+
+
+@breaks("faults.clock-jumps", harness=DiskHarness)
+class TrustsTheClock(Synced):
+    """Takes the time of the last look for the time of the last change."""
+
+    async def list_threads(self, **options: Any) -> list[ThreadInfo]:
+        now = datetime.fromtimestamp(time.time(), UTC)
+        listed = await super().list_threads(**options)
+        return [replace(one, updated_at=now) for one in listed]

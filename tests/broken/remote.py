@@ -1,0 +1,170 @@
+"""Clients of a small TCP server, which misjudge a lost answer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, ClassVar
+from uuid import uuid4
+
+from conformance.harness import Harness, find
+from cpkit import BackendUnavailable, CallRecord, CheckpointData
+from tests.broken.reference import Reference
+from tests.broken.store import breaks
+
+
+class Server:
+    """Runs operations on a reference in a thread, one for each line that it receives.
+
+    A line is the number of a request in ``requests``, and so is the answer. So the wire
+    decides what runs and what is answered, and no value needs an encoding.
+    """
+
+    requests: ClassVar[dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]]] = {}
+    answers: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self) -> None:
+        self.port = 0
+        started = threading.Event()
+        threading.Thread(
+            target=lambda: asyncio.run(self._serve(started)), daemon=True
+        ).start()
+        started.wait()
+
+    async def _serve(self, started: threading.Event) -> None:
+        async with Reference("remote") as cp:
+            server = await asyncio.start_server(
+                lambda reader, writer: self._client(cp, reader, writer), "127.0.0.1"
+            )
+            self.port = server.sockets[0].getsockname()[1]
+            started.set()
+            await server.serve_forever()
+
+    async def _client(
+        self, cp: Reference, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        with suppress(OSError):
+            while (line := await reader.readline()).endswith(b"\n"):
+                number = line.decode().strip()
+                method, args, options = self.requests.pop(number)
+
+                try:
+                    answer = await getattr(cp, method)(*args, **options)
+                except Exception as exc:
+                    answer = exc
+
+                self.answers[number] = answer
+                writer.write(line)
+                await writer.drain()
+
+        writer.close()
+
+
+class Remote(Reference):
+    """A correct client: a lost answer may mean that the write was applied."""
+
+    server: ClassVar[Server | None] = None
+
+    def __init__(self, port: int, *, timeout: float = 30, **options: Any) -> None:
+        super().__init__(None, **options)
+        self._port = port
+        self._timeout = timeout
+
+    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
+        loaded: CheckpointData[Any] | None = await self._ask("load", thread_id)
+        return loaded
+
+    async def append(self, *args: Any, **options: Any) -> int:
+        return int(await self._ask("append", *args, **options))
+
+    async def save_extra(self, *args: Any) -> None:
+        await self._ask("save_extra", *args)
+
+    async def record_issued(self, *args: Any) -> CallRecord | None:
+        record: CallRecord | None = await self._ask("record_issued", *args)
+        return record
+
+    async def record_result(self, *args: Any, **options: Any) -> CallRecord:
+        record: CallRecord = await self._ask("record_result", *args, **options)
+        return record
+
+    async def find_call(self, idempotency_key: str) -> CallRecord | None:
+        record: CallRecord | None = await self._ask("find_call", idempotency_key)
+        return record
+
+    async def _ask(self, method: str, *args: Any, **options: Any) -> Any:
+        self._check_usable()
+        number = uuid4().hex
+        Server.requests[number] = (method, args, options)
+        writer: asyncio.StreamWriter | None = None
+
+        try:
+            async with asyncio.timeout(self._timeout):
+                reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+                writer.write(f"{number}\n".encode())
+                line = await reader.readline()
+        except (OSError, TimeoutError):
+            line = b""
+        finally:
+            if writer is not None:
+                writer.close()
+
+        if not line.endswith(b"\n"):
+            return await self._lost(method, *args, **options)
+
+        answer = Server.answers.pop(number)
+
+        if isinstance(answer, Exception):
+            raise answer
+
+        return answer
+
+    async def _lost(self, method: str, *args: Any, **options: Any) -> Any:
+        raise BackendUnavailable("broken", "no answer", maybe_applied=True)
+
+
+@dataclass
+class RemoteHarness(Harness):
+    """Opens a `Remote`, or a subclass, on a server that starts with the first one."""
+
+    kind: str
+    port: int = 0
+
+    options = Harness.options | {"timeout"}
+
+    def __post_init__(self) -> None:
+        Remote.server = Remote.server or Server()
+        self.port = self.port or Remote.server.port
+
+    def open(self, **options: Any) -> Remote:
+        opened: Remote = find(self.kind)(self.port, **options)
+        return opened
+
+    def elsewhere(self) -> Harness | None:
+        return None
+
+    def server_address(self) -> tuple[str, int]:
+        return "127.0.0.1", self.port
+
+    def through(self, host: str, port: int) -> Harness:
+        return RemoteHarness(self.kind, port)
+
+
+def on_a_server(kind: str, _folder: str) -> Harness:
+    return RemoteHarness(kind)
+
+
+@breaks("wire.nothing-written-is-true", harness=on_a_server)
+class TakesALostAnswerForARefusal(Remote):
+    async def _lost(self, method: str, *args: Any, **options: Any) -> Any:
+        raise BackendUnavailable("broken", "no answer")
+
+
+@breaks("wire.no-write-is-repeated", harness=on_a_server)
+class SendsAgain(Remote):
+    """Repeats every operation whose answer was lost."""
+
+    async def _lost(self, method: str, *args: Any, **options: Any) -> Any:
+        return await self._ask(method, *args, **options)

@@ -1,0 +1,183 @@
+"""Stores whose watchers miss changes, wait for ever, or leave something behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from fnmatch import fnmatchcase
+
+from tests.broken.crashes import Disk, DiskHarness
+from tests.broken.reference import Reference, Watcher
+from tests.broken.store import Broken, breaks, pause
+
+
+class _Misses(Broken):
+    """A store that does not count some changes."""
+
+    missed: tuple[str, ...] = ()
+
+    def _changed(self, thread_id: str, change: str) -> None:
+        if change not in self.missed:
+            super()._changed(thread_id, change)
+
+
+@breaks("watch.yields-each-change")
+class MissesClaims(_Misses):
+    missed = ("claim",)
+
+
+@breaks("watch.yields-deletions")
+class MissesLateResults(_Misses):
+    missed = ("late result",)
+
+
+@breaks("watch.yields-restores")
+class MissesRestores(_Misses):
+    missed = ("restore",)
+
+
+class _Watches(Broken):
+    """A store with watchers of its own kind."""
+
+    kind: type[Watcher] = Watcher
+
+    def _watcher(self, thread_ids: frozenset[str]) -> Watcher:
+        return self.kind(self, thread_ids)
+
+
+class _OwnChanges(Watcher):
+    def changed(self) -> list[str]:
+        own = self.handle.__dict__.get("_own", set())
+        return [one for one in super().changed() if one in own]
+
+
+@breaks("watch.yields-changes-of-others")
+class SeesItsOwnChanges(_Watches):
+    kind = _OwnChanges
+
+    def _changed(self, thread_id: str, change: str) -> None:
+        self.__dict__.setdefault("_own", set()).add(thread_id)
+        super()._changed(thread_id, change)
+
+
+class _KnownThreads(Watcher):
+    def changed(self) -> list[str]:
+        found = super().changed()
+        return found if self.thread_ids else [one for one in found if one in self.seen]
+
+
+@breaks("watch.any-thread")
+class WatchesKnownThreads(_Watches):
+    kind = _KnownThreads
+
+
+class _Forgets(Watcher):
+    """Takes what changes within 20 ms of a yield as seen."""
+
+    async def __anext__(self) -> str:
+        taken = await super().__anext__()
+        self.loop.call_later(0.02, self.take, taken)
+        self.quiet = True
+        return taken
+
+    def changed(self) -> list[str]:
+        return [] if getattr(self, "quiet", False) else super().changed()
+
+    def take(self, thread_id: str) -> str:
+        self.quiet = False
+        return super().take(thread_id)
+
+
+@breaks("watch.shows-the-last-change")
+class ForgetsWhatCameMeanwhile(_Watches):
+    kind = _Forgets
+
+
+@breaks("watch.many-watchers")
+class OneWatcherForEachHandle(_Watches):
+    def _watcher(self, thread_ids: frozenset[str]) -> Watcher:
+        for older in self._watchers():
+            older.thread_ids = frozenset(("replaced",))
+
+        return super()._watcher(thread_ids)
+
+
+class _OnlyWoken(Watcher):
+    async def __anext__(self) -> str:
+        await self.woken.wait()
+        self.woken.clear()
+        return self.take(self.changed()[0])
+
+
+@breaks("watch.polls")
+class TrustsNotifications(_Watches):
+    kind = _OnlyWoken
+
+
+@breaks("watch.other-processes", harness=DiskHarness)
+class WatchesThisProcess(Disk):
+    _watch = Reference._watch
+
+
+class _TakesFirst(Watcher):
+    async def __anext__(self) -> str:
+        taken = await super().__anext__()
+
+        for _ in range(5):
+            await pause()
+
+        return taken
+
+
+@breaks("watch.cancelled")
+class LosesWhatACancelledWaitTook(_Watches):
+    kind = _TakesFirst
+
+
+class _Endless(Watcher):
+    async def __anext__(self) -> str:
+        if not (changed := self.changed()):
+            await self.loop.create_future()
+
+        return self.take(changed[0])
+
+
+@breaks("watch.ends-with-the-block", "watch.close-ends-it")
+class WaitsForEver(_Watches):
+    kind = _Endless
+
+
+@breaks("watch.leaves-nothing")
+class LeavesAListener(Broken):
+    def watch(
+        self, *thread_ids: str
+    ) -> AbstractAsyncContextManager[AsyncIterator[str]]:
+        self._listener = asyncio.create_task(asyncio.sleep(3600))
+        return super().watch(*thread_ids)
+
+
+class _ByPattern(Watcher):
+    def changed(self) -> list[str]:
+        revisions = self.handle._store.revisions
+        return [
+            one
+            for one in revisions
+            if any(fnmatchcase(one, pattern) for pattern in self.thread_ids)
+            and revisions[one] != self.seen.get(one, 0)
+        ]
+
+
+@breaks("watch.ids-are-exact")
+class WatchesByPattern(_Watches):
+    kind = _ByPattern
+
+
+@breaks("watch.invalid-ids")
+class TakesAnyId(Broken):
+    def watch(
+        self, *thread_ids: str
+    ) -> AbstractAsyncContextManager[AsyncIterator[str]]:
+        return super().watch(
+            *(one for one in thread_ids if isinstance(one, str) and one)
+        )
