@@ -38,21 +38,42 @@ import asyncio
 import logging
 import os
 import socket
-from hashlib import sha256
+from asyncio import current_task
+from math import inf
 from types import TracebackType
 from typing import Any, Self
-from uuid import uuid4
+from weakref import WeakSet
 
 from cpkit.driver.backoff import Backoff
-from cpkit.driver.ids import MAX_ID_BYTES, check_id
-from cpkit.errors import BackendUnavailable, CheckpointerError, UnknownCall
+from cpkit.driver.ids import check_id
+from cpkit.errors import BackendUnavailable, CheckpointerError
 from cpkit.protocol import Checkpointer
-from cpkit.records import CallRecord, CheckpointData, JsonValue, ToolCall
-from cpkit.waiting import StaleDetector, retry_unclear
+from cpkit.records import CallRecord, CheckpointData, JsonValue
+from cpkit.terms import (
+    LeaseState,
+    LeaseWait,
+    Terms,
+    WaitHook,
+    holder_of,
+    stale_after_of,
+)
+from cpkit.waiting import StaleDetector
+from cpkit.wakeups import Wakeups
 
-__all__ = ["Lease", "LeaseLost", "LeaseTimeout", "thread_lease"]
+__all__ = [
+    "Lease",
+    "LeaseLost",
+    "LeaseTimeout",
+    "LeaseWait",
+    "own_lease",
+    "this_process",
+    "thread_lease",
+]
 
 log = logging.getLogger("cpkit.lease")
+
+_active: WeakSet[Lease] = WeakSet()
+"""The leases that tasks of this process hold."""
 
 
 class LeaseLost(CheckpointerError):
@@ -92,19 +113,23 @@ def thread_lease(
     timeout: float | None = None,
     holder: str | None = None,
     backoff: Backoff | None = None,
+    on_wait: WaitHook | None = None,
 ) -> Lease:
     """Return a context manager that holds the thread's lease while its block runs.
 
     A holder without a heartbeat for ``stale_after`` seconds loses its term. Waiting
     runners use the value of the holder, which its claim records. ``timeout`` bounds the
     wait; ``None`` means without limit. ``holder`` names the runner for people; the
-    default is the host name and the process id.
+    default is the host name and the process id. While another runner holds the lease,
+    the log says at once for whom this runner waits and how long, and ``on_wait`` is
+    called with a `LeaseWait`. A task that holds the lease already, and gives no
+    timeout, gets ``LeaseTimeout`` at once: it would wait for itself.
 
     Entering raises ``LeaseTimeout`` and what the store raises. Leaving raises
     ``LeaseLost``.
     """
     return Lease(
-        cp, thread_id, stale_after, timeout, holder or _this_process(), backoff
+        cp, thread_id, stale_after, timeout, holder or this_process(), backoff, on_wait
     )
 
 
@@ -122,6 +147,7 @@ class Lease:
         timeout: float | None,
         holder: str,
         backoff: Backoff | None,
+        on_wait: WaitHook | None,
     ) -> None:
         if stale_after <= 0:
             raise ValueError(f"stale_after must be positive, not {stale_after!r}")
@@ -129,16 +155,18 @@ class Lease:
         self.thread_id = check_id("thread_id", thread_id)
         self.token = 0
         self._cp = cp
-        self._lease_thread = _lease_thread_id(self.thread_id)
         self._stale_after = stale_after
         self._timeout = timeout
         self._holder = holder
         self._backoff = backoff or Backoff()
+        self._on_wait = on_wait
+        self._terms = Terms(cp, self.thread_id, self._backoff, stale_after)
+        self._took_over = False
         self._reason: str | None = None
         self._cancelled_block = False
         self._renewed_at = 0.0
         self._task: asyncio.Task[Any] | None = None
-        self._call = self._new_call()
+        self._call = self._terms.new_call(holder, stale_after)
 
     def __repr__(self) -> str:
         return f"<Lease of {self.thread_id!r}, token {self.token}>"
@@ -166,6 +194,10 @@ class Lease:
         if self._reason is not None:
             raise LeaseLost(self.thread_id, self.token, self._reason)
 
+    def keep_mark(self) -> None:
+        """Leave the mark of a dead run in the store: this term is not the next run."""
+        self._took_over = False
+
     async def __aenter__(self) -> Self:
         try:
             await self._acquire()
@@ -174,8 +206,9 @@ class Lease:
             await self._release()
             raise
 
-        self._task = asyncio.current_task()
+        self._task = current_task()
         assert self._task is not None
+        _active.add(self)
         self._cancelling = self._task.cancelling()
         self._renewer = asyncio.create_task(self._renew_until_lost())
         return self
@@ -187,6 +220,7 @@ class Lease:
         traceback: TracebackType | None,
     ) -> None:
         self._renewer.cancel()
+        _active.discard(self)
         # A loss that is found from here on must not cancel the block, which has ended.
         task, self._task = self._task, None
         stopped = False
@@ -204,6 +238,9 @@ class Lease:
             reason, self._reason = self._reason, self._reason or "it was released"
 
             if reason is None:
+                if exc is None and self._took_over:
+                    await self._clear_died()
+
                 await self._release()
 
         if reason and (exc is None or (stopped and kind is asyncio.CancelledError)):
@@ -220,85 +257,80 @@ class Lease:
 
     async def _acquire(self) -> None:
         clock = asyncio.get_running_loop().time
-        started = clock()
-        stale: StaleDetector | None = None
-        watched = ""
+        deadline = inf if self._timeout is None else clock() + self._timeout
 
-        for pause in self._backoff.pauses(self._stale_after / 4):
-            asked = clock()
-            record = await self._claim()
+        while (record := await self._claim()) is not None:
+            await self._wait_for_end(record, deadline)
 
-            if record is None:
-                # No other runner can measure this term's silence from an earlier time.
-                self._renewed_at = asked
-                return
+    async def _wait_for_end(self, record: CallRecord, deadline: float) -> None:
+        """Wait until another runner's term is over; end it once it is stale."""
+        clock = asyncio.get_running_loop().time
+        call_id, holder = record.call.call_id, holder_of(record)
+        stale = StaleDetector(stale_after_of(record, self._stale_after))
+        state = LeaseState(record, None, None)
 
-            if record.call.call_id != watched:
-                watched = record.call.call_id
-                stale = StaleDetector(_stale_after_of(record, self._stale_after))
+        if self._timeout is None:
+            self._check_not_own(call_id)
 
-            assert stale is not None
+        async def read() -> JsonValue:
+            nonlocal state
+            state = await self._terms.look()
+            return state.heartbeat
 
-            if await stale.is_stale(self._read_heartbeat):
-                await self._end(watched, "taken over: its holder fell silent")
-                log.warning("took over the lease of %r", self.thread_id)
-                continue
+        if clock() < deadline:
+            self._report_wait(record, stale.stale_after)
 
-            if self._timeout is not None:
-                left = started + self._timeout - clock()
-                pause = min(pause, left)
+        async with Wakeups(self._cp, self._terms.lease_thread) as wakeups:
+            for pause in self._backoff.pauses(stale.longest_pause):
+                is_stale = await stale.is_stale(read)
 
-                if left <= 0:
-                    holder = record.call.args.get("holder", "another")
-                    raise LeaseTimeout(self.thread_id, self._timeout, str(holder))
+                if state.term is None or state.term.call.call_id != call_id:
+                    return
 
-            await asyncio.sleep(pause)
+                if is_stale:
+                    await self._terms.take_over(call_id)
+                    self._took_over = True
+                    return
 
-    def _new_call(self) -> ToolCall:
-        return ToolCall(
-            f"lease:{uuid4().hex}",
-            "cpkit:lease",
-            {
-                "thread_id": self.thread_id,
-                "holder": self._holder,
-                "stale_after": self._stale_after,
-            },
-            sha256(f"cpkit:lease:{self.thread_id}".encode()).hexdigest(),
-        )
+                if (left := deadline - clock()) <= 0:
+                    assert self._timeout is not None
+                    raise LeaseTimeout(self.thread_id, self._timeout, holder)
+
+                await wakeups.wait(min(pause, left), min(stale.longest_pause, left))
+
+    def _report_wait(self, record: CallRecord, stale_after: float) -> None:
+        wait = LeaseWait(self.thread_id, holder_of(record), record.attempt, stale_after)
+        log.warning("%s", wait)
+
+        if self._on_wait is not None:
+            self._on_wait(wait)
+
+    def _check_not_own(self, call_id: str) -> None:
+        """Raise if the current task would wait for itself, for ever."""
+        for lease in _active:
+            if lease._call.call_id == call_id and lease._task is current_task():
+                raise LeaseTimeout(
+                    self.thread_id, 0.0, "this task, which can pass its lease on"
+                )
 
     async def _claim(self) -> CallRecord | None:
         """Take the lease and return ``None``, or return the current term."""
-        record = await self._issue()
+        while True:
+            asked = asyncio.get_running_loop().time()
+            record = await self._terms.claim(self._call)
 
-        if record is None:
-            # Issuing a recorded call again writes nothing and returns its record. The
-            # record has the attempt, which is the token.
-            record = await self._issue() or await self._issue()
+            if record.call.call_id != self._call.call_id:
+                return record
 
-        assert record is not None
+            if record.status == "issued":
+                # No other runner can measure this term's silence from an earlier time.
+                self._renewed_at = asked
+                self.token = record.attempt
+                return None
 
-        if record.call.call_id != self._call.call_id:
-            return record
-
-        if record.status == "issued":
-            self.token = record.attempt
-            return None
-
-        # The claim was applied, its answer was lost, and another runner has ended the
-        # term since.
-        self._call = self._new_call()
-        return await self._claim()
-
-    async def _issue(self) -> CallRecord | None:
-        return await retry_unclear(
-            lambda: self._cp.record_issued(self._lease_thread, self._call),
-            self._backoff,
-            self._stale_after,
-        )
-
-    async def _read_heartbeat(self) -> JsonValue:
-        data = await self._cp.load(self._lease_thread)
-        return None if data is None else data.extra.get("renewed")
+            # The claim was applied, its answer was lost, and another runner has ended
+            # the term since.
+            self._call = self._terms.new_call(self._holder, self._stale_after)
 
     # Renew and release
 
@@ -327,11 +359,7 @@ class Lease:
                     self._lose("another runner took it over")
                     return
 
-                # All terms share one extra key, so that extra does not grow. A lost
-                # term may still write it, one time at most. The successor's next
-                # renewal overwrites that.
-                heartbeat: JsonValue = [self._call.call_id, count]
-                await self._cp.save_extra(self._lease_thread, {"renewed": heartbeat})
+                await self._terms.renew(self._call, count)
                 self._renewed_at = started
                 return
             except Exception:
@@ -344,9 +372,8 @@ class Lease:
             await asyncio.sleep(pause)
 
     async def _holds(self) -> bool:
-        data = await self._cp.load(self._lease_thread)
-        pending = () if data is None else data.pending
-        return any(record.call.call_id == self._call.call_id for record in pending)
+        term = (await self._terms.look()).term
+        return term is not None and term.call.call_id == self._call.call_id
 
     def _lose(self, reason: str) -> None:
         if self._reason is None:
@@ -354,17 +381,23 @@ class Lease:
             log.warning("the lease of %r was lost: %s", self.thread_id, reason)
 
             # A check in the block itself raises the error instead.
-            if self._task is not None and self._task is not asyncio.current_task():
+            if self._task is not None and self._task is not current_task():
                 self._cancelled_block = True
                 self._task.cancel()
 
+    async def _clear_died(self) -> None:
+        try:
+            await self._terms.clear_died()
+        except CheckpointerError:
+            log.warning("the mark of a dead run of %r stays", self.thread_id)
+
     async def _release(self) -> None:
         try:
-            await self._end(self._call.call_id, "released")
+            await self._terms.end(self._call.call_id, "released")
         except asyncio.CancelledError:
             # Recording is idempotent. Without it, the next runner must wait until the
             # term is stale.
-            await self._end(self._call.call_id, "released")
+            await self._terms.end(self._call.call_id, "released")
             raise
         except BackendUnavailable:
             # The block did its work. The next runner waits until the term is stale.
@@ -372,34 +405,21 @@ class Lease:
                 "could not release the lease of %r", self.thread_id, exc_info=True
             )
 
-    async def _end(self, call_id: str, reason: str) -> None:
-        try:
-            await retry_unclear(
-                lambda: self._cp.record_result(
-                    self._lease_thread, call_id, {"released": reason}, success=False
-                ),
-                self._backoff,
-                self._stale_after,
-            )
-        except UnknownCall:
-            log.debug("the lease thread of %r was forgotten", self.thread_id)
+
+def own_lease(cp: Checkpointer[Any], thread_id: str) -> Lease | None:
+    """Return the lease of the thread that the current task holds, if it does."""
+    for lease in _active:
+        if (
+            lease._cp is cp
+            and lease.thread_id == thread_id
+            and lease._task is current_task()
+            and not lease.lost
+        ):
+            return lease
+
+    return None
 
 
-def _lease_thread_id(thread_id: str) -> str:
-    """Return the id of the lease's own thread, different for every thread."""
-    name = f"cpkit:lease:{thread_id}"
-
-    if len(name.encode()) <= MAX_ID_BYTES:
-        return name
-
-    return f"cpkit:lease-of:{sha256(thread_id.encode()).hexdigest()}"
-
-
-def _stale_after_of(record: CallRecord, default: float) -> float:
-    """Return the ``stale_after`` that the term's holder recorded."""
-    recorded = record.call.args.get("stale_after")
-    return float(recorded) if isinstance(recorded, (int, float)) else default
-
-
-def _this_process() -> str:
+def this_process() -> str:
+    """Return the name of this process for people: its host and its id."""
     return f"{socket.gethostname()}:{os.getpid()}"

@@ -9,14 +9,23 @@ The package calls only the six methods of `Checkpointer`, so it works on every c
 backend.
 
 Modules, each importing only those above it: ``errors``, ``effect``, ``records``,
-``spec``, ``tracing``, ``attempts``, ``approvals``, ``claim``, ``run``, ``tools``,
-``recovery``, ``ledger``, ``registry``.
+``tracing``, ``attempts``, ``requests``, ``approvals``, ``claim``, ``run``, ``tools``,
+``recovery``, ``ledger``.
 """
 
 from cpkit.driver.backoff import Backoff
-from cpkit.effects.approvals import ApprovalRequest
-from cpkit.effects.effect import Effect, Landed, NoEffect, NotLanded
+from cpkit.effects.approvals import Notifier
+from cpkit.effects.effect import (
+    ClaimOptions,
+    Effect,
+    EffectName,
+    EffectOptions,
+    Landed,
+    NoEffect,
+    NotLanded,
+)
 from cpkit.effects.errors import (
+    ApprovalExpired,
     EffectDenied,
     EffectErased,
     EffectFailed,
@@ -26,24 +35,32 @@ from cpkit.effects.errors import (
 )
 from cpkit.effects.ledger import Begun, EffectLedger
 from cpkit.effects.records import effect_of
-from cpkit.effects.recovery import Resumed, ResumeReport
-from cpkit.effects.registry import ToolOutcome, ToolRegistry
-from cpkit.effects.tools import Tool, tool
+from cpkit.effects.recovery import RecoverReport, Resumed, ResumeReport
+from cpkit.effects.requests import ApprovalRequest, Decision, DecisionOptions
+from cpkit.effects.tools import Tool, ToolOutcome, ToolRegistry, tool
 
 __all__ = [
+    "ApprovalExpired",
     "ApprovalRequest",
     "Backoff",
     "Begun",
+    "ClaimOptions",
+    "Decision",
+    "DecisionOptions",
     "Effect",
     "EffectDenied",
     "EffectErased",
     "EffectFailed",
     "EffectLedger",
+    "EffectName",
+    "EffectOptions",
     "EffectTimeout",
     "KeyReused",
     "Landed",
     "NoEffect",
     "NotLanded",
+    "Notifier",
+    "RecoverReport",
     "ResumeReport",
     "Resumed",
     "Superseded",

@@ -1,62 +1,57 @@
-"""Approvals: requested and decided in the store, so that they survive every process.
+"""Approvals: whether an effect may run, and what people decide.
 
-A request is a call record in the thread of the effect. Its idempotency key binds the
-effect's key and the exact arguments. Its outcome is write-once, so it is decided once.
-
-Its call id follows from the effect's key alone, so a process that knows the key can
-decide the request. With ``key_fields`` or ``resource``, one key may be requested with
-several sets of arguments. The call ids of the later requests contain the request's own
-key too.
+Requests and decisions are in the store, so that they survive every process.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from itertools import count
+from math import inf
 
 from cpkit.effects.attempts import Attempts
-from cpkit.effects.effect import Effect, Notifier, Policy, call_callback
-from cpkit.effects.errors import EffectDenied, EffectErased, EffectTimeout, KeyReused
-from cpkit.effects.records import APPROVAL, request_key
-from cpkit.effects.spec import EffectPlan
+from cpkit.effects.effect import EffectPlan, Policy, call_callback
+from cpkit.effects.errors import (
+    ApprovalExpired,
+    EffectDenied,
+    EffectErased,
+    EffectTimeout,
+    KeyReused,
+)
+from cpkit.effects.requests import ApprovalRequest, DecisionOptions, Requests
 from cpkit.effects.tracing import Trail, log
-from cpkit.errors import CallMismatch, UnknownCall
-from cpkit.records import CallRecord, JsonValue, ToolCall
+from cpkit.errors import UnknownCall
+from cpkit.lease import this_process
+from cpkit.records import CallRecord, JsonValue
 
-__all__ = ["ApprovalRequest", "Approvals"]
+__all__ = ["Approvals", "Notifier"]
 
-
-@dataclass(frozen=True, slots=True)
-class ApprovalRequest:
-    """An effect that waits for a decision.
-
-    ``approve(thread_id, key)`` or ``deny(thread_id, key)`` decides it. If the same key
-    was requested with several sets of arguments, pass ``args`` too.
-    """
-
-    key: str
-    thread_id: str
-    tool: str
-    args: Mapping[str, JsonValue]
-    requested_at: datetime
-    record: CallRecord
+Notifier = Callable[[ApprovalRequest], Awaitable[object] | object]
+"""What an agent calls when an approval is requested: a function, sync or async."""
 
 
 class Approvals:
     """Requests approvals for a ledger, and records decisions."""
 
     def __init__(
-        self, attempts: Attempts, policy: Policy | None, notify: Notifier | None
+        self,
+        attempts: Attempts,
+        requests: Requests,
+        policy: Policy | None,
+        notify: Notifier | None,
     ) -> None:
         self._attempts = attempts
+        self._requests = requests
         self._policy = policy
         self._notify = notify
-        self._notified: set[str] = set()
+        self._notified: set[tuple[str, int]] = set()
 
-    async def wait_until_approved(self, plan: EffectPlan, trail: Trail) -> None:
-        """Return when the effect needs no approval, or has one.
+    # A run
+
+    async def wait_until_approved(self, plan: EffectPlan, trail: Trail) -> int:
+        """Return the number of the request that licenses the effect; 0 for none needed.
 
         Raises ``EffectDenied``, ``EffectErased``, or ``EffectTimeout`` if no decision
         came within the plan's ``approval_timeout``. A timeout of 0 looks once.
@@ -64,174 +59,273 @@ class Approvals:
         effect, timeout = plan.effect, plan.approval_timeout
 
         if self._policy is None or not await call_callback(self._policy, effect):
-            return
+            return 0
 
-        loop = asyncio.get_running_loop()
-        started = notify_at = loop.time()
+        clock = asyncio.get_running_loop().time
+        deadline = inf if timeout is None else clock() + timeout
 
-        for pause in self._attempts.backoff.pauses():
-            record = await self._request(plan)
+        while True:
+            request = await self._request(plan)
 
-            if record is not None and record.status != "issued":
-                self._notified.discard(record.call.idempotency_key)
-                _raise_unless_approved(effect, record)
+            if request.decision is not None:
+                self._notified.discard((request.key, request.number))
+
+                if not request.is_approved:
+                    await self._refuse(plan, request)
+
                 trail.note("approved")
+                return request.number
+
+            await self._wait(request, trail, deadline, plan)
+
+    async def _request(self, plan: EffectPlan) -> ApprovalRequest:
+        """Return the newest request for exactly the plan's arguments.
+
+        Without one, this records it.
+        """
+        effect = plan.effect
+        newest: ApprovalRequest | None = None
+
+        for number in count(1):
+            request = await self._requests.get(effect.key, number, effect.thread_id)
+
+            if request is None and newest is not None:
+                return newest
+
+            if request is None:
+                request = await self._requests.create(
+                    effect.key,
+                    number,
+                    effect.thread_id,
+                    plan.thread_id,
+                    effect.tool,
+                    effect.args,
+                    plan.expires_after,
+                )
+
+            if request is None:
+                continue
+
+            if request.record.erased:
+                status = request.record.status
+                raise EffectErased(effect.key, effect.tool, status, "approval")
+
+            if request.same_args(effect.args):
+                if request.decision is None or request.is_approved:
+                    return request
+
+                newest = request
+            elif plan.key_kind == "given":
+                raise KeyReused(effect.key, effect.tool)
+
+        raise AssertionError
+
+    async def _refuse(self, plan: EffectPlan, request: ApprovalRequest) -> None:
+        """Raise: the request was denied, withdrawn, or expired."""
+        effect = plan.effect
+        request = await self._requests.expire(request)
+        decision = request.decision
+        assert decision is not None
+        await self._requests.acted_upon(plan, request.number)
+        error = ApprovalExpired if decision.verdict == "expired" else EffectDenied
+        raise error(effect.key, effect.tool, decision.reason, decision.by)
+
+    async def _wait(
+        self, request: ApprovalRequest, trail: Trail, deadline: float, plan: EffectPlan
+    ) -> None:
+        """Return once the request may be decided; notify people meanwhile."""
+        attempts = self._attempts
+        clock = asyncio.get_running_loop().time
+        notify_at = clock()
+
+        seat = attempts.waits.join(
+            request.record.call.idempotency_key,
+            request.record,
+            attempts.cp,
+            lambda: self._look(request),
+            attempts.backoff,
+            attempts.retry_timeout,
+        )
+
+        if plan.thread_id != request.run_thread:
+            await self._requests.list_for(request, plan.thread_id)
+
+        async with seat:
+            while True:
+                if clock() >= notify_at:
+                    notify_at = clock() + attempts.retry_timeout
+                    told = await self._notify_once(request, trail)
+
+                if clock() >= deadline:
+                    assert plan.approval_timeout is not None
+                    raise EffectTimeout(
+                        request.key, request.tool, plan.approval_timeout, "an approval"
+                    )
+
+                ends = min(deadline, clock() + _seconds_left(request))
+
+                try:
+                    await seat.wait(
+                        _timeout(min(ends, inf if told else notify_at) - clock())
+                    )
+                except TimeoutError:
+                    if request.decision is None:
+                        continue
+
                 return
 
-            if record is not None and record.erased:
-                raise EffectErased(effect.key, effect.tool, "issued", "approval")
+    async def _look(self, request: ApprovalRequest) -> CallRecord | None:
+        found = await self._requests.get(request.key, request.number, request.thread_id)
+        return None if found is None else found.record
 
-            if loop.time() >= notify_at:
-                notify_at = loop.time() + self._attempts.retry_timeout
-                await self._notify_once(effect, trail)
+    async def _notify_once(self, request: ApprovalRequest, trail: Trail) -> bool:
+        """Call the notifier, once for this request in this process.
 
-            left = None if timeout is None else started + timeout - loop.time()
+        Returns whether people were notified, or are to be notified by another run.
+        """
+        mark = request.key, request.number
 
-            if timeout is not None and left is not None and left <= 0:
-                raise EffectTimeout(effect.key, effect.tool, timeout, "an approval")
+        if mark in self._notified:
+            return True
 
-            await asyncio.sleep(pause if left is None else min(pause, left))
-
-    async def pending(self, thread_id: str) -> list[ApprovalRequest]:
-        """Return the thread's undecided requests, oldest first."""
-        data = await self._attempts.cp.load(thread_id)
-
-        if data is None:
-            return []
-
-        requests = [_request_of(record) for record in data.pending]
-        return [request for request in requests if request is not None]
-
-    async def decide(
-        self,
-        thread_id: str,
-        key: str,
-        decision: dict[str, JsonValue],
-        args: Mapping[str, JsonValue] | None,
-    ) -> bool:
-        """Record a decision; return whether the recorded decision is the same."""
-        pending = [r for r in await self.pending(thread_id) if r.key == key]
-        call_id = _call_id(key)
-
-        if args is None:
-            # This is an error even if one later request alone is undecided: the caller
-            # may mean the first request, and another process just decided that one.
-            if any(request.record.call.call_id != call_id for request in pending):
-                raise ValueError(
-                    f"{key!r} was requested with several sets of arguments; say with "
-                    "args= which request to decide"
-                )
-        else:
-            own_key = request_key(key, args)
-            calls = [request.record.call for request in pending]
-            matching = [c.call_id for c in calls if c.idempotency_key == own_key]
-
-            if not matching:
-                found = await self._attempts.cp.find_completed(own_key)
-                return found is not None and _decision(found) is decision["approved"]
-
-            call_id = matching[0]
-
-        try:
-            record = await self._attempts.resolve(
-                thread_id, call_id, decision, success=True
-            )
-        except UnknownCall:
-            return False
-
-        return _decision(record) is decision["approved"]
-
-    async def _request(self, plan: EffectPlan) -> CallRecord | None:
-        """Record the request; return its record if it was recorded before."""
-        effect = plan.effect
-        own_key = request_key(effect.key, effect.args)
-        call = ToolCall(
-            _call_id(effect.key),
-            APPROVAL,
-            {"key": effect.key, "tool": effect.tool, "args": dict(effect.args)},
-            own_key,
-        )
-
-        try:
-            return await self._attempts.issue(effect.thread_id, call)
-        except CallMismatch:
-            if plan.key_kind == "given":
-                raise KeyReused(effect.key, effect.tool) from None
-
-        later = ToolCall(
-            f"{call.call_id}:{own_key}", call.tool_name, call.args, own_key
-        )
-        return await self._attempts.issue(effect.thread_id, later)
-
-    async def _notify_once(self, effect: Effect, trail: Trail) -> None:
-        """Call the notifier, once for this request in this process."""
-        own_key = request_key(effect.key, effect.args)
-
-        if own_key in self._notified:
-            return
-
-        self._notified.add(own_key)
+        self._notified.add(mark)
         trail.note("approval requested")
 
         if self._notify is None:
-            return
+            return True
 
         try:
-            await call_callback(self._notify, effect)
+            await call_callback(self._notify, request)
         except BaseException as exc:
             # The notification was not delivered, so it is tried again: by this run
             # after a while, or by the next run.
-            self._notified.discard(own_key)
+            self._notified.discard(mark)
 
             if not isinstance(exc, Exception):
                 raise
 
-            log.exception("on_approval_required failed for %s", effect.tool)
+            log.exception("on_approval_required failed for %s", request.tool)
+            return False
 
+        return True
 
-def _call_id(key: str) -> str:
-    return f"approval:{key}"
+    async def acted_upon(self, plan: EffectPlan, number: int) -> None:
+        """Take a request off the list of open requests: its run has an outcome."""
+        await self._requests.acted_upon(plan, number)
 
+    # People
 
-def _decision(record: CallRecord) -> bool | None:
-    """Return the recorded decision; ``None`` if it is missing or was erased."""
-    if record.status != "completed" or record.erased:
-        return None
+    async def decide(
+        self,
+        key: str,
+        thread_id: str | None,
+        approved: bool,
+        options: DecisionOptions,
+    ) -> bool:
+        """Record a decision; return whether the recorded decision is the same."""
+        args, number = options.get("args"), options.get("number")
+        origin = options.get("origin")
+        decision: dict[str, JsonValue] = {
+            "approved": approved,
+            "by": options.get("by"),
+            "reason": options.get("reason"),
+            "origin": this_process() if origin is None else origin,
+        }
+        request = await self.find(key, thread_id, args, number)
 
-    return isinstance(record.result, dict) and record.result.get("approved") is True
+        if request is None or request.record.erased:
+            return False
 
+        if request.decision is None:
+            try:
+                request = await self._requests.resolve(request, decision)
+            except UnknownCall:  # its thread was forgotten meanwhile
+                return False
+        else:
+            request = await self._requests.expire(request)
 
-def _raise_unless_approved(effect: Effect, record: CallRecord) -> None:
-    """Raise unless the record approves the effect."""
-    if record.erased:
-        raise EffectErased(effect.key, effect.tool, record.status, "approval")
+        made = request.decision
+        wanted = "approved" if approved else "denied"
+        return made is not None and made.verdict == wanted
 
-    if _decision(record):
-        return
+    async def find(
+        self,
+        key: str,
+        thread_id: str | None,
+        args: Mapping[str, JsonValue] | None,
+        number: int | None,
+    ) -> ApprovalRequest | None:
+        """Return the request that a person means, or ``None``.
 
-    found = record.result if isinstance(record.result, dict) else {}
-    reason, by = found.get("reason"), found.get("by")
+        That is the newest request with the given arguments, or else with those of the
+        effect's first request. Raises ``ValueError`` if another is undecided too.
+        """
+        requests = await self._requests.all_of(key, thread_id)
 
-    if record.status == "failed":
-        reason = "the request was withdrawn without a decision"
+        if number is not None:
+            requests = [one for one in requests if one.number == number]
+        elif args is not None:
+            requests = [one for one in requests if one.same_args(args)]
+        elif requests:
+            first = requests[0]
+            same = [one for one in requests if one.same_args(first.args)]
 
-    raise EffectDenied(
-        effect.key,
-        effect.tool,
-        reason if isinstance(reason, str) else None,
-        by if isinstance(by, str) else None,
-    )
+            # This is an error even if one later request alone is undecided: the person
+            # may mean the first request, and another person just decided that one.
+            if any(r.decision is None for r in requests if r not in same):
+                raise ValueError(
+                    f"{key!r} was requested with several sets of arguments; say with "
+                    "args= which request to decide"
+                )
 
+            requests = same
 
-def _request_of(record: CallRecord) -> ApprovalRequest | None:
-    """Return the approval request of a record, or ``None`` for another call."""
-    if record.call.tool_name != APPROVAL:
-        return None
+        return requests[-1] if requests else None
 
-    match record.call.args:
-        case {"key": str(key), "tool": str(tool), "args": dict(args)}:
-            return ApprovalRequest(
-                key, record.thread_id, tool, args, record.issued_at, record
+    async def ask_again(
+        self, key: str, args: Mapping[str, JsonValue] | None
+    ) -> ApprovalRequest:
+        """Record a new request in place of one that was closed without an approval."""
+        request = await self.find(key, None, args, None)
+
+        if request is None or request.record.erased:
+            raise ValueError(f"there is no approval request for {key!r} to ask again")
+
+        request = await self._requests.expire(request)
+
+        if request.is_approved:
+            raise ValueError(f"{key!r} is approved already, so there is nothing to ask")
+
+        seconds: float | None = None
+
+        if request.expires_at is not None:
+            seconds = (request.expires_at - request.requested_at).total_seconds()
+
+        while request.decision is not None:
+            numbers = [one.number for one in await self._requests.all_of(key)]
+            again = await self._requests.create(
+                key,
+                max([request.number, *numbers]) + 1,
+                request.thread_id,
+                request.run_thread or request.thread_id,
+                request.tool,
+                request.args,
+                seconds,
             )
 
-    return None
+            # Another process may ask for other arguments at the same moment.
+            if again is not None and again.same_args(request.args):
+                request = again
+
+        return request
+
+
+def _seconds_left(request: ApprovalRequest) -> float:
+    if request.expires_at is None:
+        return inf
+
+    return (request.expires_at - datetime.now(UTC)).total_seconds()
+
+
+def _timeout(seconds: float) -> float | None:
+    return None if seconds == inf else max(0.0, seconds)

@@ -20,6 +20,7 @@ from cpkit.errors import CheckpointerError, UnknownCall
 from cpkit.protocol import Checkpointer, ErasesThreads, KeepsReceipts
 from cpkit.records import CallRecord, JsonValue, ToolCall
 from cpkit.waiting import retry_unclear
+from cpkit.wakeups import Seat, SharedWaits
 
 __all__ = [
     "Attempts",
@@ -43,7 +44,8 @@ class Attempts:
         self.cp = cp
         self.backoff = backoff
         self.retry_timeout = retry_timeout
-        self._receipts = cp if isinstance(cp, KeepsReceipts) else None
+        self.receipts = cp if isinstance(cp, KeepsReceipts) else None
+        self.waits = SharedWaits.of(cp)
 
     async def claim(self, thread_id: str, call: ToolCall) -> CallRecord | None:
         """Claim the call's key. ``None`` means that this call holds the key.
@@ -68,7 +70,7 @@ class Attempts:
 
     async def find_claimed(self, thread_id: str, call: ToolCall) -> CallRecord | None:
         """Return the record of a claimed call, or ``None`` if it lost its key."""
-        receipts = self._receipts
+        receipts = self.receipts
 
         if receipts is not None:
             found = await retry_unclear(
@@ -91,10 +93,25 @@ class Attempts:
 
     async def find_holder(self, key: str) -> CallRecord | None:
         """Return a key's completed record, or its issued one if the store shows it."""
-        if self._receipts is not None:
-            return await self._receipts.find_call(key)
+        if self.receipts is not None:
+            return await self.receipts.find_call(key)
 
         return await self.cp.find_completed(key)
+
+    def wait_for(self, holder: CallRecord, stale_after: float | None) -> Seat:
+        """Return a seat at the reader that waits until the holder's attempt is over."""
+        key = holder.call.idempotency_key
+        return self.waits.join(
+            key,
+            holder,
+            self.cp,
+            lambda: self.find_holder(key),
+            self.backoff,
+            self.retry_timeout,
+            blind=self.receipts is None,
+            stale_after=stale_after,
+            read_heartbeat=lambda record: read_heartbeat(self.cp, record),
+        )
 
     async def resolve(
         self,
@@ -110,12 +127,14 @@ class Attempts:
         With ``retry_rejected``, also retry while the store cannot be reached: use it
         for an outcome that exists nowhere else.
         """
-        return await retry_unclear(
+        record = await retry_unclear(
             lambda: self.cp.record_result(thread_id, call_id, result, success=success),
             self.backoff,
             self.retry_timeout,
             retry_rejected=retry_rejected,
         )
+        self.waits.post(record.call.idempotency_key, record)
+        return record
 
 
 def _is_call(record: CallRecord, call: ToolCall) -> bool:

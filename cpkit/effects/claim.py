@@ -7,7 +7,6 @@ most one attempt holds a key at any time, in the whole store.
 from __future__ import annotations
 
 import asyncio
-from math import inf
 
 from cpkit.canonical import canonical_json
 from cpkit.effects.approvals import Approvals
@@ -17,7 +16,7 @@ from cpkit.effects.attempts import (
     close_attempt,
     read_heartbeat,
 )
-from cpkit.effects.effect import Landed, NotLanded, Verdict
+from cpkit.effects.effect import EffectPlan, Landed, NotLanded, Verdict
 from cpkit.effects.errors import EffectErased, EffectTimeout, KeyReused
 from cpkit.effects.records import (
     Outcome,
@@ -26,7 +25,6 @@ from cpkit.effects.records import (
     released_envelope,
     value_envelope,
 )
-from cpkit.effects.spec import EffectPlan
 from cpkit.effects.tracing import Trail
 from cpkit.errors import (
     BackendUnavailable,
@@ -36,6 +34,7 @@ from cpkit.errors import (
 )
 from cpkit.records import CallRecord, ToolCall
 from cpkit.waiting import StaleDetector
+from cpkit.wakeups import Seat
 
 __all__ = ["Claim"]
 
@@ -65,22 +64,27 @@ class Claim:
         self._trail = trail
         self._running = running
         self._call_id = ""
+        self.request = 0
+        """The number of the approval request that licenses this run, or 0."""
         self.handler_ran = False
         """Whether the handler ran already, so that only its outcome is to record."""
 
     async def acquire(
-        self, *, wait: bool, wants_record: bool
+        self, *, wait: bool, wants_record: bool, holder: CallRecord | None = None
     ) -> tuple[bool, CallRecord | None]:
         """Try to hold the key; return whether this run does, and the key's record.
 
         If another attempt holds the key: with ``wait`` its completed record is
-        returned, once there is one; without, its record as it is. If this run holds the
+        returned, once there is one; without, its record as it is. ``holder`` is the
+        key's issued record, if it was read already. If this run holds the
         key, the record is ``None`` unless ``wants_record``, because it costs a read.
         """
         try:
             while True:
                 self._new_call()
-                record = await (self._claim_or_wait() if wait else self._claim())
+                claim = self._claim_or_wait if wait else self._claim
+                record = await claim(holder)
+                holder = None
 
                 if record is not None:
                     return False, record
@@ -130,9 +134,15 @@ class Claim:
             if canonical_json(recorded) != canonical_json(effect.args):
                 raise KeyReused(effect.key, effect.tool)
 
+    async def acted_upon(self) -> None:
+        """Take the approval request of this run off the list of open requests."""
+        await self._approvals.acted_upon(self._plan, self.request)
+
     async def wait_until_approved(self) -> None:
         """Wait for the approval, if the policy asks for one."""
-        await self._approvals.wait_until_approved(self._plan, self._trail)
+        self.request = await self._approvals.wait_until_approved(
+            self._plan, self._trail
+        )
 
     @property
     def _thread_id(self) -> str:
@@ -145,11 +155,17 @@ class Claim:
         self._running.add(self._call_id)
         self.call = ToolCall(self._call_id, effect.tool, call_args(effect), effect.key)
 
-    async def _claim(self) -> CallRecord | None:
-        """Claim the key. Return ``None`` if this run holds it, else its record."""
+    async def _claim(self, holder: CallRecord | None = None) -> CallRecord | None:
+        """Claim the key. Return ``None`` if this run holds it, else its record.
+
+        A known ``holder`` is returned without a try, which would be a write.
+        """
         while True:
             if not self.handler_ran:
                 await self.wait_until_approved()
+
+            if holder is not None:
+                return holder
 
             record = await self._attempts.claim(self._thread_id, self.call)
 
@@ -160,48 +176,58 @@ class Claim:
             # run learned that its claim was applied.
             self._new_call()
 
-    async def _claim_or_wait(self) -> CallRecord | None:
-        """Return ``None`` once this run holds the key, or the completed record."""
-        record = await self._claim()
+    async def _claim_or_wait(self, holder: CallRecord | None) -> CallRecord | None:
+        """Return ``None`` once this run holds the key, or the completed record.
+
+        ``holder`` is the key's issued record, if it was read already.
+        """
+        record = await self._claim(holder)
 
         if record is None or record.status == "completed":
             return record
 
         self._trail.note("waiting", attempt=record.attempt)
-        return await self._wait(record)
-
-    async def _wait(self, holder: CallRecord) -> CallRecord | None:
-        """Wait while another attempt holds the key; return as `_claim_or_wait`."""
-        plan = self._plan
+        limit = self._plan.timeout
         clock = asyncio.get_running_loop().time
-        deadline = inf if plan.timeout is None else clock() + plan.timeout
-        stale = None if plan.stale_after is None else StaleDetector(plan.stale_after)
-        pauses = self._attempts.backoff.pauses(stale.longest_pause if stale else None)
+        deadline = None if limit is None else clock() + limit
+
+        while record is not None and record.status == "issued":
+            self.check(record)
+            holder = record
+
+            async with self._attempts.wait_for(holder, self._plan.stale_after) as seat:
+                while record == holder and not seat.is_over:
+                    found = await self._wait(seat, holder, deadline)
+                    record = found or await self._claim()
+
+        return record
+
+    async def _wait(
+        self, seat: Seat, holder: CallRecord, deadline: float | None
+    ) -> CallRecord | None:
+        """Wait while another attempt holds the key.
+
+        Returns the key's completed or issued record, or ``None`` if it may be free.
+        """
+        effect, limit = self._plan.effect, self._plan.timeout
+        clock = asyncio.get_running_loop().time
 
         while True:
-            self.check(holder)
+            try:
+                left = None if deadline is None else max(0.0, deadline - clock())
+                found = await seat.wait(left)
+            except TimeoutError:
+                assert limit is not None
+                waiting_for = f"the result of attempt {holder.attempt}, still issued"
+                raise EffectTimeout(
+                    effect.key, effect.tool, limit, waiting_for, holder
+                ) from None
 
-            if stale is None or not await self._take_over(holder, stale):
-                left = deadline - clock()
+            if not isinstance(found, StaleDetector):
+                return None if found is None or found.status == "failed" else found
 
-                if left <= 0:
-                    assert plan.timeout is not None
-                    raise EffectTimeout(
-                        plan.effect.key,
-                        plan.effect.tool,
-                        plan.timeout,
-                        f"the result of attempt {holder.attempt}, still issued",
-                        holder,
-                    )
-
-                await asyncio.sleep(min(next(pauses), left))
-
-            record = await self._claim()
-
-            if record is None or record.status == "completed":
-                return record
-
-            holder = record
+            if await self._take_over(holder, found):
+                return None
 
     async def _take_over(self, holder: CallRecord, stale: StaleDetector) -> bool:
         """Close the attempt of a stale holder; return whether it is closed.
@@ -211,10 +237,6 @@ class Claim:
         runs the effect.
         """
         cp = self._attempts.cp
-
-        if not await stale.is_stale(lambda: read_heartbeat(cp, holder)):
-            return False
-
         await self.wait_until_approved()
 
         if self._plan.verify is None:
@@ -224,7 +246,6 @@ class Claim:
 
         if verdict is None:
             self._trail.warn("silent holder in doubt", attempt=holder.attempt)
-            stale.restart()
             return False
 
         # The callbacks took time. A holder that was only slow may be alive again.
@@ -245,7 +266,6 @@ class Claim:
         except (PayloadTooLarge, SerializationError) as exc:
             # The store cannot hold the answer of verify, so the answer is unusable.
             self._trail.warn("silent holder in doubt", because=type(exc).__name__)
-            stale.restart()
             return False
 
         if closed_here:

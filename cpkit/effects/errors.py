@@ -5,6 +5,7 @@
     CheckpointerError
     ├── EffectFailed      the effect's recorded outcome is a failure
     ├── EffectDenied      a person denied the effect
+    │   └── ApprovalExpired   no approval came, or was used, in time
     ├── EffectTimeout     a result, or a decision, did not come in time
     ├── EffectErased      the record was erased with its thread
     ├── KeyReused         an idempotency key was used with other arguments
@@ -17,6 +18,7 @@ from cpkit.errors import CheckpointerError
 from cpkit.records import CallRecord
 
 __all__ = [
+    "ApprovalExpired",
     "EffectDenied",
     "EffectErased",
     "EffectFailed",
@@ -45,7 +47,10 @@ class EffectFailed(CheckpointerError):
 
 
 class EffectDenied(CheckpointerError):
-    """The effect needs an approval and was denied; it did not run and never will."""
+    """The effect needs an approval and was denied; it did not run.
+
+    It never runs, unless `EffectLedger.ask_again` reopens the request.
+    """
 
     def __init__(
         self, key: str, tool: str, reason: str | None = None, by: str | None = None
@@ -60,6 +65,16 @@ class EffectDenied(CheckpointerError):
         by = "" if self.by is None else f" by {self.by}"
         reason = "" if self.reason is None else f": {self.reason}"
         return f"{self.tool!r} was denied{by}{reason}"
+
+
+class ApprovalExpired(EffectDenied):
+    """The approval request expired, undecided or approved; the effect did not run.
+
+    `EffectLedger.ask_again` requests the approval again.
+    """
+
+    def __str__(self) -> str:
+        return f"the approval request of {self.tool!r} expired; ask_again() reopens it"
 
 
 class EffectTimeout(CheckpointerError):

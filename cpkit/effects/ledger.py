@@ -2,47 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple, Unpack
 
 from cpkit.driver.backoff import Backoff
-from cpkit.effects.approvals import ApprovalRequest, Approvals
+from cpkit.driver.ids import check_id
+from cpkit.effects.approvals import Approvals, Notifier
 from cpkit.effects.attempts import Attempts, delete_heartbeats
 from cpkit.effects.claim import Claim
 from cpkit.effects.effect import (
+    ClaimOptions,
+    EffectName,
+    EffectOptions,
+    EffectPlan,
+    EffectSpec,
     Handler,
-    Notifier,
+    LedgerSettings,
     Policy,
     SupersededHook,
-    Verify,
+    call_callback,
+    check_callback,
+    plan_effect,
 )
 from cpkit.effects.errors import Superseded
 from cpkit.effects.records import (
     Outcome,
-    Scope,
     error_envelope,
     released_envelope,
     value_envelope,
 )
-from cpkit.effects.recovery import ResumeReport, resume_thread
-from cpkit.effects.run import EffectRun, RunResult
-from cpkit.effects.spec import (
-    LEDGER_DEFAULT,
-    EffectPlan,
-    EffectSpec,
-    LedgerDefault,
-    LedgerSettings,
-    plan_effect,
+from cpkit.effects.recovery import (
+    RecoverReport,
+    ResumeReport,
+    resume_thread,
+    run_released,
 )
+from cpkit.effects.requests import (
+    ApprovalRequest,
+    Decision,
+    DecisionOptions,
+    Requests,
+)
+from cpkit.effects.run import EffectRun, RunResult
 from cpkit.effects.tools import Tool
 from cpkit.effects.tracing import Trail
 from cpkit.errors import PayloadTooLarge, SerializationError
-from cpkit.lease import Lease, thread_lease
+from cpkit.lease import Lease, own_lease, thread_lease
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, JsonValue
+from cpkit.terms import WaitHook
 
 __all__ = ["Begun", "EffectLedger"]
+
+Heal = Callable[[Checkpointer[Any], str, RecoverReport], Awaitable[object] | object]
+"""Closes what a crash left open in the conversation of a recovered thread."""
 
 
 class Begun(NamedTuple):
@@ -58,8 +73,11 @@ class EffectLedger:
     Approval
         ``requires_approval`` decides whether a person must approve an `Effect`. The
         ledger calls it before each claim and each takeover, but not for a replay.
-        ``on_approval_required`` is called for each undecided request, at least once in
-        each process that finds it. Its errors are logged.
+        ``on_approval_required`` is called with each undecided `ApprovalRequest`, at
+        least once in each process that finds it. Its errors are logged. ``ui`` is the
+        address of ``cpkit ui``, for the request's ``link``. A request that is undecided
+        or unused ``expires_after`` seconds after it was recorded licenses nothing, and
+        its run raises `ApprovalExpired`.
 
     Waiting, in seconds
         ``timeout`` bounds the wait for another attempt's result, ``approval_timeout``
@@ -89,8 +107,10 @@ class EffectLedger:
         requires_approval: Policy | None = None,
         on_approval_required: Notifier | None = None,
         on_superseded: SupersededHook | None = None,
+        ui: str | None = None,
         timeout: float | None = 30.0,
         approval_timeout: float | None = None,
+        expires_after: float | None = None,
         stale_after: float | None = None,
         heartbeat: float | None = None,
         backoff: Backoff | None = None,
@@ -98,15 +118,25 @@ class EffectLedger:
         release_failures: bool = False,
         max_payload: int = 1024 * 1024,
     ) -> None:
+        for name, callback, *parameters in (
+            ("requires_approval", requires_approval, "effect"),
+            ("on_approval_required", on_approval_required, "request"),
+            ("on_superseded", on_superseded, "effect", "record"),
+        ):
+            if callback is not None:
+                check_callback(name, callback, *parameters)
+
         self.cp = cp
         self._attempts = Attempts(cp, backoff or Backoff(), patience)
+        self._requests = Requests(self._attempts, ui)
         self._approvals = Approvals(
-            self._attempts, requires_approval, on_approval_required
+            self._attempts, self._requests, requires_approval, on_approval_required
         )
         self._on_superseded = on_superseded
         self.settings = LedgerSettings(
             timeout=timeout,
             approval_timeout=approval_timeout,
+            expires_after=expires_after,
             stale_after=stale_after,
             heartbeat=heartbeat,
             release_failures=release_failures,
@@ -120,24 +150,15 @@ class EffectLedger:
         tool: str,
         args: Mapping[str, JsonValue],
         handler: Handler,
-        *,
-        scope: Scope = "thread",
-        key_fields: Sequence[str] | None = None,
-        resource: JsonValue = None,
-        idempotency_key: str | None = None,
-        verify: Verify | None = None,
-        timeout: float | None | LedgerDefault = LEDGER_DEFAULT,
-        approval_timeout: float | None | LedgerDefault = LEDGER_DEFAULT,
-        stale_after: float | None | LedgerDefault = LEDGER_DEFAULT,
-        release_failures: bool | None = None,
-        tool_call_id: str | None = None,
+        **options: Unpack[EffectOptions],
     ) -> JsonValue:
         """Return the effect's result: run it, wait for another run, or replay it.
 
         Scope, tool and arguments name the effect. Instead of all arguments, it can be
         named by the arguments in ``key_fields``, by a ``resource``, or by a given
         ``idempotency_key``. With scope ``"global"`` it is the same in every thread.
-        Every caller that returns gets the recorded result, as JSON.
+        Every caller that returns gets the recorded result, as JSON. `EffectOptions` has
+        all keywords.
 
         ``handler`` is called with an `Effect`. It runs again only if it raised
         `NoEffect`, if ``verify`` said that the effect did not land, or if
@@ -146,23 +167,12 @@ class EffectLedger:
 
         The handler's own caller gets the handler's exception, and all other callers get
         ``EffectFailed``. Also raises ``EffectDenied``, ``EffectTimeout``,
-        ``EffectErased``, ``KeyReused``, and what the store raises.
+        ``EffectErased``, ``KeyReused``, and what the store raises. A handler or an
+        option that cannot be used is a ``TypeError`` or ``ValueError``, and nothing is
+        recorded.
         """
-        spec = EffectSpec(
-            thread_id=thread_id,
-            tool=tool,
-            args=args,
-            scope=scope,
-            key_fields=key_fields,
-            resource=resource,
-            idempotency_key=idempotency_key,
-            tool_call_id=tool_call_id,
-            verify=verify,
-            timeout=timeout,
-            approval_timeout=approval_timeout,
-            stale_after=stale_after,
-            release_failures=release_failures,
-        )
+        check_callback("handler", handler, "effect")
+        spec = EffectSpec(thread_id=thread_id, tool=tool, args=args, **options)
         plan = plan_effect(spec, self.settings)
         return (await self.execute(plan, handler)).value()
 
@@ -171,13 +181,7 @@ class EffectLedger:
         thread_id: str,
         tool: str,
         args: Mapping[str, JsonValue],
-        *,
-        scope: Scope = "thread",
-        key_fields: Sequence[str] | None = None,
-        resource: JsonValue = None,
-        idempotency_key: str | None = None,
-        approval_timeout: float | None | LedgerDefault = LEDGER_DEFAULT,
-        tool_call_id: str | None = None,
+        **options: Unpack[ClaimOptions],
     ) -> Begun:
         """Claim an effect that the caller runs itself; never wait for another holder.
 
@@ -186,17 +190,7 @@ class EffectLedger:
         ledger with ``stale_after`` takes it over after that time. Any other record
         holds the key, issued or completed.
         """
-        spec = EffectSpec(
-            thread_id=thread_id,
-            tool=tool,
-            args=args,
-            scope=scope,
-            key_fields=key_fields,
-            resource=resource,
-            idempotency_key=idempotency_key,
-            tool_call_id=tool_call_id,
-            approval_timeout=approval_timeout,
-        )
+        spec = EffectSpec(thread_id=thread_id, tool=tool, args=args, **options)
         plan = plan_effect(spec, self.settings)
 
         with Trail(plan.effect, thread_id) as trail:
@@ -238,22 +232,10 @@ class EffectLedger:
         thread_id: str,
         tool: str,
         args: Mapping[str, JsonValue],
-        *,
-        scope: Scope = "thread",
-        key_fields: Sequence[str] | None = None,
-        resource: JsonValue = None,
-        idempotency_key: str | None = None,
+        **options: Unpack[EffectName],
     ) -> str:
         """Return the key under which `run` records the effect."""
-        spec = EffectSpec(
-            thread_id=thread_id,
-            tool=tool,
-            args=args,
-            scope=scope,
-            key_fields=key_fields,
-            resource=resource,
-            idempotency_key=idempotency_key,
-        )
+        spec = EffectSpec(thread_id=thread_id, tool=tool, args=args, **options)
         return plan_effect(spec, self.settings).effect.key
 
     async def find(self, key: str) -> CallRecord | None:
@@ -263,47 +245,88 @@ class EffectLedger:
         """
         return await self._attempts.find_holder(key)
 
+    # Approvals
+
+    async def requests(
+        self, *, after: str = "", limit: int = 100
+    ) -> list[ApprovalRequest]:
+        """Return a page of the store's undecided approval requests, oldest first.
+
+        They are of all threads. Pass the last request's ``cursor`` as ``after`` to get
+        the next page; the last page is empty. No messages are read.
+        """
+        if limit < 1:
+            raise ValueError(f"limit must be at least 1, not {limit!r}")
+
+        return await self._requests.undecided(after, limit)
+
     async def pending(self, thread_id: str) -> list[ApprovalRequest]:
         """Return the thread's undecided approval requests, oldest first."""
-        return await self._approvals.pending(thread_id)
+        return await self._requests.of_thread(thread_id)
 
     async def approve(
-        self,
-        thread_id: str,
-        key: str,
-        *,
-        by: str | None = None,
-        args: Mapping[str, JsonValue] | None = None,
+        self, *thread_and_key: str, **options: Unpack[DecisionOptions]
     ) -> bool:
-        """Approve a request; return whether the recorded decision is an approval.
+        """Approve a request: ``approve(key)``, or ``approve(thread_id, key)``.
 
-        A request is decided once. ``False`` means that it was denied before, or that
-        there is no such request. ``args`` selects the request if the key was requested
-        with several sets of arguments; leaving it out is a ``ValueError`` then.
+        Returns whether the recorded decision is an approval that counts. A request is
+        decided once: ``False`` means that it was denied or has expired before, or that
+        there is no such request. `decision` then says by whom. `DecisionOptions` has
+        all keywords, for instance ``by`` and ``reason``.
         """
-        decision: dict[str, JsonValue] = {"approved": True, "by": by}
-        return await self._approvals.decide(thread_id, key, decision, args)
+        return await self._decide(thread_and_key, True, options)
 
     async def deny(
+        self, *thread_and_key: str, **options: Unpack[DecisionOptions]
+    ) -> bool:
+        """Deny a request; return whether the recorded decision is a denial.
+
+        Once this returned ``True``, every run of the effect raises ``EffectDenied``
+        until `ask_again` reopens the request. The parameters are those of `approve`.
+        """
+        return await self._decide(thread_and_key, False, options)
+
+    async def decision(
         self,
-        thread_id: str,
         key: str,
         *,
-        reason: str | None = None,
-        by: str | None = None,
         args: Mapping[str, JsonValue] | None = None,
-    ) -> bool:
-        """Deny a request, finally; return whether the recorded decision is a denial.
+        number: int | None = None,
+    ) -> Decision | None:
+        """Return the decision on an effect's request: by whom, when, why, from where.
 
-        Once this returned ``True`` the effect never runs: every run of it raises
-        ``EffectDenied``. ``args`` as for `approve`.
+        ``None`` if the request is undecided, or does not exist. ``args`` and
+        ``number`` select a request as in `approve`.
         """
-        decision: dict[str, JsonValue] = {
-            "approved": False,
-            "by": by,
-            "reason": reason,
-        }
-        return await self._approvals.decide(thread_id, key, decision, args)
+        request = await self._approvals.find(key, None, args, number)
+        return None if request is None else request.decision
+
+    async def ask_again(
+        self, key: str, *, args: Mapping[str, JsonValue] | None = None
+    ) -> ApprovalRequest:
+        """Request an approval again that was denied, withdrawn, or has expired.
+
+        The new request has the next number, and is undecided. An undecided request is
+        returned as it is. Raises ``ValueError`` if there is no request, or if it is
+        approved. ``args`` selects a request as in `approve`.
+        """
+        return await self._approvals.ask_again(key, args)
+
+    async def _decide(
+        self, thread_and_key: tuple[str, ...], approved: bool, options: DecisionOptions
+    ) -> bool:
+        if not 1 <= len(thread_and_key) <= 2:
+            raise TypeError(
+                f"give a key, or a thread and a key, not {thread_and_key!r:.80}"
+            )
+
+        *thread, key = thread_and_key
+        thread_id = thread[0] if thread else None
+        return await self._approvals.decide(
+            check_id("key", key), thread_id, approved, options
+        )
+
+    # After a crash
 
     async def resume(
         self,
@@ -312,36 +335,99 @@ class EffectLedger:
         *,
         stale_after: float | None = None,
         lease: Lease | None = None,
+        on_wait: WaitHook | None = None,
     ) -> ResumeReport:
         """Recover the thread's pending calls after a crash.
 
         Resume is for the process that runs the thread. It takes the thread's lease, or
-        uses the caller's ``lease``. Every pending call is then an orphan, except the
-        calls that this ledger is running. With ``stale_after`` it takes no lease, and
-        touches only calls without a heartbeat for that many seconds.
+        uses the given ``lease``, or the one that the current task holds. Every pending
+        call is then an orphan, except the calls that this ledger is running. With
+        ``stale_after`` it takes no lease, and touches only calls without a heartbeat
+        for that many seconds.
 
         The call of a read-only tool is discarded. For other tools, ``verify`` decides:
         if the effect landed, its result is recorded; if not, the key is freed. All
         other calls stay as they are, and the report shows them. Resume executes no tool
         and touches no approval request.
 
+        ``on_wait`` is called with a `LeaseWait` when this begins to wait for another
+        process. Raises ``LeaseTimeout`` if another process runs the thread.
+        """
+        named = _by_name(tools)
+
+        async with self._held(thread_id, lease, stale_after is None, on_wait):
+            return await resume_thread(
+                self._attempts, thread_id, named, self._running, stale_after
+            )
+
+    async def recover(
+        self,
+        thread_id: str,
+        tools: Iterable[Tool],
+        *,
+        lease: Lease | None = None,
+        on_wait: WaitHook | None = None,
+        heal: Heal | None = None,
+    ) -> RecoverReport:
+        """Do all that a thread needs after a crash of its run, under its lease.
+
+        First this does what `resume` does: it asks each tool's ``verify``. It then runs
+        again, through their tools, the calls of which ``verify`` says that nothing
+        happened. Last it calls ``heal(cp, thread_id, report)``, which can close tool
+        calls that the conversation left open. ``surfaced`` calls are for a person, and
+        effects that need an undecided approval are reported, not waited for.
+
+        While another process holds the lease, the log says at once for whom this waits
+        and how long, and ``on_wait`` is called with a `LeaseWait`. A lease that the
+        current task holds is used; pass another task's as ``lease``.
+
         Raises ``LeaseTimeout`` if another process runs the thread.
         """
-        tools_by_name = {tool.name: tool for tool in tools}
+        if heal is not None:
+            check_callback("heal", heal, "cp", "thread_id", "report")
+
+        named = _by_name(tools)
+
+        async with self._held(thread_id, lease, True, on_wait):
+            report = await resume_thread(
+                self._attempts, thread_id, named, self._running, None
+            )
+            outcomes = await run_released(self, thread_id, report, named)
+            recovered = RecoverReport(thread_id, report.calls, outcomes)
+
+            if heal is None:
+                return recovered
+
+            healed = await call_callback(heal, self.cp, thread_id, recovered)
+            return replace(recovered, healed=healed)
+
+    @asynccontextmanager
+    async def _held(
+        self,
+        thread_id: str,
+        lease: Lease | None,
+        wants_lease: bool,
+        on_wait: WaitHook | None,
+    ) -> AsyncIterator[None]:
+        """Hold the thread's lease: the given one, the task's own, or a new one."""
+        lease = lease or own_lease(self.cp, thread_id)
 
         if lease is not None:
+            if lease.thread_id != thread_id:
+                raise ValueError(f"{lease!r} is not a lease of thread {thread_id!r}")
+
             await lease.check()
+            yield
+        elif wants_lease:
+            timeout = self.settings.timeout
 
-        held = (
-            nullcontext()
-            if lease is not None or stale_after is not None
-            else thread_lease(self.cp, thread_id, timeout=self.settings.timeout)
-        )
-
-        async with held:
-            return await resume_thread(
-                self._attempts, thread_id, tools_by_name, self._running, stale_after
-            )
+            async with thread_lease(
+                self.cp, thread_id, timeout=timeout, on_wait=on_wait
+            ) as new:
+                new.keep_mark()
+                yield
+        else:
+            yield
 
     # For this package only
 
@@ -387,3 +473,18 @@ class EffectLedger:
 
         winner = await self.cp.find_completed(call.idempotency_key)
         raise Superseded(call.idempotency_key, winner or stored)
+
+
+def _by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
+    named = {}
+
+    for tool in tools:
+        if not isinstance(tool, Tool):
+            raise TypeError(
+                f"tools takes tools, not {tool!r:.80}; make one with @tool or "
+                "tool(function)"
+            )
+
+        named[tool.name] = tool
+
+    return named

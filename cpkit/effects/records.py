@@ -1,11 +1,6 @@
-"""What the ledger stores: keys, names of internal threads, arguments and results.
+"""What the ledger stores: names of internal threads, arguments and results.
 
 All of this is a stored format. A later version must find what this one wrote.
-
-Keys
-    A key is the SHA-256 of a canonical JSON array. The array has no separator that a
-    value could contain, so two effects share a key only if scope, tool, kind and chosen
-    values are all equal.
 
 Call records
     An attempt is a call with a fresh id ``effect:…``. Its args are ``{"args": {…}}``,
@@ -17,32 +12,19 @@ Call records
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import sha256
-from json import JSONEncoder
 from os import urandom
 from traceback import format_exception_only
-from typing import Literal
 
-from cpkit.canonical import canonical_json
-from cpkit.driver.jsontext import encode_json, parse_json
-from cpkit.effects.effect import Effect
+from cpkit.effects.effect import Effect, copy_json
 from cpkit.effects.errors import EffectErased, EffectFailed
-from cpkit.errors import PayloadTooLarge, SerializationError
 from cpkit.records import CallRecord, JsonValue
 
 __all__ = [
     "APPROVAL",
-    "GLOBAL_THREAD",
-    "KeyKind",
+    "REQUESTS",
     "Outcome",
-    "Scope",
     "call_args",
-    "copy_args",
-    "copy_json",
-    "effect_key",
     "effect_of",
     "error_envelope",
     "error_type_of",
@@ -51,46 +33,21 @@ __all__ = [
     "fresh_call_id",
     "heartbeat_thread",
     "released_envelope",
-    "request_key",
     "result_of",
     "value_envelope",
 ]
 
-Scope = Literal["thread", "global"]
-
-KeyKind = Literal["arguments", "fields", "resource", "given"]
-"""What the chosen values of a key are."""
-
-GLOBAL_THREAD = "cpkit:global"
-"""The thread of all effects and approval requests with scope ``"global"``."""
-
 APPROVAL = "cpkit:approval"
 """The tool name of approval requests; names that start with ``cpkit:`` are reserved."""
+
+REQUESTS = "cpkit:requests"
+"""The thread whose pending calls are the list of open approval requests."""
 
 _LONGEST_MESSAGE = 10_000
 """Characters kept of an exception's message: enough to read, but not a dump."""
 
-_ENCODE = JSONEncoder(
-    ensure_ascii=False, check_circular=False, separators=(",", ":"), sort_keys=True
-).encode
 
-_MAYBE_FLOAT = re.compile(r"[0-9][.e]")
-
-
-# Keys and names
-
-
-def effect_key(
-    scope: Scope, thread_id: str, tool: str, kind: KeyKind, values: JsonValue
-) -> str:
-    """Return the idempotency key of an effect."""
-    where: list[JsonValue] = ["global"] if scope == "global" else ["thread", thread_id]
-    return _digest([where, tool, kind, values])
-
-
-def request_key(key: str, args: Mapping[str, JsonValue]) -> str:
-    """Return the key of the approval request for an effect with exactly these args."""
-    return _digest(["approval", key, dict(args)])
+# Names
 
 
 def heartbeat_thread(key: str) -> str:
@@ -103,46 +60,7 @@ def fresh_call_id() -> str:
     return f"effect:{urandom(16).hex()}"
 
 
-def _digest(parts: list[JsonValue]) -> str:
-    # The C encoder is six times as fast as `canonical_json`. The two write the same
-    # text, except for floats and for names whose UTF-16 order is not that of code
-    # points.
-    text = _ENCODE(parts)
-    # Python writes floats with a point, or with an exponent and its sign.
-    floats = "." in text or "e+" in text or "e-" in text
-
-    if not text.isascii() or (floats and _MAYBE_FLOAT.search(text)):
-        text = canonical_json(parts)
-
-    return sha256(text.encode()).hexdigest()
-
-
 # Arguments
-
-
-def copy_args(args: Mapping[str, JsonValue], limit: int) -> dict[str, JsonValue]:
-    """Return a JSON copy of the arguments; ``limit`` is in bytes of JSON.
-
-    Raises ``SerializationError`` or ``PayloadTooLarge``.
-    """
-    if not isinstance(args, Mapping):
-        raise SerializationError(
-            ("args",), f"args is a JSON object, not {type(args).__name__}"
-        )
-
-    body = encode_json(dict(args), ("args",))
-
-    if len(body) > limit:
-        raise PayloadTooLarge(("args",), len(body), limit)
-
-    copied: dict[str, JsonValue] = parse_json(body)
-    return copied
-
-
-def copy_json(value: JsonValue, name: str) -> JsonValue:
-    """Return a JSON copy of a value; raise ``SerializationError`` if JSON has none."""
-    copied: JsonValue = parse_json(encode_json(value, (name,)))
-    return copied
 
 
 def call_args(effect: Effect) -> dict[str, JsonValue]:

@@ -21,13 +21,20 @@ from cpkit.effects.records import (
     released_envelope,
     value_envelope,
 )
-from cpkit.effects.tools import Tool
+from cpkit.effects.tools import RunsEffects, Tool, ToolOutcome, run_recorded
 from cpkit.effects.tracing import log
 from cpkit.errors import PayloadTooLarge, SerializationError
 from cpkit.records import CallRecord, JsonValue
 from cpkit.waiting import StaleDetector
 
-__all__ = ["Action", "ResumeReport", "Resumed", "resume_thread"]
+__all__ = [
+    "Action",
+    "RecoverReport",
+    "ResumeReport",
+    "Resumed",
+    "resume_thread",
+    "run_released",
+]
 
 Action = Literal["discarded", "landed", "released", "surfaced", "alive", "finished"]
 
@@ -82,6 +89,55 @@ class ResumeReport:
 
         lines = [f"thread {self.thread_id!r}: {len(self.calls)} pending"]
         return "\n".join([*lines, *(f"  {call}" for call in self.calls)])
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverReport(ResumeReport):
+    """What `EffectLedger.recover` found and did: the report of a resume, and more.
+
+    ``outcomes`` are the tool calls that recover ran again, with their answers for the
+    model. ``healed`` is the answer of the ``heal`` callback.
+    """
+
+    outcomes: tuple[tuple[Resumed, ToolOutcome], ...] = ()
+    healed: object = None
+
+    def __str__(self) -> str:
+        lines = [
+            f"  ran {call.record.call.tool_name}: "
+            + (f"error: {outcome.content}" if outcome.is_error else "done")
+            for call, outcome in self.outcomes
+        ]
+        lines += [] if self.healed is None else [f"healed: {self.healed}"]
+        return "\n".join([ResumeReport.__str__(self), *lines])
+
+
+async def run_released(
+    ledger: RunsEffects,
+    thread_id: str,
+    report: ResumeReport,
+    tools: Mapping[str, Tool],
+) -> tuple[tuple[Resumed, ToolOutcome], ...]:
+    """Run the released calls of a report again, each with its recorded arguments.
+
+    A call whose key its tool would not give is left alone: another key would be another
+    effect. An effect that waits for an approval is reported as an error.
+    """
+    outcomes = []
+
+    for call in report.calls:
+        effect = effect_of(call.record)
+
+        if call.action != "released" or effect is None:
+            continue
+
+        tool = tools[call.record.call.tool_name]
+        outcome = await run_recorded(ledger, thread_id, tool, effect)
+
+        if outcome is not None:
+            outcomes.append((call, outcome))
+
+    return tuple(outcomes)
 
 
 async def resume_thread(

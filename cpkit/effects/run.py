@@ -22,6 +22,7 @@ from cpkit.effects.attempts import Attempts, Heartbeat
 from cpkit.effects.claim import Claim
 from cpkit.effects.effect import (
     Effect,
+    EffectPlan,
     Handler,
     NoEffect,
     SupersededHook,
@@ -37,7 +38,6 @@ from cpkit.effects.records import (
     result_of,
     value_envelope,
 )
-from cpkit.effects.spec import EffectPlan
 from cpkit.effects.tracing import Trail, log
 from cpkit.errors import (
     BackendUnavailable,
@@ -108,40 +108,53 @@ class EffectRun:
         Without ``wants_attempt`` the attempt number is not read, which saves a read,
         and the handler gets 0.
         """
-        record = await self._attempts.cp.find_completed(self._plan.effect.key)
+        record = await self._attempts.find_holder(self._plan.effect.key)
 
-        if record is not None:
+        if record is not None and record.status == "completed":
             return self._replay(record)
 
         try:
-            while True:
-                held, record = await self._claim.acquire(
-                    wait=True, wants_record=wants_attempt
-                )
+            result = await self._run(handler, record, wants_attempt)
 
-                if not held:
-                    assert record is not None
-                    return self._replay(record)
+            if self._claim.request:
+                await self._claim.acted_upon()
 
-                attempt = 0 if record is None else record.attempt
-                result = await self._perform(handler, self._effect(attempt))
-
-                # None: taken over, and the key is free. Claim again and record the same
-                # outcome; the handler is not called twice.
-                if result is not None:
-                    return result
+            return result
         finally:
             self._claim.forget()
+
+    async def _run(
+        self, handler: Handler, holder: CallRecord | None, wants_attempt: bool
+    ) -> RunResult:
+        while True:
+            held, record = await self._claim.acquire(
+                wait=True, wants_record=wants_attempt, holder=holder
+            )
+            holder = None
+
+            if not held:
+                assert record is not None
+                return self._replay(record)
+
+            attempt = 0 if record is None else record.attempt
+            result = await self._perform(handler, self._effect(attempt))
+
+            # None: taken over, and the key is free. Claim again and record the same
+            # outcome; the handler is not called twice.
+            if result is not None:
+                return result
 
     async def begin(self) -> tuple[CallRecord, bool]:
         """Claim the effect; return the key's record, and whether the caller runs it."""
         held = False
 
         try:
-            record = await self._attempts.cp.find_completed(self._plan.effect.key)
+            record = await self._attempts.find_holder(self._plan.effect.key)
 
-            if record is None:
-                held, record = await self._claim.acquire(wait=False, wants_record=True)
+            if record is None or record.status == "issued":
+                held, record = await self._claim.acquire(
+                    wait=False, wants_record=True, holder=record
+                )
         finally:
             if not held:
                 self._claim.forget()

@@ -1,26 +1,42 @@
-"""Tools: functions that a model may call, with a declared side effect."""
+"""Tools: functions that a model may call, and the registry that runs them once."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, Protocol, cast, overload
 
-from pydantic import BaseModel, RootModel, TypeAdapter
+from pydantic import BaseModel, RootModel, TypeAdapter, ValidationError
 from pydantic_core import ArgsKwargs, to_jsonable_python
 
 from cpkit.canonical import canonical_json
-from cpkit.effects.effect import Effect, Verify
-from cpkit.effects.records import Scope
-from cpkit.effects.spec import LEDGER_DEFAULT, EffectSpec, LedgerDefault
-from cpkit.errors import SerializationError
-from cpkit.records import JsonValue
+from cpkit.effects.effect import (
+    LEDGER_DEFAULT,
+    Effect,
+    EffectPlan,
+    EffectSpec,
+    Handler,
+    LedgerDefault,
+    LedgerSettings,
+    NoEffect,
+    Scope,
+    Verify,
+    check_callback,
+    copy_json,
+    plan_effect,
+)
+from cpkit.effects.errors import EffectDenied, EffectFailed, EffectTimeout
+from cpkit.effects.records import exception_message
+from cpkit.effects.run import RunResult
+from cpkit.errors import PayloadTooLarge, SerializationError
+from cpkit.records import CallRecord, JsonValue
 
-__all__ = ["Tool", "tool"]
+__all__ = ["RunsEffects", "Tool", "ToolOutcome", "ToolRegistry", "run_recorded", "tool"]
 
 SideEffects = Literal["read", "write"]
 
@@ -57,6 +73,12 @@ class Tool:
                 f"side_effects must be 'read' or 'write', not {self.side_effects!r}"
             )
 
+        if not callable(self.function):
+            raise TypeError(f"a tool is made of a function, not {self.function!r:.80}")
+
+        if self.verify is not None:
+            check_callback("verify", self.verify, "effect")
+
         if not self.name:
             object.__setattr__(self, "name", self.function.__name__)
 
@@ -68,6 +90,33 @@ class Tool:
                     f"tool {self.name!r}: a model passes arguments by name, and "
                     f"parameter {parameter.name!r} cannot be passed by name"
                 )
+
+        self._check_key_fields()
+
+    def _check_key_fields(self) -> None:
+        if self.key_fields is None:
+            return
+
+        if isinstance(self.key_fields, str) or not self.key_fields:
+            raise ValueError(
+                f"tool {self.name!r}: key_fields is a list of parameter names, not "
+                f"{self.key_fields!r}"
+            )
+
+        parameters = self._signature.parameters
+        any_name = inspect.Parameter.VAR_KEYWORD
+
+        if any(one.kind == any_name for one in parameters.values()):
+            return
+
+        unknown = [name for name in self.key_fields if name not in parameters]
+
+        if unknown:
+            raise ValueError(
+                f"tool {self.name!r}: key_fields names "
+                f"{', '.join(map(repr, unknown))}, which are not parameters of it; "
+                f"it has {', '.join(map(repr, parameters)) or 'none'}"
+            )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself, without a ledger."""
@@ -241,3 +290,210 @@ def _members(value: object, written: dict[str, Any]) -> Iterable[tuple[str, obje
         named = []
 
     return [(name, inner) for name, inner in named if name in written]
+
+
+# The registry
+
+
+class RunsEffects(Protocol):
+    """What a registry needs of its ledger."""
+
+    settings: LedgerSettings
+
+    async def execute(
+        self, plan: EffectPlan, handler: Handler, *, wants_attempt: bool = True
+    ) -> RunResult:
+        """Run a planned effect, and return how it ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    """What to answer the model, and where the answer comes from.
+
+    ``content`` is the result, or with ``is_error`` a message that says what went wrong.
+    ``replayed`` is true if this call did not run the tool. ``record`` is the effect's,
+    ``None`` if nothing was recorded.
+    """
+
+    content: JsonValue
+    is_error: bool = False
+    replayed: bool = False
+    record: CallRecord | None = None
+
+
+class ToolRegistry:
+    """Runs tools by name, each mutating call once."""
+
+    def __init__(self, ledger: RunsEffects, tools: Iterable[Tool] = ()) -> None:
+        self.ledger = ledger
+        self._tools: dict[str, Tool] = {}
+
+        for tool in tools:
+            self.add(tool)
+
+    def add(self, one: Tool) -> Tool:
+        """Register a tool under its name, which must be new."""
+        if not isinstance(one, Tool):
+            raise TypeError(
+                f"a registry takes tools, not {one!r:.80}; make one with @tool or "
+                "tool(function)"
+            )
+
+        if one.name in self._tools:
+            raise ValueError(f"a tool named {one.name!r} is already registered")
+
+        self._tools[one.name] = one
+        return one
+
+    def __iter__(self) -> Iterator[Tool]:
+        return iter(self._tools.values())
+
+    def __getitem__(self, name: str) -> Tool:
+        return self._tools[name]
+
+    async def dispatch(
+        self,
+        thread_id: str,
+        name: str,
+        args: Mapping[str, JsonValue] | str,
+        *,
+        tool_call_id: str | None = None,
+    ) -> ToolOutcome:
+        """Run a model's tool call, or replay it.
+
+        ``args`` is an object, or the JSON text of one, as models hand it over.
+
+        These are outcomes with ``is_error``: an unknown tool, arguments that fit
+        neither the signature nor a record, a failure, and a denial. The first two
+        record nothing.
+
+        A read-only tool runs each time and is not recorded. A mutating tool is an
+        effect of the ledger. Its validated arguments, with defaults filled in, name the
+        effect, and policies see them. ``tool_call_id`` is kept with the record only:
+        models repeat it within a thread, so it does not tell two calls apart.
+
+        Raises ``EffectTimeout``, ``EffectErased`` and what the store raises. These
+        errors are for the agent, not for the model.
+        """
+        tool = self._tools.get(name)
+
+        if tool is None:
+            known = ", ".join(sorted(self._tools)) or "none"
+            return ToolOutcome(f"unknown tool {name!r}; known tools: {known}", True)
+
+        try:
+            valid = tool.validated(_parsed(args))
+        except (ValidationError, TypeError) as exc:
+            return ToolOutcome(f"arguments of {name!r}: {_problems(exc)}", True)
+
+        if tool.side_effects == "read":
+            return await _read(tool, valid)
+
+        return await _write(self.ledger, thread_id, tool, valid, tool_call_id)
+
+
+async def _write(
+    ledger: RunsEffects,
+    thread_id: str,
+    tool: Tool,
+    valid: dict[str, Any],
+    tool_call_id: str | None,
+) -> ToolOutcome:
+    try:
+        spec = tool.spec(thread_id, valid, tool_call_id)
+        plan = plan_effect(spec, ledger.settings)
+    except (SerializationError, PayloadTooLarge) as exc:
+        return ToolOutcome(f"arguments of {tool.name!r}: {exc}", True)
+
+    return await _execute(ledger, plan, tool, valid)
+
+
+async def run_recorded(
+    ledger: RunsEffects, thread_id: str, tool: Tool, effect: Effect
+) -> ToolOutcome | None:
+    """Run a tool with the arguments of a recorded effect, without waiting for people.
+
+    Returns ``None`` if the tool would give the effect another key.
+    """
+    try:
+        valid = tool.validated(effect.args)
+    except (ValidationError, TypeError):
+        return None
+
+    spec = tool.spec(thread_id, valid, effect.tool_call_id)
+    plan = plan_effect(replace(spec, approval_timeout=0), ledger.settings)
+
+    if plan.effect.key != effect.key:
+        return None
+
+    try:
+        return await _execute(ledger, plan, tool, valid)
+    except EffectTimeout as exc:
+        return ToolOutcome(str(exc), True)
+
+
+async def _execute(
+    ledger: RunsEffects, plan: EffectPlan, tool: Tool, valid: dict[str, Any]
+) -> ToolOutcome:
+    try:
+        result = await ledger.execute(
+            plan, partial(tool.execute, valid), wants_attempt=tool.wants_effect
+        )
+    except EffectDenied as exc:
+        return ToolOutcome(str(exc), True)
+
+    try:
+        content = result.value()
+    except EffectFailed as exc:
+        return ToolOutcome(str(exc), True, result.replayed, result.record)
+    except Exception as exc:
+        if exc is not result.raised:
+            raise
+
+        return ToolOutcome(_message(exc), True, False, result.record)
+
+    return ToolOutcome(content, False, result.replayed, result.record)
+
+
+def _parsed(args: Mapping[str, JsonValue] | str) -> Mapping[str, JsonValue]:
+    """Return arguments that may be JSON text; raise ``TypeError`` for another value."""
+    if not isinstance(args, str):
+        return args
+
+    try:
+        found = json.loads(args)
+    except ValueError as exc:
+        raise TypeError(f"not JSON: {exc}") from None
+
+    if not isinstance(found, dict):
+        raise TypeError(f"must be a JSON object, not {args:.40}")
+
+    return found
+
+
+async def _read(tool: Tool, valid: dict[str, Any]) -> ToolOutcome:
+    try:
+        return ToolOutcome(copy_json(await tool.execute(valid, None), "result"))
+    except Exception as exc:
+        return ToolOutcome(_message(exc), True)
+
+
+def _message(exc: Exception) -> str:
+    """Return the message for the model about any exception."""
+    message = exception_message(exc)
+
+    if isinstance(exc, NoEffect):
+        return f"nothing happened: {message}"
+
+    return f"{type(exc).__qualname__}: {message}"
+
+
+def _problems(exc: ValidationError | TypeError) -> str:
+    if isinstance(exc, TypeError):
+        return str(exc)
+
+    return "; ".join(
+        f"{'.'.join(map(str, problem['loc'])) or 'arguments'}: {problem['msg']}"
+        for problem in exc.errors(include_url=False, include_input=False)
+    )

@@ -10,24 +10,13 @@ import pytest
 
 from cpkit import open_checkpointer
 from tests.effects.shop import Store
-from tests.servers.postgres import shared_postgres
-from tests.servers.redis import shared_redis
+from tests.stores import KINDS, fresh_url
 
 
-@pytest.fixture(params=["memory", "sqlite", "file", "postgres", "redis"])
+@pytest.fixture(params=KINDS)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of a new store; other processes can open it, except memory."""
-    match request.param:
-        case "memory":
-            return f"memory://effects-{uuid4().hex}"
-        case "sqlite":
-            return f"sqlite:///{tmp_path}/effects.db"
-        case "file":
-            return f"file://{tmp_path}/effects"
-        case "postgres":
-            return shared_postgres(schema="effects")
-
-    return shared_redis(prefix="effects")
+    return fresh_url(request.param, tmp_path)
 
 
 @pytest.fixture

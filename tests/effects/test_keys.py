@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cpkit import InvalidId, JsonValue, MemoryCheckpointer
 from cpkit.canonical import canonical_json
-from cpkit.effects import EffectLedger, records
+from cpkit.effects import EffectLedger, effect
 
 LEDGER = EffectLedger(MemoryCheckpointer())
 ARGS: dict[str, JsonValue] = {"a": "x|y", "b": [1, 2], "c": None}
@@ -114,7 +114,7 @@ JSON = st.recursive(
 @given(value=JSON)
 def test_the_fast_encoder_gives_the_canonical_key(value: JsonValue) -> None:
     """A key is the digest of the canonical text, whichever encoder wrote it."""
-    plain_value = records.copy_json(value, "value")
-    made = records.effect_key("thread", "t", "x", "resource", plain_value)
+    plain_value = effect.copy_json(value, "value")
+    made = effect.effect_key("thread", "t", "x", "resource", plain_value)
     text = canonical_json([["thread", "t"], "x", "resource", plain_value])
     assert made == sha256(text.encode()).hexdigest()

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from typing import Any
 
 import pytest
 
 from cpkit import JsonValue, ToolCall
 from cpkit.effects import (
+    Backoff,
     Effect,
     EffectTimeout,
     Landed,
     NotLanded,
+    RecoverReport,
     Tool,
     ToolRegistry,
+    tool,
 )
-from cpkit.lease import LeaseTimeout, thread_lease
+from cpkit.lease import LeaseTimeout, LeaseWait, thread_lease
+from cpkit.terms import Terms
 from tests.effects.shop import OnlySix, Shop, Store, claim, quick, until
 
 
@@ -115,16 +121,96 @@ async def test_approval_requests_are_not_touched(cp: Store, thread: str) -> None
 
 
 async def test_resume_needs_the_lease_of_the_thread(cp: Store, thread: str) -> None:
-    """Resume takes the lease, or uses the lease of its caller."""
+    """Resume takes the lease, or uses the one that it is given."""
     await leave(cp, thread, "search", {})
 
     async with thread_lease(cp, thread) as lease:
-        with pytest.raises(LeaseTimeout):
-            await quick(cp, timeout=0.05).resume(thread, TOOLS)
+        other = quick(cp, timeout=0.05).resume(thread, TOOLS)
 
-        report = await quick(cp).resume(thread, TOOLS, lease=lease)
+        with pytest.raises(LeaseTimeout):
+            await asyncio.create_task(other)
+
+        passed = quick(cp).resume(thread, TOOLS, lease=lease)
+        report = await asyncio.create_task(passed)
 
     assert [call.action for call in report.calls] == ["discarded"]
+
+
+async def test_resume_uses_the_lease_that_its_task_holds(
+    cp: Store, thread: str
+) -> None:
+    """It does not wait for itself; another thread's lease is refused."""
+    await leave(cp, thread, "search", {})
+
+    async with thread_lease(cp, thread) as lease:
+        report = await quick(cp).resume(thread, TOOLS)
+        assert [call.action for call in report.calls] == ["discarded"]
+
+        with pytest.raises(ValueError, match="not a lease of thread 'other'"):
+            await quick(cp).recover("other", TOOLS, lease=lease)
+
+        with pytest.raises(LeaseTimeout, match="pass its lease on"):
+            await thread_lease(cp, thread).__aenter__()
+
+
+async def test_recover_runs_what_was_released(cp: Store, thread: str) -> None:
+    """It verifies, runs released calls with their arguments, and heals last."""
+    sent: list[str] = []
+    healed: list[str] = []
+
+    async def verify(effect: Effect) -> Landed | NotLanded:
+        return Landed("m1") if effect.args["to"] == "ann" else NotLanded()
+
+    @tool(verify=verify)
+    async def mail(to: str) -> str:
+        sent.append(to)
+        return f"to {to}"
+
+    @tool
+    async def fax(to: str) -> str:
+        raise AssertionError
+
+    ledger = quick(cp)
+    await ledger.begin(thread, "mail", {"to": "ann"})
+    await ledger.begin(thread, "mail", {"to": "bob"})
+    await ledger.begin(thread, "fax", {"to": "eve"})
+    # Its key is not one that the tool would give, so it is another effect.
+    await ledger.begin(thread, "mail", {"to": "kim"}, resource="kim")
+
+    async def heal(_: Any, thread_id: str, report: RecoverReport) -> str:
+        healed.append(thread_id)
+        assert len(report.outcomes) == 1
+        return "closed"
+
+    report = await quick(cp).recover(thread, [mail, fax], heal=heal)
+    actions = [one.action for one in report.calls]
+    assert actions == ["landed", "released", "surfaced", "released"]
+    assert (sent, healed, report.healed) == (["bob"], [thread], "closed")
+    assert report.outcomes[0][1].content == "to bob"
+    key = ledger.key(thread, "mail", {"to": "bob"})
+    record = await cp.find_completed(key)
+    assert record is not None
+    assert record.attempt == 2
+
+    with pytest.raises(TypeError, match="@tool"):
+        await quick(cp).recover(thread, [heal])  # type: ignore[list-item]
+
+
+async def test_a_wait_for_a_dead_holder_is_reported_at_once(
+    cp: Store, thread: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log and the hook say for whom, and how long at most."""
+    terms = Terms(cp, thread, Backoff(), 1.0)
+    await terms.claim(terms.new_call("host:7", 0.2))
+    seen: list[LeaseWait] = []
+    recover = quick(cp).recover(thread, TOOLS, on_wait=seen.append)
+
+    with caplog.at_level(logging.WARNING, "cpkit.lease"):
+        await asyncio.create_task(recover)
+
+    (wait,) = seen
+    assert (wait.thread_id, wait.holder, wait.stale_after) == (thread, "host:7", 0.2)
+    assert str(wait) in caplog.text
 
 
 async def test_resume_skips_the_calls_of_its_own_ledger(cp: Store, thread: str) -> None:

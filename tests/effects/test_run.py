@@ -549,55 +549,63 @@ async def test_find_returns_issued_holders_too(cp: Store, thread: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("receipts", "attempt"),
+    ("receipts", "look", "attempt"),
     [
         # With the six methods, a second record_issued reads the record.
-        (False, ["record_issued"]),
-        (True, ["find_call"]),
+        (False, "find_completed", "record_issued"),
+        (True, "find_call", "find_call"),
     ],
 )
 async def test_a_fresh_effect_is_two_writes_and_a_replay_one_read(
-    cp: Store, thread: str, receipts: bool, attempt: list[str]
+    cp: Store, thread: str, receipts: bool, look: str, attempt: str
 ) -> None:
     """A fresh effect costs one more read for the attempt, and no other call."""
     counting = Counting(cp, receipts)
     ledger = quick(counting)
     await ledger.run(thread, "charge", ARGS, Shop().charge)
-    assert counting.calls == [
-        "find_completed",
-        "record_issued",
-        *attempt,
-        "record_result",
-    ]
+    assert counting.calls == [look, "record_issued", attempt, "record_result"]
     counting.calls.clear()
     await ledger.run(thread, "charge", ARGS, Shop().charge)
-    assert counting.calls == ["find_completed"]
+    assert counting.calls == [look]
     data = await cp.load(thread)
     assert data is not None
     # The agent's own thread has the call, and nothing in extra.
     assert (data.extra, data.pending, data.messages) == ({}, [], [])
 
 
-async def test_an_approval_costs_two_writes(cp: Store, thread: str) -> None:
-    """One write is for the request, and one for the decision."""
+async def test_an_approval_costs_five_writes(cp: Store, thread: str) -> None:
+    """The request and its entry on the list, each with its end; and one wakes runs."""
     counting = Counting(cp, True)
     ledger = quick(counting, requires_approval=lambda _: True, approval_timeout=0)
 
     with pytest.raises(EffectTimeout):
         await ledger.run(thread, "charge", ARGS, Shop().charge)
 
-    assert counting.calls == ["find_completed", "record_issued"]
+    assert counting.calls == [
+        "find_call",  # the effect
+        "find_call",  # its request
+        "record_issued",  # the entry on the list
+        "record_issued",  # the request
+        "find_call",
+    ]
     counting.calls.clear()
-    assert await ledger.approve(thread, ledger.key(thread, "charge", ARGS))
-    assert counting.calls == ["load", "record_result"]
+    assert await ledger.approve(ledger.key(thread, "charge", ARGS))
+    assert counting.calls == [
+        "load",  # the list
+        "find_call",  # the request
+        "find_call",  # there is not a second one
+        "record_result",
+        "save_extra",  # wakes those that watch the list
+    ]
     counting.calls.clear()
     await ledger.run(thread, "charge", ARGS, Shop().charge)
     assert counting.calls == [
-        "find_completed",
-        "record_issued",  # the request, which is decided: it returns the record
+        "find_call",
+        "find_call",  # the request, which is decided
         "record_issued",
         "find_call",
         "record_result",
+        "record_result",  # the entry ends
     ]
 
 
@@ -612,10 +620,10 @@ async def test_a_tool_without_an_effect_parameter_saves_a_read(
 
     registry = ToolRegistry(quick(counting), [Tool(send)])
     await registry.dispatch(thread, "send", {"to": "ann"})
-    assert counting.calls == ["find_completed", "record_issued", "record_result"]
+    assert counting.calls == ["find_call", "record_issued", "record_result"]
     counting.calls.clear()
     await registry.dispatch(thread, "send", {"to": "ann"})
-    assert counting.calls == ["find_completed"]
+    assert counting.calls == ["find_call"]
 
 
 async def test_timeout_none_waits_without_limit(cp: Store, thread: str) -> None:

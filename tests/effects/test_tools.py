@@ -9,6 +9,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -369,3 +370,99 @@ def test_a_function_that_cannot_be_a_tool_is_refused() -> None:
 
     assert registry["pay"] is pay
     assert list(registry) == [pay]
+
+
+async def test_arguments_may_be_the_json_text_of_an_object(
+    cp: Store, thread: str
+) -> None:
+    """Models hand over text. Other JSON, and text that is not JSON, is their error."""
+    seen: list[str] = []
+
+    @tool
+    async def book(flight: str) -> str:
+        seen.append(flight)
+        return flight
+
+    registry = ToolRegistry(quick(cp), [book])
+    first = await registry.dispatch(thread, "book", '{"flight": "HAT170"}')
+    again = await registry.dispatch(thread, "book", {"flight": "HAT170"})
+    assert (first.content, again.replayed, seen) == ("HAT170", True, ["HAT170"])
+
+    for wrong in ("[1]", '"text"', "{", "", "null", '{"flight": 1}'):
+        outcome = await registry.dispatch(thread, "book", wrong)
+        assert outcome.is_error, wrong
+        assert outcome.record is None
+
+    assert len(await cp.list_calls(thread)) == 1
+
+
+async def test_what_cannot_be_called_is_refused_when_it_is_given(
+    cp: Store, thread: str
+) -> None:
+    """No key is burnt by a mistake in a callback, a handler or ``key_fields``."""
+
+    def plain(flight: str) -> str:
+        raise AssertionError
+
+    def no_parameter() -> None:
+        raise AssertionError
+
+    with pytest.raises(TypeError, match="@tool"):
+        ToolRegistry(quick(cp), [plain])  # type: ignore[list-item]
+
+    with pytest.raises(ValueError, match="'fligth', which are not parameters"):
+        tool(key_fields=["fligth"])(plain)
+
+    with pytest.raises(ValueError, match="list of parameter names"):
+        tool(key_fields="flight")(plain)
+
+    with pytest.raises(TypeError, match="verify must take"):
+        tool(verify=no_parameter)(plain)  # type: ignore[arg-type]
+
+    with pytest.raises(TypeError, match="a tool is made of a function"):
+        tool("book")  # type: ignore[call-overload]
+
+    for hook in ("requires_approval", "on_approval_required", "on_superseded"):
+        for wrong in (no_parameter, "text", 7):
+            with pytest.raises(TypeError, match=hook):
+                quick(cp, **{hook: wrong})
+
+    ledger = quick(cp)
+
+    for handler in (no_parameter, lambda a, b: None, "text", None):
+        with pytest.raises(TypeError, match="handler must"):
+            await ledger.run(thread, "charge", {}, handler)  # type: ignore[arg-type]
+
+    with pytest.raises(TypeError, match="verify must"):
+        await ledger.run(thread, "charge", {}, lambda _: None, verify=no_parameter)  # type: ignore[arg-type]
+
+    with pytest.raises(ValueError, match="key_fields names 'order'"):
+        await ledger.run(thread, "charge", {}, lambda _: None, key_fields=["order"])
+
+    with pytest.raises(TypeError, match="colour"):
+        await ledger.run(thread, "charge", {}, lambda _: None, colour=1)  # type: ignore[call-arg]
+
+    assert await cp.load(thread) is None
+
+
+@pytest.mark.parametrize("how", ["method", "partial", "default", "callable", "kwargs"])
+async def test_every_usual_handler_is_accepted(
+    cp: Store, thread: str, how: str
+) -> None:
+    """Bound methods, partials, defaults, callable objects and ``*args``."""
+
+    class Bank:
+        def pay(self, effect: Effect) -> str:
+            return how
+
+        def __call__(self, effect: Effect) -> str:
+            return how
+
+    handlers: dict[str, Any] = {
+        "method": Bank().pay,
+        "partial": partial(lambda extra, effect: extra, how),
+        "default": lambda effect, extra=how: extra,
+        "callable": Bank(),
+        "kwargs": lambda *effects, **_: how,
+    }
+    assert await quick(cp).run(thread, "charge", {}, handlers[how]) == how

@@ -1,0 +1,483 @@
+"""Approval requests in the store: what is recorded of them, and how they are found.
+
+Request ``n`` of an effect is a call in the effect's thread. Its idempotency key follows
+from the effect's key and ``n``, so a process that knows the effect's key finds every
+request of it. Its outcome is write-once, so it is decided once. A request binds exact
+arguments: other arguments of the same effect, and `EffectLedger.ask_again`, get the
+next number.
+
+The list of open requests is the pending calls of the thread ``cpkit:requests``. An
+entry is recorded before its request, and ends when a run has acted on the decision. So
+the list also shows which decided requests wait for a run. Entries name requests; the
+request's own record alone says whether it is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from itertools import count
+from typing import Any, Literal, TypedDict
+from urllib.parse import urlencode
+
+from cpkit.canonical import canonical_json
+from cpkit.effects.attempts import Attempts
+from cpkit.effects.effect import EffectPlan, entry_key, request_key
+from cpkit.effects.records import APPROVAL, REQUESTS
+from cpkit.effects.tracing import log
+from cpkit.errors import CallMismatch, CheckpointerError, UnknownCall
+from cpkit.records import CallRecord, JsonValue, ToolCall
+
+__all__ = [
+    "ApprovalRequest",
+    "Decision",
+    "DecisionOptions",
+    "Entry",
+    "Requests",
+    "request_of",
+]
+
+_ENTRY = "cpkit:request"
+"""The tool name of the entries in that list."""
+
+_FORGET_AFTER = timedelta(days=30)
+"""The age at which an entry without an open request is dropped from the list."""
+
+Verdict = Literal["approved", "denied", "expired", "withdrawn"]
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalRequest:
+    """An effect that needs a decision.
+
+    ``key`` names the effect, and is what `EffectLedger.approve` and
+    `EffectLedger.deny` take. ``number`` counts the requests of the effect: 1, 2, …
+    ``run_thread`` is the thread of the run that asked; it differs from ``thread_id``,
+    which has the record, for an effect with global scope. ``link`` leads to the page on
+    which a person decides; it is empty unless the ledger was given ``ui``.
+    """
+
+    key: str
+    thread_id: str
+    tool: str
+    args: Mapping[str, JsonValue]
+    requested_at: datetime
+    record: CallRecord
+    number: int = 1
+    expires_at: datetime | None = None
+    run_thread: str = ""
+    link: str = ""
+    cursor: str = ""
+    """Where `EffectLedger.requests` goes on after this request."""
+
+    @property
+    def decision(self) -> Decision | None:
+        """The decision on record, or ``None`` while a person may decide."""
+        return _decision_of(self)
+
+    @property
+    def is_approved(self) -> bool:
+        """Whether an approval is on record that was made in time."""
+        decision = self.decision
+        return decision is not None and decision.verdict == "approved"
+
+    def same_args(self, args: Mapping[str, JsonValue]) -> bool:
+        """Return whether the request is for exactly these arguments."""
+        return canonical_json(dict(self.args)) == canonical_json(dict(args))
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How a request ended: the verdict, and by whom, when, why and from where.
+
+    A request ``expired`` if it was not decided in time, or approved and not used in
+    time. It was ``withdrawn`` if it was ended without a decision. ``at`` is by the
+    store's clock where it has one. ``origin`` is the program that decided, for instance
+    ``"cpkit approve, host:4711"``.
+    """
+
+    request: ApprovalRequest
+    verdict: Verdict
+    by: str | None = None
+    at: datetime | None = None
+    reason: str | None = None
+    origin: str | None = None
+
+    @property
+    def is_approved(self) -> bool:
+        """Whether the effect may run."""
+        return self.verdict == "approved"
+
+    def __str__(self) -> str:
+        by = "" if self.by is None else f" by {self.by}"
+        reason = "" if self.reason is None else f": {self.reason}"
+        return f"{self.verdict}{by}{reason}"
+
+
+class DecisionOptions(TypedDict, total=False):
+    """The keywords of `EffectLedger.approve` and `EffectLedger.deny`.
+
+    ``by``, ``reason`` and ``origin`` are recorded: who decides, why, and from where;
+    the origin is by default this host and process. ``number`` selects one request of
+    the effect, and ``args`` the newest request with these arguments. Leaving both out
+    is a ``ValueError`` if requests with different arguments are open.
+    """
+
+    by: str | None
+    reason: str | None
+    origin: str | None
+    args: Mapping[str, JsonValue] | None
+    number: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An open entry of the list: a request that is undecided, or not acted upon."""
+
+    call_id: str
+    key: str
+    number: int
+    thread_id: str
+    run_thread: str
+    listed_at: datetime
+
+    @property
+    def cursor(self) -> str:
+        """The place in the list: entries are ordered by time, then by id."""
+        return f"{self.listed_at.isoformat()} {self.call_id}"
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the entry may be dropped if it has no open request."""
+        return datetime.now(UTC) - self.listed_at > _FORGET_AFTER
+
+
+class Requests:
+    """Finds, records and ends approval requests."""
+
+    def __init__(self, attempts: Attempts, ui: str | None) -> None:
+        self._attempts = attempts
+        self._ui = None if ui is None else ui.rstrip("/")
+
+    # Find
+
+    async def get(
+        self, key: str, number: int, thread_id: str | None
+    ) -> ApprovalRequest | None:
+        """Return one request, or ``None`` for an unknown or withdrawn one.
+
+        A store without receipts shows an undecided request only in its thread.
+        """
+        attempts = self._attempts
+        own_key = request_key(key, number)
+        record = await attempts.find_holder(own_key)
+
+        if record is None and attempts.receipts is None and thread_id is not None:
+            data = await attempts.cp.load(thread_id)
+            pending = () if data is None else data.pending
+            record = next(
+                (one for one in pending if one.call.idempotency_key == own_key), None
+            )
+
+        return None if record is None else self.of(record)
+
+    async def all_of(
+        self, key: str, thread_id: str | None = None
+    ) -> list[ApprovalRequest]:
+        """Return the requests of an effect, oldest first."""
+        found: dict[int, ApprovalRequest] = {}
+        entries = {one.number: one for one in await self.entries() if one.key == key}
+
+        # A withdrawn request leaves a gap, which an entry leads over.
+        for number in count(1):
+            entry = entries.get(number)
+            where = thread_id if entry is None else entry.thread_id
+            request = await self.get(key, number, where)
+
+            if request is not None:
+                found[number] = request
+            elif number >= max(entries, default=0):
+                return list(found.values())
+
+        raise AssertionError
+
+    async def of_thread(self, thread_id: str) -> list[ApprovalRequest]:
+        """Return the undecided requests of a thread, without reading its messages."""
+        receipts = self._attempts.receipts
+
+        if receipts is None:
+            data = await self._attempts.cp.load(thread_id)
+            calls = [] if data is None else data.pending
+        else:
+            calls = await receipts.list_calls(thread_id)
+
+        found = [self.of(one) for one in calls if one.status == "issued"]
+        return [one for one in found if one is not None and _is_undecided(one)]
+
+    async def entries(self, after: str = "") -> list[Entry]:
+        """Return the open entries behind a cursor, oldest first."""
+        data = await self._attempts.cp.load(REQUESTS)
+        found = [_entry_of(one) for one in (() if data is None else data.pending)]
+        open_entries = [one for one in found if one is not None and one.cursor > after]
+        return sorted(open_entries, key=lambda one: one.cursor)
+
+    async def undecided(self, after: str, limit: int) -> list[ApprovalRequest]:
+        """Return a page of undecided requests behind a cursor, oldest first."""
+        page: list[ApprovalRequest] = []
+        seen: set[tuple[str, int]] = set()
+
+        for entry in await self.entries(after):
+            if (entry.key, entry.number) in seen:
+                continue
+
+            seen.add((entry.key, entry.number))
+            request = await self.get(entry.key, entry.number, entry.thread_id)
+
+            if request is not None and _is_undecided(request):
+                page.append(replace(request, cursor=entry.cursor))
+            elif entry.is_old:
+                await self.end_entry(entry, "nothing acted on it")
+
+            if len(page) == limit:
+                break
+
+        return page
+
+    # Record
+
+    async def create(
+        self,
+        key: str,
+        number: int,
+        thread_id: str,
+        run_thread: str,
+        tool: str,
+        args: Mapping[str, JsonValue],
+        expires_after: float | None,
+    ) -> ApprovalRequest | None:
+        """Record a request, or return the request that has this number.
+
+        Returns ``None`` if a withdrawn request with other arguments has it.
+        """
+        attempts = self._attempts
+        entry = _entry_call(key, number, thread_id, run_thread)
+
+        # The entry comes first: a request that is not listed is found by its run alone.
+        await attempts.issue(REQUESTS, entry)
+        call = ToolCall(
+            _call_id(key, number),
+            APPROVAL,
+            {
+                "key": key,
+                "tool": tool,
+                "args": dict(args),
+                "number": number,
+                "run_thread": run_thread,
+                "expires_after": expires_after,
+            },
+            request_key(key, number),
+        )
+
+        try:
+            record = await attempts.issue(thread_id, call)
+
+            if record is None and attempts.receipts is not None:
+                return await self.get(key, number, thread_id)
+
+            if record is None:
+                # Issuing a recorded call again writes nothing and returns its record.
+                record = await attempts.issue(thread_id, call)
+        except CallMismatch:
+            return await self.get(key, number, thread_id)
+
+        return None if record is None else self.of(record)
+
+    async def list_for(self, request: ApprovalRequest, run_thread: str) -> None:
+        """Also list the request for another thread that waits for it."""
+        entry = _entry_call(request.key, request.number, request.thread_id, run_thread)
+        await self._attempts.issue(REQUESTS, entry)
+
+    async def resolve(
+        self, request: ApprovalRequest, decision: dict[str, JsonValue]
+    ) -> ApprovalRequest:
+        """Record a decision, and return the request as it is decided now."""
+        record = await self._attempts.resolve(
+            request.thread_id,
+            request.record.call.call_id,
+            decision,
+            success=True,
+        )
+
+        try:
+            # Wakes those that watch the list. The decision itself is on record.
+            await self._attempts.cp.save_extra(REQUESTS, {"decided": request.key})
+        except CheckpointerError:
+            log.warning("could not wake the watchers of decisions", exc_info=True)
+
+        return self.of(record) or request
+
+    async def expire(self, request: ApprovalRequest) -> ApprovalRequest:
+        """End a request that expired undecided, so that no late decision counts."""
+        if request.record.status != "issued" or request.decision is None:
+            return request
+
+        try:
+            return await self.resolve(request, {"approved": False, "expired": True})
+        except UnknownCall:  # its thread was forgotten
+            return request
+
+    async def acted_upon(self, plan: EffectPlan, number: int) -> None:
+        """Take a request off the list: its run acted on the decision."""
+        effect = plan.effect
+        call = _entry_call(effect.key, number, effect.thread_id, plan.thread_id)
+        await self._end(call.call_id, "acted upon")
+
+    async def end_entry(self, entry: Entry, why: str) -> None:
+        """Take an entry off the list."""
+        await self._end(entry.call_id, why)
+
+    async def _end(self, call_id: str, why: str) -> None:
+        try:
+            await self._attempts.cp.record_result(REQUESTS, call_id, {"ended": why})
+        except CheckpointerError:
+            # The entry stays on the list, until a worker or a later run ends it.
+            log.debug("could not end the entry %r", call_id, exc_info=True)
+
+    def of(self, record: CallRecord) -> ApprovalRequest | None:
+        """Return the request of a record, with its link."""
+        request = request_of(record)
+
+        if request is None or self._ui is None:
+            return request
+
+        place = {"id": request.thread_id, "request": record.call.idempotency_key}
+        return replace(request, link=f"{self._ui}/waiting/decide?{urlencode(place)}")
+
+
+def request_of(record: CallRecord) -> ApprovalRequest | None:
+    """Return the approval request of a record, or ``None`` for another call.
+
+    Of an erased record, only the key and the number are known.
+    """
+    call = record.call
+
+    if call.tool_name != APPROVAL:
+        return None
+
+    if record.erased:
+        _, _, named = call.call_id.partition(":")
+        key, _, number = named.partition(":")
+        return ApprovalRequest(
+            key,
+            record.thread_id,
+            "",
+            {},
+            record.issued_at,
+            record,
+            int(number) if number.isdecimal() else 1,
+        )
+
+    match call.args:
+        case {
+            "key": str(key),
+            "tool": str(tool),
+            "args": dict(args),
+            "number": int(nth),
+            "run_thread": str(run_thread),
+            "expires_after": int() | float() | None as seconds,
+        }:
+            expires = None if seconds is None else timedelta(seconds=seconds)
+            return ApprovalRequest(
+                key,
+                record.thread_id,
+                tool,
+                args,
+                record.issued_at,
+                record,
+                nth,
+                None if expires is None else record.issued_at + expires,
+                run_thread,
+            )
+
+    return None
+
+
+def _is_undecided(request: ApprovalRequest) -> bool:
+    return request.decision is None and not request.record.erased
+
+
+def _decision_of(request: ApprovalRequest) -> Decision | None:
+    record = request.record
+    now = datetime.now(UTC)
+
+    if record.status == "issued":
+        if request.expires_at is not None and now >= request.expires_at:
+            return Decision(request, "expired", at=request.expires_at)
+
+        return None
+
+    if record.status == "failed":
+        return Decision(
+            request,
+            "withdrawn",
+            at=record.resolved_at,
+            reason="the request was withdrawn without a decision",
+        )
+
+    found = record.result if isinstance(record.result, dict) else {}
+    verdict: Verdict = "denied"
+
+    if found.get("approved") is True and not record.erased:
+        # An approval counts only until the request expires, used or not.
+        expired = request.expires_at is not None and now >= request.expires_at
+        verdict = "expired" if expired else "approved"
+    elif found.get("expired") is True:
+        verdict = "expired"
+
+    texts: dict[str, Any] = {
+        name: value
+        for name in ("by", "reason", "origin")
+        if isinstance(value := found.get(name), str)
+    }
+    return Decision(request, verdict, at=record.resolved_at, **texts)
+
+
+def _call_id(key: str, number: int) -> str:
+    return f"approval:{key}" if number == 1 else f"approval:{key}:{number}"
+
+
+def _entry_call(key: str, number: int, thread_id: str, run_thread: str) -> ToolCall:
+    asker = sha256(run_thread.encode()).hexdigest()[:16]
+    return ToolCall(
+        f"request:{key}:{number}:{asker}",
+        _ENTRY,
+        {
+            "key": key,
+            "number": number,
+            "thread_id": thread_id,
+            "run_thread": run_thread,
+        },
+        entry_key(key, number, run_thread),
+    )
+
+
+def _entry_of(record: CallRecord) -> Entry | None:
+    match record.call.args:
+        case {
+            "key": str(key),
+            "number": int(number),
+            "thread_id": str(thread_id),
+            "run_thread": str(run_thread),
+        } if record.call.tool_name == _ENTRY:
+            return Entry(
+                record.call.call_id,
+                key,
+                number,
+                thread_id,
+                run_thread,
+                record.issued_at,
+            )
+
+    return None

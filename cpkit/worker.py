@@ -1,0 +1,411 @@
+"""A worker: calls an agent's function for threads that need a run.
+
+::
+
+    async def agent(cp, lease):
+        await ledger.recover(lease.thread_id, tools, lease=lease)
+        ...  # the agent's own loop
+
+    await Worker(cp, agent).run()
+
+A thread needs a run if its last run died, or if a person decided an approval request
+that no run has acted on. A run is a term of the thread's lease (`cpkit.lease`): it died
+if its holder fell silent, and it ended well if its block ended without an exception.
+
+The worker only decides when to call the function. It takes the thread's lease before,
+so any number of workers run each thread once at a time. The function may raise
+``EffectTimeout`` for an approval that is not decided: the thread waits, and the worker
+calls it again after the decision. ``EffectDenied`` ends the run. After any other
+exception the worker calls it again later, with growing pauses. What needs a run is in
+the store alone, so a worker may be killed at any moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from cpkit.driver.backoff import Backoff
+from cpkit.effects.attempts import Attempts
+from cpkit.effects.effect import check_callback
+from cpkit.effects.errors import EffectDenied, EffectTimeout
+from cpkit.effects.records import REQUESTS
+from cpkit.effects.requests import Entry, Requests
+from cpkit.errors import BackendUnavailable
+from cpkit.lease import Lease, LeaseLost, LeaseTimeout, this_process, thread_lease
+from cpkit.protocol import Checkpointer, ListsThreads
+from cpkit.terms import LEASES, LeaseState, Terms, stale_after_of, state_of
+from cpkit.waiting import StaleDetector
+from cpkit.wakeups import Wakeups
+
+__all__ = ["Agent", "Health", "Worker"]
+
+log = logging.getLogger("cpkit.worker")
+
+Agent = Callable[[Checkpointer[Any], Lease], Awaitable[object]]
+"""Runs one thread: the one of the lease."""
+
+_PAGE = 500
+_AT_A_TIME = 8  # reads of leases, to hide a server's round trips
+_LONGEST_RETRY = 300.0
+
+
+@dataclass
+class Health:
+    """What a worker does, for people and for probes."""
+
+    holder: str
+    ran: int = 0
+    """Calls of the function that ended well."""
+    failed: int = 0
+    """Calls that raised an exception, which are repeated."""
+    running: list[str] = field(default_factory=list)
+    """The threads whose function is being called."""
+    decided: int = 0
+    """Decided requests that no run has acted on, at the last look."""
+    looks: int = 0
+    store_errors: int = 0
+    """Looks in a row that failed because the store was away."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the last look at the store succeeded."""
+        return self.looks > 0 and self.store_errors == 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it as JSON."""
+        return {"ok": self.ok, **asdict(self)}
+
+    def __str__(self) -> str:
+        state = "ok" if self.ok else "no store"
+        running = ", ".join(map(repr, self.running)) or "nothing"
+        return (
+            f"{self.holder}: {state}; running {running}; {self.ran} ran, "
+            f"{self.failed} failed, {self.decided} decided and not acted on"
+        )
+
+
+class _SeenLease:
+    """What the worker knows of one lease's thread since it last read it."""
+
+    def __init__(self, updated_at: datetime, state: LeaseState) -> None:
+        self.updated_at = updated_at
+        self.state = state
+        term = state.term
+        self.stale = None if term is None else StaleDetector(stale_after_of(term, 15))
+
+
+class Worker:
+    """Calls ``agent(cp, lease)`` for each thread that needs a run.
+
+    ``prefix`` limits it to threads whose ids start so. ``concurrency`` bounds the
+    threads that run at a time. ``stale_after`` is that of the leases it takes. ``poll``
+    is the longest time between two looks at the store, which `watch` shortens for
+    decisions. A stopped worker gives its runs ``grace`` seconds to end, and then
+    cancels them; another worker runs their threads again.
+
+    Without `ListsThreads` a store does not show which runs died; then the worker acts
+    on decisions alone.
+    """
+
+    def __init__(
+        self,
+        cp: Checkpointer[Any],
+        agent: Agent,
+        *,
+        prefix: str = "",
+        concurrency: int = 4,
+        stale_after: float = 15.0,
+        poll: float = 2.0,
+        grace: float = 30.0,
+        holder: str | None = None,
+    ) -> None:
+        check_callback("agent", agent, "cp", "lease")
+
+        if not inspect.iscoroutinefunction(inspect.unwrap(agent)):
+            raise TypeError(
+                f"agent must be an async function, not {agent!r:.80}: a blocked event "
+                "loop cannot renew the lease"
+            )
+
+        if concurrency < 1 or poll <= 0 or stale_after <= 0:
+            raise ValueError("concurrency, poll and stale_after must be positive")
+
+        self.health = Health(holder or f"worker {this_process()}")
+        self._cp = cp
+        self._agent = agent
+        self._prefix = prefix
+        self._concurrency = concurrency
+        self._stale_after = stale_after
+        self._poll = poll
+        self._grace = grace
+        self._backoff = Backoff()
+        self._requests = Requests(Attempts(cp, self._backoff, stale_after), None)
+        self._leases: dict[str, _SeenLease] = {}
+        self._jobs: dict[str, asyncio.Task[None]] = {}
+        self._retry: dict[str, tuple[int, float]] = {}
+        self._job_ended = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event | None = None) -> None:
+        """Watch the store and run threads, until ``stop`` is set."""
+        stop = stop or asyncio.Event()
+        stopping = asyncio.create_task(stop.wait())
+
+        try:
+            async with Wakeups(self._cp, REQUESTS) as wakeups:
+                while not stop.is_set():
+                    await self._look_safely()
+                    pause = self._pause()
+                    wake = asyncio.create_task(wakeups.wait(pause, pause))
+                    ended = asyncio.create_task(self._job_ended.wait())
+
+                    try:
+                        await asyncio.wait(
+                            [stopping, wake, ended],
+                            return_when=asyncio.FIRST_COMPLETED,
+                        )
+                    finally:
+                        wake.cancel()
+                        ended.cancel()
+                        await asyncio.wait([wake, ended])
+
+                    self._job_ended.clear()
+        finally:
+            stopping.cancel()
+            await self._end_jobs()
+
+    async def run_due(self) -> int:
+        """Run the threads that need a run now, and return the number of runs.
+
+        A run whose holder fell silent is due after its lease is stale.
+        """
+        before = self.health.ran + self.health.failed
+
+        while True:
+            await self._look()
+
+            if not self._jobs:
+                return self.health.ran + self.health.failed - before
+
+            await asyncio.wait(list(self._jobs.values()))
+
+    def _pause(self) -> float:
+        """Return the seconds between two looks: four fit in the time of each lease."""
+        pauses = [
+            seen.stale.longest_pause for seen in self._leases.values() if seen.stale
+        ]
+        return min([self._poll, *pauses])
+
+    async def _end_jobs(self) -> None:
+        jobs = list(self._jobs.values())
+
+        if jobs:
+            _, late = await asyncio.wait(jobs, timeout=self._grace)
+
+            for job in late:
+                job.cancel()
+
+            if late:
+                await asyncio.wait(late)
+
+    # Look for work
+
+    async def _look_safely(self) -> None:
+        try:
+            await self._look()
+        except BackendUnavailable as exc:
+            self.health.store_errors += 1
+            log.warning("the store is away: %s", exc)
+
+    async def _look(self) -> None:
+        """Start a job for each thread that needs a run and may have one."""
+        decided = await self._decided()
+        self.health.decided = sum(map(len, decided.values()))
+        dead = await self._dead()
+        self.health.looks += 1
+        self.health.store_errors = 0
+        now = asyncio.get_running_loop().time()
+
+        for thread_id in [*decided, *(one for one in dead if one not in decided)]:
+            if len(self._jobs) >= self._concurrency:
+                return
+
+            _, not_before = self._retry.get(thread_id, (0, 0.0))
+
+            if thread_id not in self._jobs and now >= not_before:
+                job = asyncio.create_task(self._job(thread_id, dead.get(thread_id)))
+                self._jobs[thread_id] = job
+                job.add_done_callback(partial(self._ended, thread_id))
+
+    def _ended(self, thread_id: str, job: asyncio.Task[None]) -> None:
+        del self._jobs[thread_id]
+        self._job_ended.set()
+
+        if not job.cancelled() and (exc := job.exception()) is not None:
+            log.error("the job of %r failed", thread_id, exc_info=exc)
+
+    async def _decided(self, thread_id: str | None = None) -> dict[str, list[Entry]]:
+        """Return the list's entries that are decided and not acted on, by thread."""
+        found: dict[str, list[Entry]] = {}
+
+        for entry in await self._requests.entries():
+            where = entry.run_thread
+
+            if not where.startswith(self._prefix) or thread_id not in (None, where):
+                continue
+
+            request = await self._requests.get(entry.key, entry.number, entry.thread_id)
+
+            if request is not None and request.decision is not None:
+                found.setdefault(where, []).append(entry)
+
+        return found
+
+    async def _dead(self) -> dict[str, str | None]:
+        """Return the threads whose run died, with the call id of a stale term."""
+        if not isinstance(self._cp, ListsThreads):
+            return {}
+
+        after = None
+        listed: set[str] = set()
+        found: dict[str, str | None] = {}
+
+        while page := await self._cp.list_threads(
+            prefix=LEASES, after=after, limit=_PAGE
+        ):
+            after = page[-1].thread_id
+            listed.update(info.thread_id for info in page)
+            changed = [
+                info
+                for info in page
+                if (seen := self._leases.get(info.thread_id)) is None
+                or seen.updated_at != info.updated_at
+            ]
+
+            for start in range(0, len(changed), _AT_A_TIME):
+                part = changed[start : start + _AT_A_TIME]
+                loads = [self._cp.load(info.thread_id) for info in part]
+
+                for info, data in zip(part, await asyncio.gather(*loads), strict=True):
+                    seen = _SeenLease(info.updated_at, state_of(data))
+                    self._leases[info.thread_id] = seen
+
+        for lease_thread in self._leases.keys() - listed:
+            del self._leases[lease_thread]
+
+        for seen in self._leases.values():
+            thread_id = seen.state.thread_id
+
+            if thread_id is None or not thread_id.startswith(self._prefix):
+                continue
+
+            if seen.stale is None:
+                if seen.state.died is not None:
+                    found[thread_id] = None
+            elif await seen.stale.is_stale(partial(_same, seen.updated_at)):
+                assert seen.state.term is not None
+                found[thread_id] = seen.state.term.call.call_id
+
+        return found
+
+    # Run a thread
+
+    async def _job(self, thread_id: str, stale_term: str | None) -> None:
+        """Take the thread's lease, look again whether it needs a run, and run it."""
+        terms = Terms(self._cp, thread_id, self._backoff, self._stale_after)
+        state = await terms.look()
+
+        if state.term is not None:
+            if state.term.call.call_id != stale_term:
+                self._not_before(thread_id)
+                return  # a live runner has it
+
+            await terms.take_over(stale_term)
+
+        try:
+            async with thread_lease(
+                self._cp,
+                thread_id,
+                stale_after=self._stale_after,
+                timeout=0,
+                holder=self.health.holder,
+            ) as lease:
+                await self._run(thread_id, terms, lease)
+        except LeaseTimeout:
+            self._not_before(thread_id)
+            log.debug("another worker runs %r", thread_id)
+        except LeaseLost as exc:
+            log.warning("%s", exc)
+
+    async def _run(self, thread_id: str, terms: Terms, lease: Lease) -> None:
+        entries = (await self._decided(thread_id)).get(thread_id, [])
+        died = (await terms.look()).died is not None
+
+        if not entries and not died:
+            return
+
+        log.info("running %r", thread_id)
+        self.health.running.append(thread_id)
+
+        try:
+            await self._agent(self._cp, lease)
+        except EffectTimeout as exc:
+            if exc.holder is not None:
+                self._failed(thread_id)
+                return
+
+            log.info("%r waits for an approval", thread_id)
+        except EffectDenied as exc:
+            log.warning("the run of %r ended: %s", thread_id, exc)
+        except asyncio.CancelledError:
+            # This run did not end well, and its lease is released: only the mark shows
+            # to another worker that the thread needs a run.
+            await terms.mark_died()
+            raise
+        except Exception:
+            if not lease.lost:
+                await terms.mark_died()
+
+            self._failed(thread_id)
+            return
+        finally:
+            self.health.running.remove(thread_id)
+
+        await lease.check()
+
+        # The function has seen the decisions, and ended well.
+        for entry in entries:
+            await self._requests.end_entry(entry, "a worker ran the thread")
+
+        if died:
+            await terms.clear_died()
+
+        self.health.ran += 1
+        self._retry.pop(thread_id, None)
+        log.info("%r ended", thread_id)
+
+    def _not_before(self, thread_id: str) -> None:
+        """Do not try the thread again at once: another runner has it."""
+        count, _ = self._retry.get(thread_id, (0, 0.0))
+        now = asyncio.get_running_loop().time()
+        self._retry[thread_id] = count, now + self._pause() / 2
+
+    def _failed(self, thread_id: str) -> None:
+        count, _ = self._retry.get(thread_id, (0, 0.0))
+        pause = min(2.0**count, _LONGEST_RETRY)
+        now = asyncio.get_running_loop().time()
+        self._retry[thread_id] = count + 1, now + pause
+        self.health.failed += 1
+        log.warning(
+            "the run of %r failed; again in %g s", thread_id, pause, exc_info=True
+        )
+
+
+async def _same(updated_at: datetime) -> datetime:
+    return updated_at

@@ -1,0 +1,122 @@
+"""Workers and the deciding process are killed at random; the books stay right."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from cpkit import open_checkpointer
+from cpkit.effects import Backoff, EffectLedger
+from cpkit.effects.attempts import Attempts
+from cpkit.effects.requests import Requests
+from cpkit.terms import Terms
+from tests.effects.payer import lines
+from tests.effects.shop import until
+from tests.stores import SHARED, fresh_url
+
+Process = asyncio.subprocess.Process
+
+
+@pytest.fixture(params=SHARED)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A new store of each kind that processes share."""
+    return fresh_url(request.param, tmp_path)
+
+
+async def start(role: str, url: str, folder: Path) -> Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.effects.payer", role, url, str(folder),
+        cwd=Path(__file__).parents[2], env=os.environ,
+    )  # fmt: skip
+
+
+async def run_with_kills(
+    url: str, folder: Path, workers: int, keys: int, kills: int, patience: float
+) -> None:
+    """Run all orders, kill processes meanwhile, and check the books."""
+    threads = [f"order-{n}" for n in range(keys)]
+    random = Random(f"{keys} {kills}")
+
+    async with open_checkpointer(url) as cp:
+        for thread in threads:  # as if a first run of each had died
+            await Terms(cp, thread, Backoff(), 1.0).mark_died()
+
+        async def ended() -> bool:
+            found = [await cp.load(thread) for thread in threads]
+            return all(data is not None and data.messages for data in found)
+
+        roles = ["work"] * workers + ["decide"]
+        running = [await start(role, url, folder) for role in roles]
+
+        async def kill() -> None:
+            # Counts events and not time, so that slow machines get as many kills.
+            for _ in range(kills):
+                seen = len(lines(folder / "books")) + len(lines(folder / "approved"))
+
+                async def more(seen: int = seen) -> bool:
+                    books, approved = (
+                        lines(folder / "books"),
+                        lines(folder / "approved"),
+                    )
+                    return len(books) + len(approved) > seen or await ended()
+
+                await until(more, patience)
+                await asyncio.sleep(random.uniform(0, 0.05))
+                number = random.randrange(len(roles))
+                running[number].kill()
+                await running[number].wait()
+                running[number] = await start(roles[number], url, folder)
+
+        try:
+            await kill()
+            await until(ended, patience)
+            await until(lambda: nothing_open(cp), patience)
+        finally:
+            for process in running:
+                process.kill()
+                await process.wait()
+
+        await check_books(cp, folder, threads)
+
+
+async def nothing_open(cp: object) -> bool:
+    """Return whether every decided request was acted upon."""
+    return not await Requests(Attempts(cp, Backoff(), 1.0), None).entries()  # type: ignore[arg-type]
+
+
+async def check_books(cp: object, folder: Path, threads: list[str]) -> None:
+    """Each effect once, none unapproved, and each request has its outcome."""
+    books = Counter(lines(folder / "books"))
+    approved, denied = lines(folder / "approved"), lines(folder / "denied")
+    ledger = EffectLedger(cp)  # type: ignore[arg-type]
+    assert set(books.values()) <= {1}
+    assert set(books) == set(approved)
+    assert not set(books) & set(denied)
+    assert len(books) + len(set(denied)) == len(threads)
+
+    for thread in threads:
+        key = ledger.key(thread, "pay", {"order": thread})
+        decision = await ledger.decision(key)
+        assert decision is not None
+        assert decision.is_approved == (key in books) == (key not in denied)
+        assert await ledger.find(key) is not None or key in denied
+
+
+async def test_each_order_is_paid_once_despite_kills(url: str, tmp_path: Path) -> None:
+    """Two workers and a deciding process, killed twice in all."""
+    await run_with_kills(url, tmp_path, workers=2, keys=8, kills=2, patience=40)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1_200)
+async def test_many_orders_are_paid_once_despite_many_kills(
+    url: str, tmp_path: Path
+) -> None:
+    """Six workers and 200 orders, with a kill for every fourth order."""
+    await run_with_kills(url, tmp_path, workers=6, keys=200, kills=50, patience=600)

@@ -1,0 +1,303 @@
+"""Approval requests over all threads: listed, decided by key, expired, asked again."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from cpkit import CallRecord, JsonValue, ToolCall
+from cpkit.effects import (
+    ApprovalExpired,
+    ApprovalRequest,
+    EffectDenied,
+    EffectLedger,
+    EffectTimeout,
+)
+from tests.effects.shop import Counting, OnlySix, Shop, Store, quick, until
+
+ARGS: dict[str, JsonValue] = {"order": "7", "amount": 5000}
+
+
+def careful(cp: Any, **options: Any) -> EffectLedger:
+    """Return a ledger that needs an approval for every effect, and looks once."""
+    settings = {"requires_approval": lambda _: True, "approval_timeout": 0}
+    return quick(cp, **{**settings, **options})
+
+
+async def ask(
+    cp: Any, thread: str, args: dict[str, JsonValue] | None = None, **options: Any
+) -> str:
+    """Request an approval, and return the effect's key."""
+    ledger = careful(cp, **options)
+
+    with pytest.raises(EffectTimeout):
+        await ledger.run(thread, "charge", args or ARGS, Shop().charge)
+
+    return ledger.key(thread, "charge", args or ARGS)
+
+
+async def own(cp: Any, *keys: str, **options: Any) -> list[ApprovalRequest]:
+    """Return those undecided requests of the store that are for these keys."""
+    return [one for one in await quick(cp).requests(**options) if one.key in keys]
+
+
+async def test_requests_lists_undecided_ones_of_all_threads_by_page(
+    cp: Store, thread: str
+) -> None:
+    """The oldest comes first, a decided one leaves, and no thread is loaded."""
+    keys = [await ask(cp, f"{thread}-{n}", {"n": n}) for n in range(5)]
+    counting = Counting(cp, True)
+    ledger = quick(counting)
+    listed = await ledger.requests(limit=1_000)
+    assert [one.key for one in listed if one.key in keys] == keys
+    assert set(counting.calls) <= {"load", "find_call"}
+    assert counting.calls.count("load") == 1
+
+    first = await ledger.requests(limit=2)
+    rest: list[ApprovalRequest] = []
+    page = first
+
+    while page:
+        rest += page
+        page = await ledger.requests(after=page[-1].cursor, limit=2)
+
+    assert [one.key for one in rest] == [one.key for one in listed]
+    assert (listed[-1].tool, listed[-1].args) == ("charge", {"n": 4})
+
+    await ledger.approve(keys[0])
+    await ledger.deny(keys[3])
+    left = await own(cp, *keys)
+    assert [one.key for one in left] == [keys[1], keys[2], keys[4]]
+
+    with pytest.raises(ValueError, match="limit"):
+        await ledger.requests(limit=0)
+
+
+async def test_a_decision_says_by_whom_when_why_and_from_where(
+    cp: Store, thread: str
+) -> None:
+    """Who decides second sees who was first."""
+    key = await ask(cp, thread)
+    ledger = quick(cp)
+    assert await ledger.decision(key) is None
+    assert await ledger.deny(key, by="ann", reason="too much", origin="the page")
+    assert not await ledger.approve(key, by="bob")
+    decision = await ledger.decision(key)
+    assert decision is not None
+    assert (decision.verdict, decision.by, decision.reason, decision.origin) == (
+        "denied",
+        "ann",
+        "too much",
+        "the page",
+    )
+    assert decision.at is not None
+    assert abs((datetime.now(UTC) - decision.at).total_seconds()) < 600
+    assert str(decision) == "denied by ann: too much"
+
+    other = await ask(cp, thread, {"n": 1})
+    await ledger.approve(other)
+    approved = await ledger.decision(other)
+    assert approved is not None
+    assert approved.is_approved
+    assert approved.origin  # host and process by default
+
+
+async def test_requests_work_with_the_six_methods_alone(cp: Store, thread: str) -> None:
+    """A store without receipts lists and decides by key too."""
+    six = OnlySix(cp)
+    key = await ask(six, thread)
+    assert [one.key for one in await own(six, key, limit=1_000)] == [key]
+    assert await quick(six).approve(key, by="ann")
+    assert await own(six, key, limit=1_000) == []
+    shop = Shop()
+    assert await careful(six).run(thread, "charge", ARGS, shop.charge) == {"charge": 1}
+
+
+async def test_pending_and_approve_do_not_read_messages(cp: Store, thread: str) -> None:
+    """A long thread costs as much as a short one."""
+    key = await ask(cp, thread)
+    counting = Counting(cp, True)
+    assert [one.key for one in await quick(counting).pending(thread)] == [key]
+    assert counting.calls == ["list_calls"]
+    loaded: list[str] = []
+
+    async def load(thread_id: str) -> Any:
+        loaded.append(thread_id)
+        return await cp.load(thread_id)
+
+    counting.load = load
+    assert await quick(counting).approve(thread, key)
+    assert loaded == ["cpkit:requests"]
+
+
+class TestExpiry:
+    """``expires_after`` ends an undecided request, or an unused approval."""
+
+    async def test_a_late_approval_licenses_nothing(
+        self, cp: Store, thread: str
+    ) -> None:
+        """The run raises, whether it looks before or after the late approval."""
+        shop = Shop()
+        key = await ask(cp, thread, expires_after=0.05)
+        await until_expired(cp, key)
+        assert not await quick(cp).approve(key, by="ann")
+        assert await own(cp, key) == []
+
+        with pytest.raises(ApprovalExpired):
+            await careful(cp).run(thread, "charge", ARGS, shop.charge)
+
+        decision = await quick(cp).decision(key)
+        assert decision is not None
+        assert decision.verdict == "expired"
+        assert shop.effects == []
+
+    async def test_an_unused_approval_ends_too(self, cp: Store, thread: str) -> None:
+        """An approval in time counts until the request expires."""
+        shop = Shop()
+        key = await ask(cp, thread, expires_after=0.3)
+        assert await quick(cp).approve(key)
+        await until_expired(cp, key)
+
+        with pytest.raises(ApprovalExpired):
+            await careful(cp).run(thread, "charge", ARGS, shop.charge)
+
+        assert shop.effects == []
+
+    async def test_a_waiting_run_ends_with_its_request(
+        self, cp: Store, thread: str
+    ) -> None:
+        """It does not wait for a decision that would not count."""
+        ledger = careful(cp, approval_timeout=None, expires_after=0.1)
+
+        with pytest.raises(ApprovalExpired, match="ask_again"):
+            await ledger.run(thread, "charge", ARGS, Shop().charge)
+
+    def test_the_time_must_be_positive(self) -> None:
+        """A request that can never be approved is a mistake."""
+        with pytest.raises(ValueError, match="expires_after"):
+            quick(OnlySix.__new__(OnlySix), expires_after=0)
+
+
+async def until_expired(cp: Any, key: str) -> None:
+    """Wait until the request of a key has expired."""
+
+    async def expired() -> bool:
+        decision = await quick(cp).decision(key)
+        return decision is not None and decision.verdict == "expired"
+
+    await until(expired)
+
+
+class TestAskAgain:
+    """`ask_again` is a new request with the next number."""
+
+    async def test_a_denied_request_can_be_asked_again(
+        self, cp: Store, thread: str
+    ) -> None:
+        """The old decision stays, and the new one lets the effect run."""
+        shop = Shop()
+        ledger = careful(cp)
+        key = await ask(cp, thread)
+        await ledger.deny(key, by="ann")
+        again = await ledger.ask_again(key)
+        assert (again.number, again.args, again.decision) == (2, ARGS, None)
+        assert (await ledger.ask_again(key)).number == 2
+        assert [one.number for one in await own(cp, key)] == [2]
+
+        with pytest.raises(EffectTimeout):
+            await ledger.run(thread, "charge", ARGS, shop.charge)
+
+        assert not await ledger.approve(key, number=1)
+        assert await ledger.approve(key, by="bob")
+        assert await ledger.run(thread, "charge", ARGS, shop.charge) == {"charge": 1}
+        first = await ledger.decision(key, number=1)
+        assert first is not None
+        assert (first.verdict, first.by) == ("denied", "ann")
+
+        with pytest.raises(ValueError, match="approved already"):
+            await ledger.ask_again(key)
+
+    async def test_expired_and_withdrawn_requests_can_be_asked_again(
+        self, cp: Store, thread: str
+    ) -> None:
+        """The new request expires after as long as the old one, from now on."""
+        ledger = careful(cp)
+        key = await ask(cp, thread, expires_after=0.05)
+        await until_expired(cp, key)
+        again = await ledger.ask_again(key)
+        assert again.number == 2
+        assert again.expires_at is not None
+
+        other = await ask(cp, thread, {"n": 2})
+        (request,) = await own(cp, other)
+        await cp.record_result(
+            request.thread_id, request.record.call.call_id, None, success=False
+        )
+
+        with pytest.raises(EffectDenied, match="withdrawn"):
+            await ledger.run(thread, "charge", {"n": 2}, Shop().charge)
+
+        with pytest.raises(ValueError, match="no approval request"):
+            await ledger.ask_again("unknown")
+
+
+async def test_two_processes_that_request_at_once_share_a_request(
+    cp: Store, thread: str
+) -> None:
+    """With other arguments of one effect, each request gets a number of its own."""
+    options: dict[str, Any] = {"resource": "order-7"}
+
+    async def run(amount: int) -> None:
+        with pytest.raises(EffectTimeout):
+            await careful(cp).run(
+                thread, "charge", {"amount": amount}, Shop().charge, **options
+            )
+
+    await asyncio.gather(*(run(n % 3) for n in range(9)))
+    key = quick(cp).key(thread, "charge", {}, **options)
+    requests = await own(cp, key, limit=1_000)
+    assert sorted(one.number for one in requests) == [1, 2, 3]
+    amounts = [one.args["amount"] for one in requests]
+    assert sorted(str(one) for one in amounts) == ["0", "1", "2"]
+
+
+async def test_the_notifier_gets_the_request_with_a_link(
+    cp: Store, thread: str
+) -> None:
+    """The link leads to the page on which a person decides."""
+    seen: list[ApprovalRequest] = []
+    options: dict[str, Any] = {"on_approval_required": seen.append}
+    await ask(cp, thread, **options)
+    await ask(cp, thread, {"n": 1}, ui="https://ops.example/", **options)
+    assert [one.link for one in seen][0] == ""
+    assert seen[1].link.startswith(
+        f"https://ops.example/waiting/decide?id={thread}&request="
+    )
+    assert seen[1].link.endswith(seen[1].record.call.idempotency_key)
+
+
+async def test_an_entry_without_a_request_is_not_listed(cp: Store, thread: str) -> None:
+    """A process may die between the two; its next run records the request."""
+    key = quick(cp).key(thread, "charge", ARGS)
+
+    class DiesAfterTheEntry(OnlySix):
+        def __init__(self, inner: Store) -> None:
+            super().__init__(inner)
+            self.record_issued = self.refuse
+
+        async def refuse(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+            if thread_id != "cpkit:requests":
+                raise RuntimeError("died")
+
+            return await cp.record_issued(thread_id, call)
+
+    with pytest.raises(RuntimeError):
+        await careful(DiesAfterTheEntry(cp)).run(thread, "charge", ARGS, Shop().charge)
+
+    assert await own(cp, key, limit=1_000) == []
+    assert not await quick(cp).approve(key)
+    await ask(cp, thread)
+    assert [one.key for one in await own(cp, key, limit=1_000)] == [key]

@@ -1,0 +1,191 @@
+"""Workers call a function for threads whose run died or whose request is decided."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from cpkit import Checkpointer
+from cpkit.effects import Backoff, EffectLedger
+from cpkit.lease import Lease, thread_lease
+from cpkit.terms import Terms
+from cpkit.worker import Worker
+from tests.effects.shop import OnlySix, Shop, Store, quick, until
+
+
+class Payer:
+    """An agent that pays once per thread, after an approval."""
+
+    def __init__(self, thread: str) -> None:
+        self.shop = Shop()
+        self.calls: list[str] = []
+        self.thread = thread
+        self.fails = 0
+
+    async def __call__(self, cp: Checkpointer[Any], lease: Lease) -> None:
+        assert lease.thread_id.startswith(self.thread)
+        self.calls.append(lease.thread_id)
+
+        if self.fails:
+            self.fails -= 1
+            raise RuntimeError("a bug")
+
+        await self.ledger(cp).run(lease.thread_id, "pay", {}, self.shop.charge)
+
+    def ledger(self, cp: Checkpointer[Any]) -> EffectLedger:
+        return quick(cp, requires_approval=lambda _: True, approval_timeout=0)
+
+    def worker(self, cp: Checkpointer[Any], **options: Any) -> Worker:
+        async def agent(cp: Checkpointer[Any], lease: Lease) -> None:
+            await self(cp, lease)
+
+        return Worker(cp, agent, prefix=self.thread, poll=0.1, **options)
+
+
+@asynccontextmanager
+async def running(worker: Worker) -> AsyncIterator[None]:
+    """Run a worker while the block runs."""
+    stop = asyncio.Event()
+    task = asyncio.create_task(worker.run(stop))
+
+    try:
+        yield
+    finally:
+        stop.set()
+        await task
+
+
+async def die(cp: Checkpointer[Any], thread: str, stale_after: float = 0.2) -> None:
+    """Leave a lease behind, like a process that was killed."""
+    terms = Terms(cp, thread, Backoff(), 1.0)
+    await terms.claim(terms.new_call("host:7", stale_after))
+
+
+async def test_a_decided_request_wakes_a_worker(cp: Store, thread: str) -> None:
+    """The thread of a dead run is run, waits for its approval, and is run again."""
+    payer = Payer(thread)
+    worker = payer.worker(cp)
+    await die(cp, thread)
+
+    async with running(worker):
+        await until(lambda: asked(cp, thread))
+        (request,) = await quick(cp).pending(thread)
+        assert payer.shop.effects == []
+        assert await quick(cp).approve(request.key, by="ann")
+        await until(lambda: charged(payer))
+        await until(lambda: idle(worker))
+
+    assert len(payer.shop.effects) == 1
+    assert payer.calls == [thread, thread]
+    assert (worker.health.ran, worker.health.failed) == (2, 0)
+    # Nothing is left to do, for another worker too.
+    assert await payer.worker(cp).run_due() == 0
+
+
+async def asked(cp: Store, thread: str) -> bool:
+    return bool(await quick(cp).pending(thread))
+
+
+async def charged(payer: Payer) -> bool:
+    return bool(payer.shop.effects)
+
+
+async def idle(worker: Worker) -> bool:
+    return worker.health.decided == 0 and not worker.health.running
+
+
+async def test_a_denial_is_acted_upon_too(cp: Store, thread: str) -> None:
+    """The function gets ``EffectDenied``, which ends the run if it is not handled."""
+    payer = Payer(thread)
+    worker, other = payer.worker(cp), payer.worker(OnlySix(cp))
+    await die(cp, thread)
+    await until(lambda: due(worker))
+    (request,) = await quick(cp).pending(thread)
+    await quick(cp).deny(request.key)
+    assert await other.run_due() == 1
+    assert (other.health.ran, other.health.failed) == (1, 0)
+    assert await other.run_due() == 0
+    assert payer.shop.effects == []
+
+
+async def due(worker: Worker) -> bool:
+    return bool(await worker.run_due())
+
+
+async def test_a_run_that_fails_is_repeated(cp: Store, thread: str) -> None:
+    """The mark of the dead run stays until the function ended well."""
+    payer = Payer(thread)
+    payer.fails = 1
+    worker = payer.worker(cp)
+    await die(cp, thread)
+    await until(lambda: due(worker))
+    assert worker.health.failed == 1
+    assert "1 failed" in str(worker.health)
+    assert worker.health.as_json()["ok"]
+    another = payer.worker(cp)  # it does not know of the failure
+    assert await another.run_due() == 1
+    assert another.health.ran == 1
+    assert await asked(cp, thread)
+    assert await another.run_due() == 0
+
+
+async def test_any_number_of_workers_run_a_thread_once_at_a_time(
+    cp: Store, thread: str
+) -> None:
+    """A live runner's thread is left alone, and one worker takes over a dead one's."""
+    payer = Payer(thread)
+    threads = [f"{thread}-{n}" for n in range(4)]
+    workers = [payer.worker(cp) for _ in range(3)]
+
+    async with thread_lease(cp, f"{thread}-live"):
+        for one in threads:
+            await die(cp, one)
+
+        async def all_asked() -> bool:
+            found = [await quick(cp).pending(one) for one in threads]
+            return all(found)
+
+        async with running(workers[0]), running(workers[1]), running(workers[2]):
+            await until(all_asked)
+
+    assert sorted(payer.calls) == threads
+    assert sum(worker.health.ran for worker in workers) == 4
+
+
+async def test_a_stopped_worker_leaves_its_thread_to_another(
+    cp: Store, thread: str
+) -> None:
+    """A run that does not end in time is cancelled, and marked as not ended."""
+    began = asyncio.Event()
+
+    async def slow(cp: Checkpointer[Any], lease: Lease) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    await die(cp, thread)
+    worker = Worker(cp, slow, prefix=thread, poll=0.1, grace=0)
+
+    async with running(worker):
+        await began.wait()
+
+    payer = Payer(thread)
+    assert await payer.worker(cp).run_due() == 1
+    assert payer.calls == [thread]
+
+
+def test_a_function_that_cannot_be_called_is_refused() -> None:
+    """A blocking function, or one with other parameters, is a ``TypeError``."""
+
+    async def one_parameter(cp: Any) -> None:
+        raise AssertionError
+
+    def blocking(cp: Any, lease: Any) -> None:
+        raise AssertionError
+
+    for wrong in (one_parameter, blocking, "text"):
+        with pytest.raises(TypeError, match="agent must"):
+            Worker(object(), wrong)  # type: ignore[arg-type]
