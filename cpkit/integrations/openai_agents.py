@@ -23,20 +23,17 @@ from uuid import uuid4
 from cpkit.driver.backoff import Backoff
 from cpkit.driver.jsontext import encode_json, parse_json
 from cpkit.errors import CorruptThread, VersionConflict
+from cpkit.extras import needs_extra
+from cpkit.integrations.bridge import Bridge
 from cpkit.integrations.openai_thread import session_thread
 from cpkit.protocol import Checkpointer
 from cpkit.sessions.context import copied
 from cpkit.sessions.fenced import append_once, read_range
+from cpkit.sync import SyncCheckpointer
 
-try:
+with needs_extra("cpkit.integrations.openai_agents", "openai-agents"):
     from agents import SessionSettings, TResponseInputItem
     from agents.memory import SessionABC
-except ModuleNotFoundError as exc:
-    raise ModuleNotFoundError(
-        f"cpkit.integrations.openai_agents needs {exc.name}: "
-        "pip install 'cpkit[openai-agents]'",
-        name=exc.name,
-    ) from exc
 
 __all__ = ["Session", "session_thread"]
 
@@ -49,9 +46,11 @@ class Session(SessionABC):
     """The history of one conversation, for the ``session=`` of the SDK's ``Runner``.
 
     It behaves as the SDK's own ``SQLiteSession``. ``cp`` is any store, opened without
-    ``message_type=``. Any number of tasks, handles and processes may use one session.
-    `add_items` is atomic, and only one caller gets a popped item. Nothing is deleted:
-    popped and cleared items stay in the thread, and so do its calls.
+    ``message_type=``. For ``Runner.run_sync``, it is an open `SyncCheckpointer`. The
+    methods may be called from any event loop. Any number of tasks, handles and
+    processes may use one session. `add_items` is atomic, and only one caller gets a
+    popped item. Nothing is deleted: popped and cleared items stay in the thread, and so
+    do its calls.
 
     The first use reads the thread, and each later use reads only new objects. A
     cancelled mutation is still completed. Items are JSON values.
@@ -64,7 +63,7 @@ class Session(SessionABC):
     def __init__(
         self,
         session_id: str,
-        cp: Checkpointer[Any],
+        cp: Checkpointer[Any] | SyncCheckpointer[Any],
         *,
         session_settings: SessionSettings | dict[str, Any] | None = None,
     ) -> None:
@@ -75,7 +74,9 @@ class Session(SessionABC):
             else SessionSettings().resolve(session_settings)
         )
         self.thread_id = session_thread(session_id)
-        self._cp = cp
+        self._bridge = Bridge(cp, wait_for_loop=True)
+        self._cp = self._bridge.checkpointer
+        # The fields below are used only on the store's event loop.
         self._turn = asyncio.Lock()
         self._forget()
 
@@ -95,12 +96,7 @@ class Session(SessionABC):
             else limit
         )
 
-        async with self._turn:
-            await self._refresh()
-            start = (
-                0 if wanted is None or wanted < 0 else max(0, len(self._live) - wanted)
-            )
-            return [copied(item) for _, item in self._live[start:]]
+        return await self._bridge.go(self._get(wanted))
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Add all items at the end, or none of them.
@@ -112,18 +108,33 @@ class Session(SessionABC):
 
         if not added:
             # An empty append still raises if the store is closed.
-            await self._cp.append(self.thread_id, [])
+            await self._bridge.go(self._append_nothing())
             return
 
-        await _completed(self._write(lambda: added))
+        await self._mutate(self._write(lambda: added))
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Remove the newest item and return it, or ``None`` if the session is empty."""
-        return await _completed(self._pop())
+        return await self._mutate(self._pop())
 
     async def clear_session(self) -> None:
         """Remove all items; the thread, its calls and their keys stay."""
-        await _completed(self._clear())
+        await self._mutate(self._clear())
+
+    async def _mutate(self, work: Coroutine[Any, Any, T]) -> T:
+        """Complete the work even if the caller is cancelled, or its loop ends."""
+        return await _completed(self._bridge.go(_completed(work)))
+
+    async def _append_nothing(self) -> None:
+        await self._cp.append(self.thread_id, [])
+
+    async def _get(self, wanted: int | None) -> list[TResponseInputItem]:
+        async with self._turn:
+            await self._refresh()
+            start = (
+                0 if wanted is None or wanted < 0 else max(0, len(self._live) - wanted)
+            )
+            return [copied(item) for _, item in self._live[start:]]
 
     async def _pop(self) -> TResponseInputItem | None:
         popped: TResponseInputItem | None = None

@@ -8,7 +8,7 @@
 """
 
 from cpkit.sessions.context import CustomMessages, Model, SessionContext
-from cpkit.sessions.errors import UnknownEntry
+from cpkit.sessions.errors import NotASession, UnknownEntry
 from cpkit.sessions.jsonl import SessionFile, SkippedLine, read_jsonl
 from cpkit.sessions.log import SessionLog
 from cpkit.sessions.migrate import migrate
@@ -21,6 +21,7 @@ __all__ = [
     "CustomMessages",
     "MissingResult",
     "Model",
+    "NotASession",
     "SessionContext",
     "SessionFile",
     "SessionLog",

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from cpkit.errors import CheckpointerError
 
-__all__ = ["UnknownEntry"]
+__all__ = ["NotASession", "UnknownEntry"]
+
+
+class NotASession(CheckpointerError):
+    """The thread is in use, and its first message is not the header of a session."""
+
+    def __init__(self, thread_id: str) -> None:
+        super().__init__(thread_id)
+        self.thread_id = thread_id
+
+    def __str__(self) -> str:
+        return f"thread {self.thread_id!r} is a plain thread, not a session"
 
 
 class UnknownEntry(CheckpointerError):

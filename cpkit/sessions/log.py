@@ -13,6 +13,7 @@ from cpkit.protocol import Checkpointer
 from cpkit.sessions.context import CustomMessages
 from cpkit.sessions.editor import SessionEditor
 from cpkit.sessions.entries import VERSION, Entry, draft, new_header
+from cpkit.sessions.errors import NotASession
 from cpkit.sessions.fenced import append_once, read_range
 from cpkit.sessions.jsonl import SessionFile, read_jsonl, write_jsonl
 from cpkit.sessions.migrate import migrate, version_of
@@ -72,7 +73,7 @@ class SessionLog(SessionEditor):
         a type that pydantic validates and whose JSON is an object. ``custom_messages``
         has functions that make messages of custom entries, by their type.
 
-        Raises ``CorruptThread`` if the thread is not a session, and ``SchemaMismatch``
+        Raises ``NotASession`` if the thread has other messages, and ``CorruptThread``
         if the session has another version of the format.
         """
         log = cls(
@@ -232,9 +233,7 @@ def _header(line: object, session_id: str) -> Entry:
         )
 
     if line.get("type") != "session":
-        raise CorruptThread(
-            session_id, "message 0", "no session header; the thread is not a session"
-        )
+        raise NotASession(session_id)
 
     if version_of(line, f"session {session_id!r}") != VERSION:
         raise CorruptThread(

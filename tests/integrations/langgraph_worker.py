@@ -43,6 +43,10 @@ class Dies:
         return getattr(self._inner, name)
 
     async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
+        if not messages:
+            answer: int = await self._inner.append(thread_id, messages, **options)
+            return answer
+
         is_checkpoint = messages[0]["type"] == "checkpoint"
 
         if is_checkpoint and self._checkpoints == 0:

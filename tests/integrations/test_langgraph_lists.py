@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage
@@ -13,7 +14,7 @@ from langgraph.checkpoint.base.id import uuid6
 from langgraph.checkpoint.memory import InMemorySaver
 
 from cpkit import MemoryCheckpointer
-from cpkit.integrations.langgraph import CheckpointSaver
+from cpkit.integrations.langgraph import CheckpointSaver, cache, checkpoints
 from cpkit.integrations.langgraph.values import fingerprints_of
 
 ITEMS = st.one_of(
@@ -50,18 +51,27 @@ def exactly(value: Any) -> str:
     return repr(value)
 
 
-@given(STEPS)
+@given(STEPS, st.booleans())
 @settings(deadline=None, max_examples=100)
-def test_every_list_is_loaded_exactly(steps: list[Any]) -> None:
-    """Any saver reads any checkpoint of any other saver."""
-    asyncio.run(play(steps))
+def test_every_list_is_loaded_exactly(steps: list[Any], often: bool) -> None:
+    """Any saver reads any checkpoint of any other saver.
+
+    Full checkpoints may be as frequent as possible, and reads as short.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if often:
+            patch.setattr(checkpoints, "_FULL_FROM", 0)
+            patch.setattr(cache, "_FIRST_READ", 1)
+
+        asyncio.run(play(steps))
 
 
 async def play(steps: list[Any]) -> None:
     async with MemoryCheckpointer[Any]() as cp:
         reference = InMemorySaver()
         savers = [CheckpointSaver(cp), CheckpointSaver(cp)]
-        configs: list[Any] = [{"configurable": {"thread_id": "t", "checkpoint_ns": ""}}]
+        start_config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+        configs: list[Any] = [start_config]
 
         for which, start, keep, added, change in steps:
             config = configs[start % len(configs)]
@@ -87,6 +97,11 @@ async def play(steps: list[Any]) -> None:
             for reader in (*savers, CheckpointSaver(cp)):
                 found = await reader.aget_tuple(config)
                 assert exactly(_log(found)) == exactly(_log(expected))
+
+        for reader in (*savers, CheckpointSaver(cp)):
+            newest = await reader.aget_tuple(start_config)
+            expected = await reference.aget_tuple(start_config)
+            assert exactly(_log(newest)) == exactly(_log(expected))
 
 
 def _log(found: Any) -> Any:

@@ -13,6 +13,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from cpkit import open_checkpointer
 from cpkit.integrations.langgraph import CheckpointSaver
 from tests.integrations.langgraph_worker import CONFIG
+from tests.stores import quick_on
 
 WORKER = "tests.integrations.langgraph_worker"
 ROOT = Path(__file__).parents[2]
@@ -30,12 +31,20 @@ def start(*args: object) -> subprocess.Popen[str]:
 
 def end(worker: subprocess.Popen[str]) -> str:
     """Wait for a worker; return its output, unless it was killed."""
-    out, err = worker.communicate(timeout=50)
+    out, err = worker.communicate()
     assert worker.returncode in (0, 9), err
     return out
 
 
-@pytest.mark.parametrize(("checkpoints", "writes"), [(1, 1), (2, 3), (3, 4)])
+@pytest.mark.parametrize("shared_url", quick_on("sqlite"), indirect=True)
+@pytest.mark.parametrize(
+    ("checkpoints", "writes"),
+    [
+        pytest.param(1, 1, marks=pytest.mark.long),
+        (2, 3),
+        pytest.param(3, 4, marks=pytest.mark.long),
+    ],
+)
 def test_a_killed_run_continues(
     shared_url: str, tmp_path: Path, checkpoints: int, writes: int
 ) -> None:
@@ -49,6 +58,7 @@ def test_a_killed_run_continues(
     assert sorted(effects.read_text().split()) == ["last", "left", "right"]
 
 
+@pytest.mark.parametrize("shared_url", quick_on(), indirect=True)
 async def test_two_processes_write_one_thread(shared_url: str) -> None:
     """Each branch is complete, in its writer and in any other process."""
     config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.graph import END, START, StateGraph
 
 from cpkit import (
     CorruptThread,
@@ -14,7 +16,12 @@ from cpkit import (
     MemoryCheckpointer,
     open_checkpointer,
 )
-from cpkit.integrations.langgraph import CheckpointSaver, store_thread_id
+from cpkit.integrations.langgraph import (
+    CheckpointSaver,
+    TypeRefused,
+    store_thread_id,
+)
+from tests.integrations import langgraph_types as types
 from tests.integrations.langgraph_runs import Run, thread, values
 
 # Ids
@@ -129,7 +136,7 @@ async def test_nothing_is_pickled(cp: MemoryCheckpointer[Any]) -> None:
 async def test_a_stored_pickle_is_not_loaded(cp: MemoryCheckpointer[Any]) -> None:
     """Another program may have stored it."""
     saver = CheckpointSaver(cp)
-    await Run(saver).put(n=1)
+    await Run(saver).put(n=[1])
     store_id = store_thread_id("t")
     (record,) = await cp.read(store_id)
     record["values"]["n"]["data"][0] = "pickle"
@@ -140,12 +147,59 @@ async def test_a_stored_pickle_is_not_loaded(cp: MemoryCheckpointer[Any]) -> Non
         await CheckpointSaver(cp).aget_tuple(thread())
 
 
-async def test_types_are_allowed_by_name(cp: MemoryCheckpointer[Any]) -> None:
-    """A type that is not allowed is loaded as plain data."""
-    from tests.integrations.langgraph_types import Plan
+async def test_a_graph_keeps_its_typed_state(url: str) -> None:
+    """A model, a dataclass, an enum and a named tuple are loaded as such."""
+    builder = StateGraph(types.State)
+    builder.add_node("think", types.think)
+    builder.add_edge(START, "think")
+    builder.add_edge("think", END)
 
+    for turn in (1, 2):
+        async with open_checkpointer(url) as cp:
+            graph: Any = builder.compile(checkpointer=CheckpointSaver(cp))
+            await graph.ainvoke({} if turn > 1 else types.FIRST, thread())
+            state = (await graph.aget_state(thread())).values
+            assert state == {**types.FIRST, "turns": turn}
+            assert [type(one) for one in state.values()] == [
+                type(one) for one in types.FIRST.values()
+            ]
+
+
+async def test_a_type_that_is_not_imported_is_refused(
+    cp: MemoryCheckpointer[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error says how to allow it; nothing is imported."""
+    await Run(CheckpointSaver(cp)).put(plan=types.Plan("go"))
+    name = types.__name__
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(sys.modules, name)
+
+        with pytest.raises(TypeRefused, match=r"Plan is not allowed: import"):
+            await values(CheckpointSaver(cp), thread())
+
+        assert name not in sys.modules
+
+    await Run(CheckpointSaver(cp), "u").put(call=types.Callable())
+
+    with pytest.raises(TypeRefused, match="Callable"):
+        await values(CheckpointSaver(cp), thread("u"))
+
+    assert types.called == []
+    assert caplog.records == []
+
+
+async def test_strict_mode_loads_allowed_types_only(
+    cp: MemoryCheckpointer[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LangGraph's setting leaves the types that the graph or the caller allows."""
+    Plan = types.Plan
     await Run(CheckpointSaver(cp)).put(plan=Plan("go"))
-    assert await values(CheckpointSaver(cp), thread()) == {"plan": {"text": "go"}}
+    monkeypatch.setenv("LANGGRAPH_STRICT_MSGPACK", "true")
+
+    with pytest.raises(TypeRefused):
+        await values(CheckpointSaver(cp), thread())
+
     allowing = JsonPlusSerializer(allowed_msgpack_modules=[Plan])
 
     for saver in (

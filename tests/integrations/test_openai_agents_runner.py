@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,6 +18,7 @@ from agents.run_state import RunState
 
 from cpkit import open_checkpointer
 from cpkit.integrations.openai_agents import Session
+from cpkit.sync import SyncCheckpointer
 from tests.integrations.openai_worker import (
     QUIET,
     ScriptedModel,
@@ -25,6 +27,7 @@ from tests.integrations.openai_worker import (
     says,
     texts,
 )
+from tests.stores import quick_on
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,7 +67,7 @@ def run_all(workers: list[subprocess.Popen[str]]) -> list[list[str]]:
             worker.stdin.flush()
 
         for worker in workers:
-            out, _ = worker.communicate(timeout=30)
+            out, _ = worker.communicate()
             assert worker.returncode == 0
             printed.append(out.splitlines())
     finally:
@@ -107,6 +110,52 @@ async def test_two_turns_with_a_tool_and_a_new_handle(
         stored = await Session(session_id, cp).get_items()
 
     assert texts(stored) == [*TOOL_TURN, "what did I ask?", "You asked."]
+
+
+@pytest.fixture
+def thread_loop() -> Iterator[None]:
+    """An event loop of this thread. ``Runner.run_sync`` would leave its own open."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    asyncio.set_event_loop(None)
+    loop.close()
+
+
+@pytest.mark.usefixtures("thread_loop")
+def test_run_sync_with_a_store_of_its_own_loop(url: str, session_id: str) -> None:
+    """``Runner.run_sync`` has an event loop of its own."""
+    if url.startswith("memory://"):
+        pytest.skip("a store in memory belongs to one event loop")
+
+    model = ScriptedModel(says("Hello."), says("Again."))
+
+    for turn in ("hi", "and?"):
+        with SyncCheckpointer(url) as cp:
+            session = Session(session_id, cp)
+            Runner.run_sync(agent(model), turn, session=session, run_config=QUIET)
+
+    assert texts(model.shown[1]) == ["hi", "Hello.", "and?"]
+
+
+async def test_a_session_serves_a_loop_in_each_thread(
+    url: str, session_id: str
+) -> None:
+    """Each loop adds an item, and each item is popped once."""
+
+    async def use(number: int) -> list[Any]:
+        await session.add_items([{"role": "user", "content": str(number)}])
+        # The other loops may have popped every item by now.
+        assert len(await session.get_items()) <= 4
+        return [await session.pop_item() for _ in range(2)]
+
+    async with open_checkpointer(url) as cp:
+        session = Session(session_id, cp)
+        runs = [asyncio.to_thread(asyncio.run, use(number)) for number in range(4)]
+        popped = [item for items in await asyncio.gather(*runs) for item in items]
+        assert await session.get_items() == []
+
+    assert sorted(int(item["content"]) for item in popped if item) == [0, 1, 2, 3]
 
 
 async def test_a_limit_is_honoured_by_the_runner(url: str, session_id: str) -> None:
@@ -198,6 +247,7 @@ async def test_the_sdks_encryption_wraps_it(url: str, session_id: str) -> None:
         assert texts([popped]) == ["Still hidden."]
 
 
+@pytest.mark.long
 async def test_another_process_continues_the_conversation(
     shared_url: str, session_id: str
 ) -> None:
@@ -211,6 +261,7 @@ async def test_another_process_continues_the_conversation(
         assert [json.loads(line) for line in printed] == [shown]
 
 
+@pytest.mark.parametrize("shared_url", quick_on(), indirect=True)
 async def test_each_item_is_popped_by_one_process(
     shared_url: str, session_id: str
 ) -> None:
@@ -234,6 +285,7 @@ async def some(*sessions: Session) -> list[Any]:
     return [item for item in popped if item is not None]
 
 
+@pytest.mark.parametrize("shared_url", quick_on(), indirect=True)
 async def test_items_of_one_call_stay_together(
     shared_url: str, session_id: str
 ) -> None:

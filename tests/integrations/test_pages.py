@@ -1,4 +1,4 @@
-"""The code on the pages of the integrations runs unchanged."""
+"""The code on the pages of the integrations runs unchanged, on every store."""
 
 from __future__ import annotations
 
@@ -7,25 +7,45 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import blocks_of, printed_by
+from tests.stores import SHARED, fresh_url
 
 PRINTED = {
     "openai-agents": ["I was shown 1 items.\n", "I was shown 3 items.\n"],
-    "cubepi": ["charging 1000\nshown 3\n", "shown 7\n"],
+    "cubeloop": ["charging 1000\nshown 3\n", "shown 7\n"],
     "pydantic-ai": ["Hello again.\n2 messages\n", "Hello again.\n4 messages\n"],
+    "claude-agent-sdk": ["1 entry\n", "1 entry\n"],
+    "google-adk": ["I was shown 1 events.\n", "I was shown 3 events.\n"],
+    "langgraph": ["You said yes. 2\n", "You said yes. 4\n"],
 }
+URL = "sqlite:///agent.db"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", PRINTED)
-def test_the_program_runs_twice(tmp_path: Path, page: str) -> None:
+@pytest.mark.parametrize("kind", SHARED)
+def test_the_program_runs_twice(tmp_path: Path, page: str, kind: str) -> None:
     """The second run continues where the first one ended."""
     program = blocks_of(f"integrations/{page}.md")[0]
+    assert URL in program
+    program = program.replace(URL, fresh_url(kind, tmp_path))
 
     for printed in PRINTED[page]:
         assert printed_by(program, tmp_path) == printed
 
 
+@pytest.mark.long
+def test_the_synchronous_blocks_run_twice(tmp_path: Path) -> None:
+    """Each page with a synchronous API has a block for programs without a loop."""
+    graph = blocks_of("integrations/langgraph.md")[1]
+    program = "\n".join(blocks_of("integrations/openai-agents.md"))
+
+    for count in (1, 3):
+        assert printed_by(graph, tmp_path) == ""
+        assert printed_by(program, tmp_path) == f"I was shown {count} items.\n" * 2
+
+
 @pytest.mark.parametrize("page", PRINTED)
 def test_every_block_has_a_test(page: str) -> None:
-    """Only CubePi's page has a second block, which its own tests run."""
+    """The second block of cubeloop's page is run by its own tests."""
     count = len(blocks_of(f"integrations/{page}.md"))
-    assert count == (2 if page == "cubepi" else 1)
+    assert count == (2 if page in ("langgraph", "openai-agents", "cubeloop") else 1)

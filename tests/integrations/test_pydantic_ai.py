@@ -2,55 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import (
-    BinaryContent,
-    ImageUrl,
+    DocumentUrl,
     ModelMessage,
     ModelMessagesTypeAdapter,
     ModelRequest,
     ModelResponse,
-    SystemPromptPart,
     TextPart,
-    ThinkingPart,
     ToolCallPart,
     ToolReturnPart,
     UserPromptPart,
 )
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.test import TestModel
+from pydantic_core import to_json
 
 from cpkit import SerializationError, VersionConflict, open_checkpointer
+from tests.integrations.pydantic_ai_parts import MESSAGES, kinds_without_sample
 
 # Pytest would take TestModel for a test class.
 TestModel.__test__ = False
-
-IMAGE = BinaryContent(data=bytes(range(256)), media_type="image/png")
-
-MESSAGES: list[ModelMessage] = [
-    ModelRequest(
-        parts=[
-            SystemPromptPart("be kind"),
-            UserPromptPart(["look", IMAGE, ImageUrl(url="http://example.org/a.png")]),
-        ],
-        instructions="be brief",
-    ),
-    ModelResponse(
-        parts=[
-            ThinkingPart("hm", signature="sig"),
-            TextPart("let me see"),
-            ToolCallPart("look", {"deep": [1, 2.5, None, "é"]}, "call-1"),
-            ToolCallPart("look", '{"as": "text"}', "call-2"),
-        ],
-        model_name="model",
-    ),
-    ModelRequest(parts=[ToolReturnPart("look", {"seen": ["a", 1]}, "call-1")]),
-    ModelRequest(parts=[ToolReturnPart("look", IMAGE, "call-2")]),
-]
 
 
 @pytest.fixture
@@ -115,19 +92,43 @@ async def test_the_test_model_runs_its_tools(url: str, thread_id: str) -> None:
         assert await turn(url, thread_id, agent, "add") == '{"add":0}'
 
 
-async def test_messages_are_loaded_as_by_its_own_adapter(
-    url: str, thread_id: str
-) -> None:
-    """Every kind of part is equal, binary content included."""
+async def test_messages_keep_their_own_json(url: str, thread_id: str) -> None:
+    """Every kind of part keeps every field, also fields that ``==`` leaves out."""
     own = ModelMessagesTypeAdapter
-    expected = own.validate_json(own.dump_json(MESSAGES))
+    assert kinds_without_sample() == set()
 
     async with open_checkpointer(url, message_type=ModelMessage) as cp:
         await cp.append(thread_id, MESSAGES)
         data = await cp.load(thread_id)
 
     assert data is not None
-    assert data.messages == expected
+    assert data.messages == own.validate_json(own.dump_json(MESSAGES))
+
+    for before, after in zip(MESSAGES, data.messages, strict=True):
+        for given, loaded in zip(before.parts, after.parts, strict=True):
+            assert json.loads(to_json(given)) == json.loads(to_json(loaded))
+
+    assert json.loads(own.dump_json(data.messages)) == json.loads(
+        own.dump_json(MESSAGES)
+    )
+
+
+async def test_a_file_keeps_its_media_type_and_identifier(thread_id: str) -> None:
+    """Both are computed fields, and the caller may give both explicitly."""
+    file = DocumentUrl(
+        "https://example.org/x", media_type="application/pdf", identifier="invoice-7"
+    )
+    message = ModelRequest([UserPromptPart([file])])
+
+    async with open_checkpointer(
+        "memory://", message_type=ModelMessage, strict_roundtrip=True
+    ) as cp:
+        await cp.append(thread_id, [message])
+        data = await cp.load(thread_id)
+
+    assert data is not None
+    (again,) = data.messages[0].parts[0].content
+    assert (again.media_type, again.identifier) == ("application/pdf", "invoice-7")
 
 
 async def test_a_turn_with_a_stale_history_is_refused(thread_id: str) -> None:

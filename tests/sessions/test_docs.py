@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from cpkit import cadence, sessions
 from cpkit.sessions import editor
+from tests.cli.command import run_main
 from tests.docs.pages import DOCS, blocks_of, printed_by
 
 PAGE = (DOCS / "sessions.md").read_text(encoding="utf-8")
@@ -23,6 +25,17 @@ def test_each_block_runs(tmp_path: Path, number: int) -> None:
         assert printed == (
             "['user', 'branchSummary', 'assistant'] {}\n6 entries, 2 branches\n"
         )
+
+
+def test_the_picture_is_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command below the first block draws the file that the page shows."""
+    [command] = re.findall(r"`cpkit (tree [^`]*--svg)`", PAGE)
+    printed_by(BLOCKS[0], tmp_path)
+    monkeypatch.chdir(tmp_path)
+    picture = (DOCS / "pictures" / "session-tree.svg").read_text(encoding="utf-8")
+    assert run_main(*command.split()).out == picture
 
 
 def test_every_append_is_in_the_table() -> None:

@@ -15,7 +15,7 @@ from cpkit import (
     open_checkpointer,
 )
 from cpkit.messages import Message, UserMessage
-from cpkit.sessions import SessionLog, UnknownEntry
+from cpkit.sessions import NotASession, SessionLog, UnknownEntry
 from tests.sessions.conftest import Store
 from tests.sessions.spy import RangeSpy
 from tests.sessions.talk import assistant, texts, user
@@ -60,7 +60,7 @@ async def test_a_thread_of_plain_messages_is_refused(
     """Plain messages are not taken for entries."""
     await cp.append(session_id, [user("hello")])
 
-    with pytest.raises(CorruptThread, match="no session header"):
+    with pytest.raises(NotASession, match="is a plain thread"):
         await SessionLog.open(cp, session_id)
 
 

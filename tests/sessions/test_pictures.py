@@ -257,8 +257,8 @@ def test_the_command_prints_json(url: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["{url}", "missing"], 1, "no session 'missing'"),
-        (["{url}", "plain"], 2, "no session header"),
+        (["{url}", "missing"], 1, "no thread 'missing'"),
+        (["{url}", "plain"], 2, "is a plain thread"),
         (["{url}", "trip", "--svg", "--json"], 2, "exclude each other"),
         (["nowhere:x", "trip"], 2, "no driver"),
         (["sqlite:////proc/none/agent.db", "trip"], 3, "sqlite"),

@@ -42,7 +42,7 @@ async def test_two_processes_write_one_branch(shared_url: str, session_id: str) 
             process.stdin.flush()
 
         for name, process in writers.items():
-            out, _ = process.communicate(timeout=20)
+            out, _ = process.communicate()
             acknowledged[name] = out.split()
             assert process.returncode == 0
     finally:

@@ -9,8 +9,19 @@
 Needs ``pip install 'cpkit[langgraph]'``.
 """
 
-from cpkit.integrations.langgraph.errors import Unsupported
-from cpkit.integrations.langgraph.names import store_thread_id
-from cpkit.integrations.langgraph.saver import CheckpointSaver
+from cpkit.extras import needs_extra
 
-__all__ = ["CheckpointSaver", "Unsupported", "store_thread_id"]
+with needs_extra("cpkit.integrations.langgraph", "langgraph"):
+    from cpkit.integrations.langgraph.errors import NotOwner, TypeRefused, Unsupported
+    from cpkit.integrations.langgraph.healing import heal
+    from cpkit.integrations.langgraph.names import store_thread_id
+    from cpkit.integrations.langgraph.saver import CheckpointSaver
+
+__all__ = [
+    "CheckpointSaver",
+    "NotOwner",
+    "TypeRefused",
+    "Unsupported",
+    "heal",
+    "store_thread_id",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -17,9 +18,11 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
+from cpkit.errors import VersionConflict
 from cpkit.integrations.langgraph.cache import Threads
-from cpkit.integrations.langgraph.errors import Unsupported
+from cpkit.integrations.langgraph.errors import NotOwner, Unsupported
 from cpkit.integrations.langgraph.found import (
     Filter,
     Found,
@@ -27,12 +30,22 @@ from cpkit.integrations.langgraph.found import (
     matching,
     namespace_in,
 )
-from cpkit.integrations.langgraph.names import thread_id_in
-from cpkit.integrations.langgraph.thread import Record, Thread, new_record
+from cpkit.integrations.langgraph.names import OWNER, thread_id_in
+from cpkit.integrations.langgraph.thread import (
+    Namespace,
+    Record,
+    Stored,
+    Thread,
+    new_record,
+    record_size,
+    split,
+)
 from cpkit.integrations.langgraph.values import (
     EMPTY,
     Known,
     fingerprints_of,
+    from_json,
+    is_plain,
     tail_start,
     to_json,
 )
@@ -41,17 +54,32 @@ from cpkit.protocol import ErasesThreads
 __all__ = ["Checkpoints"]
 
 
+# A message has at most 16 MiB. Base64 text of this length fits, with the rest.
+_LARGEST_TEXT = 8 * 1024 * 1024
+
+# A full checkpoint is stored when the records since the last one have more bytes than
+# the state, and more than this.
+_FULL_FROM = 32 * 1024
+
+
 class Checkpoints:
     """The checkpoints in a store. Use it only on the store's event loop."""
 
     def __init__(self, threads: Threads, serde: SerializerProtocol) -> None:
         self._threads = threads
         self._serde = serde
+        # Another serializer may encrypt.
+        self._stores_plain = isinstance(serde, JsonPlusSerializer)
 
     async def get(self, config: RunnableConfig) -> CheckpointTuple | None:
-        thread = await self._threads.read(config["configurable"]["thread_id"])
-        ns = namespace_in(config)
-        checkpoint = thread.namespace(ns).get(get_checkpoint_id(config))
+        thread_id, ns = config["configurable"]["thread_id"], namespace_in(config)
+        wanted = get_checkpoint_id(config)
+        thread = await self._threads.read_newest(thread_id, ns)
+        checkpoint = thread.namespace(ns).get(wanted)
+
+        if thread.start and not _is_certain(thread.namespace(ns), wanted, checkpoint):
+            thread = await self._threads.read(thread_id)
+            checkpoint = thread.namespace(ns).get(wanted)
 
         if checkpoint is None:
             return None
@@ -68,6 +96,10 @@ class Checkpoints:
 
                 if fingerprints is not None:
                     thread.known[ns, channel] = Known(value.record_id, fingerprints)
+
+        for channel, version in checkpoint[1].versions.items():
+            is_empty = channel not in checkpoint[1].values
+            thread.stored[ns, channel] = (version, is_empty)
 
         return found
 
@@ -104,16 +136,34 @@ class Checkpoints:
     ) -> RunnableConfig:
         thread_id = config["configurable"]["thread_id"]
         thread = self._threads.get(thread_id)
-        record, known = self._record(thread, config, checkpoint, metadata, new_versions)
+        ns = namespace_in(config)
+        is_full = _is_full_due(thread, ns, checkpoint, new_versions)
+        record, known = self._record(
+            thread, config, checkpoint, metadata, new_versions, is_full
+        )
 
-        if not await self._append(thread, record):
+        if not await self._append(thread, record, config):
             # The thread was deleted, and with it the values that this record builds on.
             thread = self._threads.get(thread_id)
-            every = checkpoint["channel_versions"]
-            record, known = self._record(thread, config, checkpoint, metadata, every)
-            await self._append(thread, record)
+            record, known = self._record(
+                thread, config, checkpoint, metadata, new_versions, True
+            )
+            await self._append(thread, record, config)
 
         thread.known.update(known)
+        space = thread.namespaces.setdefault(ns, Namespace())
+        space.newest = max(space.newest, checkpoint["id"])
+        thread.written = {one for one in thread.written if one[1] > checkpoint["id"]}
+
+        for name in ("values", "plain", "empty"):
+            for channel in record[name]:
+                version = record["versions"].get(channel)
+                thread.stored[ns, channel] = (version, name == "empty")
+
+        if "newest" in record:
+            space.full_at = thread.bytes_seen
+            space.full_size = record_size(record)
+
         return config_for(thread_id, namespace_in(config), checkpoint["id"])
 
     def _record(
@@ -123,6 +173,7 @@ class Checkpoints:
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
+        is_full: bool,
     ) -> tuple[Record, dict[tuple[str, str], Known]]:
         """Return the record of a checkpoint, and the lists that it stores."""
         ns = namespace_in(config)
@@ -141,18 +192,34 @@ class Checkpoints:
             ),
             versions=versions,
             values={},
+            plain={},
+            empty=[],
         )
         known: dict[tuple[str, str], Known] = {}
 
-        for channel, version in new_versions.items():
+        if is_full:
+            record["newest"] = max(thread.namespace(ns).newest, checkpoint["id"])
+
+        for channel, version in (versions if is_full else new_versions).items():
+            is_named = versions.get(channel) == version
+
             if channel not in values:
-                empty = {"version": version, "data": to_json(EMPTY)}
-                record["values"][channel] = empty
+                if is_named:
+                    record["empty"].append(channel)
+                else:
+                    empty = {"version": version, "data": to_json(EMPTY)}
+                    record["values"][channel] = empty
+
+                continue
+
+            if is_named and self._stores_plain and is_plain(values[channel]):
+                record["plain"][channel] = values[channel]
                 continue
 
             before = thread.known.get((ns, channel))
             fingerprints = fingerprints_of(values[channel])
-            keep = tail_start(before, fingerprints)
+            # A full checkpoint builds on no earlier record.
+            keep = 0 if is_full else tail_start(before, fingerprints)
             tail = values[channel][keep:] if keep else values[channel]
             data = to_json(self._serde.dumps_typed(tail))
             entry: dict[str, Any] = {"version": version, "data": data}
@@ -194,12 +261,21 @@ class Checkpoints:
                 for index, (channel, value) in enumerate(writes)
             ],
         )
-        await self._append(thread, record)
+        thread.written.add((record["ns"], record["checkpoint_id"]))
+        await self._append(thread, record, config)
 
-    async def _append(self, thread: Thread, record: Record) -> bool:
+    async def _append(
+        self, thread: Thread, record: Record, config: RunnableConfig | None = None
+    ) -> bool:
         """Append a record; return false if the cached thread was deleted."""
+        records = split(thread, record, _LARGEST_TEXT)
+        owner: object = config["configurable"].get(OWNER) if config else None
+
+        if isinstance(owner, str):
+            return await self._append_as(owner, thread, records)
+
         answered = thread.answered
-        version = await self._threads.cp.append(thread.store_id, [record])
+        version = await self._threads.cp.append(thread.store_id, records)
 
         if version <= answered:
             self._threads.forget(thread)
@@ -207,10 +283,46 @@ class Checkpoints:
 
         thread.answered = max(thread.answered, version)
 
-        if version == 1:
-            thread.first_id = record["id"]
+        if version == len(records):
+            thread.first_id = records[0]["id"]
 
+        thread.add_own(records, version)
         return True
+
+    async def claim(self, thread_id: str) -> str:
+        """Append a record that makes a new run the owner; return its token."""
+        thread = await self._threads.read_newest(thread_id, "")
+        token = uuid4().hex
+        await self._append(thread, new_record(thread, "owner", token=token))
+        return token
+
+    async def _append_as(
+        self, owner: str, thread: Thread, records: list[Record]
+    ) -> bool:
+        """Append the records if the run owns the thread, in one atomic step."""
+        if thread.start and thread.owner is None:
+            # The record of the owner may stand before the records that were read.
+            thread = await self._threads.read(thread.thread_id)
+
+        async with thread.turn:
+            while True:
+                if thread.owner != owner or thread.version == 0:
+                    await self._threads.extend(thread)
+
+                if thread.owner != owner:
+                    raise NotOwner(str(thread.thread_id), owner)
+
+                try:
+                    version = await self._threads.cp.append(
+                        thread.store_id, records, expected_version=thread.version
+                    )
+                except VersionConflict:
+                    if not await self._threads.extend(thread):
+                        raise NotOwner(str(thread.thread_id), owner) from None
+                else:
+                    thread.answered = max(thread.answered, version)
+                    thread.add_own(records, version, is_reader=True)
+                    return True
 
     async def delete(self, thread_id: str) -> None:
         if not isinstance(self._threads.cp, ErasesThreads):
@@ -234,7 +346,7 @@ class Checkpoints:
                     (ns, checkpoint_id)
                     for ns, space in thread.namespaces.items()
                     for checkpoint_id, stored in space.visible()
-                    if self._serde.loads_typed(stored.metadata).get("run_id") in runs
+                    if self._metadata(stored).get("run_id") in runs
                 ],
             )
 
@@ -277,6 +389,10 @@ class Checkpoints:
                 ],
             )
 
+    def _metadata(self, stored: Stored) -> dict[str, Any]:
+        metadata: dict[str, Any] = self._serde.loads_typed(from_json(stored.metadata))
+        return metadata
+
     async def _hide(
         self, thread: Thread, checkpoints: Sequence[tuple[str, str]]
     ) -> None:
@@ -310,7 +426,7 @@ class Checkpoints:
                         (
                             write.task_id,
                             write.channel,
-                            self._serde.loads_typed(write.typed),
+                            self._serde.loads_typed(from_json(write.data)),
                         )
                     )
 
@@ -324,3 +440,40 @@ class Checkpoints:
             found["writes"].reverse()
 
         return history
+
+
+def _is_certain(
+    space: Namespace, wanted: str | None, found: tuple[str, Stored] | None
+) -> bool:
+    """Return whether a thread that was read in part has the right checkpoint.
+
+    The newest checkpoint is uncertain if an earlier record may have a higher id.
+    """
+    if found is None or not found[1].is_complete:
+        return False
+
+    return bool(wanted) or found[0] >= space.newest
+
+
+def _is_full_due(
+    thread: Thread, ns: str, checkpoint: Checkpoint, new_versions: ChannelVersions
+) -> bool:
+    """Return whether a checkpoint is to be stored with all its values."""
+    space = thread.namespace(ns)
+    since = thread.bytes_seen - space.full_at
+
+    if (
+        thread.first_id is None
+        or since < max(_FULL_FROM, space.full_size)
+        # A write of this checkpoint may stand before it.
+        or (ns, checkpoint["id"]) in thread.written
+    ):
+        return False
+
+    # A channel without a value may have one in the store, as delta channels do.
+    return all(
+        channel in checkpoint["channel_values"]
+        or channel in new_versions
+        or thread.stored.get((ns, channel)) == (version, True)
+        for channel, version in checkpoint["channel_versions"].items()
+    )

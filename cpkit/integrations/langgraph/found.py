@@ -10,6 +10,7 @@ from langgraph.checkpoint.base import CheckpointTuple, get_checkpoint_id
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from cpkit.integrations.langgraph.thread import Stored, Thread, Write
+from cpkit.integrations.langgraph.values import from_json
 
 __all__ = ["Filter", "Found", "config_for", "matching", "namespace_in"]
 
@@ -31,20 +32,19 @@ class Found:
     def at(cls, thread: Thread, ns: str, checkpoint: tuple[str, Stored]) -> Found:
         checkpoint_id, stored = checkpoint
         space = thread.namespace(ns)
-        parent = space.checkpoints.get(stored.parent or "")
         return cls(
             thread.thread_id,
             ns,
             checkpoint_id,
             stored,
-            None if parent is not None and parent.is_hidden else stored.parent,
+            None if stored.parent in space.hidden else stored.parent,
             space.writes_of(checkpoint_id),
         )
 
     def load(self, serde: SerializerProtocol) -> CheckpointTuple:
         """Build LangGraph's tuple, which shares no object with another result."""
         checkpoint: Any = {
-            **serde.loads_typed(self.stored.checkpoint),
+            **serde.loads_typed(from_json(self.stored.checkpoint)),
             "channel_versions": dict(self.stored.versions),
             "channel_values": {
                 channel: value.load(serde)
@@ -54,10 +54,14 @@ class Found:
         return CheckpointTuple(
             config_for(self.thread_id, self.ns, self.checkpoint_id),
             checkpoint,
-            serde.loads_typed(self.stored.metadata),
+            serde.loads_typed(from_json(self.stored.metadata)),
             config_for(self.thread_id, self.ns, self.parent) if self.parent else None,
             [
-                (write.task_id, write.channel, serde.loads_typed(write.typed))
+                (
+                    write.task_id,
+                    write.channel,
+                    serde.loads_typed(from_json(write.data)),
+                )
                 for write in self.writes
             ],
         )
@@ -109,5 +113,5 @@ def config_for(thread_id: object, ns: str, checkpoint_id: str | None) -> Runnabl
 def _has_metadata(
     stored: Stored, filter: dict[str, Any], serde: SerializerProtocol
 ) -> bool:
-    metadata = serde.loads_typed(stored.metadata)
+    metadata = serde.loads_typed(from_json(stored.metadata))
     return all(metadata.get(key) == value for key, value in filter.items())

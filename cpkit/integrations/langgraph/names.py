@@ -6,7 +6,10 @@ from hashlib import sha256
 
 from cpkit.driver.ids import MAX_ID_BYTES
 
-__all__ = ["HASHED", "PLAIN", "store_thread_id", "thread_id_in"]
+__all__ = ["HASHED", "OWNER", "PLAIN", "store_thread_id", "thread_id_in"]
+
+OWNER = "cpkit_owner"
+"""The key of a config's ``configurable`` that has the token of the run."""
 
 PLAIN = "cpkit:langgraph:"
 HASHED = "cpkit:langgraph-of:"

@@ -16,12 +16,13 @@ from langgraph.checkpoint.base import (
     DeltaChannelHistory,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from cpkit.integrations.langgraph.bridge import Bridge
+from cpkit.integrations.bridge import Bridge
 from cpkit.integrations.langgraph.cache import Threads
 from cpkit.integrations.langgraph.checkpoints import Checkpoints
 from cpkit.integrations.langgraph.found import Filter
+from cpkit.integrations.langgraph.names import OWNER
+from cpkit.integrations.langgraph.serializer import DefaultSerializer
 from cpkit.protocol import Checkpointer
 from cpkit.sync import SyncCheckpointer
 
@@ -45,9 +46,10 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
     records that are new since the last read. The records of ``cached_threads`` threads
     stay in memory, as bytes.
 
-    ``serde`` defaults to LangGraph's serializer without pickle, restricted to the types
-    that LangGraph calls safe. Other types are loaded as plain data, unless you allow
-    them with ``JsonPlusSerializer(allowed_msgpack_modules=[...])``. Raises
+    ``serde`` defaults to LangGraph's serializer without pickle and without imports. It
+    loads models, dataclasses and enums that the application has imported, and the types
+    that LangGraph calls safe. Reading another type raises ``TypeRefused``, unless you
+    allow it with ``JsonPlusSerializer(allowed_msgpack_modules=[...])``. Raises
     ``ValueError`` for a serializer that falls back to pickle.
     """
 
@@ -57,22 +59,21 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         *,
         serde: SerializerProtocol | None = None,
         cached_threads: int = _CACHED_THREADS,
+        cached_bytes: int = 64 * 1024 * 1024,
     ) -> None:
         if cached_threads < 1:
             raise ValueError(f"cached_threads must be at least 1, not {cached_threads}")
 
         _refuse_pickle(serde)
-        super().__init__(
-            serde=serde
-            or JsonPlusSerializer(pickle_fallback=False, allowed_msgpack_modules=None)
-        )
+        super().__init__(serde=serde or DefaultSerializer())
         self._bridge = Bridge(cp)
-        self._threads = Threads(self._bridge.checkpointer, cached_threads)
+        self._threads = Threads(self._bridge.checkpointer, cached_threads, cached_bytes)
 
     def get_next_version(self, current: str | int | None, channel: None) -> str:
         """Return a version above the current one that no other branch has."""
         number = int(str(current).partition(".")[0]) if current is not None else 0
-        return f"{number + 1:032}.{random.random():016}"
+        # Longer numbers of earlier versions of cpkit start with more zeros.
+        return f"{number + 1:010}.{random.getrandbits(48):012x}"
 
     # Async methods, for any event loop
 
@@ -126,6 +127,22 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         await self._bridge.go(
             self._stored.put_writes(config, writes, task_id, task_path)
         )
+
+    async def aclaim(self, config: RunnableConfig) -> RunnableConfig:
+        """Return a config for a run that owns the thread from here on.
+
+        Pass the config to the graph. If another run claims the thread later, the next
+        checkpoint or write of this run is refused with ``NotOwner``. A run without a
+        claim is not refused.
+        """
+        thread_id = config["configurable"]["thread_id"]
+        token = await self._bridge.go(self._stored.claim(thread_id))
+        return _owned(config, token)
+
+    def claim(self, config: RunnableConfig) -> RunnableConfig:
+        """Return a config for a run that owns the thread, as `aclaim` does."""
+        thread_id = config["configurable"]["thread_id"]
+        return _owned(config, self._bridge.wait(self._stored.claim(thread_id)))
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Erase the thread from the store, in all namespaces.
@@ -230,6 +247,12 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
     def _stored(self) -> Checkpoints:
         # Created for each call: `with_allowlist` clones a saver with another serde.
         return Checkpoints(self._threads, self.serde)
+
+
+def _owned(config: RunnableConfig, token: str) -> RunnableConfig:
+    owned: RunnableConfig = {**config}
+    owned["configurable"] = {**config["configurable"], OWNER: token}
+    return owned
 
 
 def _several(name: str, ids: Sequence[str]) -> Sequence[str]:

@@ -3,11 +3,19 @@
 A record is one message of the store's thread. It has an id and a type:
 
 ``checkpoint``
-    A checkpoint without its values, and the values that are new with it.
+    A checkpoint without its values, and the values that are new with it: ``plain`` ones
+    as JSON, the names of ``empty`` ones, and other ``values``. A *full* checkpoint has
+    all values, so that a reader needs no earlier record. It also has the newest
+    checkpoint id that its writer knew in the namespace.
 ``writes``
     The writes of one task. The record may stand before its checkpoint.
 ``hidden``
     Ids of checkpoints that were pruned, or deleted with their run.
+``owner``
+    A run that owns the thread from here on.
+``part``
+    A piece of data that is too large for one message. The parts of a record stand
+    directly before it.
 
 Each record also names the first record of the thread, if its writer knew it. A record
 that names another one was meant for a thread that has been deleted, and is ignored. A
@@ -20,7 +28,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from uuid import uuid4
 
@@ -28,25 +36,39 @@ from langgraph.checkpoint.base import ChannelVersions, writes_sort_key
 
 from cpkit.errors import CorruptThread
 from cpkit.integrations.langgraph.names import thread_id_in
-from cpkit.integrations.langgraph.values import EMPTY, Known, Typed, Value, from_json
+from cpkit.integrations.langgraph.values import EMPTY, PLAIN, Known, Value
 
-__all__ = ["Namespace", "Record", "Stored", "Thread", "Write", "new_record"]
+__all__ = [
+    "Namespace",
+    "Record",
+    "Stored",
+    "Thread",
+    "Write",
+    "new_record",
+    "record_size",
+    "split",
+]
 
 Record: TypeAlias = dict[str, Any]
+
+_OVERHEAD = 4096
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A checkpoint as the thread has it."""
+    """A checkpoint as the thread has it.
 
-    checkpoint: Typed
-    metadata: Typed
+    It is not complete if a value stands before the first record that was read.
+    """
+
+    checkpoint: list[Any]
+    metadata: list[Any]
     parent: str | None
     versions: ChannelVersions
     values: dict[str, Value]
-    is_hidden: bool = False
+    is_complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,35 +79,41 @@ class Write:
     task_path: str
     index: int
     channel: str
-    typed: Typed
+    data: list[Any]
 
 
 @dataclass(slots=True)
 class Namespace:
-    """The checkpoints of a graph or of one subgraph, with their writes."""
+    """The checkpoints of a graph or of one subgraph, with their writes.
+
+    ``newest`` is the highest checkpoint id that a record names. ``full_at`` is the
+    value of `Thread.bytes_seen` at the last full checkpoint.
+    """
 
     checkpoints: dict[str, Stored] = field(default_factory=dict)
     values: dict[tuple[str, object], Value] = field(default_factory=dict)
     writes: dict[str, dict[tuple[str, int], Write]] = field(
         default_factory=lambda: defaultdict(dict)
     )
+    hidden: set[str] = field(default_factory=set)
+    newest: str = ""
+    full_at: int = 0
+    full_size: int = 0
 
     def visible(self) -> Iterator[tuple[str, Stored]]:
         """Yield the checkpoints that are not hidden with their ids, newest first."""
         for checkpoint_id in sorted(self.checkpoints, reverse=True):
-            stored = self.checkpoints[checkpoint_id]
-
-            if not stored.is_hidden:
-                yield checkpoint_id, stored
+            if checkpoint_id not in self.hidden:
+                yield checkpoint_id, self.checkpoints[checkpoint_id]
 
     def get(self, checkpoint_id: str | None) -> tuple[str, Stored] | None:
         """Return this checkpoint, or the newest, unless it is missing or hidden."""
         if not checkpoint_id:
-            ids = (id for id, one in self.checkpoints.items() if not one.is_hidden)
-            checkpoint_id = max(ids, default="")
+            checkpoint_id = max(self.checkpoints.keys() - self.hidden, default="")
 
         stored = self.checkpoints.get(checkpoint_id)
-        return None if stored is None or stored.is_hidden else (checkpoint_id, stored)
+        is_hidden = stored is None or checkpoint_id in self.hidden
+        return None if stored is None or is_hidden else (checkpoint_id, stored)
 
     def writes_of(self, checkpoint_id: str) -> list[Write]:
         """Return the writes to a checkpoint, in the order of application."""
@@ -97,7 +125,15 @@ class Namespace:
 
 
 class Thread:
-    """The records of a thread up to ``version``, in order.
+    """The records of a thread from position ``start`` up to ``version``, in order.
+
+    ``bytes_seen`` counts the bytes of these records, and of those that this process
+    has appended. ``owner`` is the token of the run that owns the thread.
+
+    ``appended`` has the ids of records that this process appended and has not read.
+    ``written`` names the checkpoints that this process stored writes of. ``stored`` has
+    the last version of each channel that this process stored or loaded, and whether it
+    is empty.
 
     ``turn`` is a lock that is held while more records are read. ``answered`` is the
     highest version that the store has returned for the thread: if a later append
@@ -105,17 +141,26 @@ class Thread:
     written last, by namespace and channel.
     """
 
-    def __init__(self, store_id: str, thread_id: str | None = None) -> None:
+    def __init__(
+        self, store_id: str, thread_id: str | None = None, start: int = 0
+    ) -> None:
         self.store_id = store_id
+        self.start = start
         self.thread_id = thread_id_in(store_id) if thread_id is None else thread_id
-        self.version = 0
-        self.answered = 0
+        self.version = start
+        self.answered = start
+        self.bytes_seen = 0
+        self.owner: str | None = None
+        self.appended: set[str] = set()
+        self.written: set[tuple[str, str]] = set()
+        self.stored: dict[tuple[str, str], tuple[object, bool]] = {}
         self.first_id: str | None = None
         self.last_id: str | None = None
         self.namespaces: dict[str, Namespace] = {}
         self.known: dict[tuple[str, str], Known] = {}
         self.turn = asyncio.Lock()
         self._values: dict[tuple[str, str], Value] = {}
+        self._parts: list[str] = []
 
     def namespace(self, name: str) -> Namespace:
         return self.namespaces.get(name) or Namespace()
@@ -149,10 +194,28 @@ class Thread:
         if self.thread_id is None:
             self.thread_id = record["thread_id"]
 
+        self.appended.discard(record["id"])
         self.version += 1
         self.answered = max(self.answered, self.version)
         self.last_id = record["id"]
         return is_valid
+
+    def add_own(
+        self, records: list[Record], version: int, *, is_reader: bool = False
+    ) -> None:
+        """Add records that this process appended; ``version`` is the store's answer.
+
+        If other records stand before them, a later read adds them all. So does it while
+        another task reads, unless the caller is the reader.
+        """
+        if version == self.version + len(records) and (
+            is_reader or not self.turn.locked()
+        ):
+            for record in records:
+                self.take(record)
+        else:
+            self.bytes_seen += sum(map(record_size, records))
+            self.appended.update(record["id"] for record in records)
 
     def _take(self, record: Record) -> bool:
         record_id, first_id = record["id"], record["first"]
@@ -160,18 +223,36 @@ class Thread:
             "checkpoint": self._take_checkpoint,
             "writes": self._take_writes,
             "hidden": self._take_hidden,
+            "owner": self._take_owner,
+            "part": self._take_part,
         }
         take = takes[record["type"]]
+
+        if record_id not in self.appended:
+            self.bytes_seen += record_size(record)
 
         if self.version == 0:
             self.first_id = record_id
         elif first_id is not None and first_id != self.first_id:
+            self._parts.clear()
             return False
+
+        if self._parts and record["type"] != "part":
+            record = with_parts(record, self._parts)
+            self._parts.clear()
 
         return take(record)
 
     def _take_checkpoint(self, record: Record) -> bool:
-        new: dict[str, Value] = {}
+        new = {
+            channel: Value(record["id"], [PLAIN, value])
+            for channel, value in record.get("plain", {}).items()
+        }
+        new |= {
+            channel: Value(record["id"], list(EMPTY))
+            for channel in record.get("empty", ())
+        }
+        is_complete = True
 
         for channel, value in record["values"].items():
             base = value.get("base")
@@ -181,6 +262,10 @@ class Thread:
                 base is not None
                 and (source := self._values.get((base, channel))) is None
             ):
+                if self.start:
+                    is_complete = False
+                    continue
+
                 logger.warning(
                     "%s: checkpoint %s was built on one that has been deleted",
                     self.store_id,
@@ -190,7 +275,7 @@ class Thread:
 
             new[channel] = Value(
                 record["id"],
-                from_json(*value["data"]),
+                _data(value["data"]),
                 source,
                 value["keep"] if source else 0,
             )
@@ -200,21 +285,36 @@ class Thread:
 
         for channel, value in new.items():
             self._values[record["id"], channel] = value
-            space.values[channel, record["values"][channel]["version"]] = value
+            stored = record["values"].get(channel)
+            version = versions[channel] if stored is None else stored["version"]
+            space.values[channel, version] = value
 
         values = {
             channel: value
             for channel, version in versions.items()
             if (value := space.values.get((channel, version))) is not None
-            and value.typed != EMPTY
         }
-        space.checkpoints[record["checkpoint_id"]] = Stored(
-            from_json(*record["checkpoint"]),
-            from_json(*record["metadata"]),
+
+        # Every channel has a value, if only an empty one, at each of its versions.
+        if self.start and len(values) < len(versions):
+            is_complete = False
+
+        checkpoint_id = record["checkpoint_id"]
+        space.newest = max(space.newest, checkpoint_id, record.get("newest", ""))
+        space.hidden.discard(checkpoint_id)
+        space.checkpoints[checkpoint_id] = Stored(
+            _data(record["checkpoint"]),
+            _data(record["metadata"]),
             record["parent"],
             versions,
-            values,
+            {name: value for name, value in values.items() if not value.is_empty},
+            is_complete,
         )
+
+        if "newest" in record:
+            space.full_at = self.bytes_seen
+            space.full_size = record_size(record)
+
         return True
 
     def _take_writes(self, record: Record) -> bool:
@@ -223,7 +323,7 @@ class Thread:
 
         for index, channel, *data in record["writes"]:
             write = Write(
-                record["task_id"], record["task_path"], index, channel, from_json(*data)
+                record["task_id"], record["task_path"], index, channel, _data(data)
             )
             place = (write.task_id, index)
 
@@ -236,12 +336,17 @@ class Thread:
 
     def _take_hidden(self, record: Record) -> bool:
         for name, checkpoint_id in record["checkpoints"]:
-            space = self.namespace(name)
-            stored = space.checkpoints.get(checkpoint_id)
+            space = self.namespaces.setdefault(name, Namespace())
+            space.hidden.add(checkpoint_id)
 
-            if stored is not None:
-                space.checkpoints[checkpoint_id] = replace(stored, is_hidden=True)
+        return True
 
+    def _take_owner(self, record: Record) -> bool:
+        self.owner = record["token"]
+        return True
+
+    def _take_part(self, record: Record) -> bool:
+        self._parts.append(record["text"])
         return True
 
 
@@ -253,3 +358,71 @@ def new_record(thread: Thread, kind: str, **content: Any) -> Record:
         record["thread_id"] = thread.thread_id
 
     return record
+
+
+def record_size(record: Record) -> int:
+    """Return about what a record costs in bytes: its data, and its overhead.
+
+    A reader takes as long for a small record as for some kilobytes of data.
+    """
+    size = _OVERHEAD + len(record.get("text", "")) + 40 * len(record.get("empty", ()))
+    size += sum(50 + len(str(value)) for value in record.get("plain", {}).values())
+
+    for data in _each_data(record):
+        if isinstance(data[1], str):
+            size += 100 + len(data[1])
+
+    return size
+
+
+def with_parts(record: Record, parts: list[str]) -> Record:
+    """Return the record with the texts that were stored as parts before it."""
+    left = iter(parts)
+
+    for data in _each_data(record):
+        if isinstance(data[1], int):
+            data[1] = "".join(next(left) for _ in range(data[1]))
+
+    return record
+
+
+def split(thread: Thread, record: Record, largest: int) -> list[Record]:
+    """Return the parts of a record with too long texts, and then the record."""
+    parts: list[Record] = []
+
+    for data in _each_data(record):
+        text = data[1]
+
+        if len(text) > largest:
+            pieces = [text[i : i + largest] for i in range(0, len(text), largest)]
+            parts += [new_record(thread, "part", text=piece) for piece in pieces]
+            data[1] = len(pieces)
+
+    if parts:
+        record["parts"] = len(parts)
+
+    return [*parts, record]
+
+
+def _each_data(record: Record) -> Iterator[list[Any]]:
+    """Yield each list of a record whose item 1 is the text of serialized data."""
+    if "checkpoint" in record:
+        yield record["checkpoint"]
+        yield record["metadata"]
+
+    for value in record.get("values", {}).values():
+        yield value["data"]
+
+    for write in record.get("writes", ()):
+        # Index and channel come first.
+        data = write[2:]
+        yield data
+        write[2:] = data
+
+
+def _data(data: list[Any]) -> list[Any]:
+    """Check the form of stored data, which is decoded when it is used."""
+    if not all(isinstance(part, str) for part in data) or not 2 <= len(data) <= 3:
+        raise ValueError(f"not serialized data: {str(data)[:80]}")
+
+    return data

@@ -3,12 +3,20 @@
 Often a list starts with the items of the version before it, for instance messages.
 Then only its *tail* is stored: the first ``keep`` items are those of an earlier record.
 Items are compared by content, so an item that was changed in place is stored again.
+
+Stored data is a list: the name of the serializer's format, the bytes in base64, and
+``"zlib"`` if they are compressed. Small texts, numbers, bools and ``None`` are stored
+as JSON, unless the serializer encrypts.
 """
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
+import binascii
+import math
+import zlib
+from base64 import b64encode
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import ormsgpack
@@ -20,11 +28,13 @@ from cpkit.records import JsonValue
 
 __all__ = [
     "EMPTY",
+    "PLAIN",
     "Known",
     "Typed",
     "Value",
     "from_json",
     "fingerprints_of",
+    "is_plain",
     "tail_start",
     "to_json",
 ]
@@ -35,6 +45,9 @@ Typed = tuple[str, bytes]
 EMPTY: Typed = ("empty", b"")
 """The value of a channel that has a version and no value, as in LangGraph's savers."""
 
+PLAIN = "plain"
+"""The name of a value that is stored as JSON: a text, a number, a bool or ``None``."""
+
 # The options of LangGraph's serializer: equal fingerprints mean equal stored items.
 _PACKING = (
     ormsgpack.OPT_NON_STR_KEYS
@@ -44,6 +57,12 @@ _PACKING = (
     | ormsgpack.OPT_PASSTHROUGH_UUID
     | ormsgpack.OPT_REPLACE_SURROGATES
 )
+# Smaller values gain little.
+_COMPRESSED_FROM = 512
+
+# Larger values are not kept in memory.
+_REMEMBERED = 256 * 1024
+
 _SERDE = JsonPlusSerializer(pickle_fallback=False, allowed_msgpack_modules=None)
 
 
@@ -51,16 +70,23 @@ _SERDE = JsonPlusSerializer(pickle_fallback=False, allowed_msgpack_modules=None)
 class Value:
     """A channel's value at one version, as a record of the thread has it.
 
-    With a ``base``, ``typed`` is a tail that follows the base's first ``keep`` items.
+    With a ``base``, ``data`` is a tail that follows the base's first ``keep`` items.
     """
 
     record_id: str
-    typed: Typed
+    data: list[Any]
     base: Value | None = None
     keep: int = 0
 
+    @property
+    def is_empty(self) -> bool:
+        return bool(self.data[0] == EMPTY[0])
+
     def load(self, serde: SerializerProtocol) -> Any:
         """Build and return the value, which shares no object with another result."""
+        if self.data[0] == PLAIN:
+            return self.data[1]
+
         tails = []
         value = self
 
@@ -68,11 +94,11 @@ class Value:
             tails.append(value)
             value = value.base
 
-        result = serde.loads_typed(value.typed)
+        result = serde.loads_typed(from_json(value.data))
 
         for tail in reversed(tails):
             del result[tail.keep :]
-            result += serde.loads_typed(tail.typed)
+            result += serde.loads_typed(from_json(tail.data))
 
         return result
 
@@ -120,12 +146,62 @@ def tail_start(known: Known | None, fingerprints: list[bytes] | None) -> int:
     return keep if 2 * kept >= sum(map(len, fingerprints)) else 0
 
 
+def is_plain(value: Any) -> bool:
+    """Return whether the value can be stored as JSON in place of LangGraph's bytes."""
+    kind = type(value)
+
+    if kind is str:
+        return len(value) < _COMPRESSED_FROM and (value.isascii() or _is_utf8(value))
+
+    if kind is int:
+        return bool(-(2**63) <= value < 2**63)
+
+    return kind is bool or value is None or (kind is float and math.isfinite(value))
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+
+    return True
+
+
 def to_json(typed: Typed) -> list[JsonValue]:
-    return [typed[0], b64encode(typed[1]).decode()]
+    """Return the stored form of a serialized value."""
+    name, data = typed
+    # A value is often stored twice: as a task's write, and in the next checkpoint.
+    texts = _texts if len(data) < _REMEMBERED else _texts.__wrapped__
+    return [name, *texts(data)]
 
 
-def from_json(name: str, data: str) -> Typed:
-    return name, b64decode(data, validate=True)
+@lru_cache(maxsize=32)
+def _texts(data: bytes) -> tuple[str, ...]:
+    if len(data) >= _COMPRESSED_FROM:
+        packed = zlib.compress(data, 1)
+
+        if len(packed) < 0.9 * len(data):
+            return b64encode(packed).decode(), "zlib"
+
+    return (b64encode(data).decode(),)
+
+
+def from_json(data: list[Any]) -> Typed:
+    """Return the serialized value of a stored form.
+
+    Raises ``ValueError`` for data that this version does not know.
+    """
+    name, text, *packing = data
+    raw = binascii.a2b_base64(text, strict_mode=True)
+
+    if packing == ["zlib"]:
+        return name, zlib.decompress(raw)
+
+    if packing:
+        raise ValueError(f"unknown packing {packing!r}")
+
+    return name, raw
 
 
 def _fingerprint(item: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""CubePi's own agent on a store without an adapter."""
+"""cubeloop's own agent on a store without an adapter."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import cubepi
+import cubeloop
 import pytest
-from cubepi import Message, ToolResultMessage
-from cubepi.hitl import CheckpointedChannel
+from cubeloop import Message, ToolResultMessage
+from cubeloop.hitl import CheckpointedChannel
 
 from cpkit import open_checkpointer
 from cpkit.driver.abilities import FullHandle
-from tests.integrations.cubepi_worker import agent, payer, pays, says, texts
+from tests.integrations.cubeloop_worker import agent, payer, pays, says, texts
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "integrations" / "cubepi.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "integrations" / "cubeloop.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 
 OURS = {"load", "append", "save_extra"}
-"""What CubePi asks of any checkpointer, and all that it may find in ours."""
+"""What cubeloop asks of any checkpointer, and all that it may find in ours."""
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def thread_id() -> str:
 
 
 async def test_an_agent_continues_on_another_handle(url: str, thread_id: str) -> None:
-    """Messages are loaded as equal objects of CubePi's classes, with extra."""
+    """Messages are loaded as equal objects of cubeloop's classes, with extra."""
     shown: list[list[str]] = []
 
     def watches(messages: list[Message], _model: object) -> Any:
@@ -68,7 +68,7 @@ async def test_an_agent_continues_on_another_handle(url: str, thread_id: str) ->
 
 
 async def test_a_cancelled_tool_gets_its_result(url: str, thread_id: str) -> None:
-    """CubePi appends the missing result, and the thread can continue."""
+    """cubeloop appends the missing result, and the thread can continue."""
     started = asyncio.Event()
 
     async def pay(amount: int) -> str:
@@ -99,9 +99,9 @@ async def test_a_killed_agent_resumes_and_pays_once(
     shared_url: str, thread_id: str
 ) -> None:
     """The open call gets the recorded result, as on the page."""
-    command = [sys.executable, "-m", "tests.integrations.cubepi_worker"]
+    command = [sys.executable, "-m", "tests.integrations.cubeloop_worker"]
     dead = await asyncio.to_thread(
-        subprocess.run, [*command, shared_url, thread_id], cwd=ROOT, timeout=30
+        subprocess.run, [*command, shared_url, thread_id], cwd=ROOT
     )
     assert dead.returncode == -signal.SIGKILL
     shown: dict[str, Any] = {}
@@ -124,10 +124,10 @@ async def test_a_killed_agent_resumes_and_pays_once(
 
 
 def probed() -> set[str]:
-    """Return every attribute of a checkpointer that CubePi's source uses."""
+    """Return every attribute of a checkpointer that cubeloop's source uses."""
     names = set()
 
-    for path in Path(cubepi.__file__).parent.rglob("*.py"):
+    for path in Path(cubeloop.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and is_checkpointer(node.value):
                 names.add(node.attr)
@@ -148,9 +148,9 @@ def is_checkpointer(node: ast.expr) -> bool:
     return str(name).endswith("checkpointer")
 
 
-def test_cubepi_finds_only_the_three_methods() -> None:
-    """No handle has another name that CubePi looks for."""
-    assert version("cubepi") == "0.13.6"
+def test_cubeloop_finds_only_the_three_methods() -> None:
+    """No handle has another name that cubeloop looks for."""
+    assert version("cubeloop") == "0.15.3"
     names = probed()
     assert names >= {*OURS, "claim_run", "save_pending_request", "load_hitl_answer"}
 
@@ -162,7 +162,9 @@ def test_cubepi_finds_only_the_three_methods() -> None:
         assert names & set(dir(handle)) == OURS
 
 
-async def test_cubepi_refuses_features_that_need_other_methods(thread_id: str) -> None:
+async def test_cubeloop_refuses_features_that_need_other_methods(
+    thread_id: str,
+) -> None:
     """It raises its own errors at once."""
     async with open_checkpointer("memory://", message_type=Message) as cp:
         own = agent(cp, thread_id, [], payer(cp, thread_id, []))
@@ -174,6 +176,6 @@ async def test_cubepi_refuses_features_that_need_other_methods(thread_id: str) -
 
         with pytest.raises(Exception, match="CheckpointedChannel requires"):
             CheckpointedChannel(
-                checkpointer=cp,  # type: ignore[arg-type]  # it must refuse this
+                checkpointer=cp,
                 thread_id=thread_id,
             )

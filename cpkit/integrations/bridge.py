@@ -19,10 +19,17 @@ class Bridge:
     """Runs coroutines on a store's event loop, where its methods must be called.
 
     A `SyncCheckpointer` has its own loop. Any other checkpointer belongs to the loop
-    that runs now; ``RuntimeError`` is raised if no loop runs.
+    that runs now. If no loop runs, ``RuntimeError`` is raised; with ``wait_for_loop``
+    the checkpointer belongs to the loop of the first call.
     """
 
-    def __init__(self, cp: Checkpointer[Any] | SyncCheckpointer[Any]) -> None:
+    def __init__(
+        self,
+        cp: Checkpointer[Any] | SyncCheckpointer[Any],
+        *,
+        wait_for_loop: bool = False,
+    ) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = running_loop()
         self._submit: Callable[[Coroutine[Any, Any, Any]], Future[Any]]
 
         if isinstance(cp, SyncCheckpointer):
@@ -34,16 +41,17 @@ class Bridge:
         self.checkpointer = cp
         self._submit = self._to_running_loop
 
-        try:
-            self._loop = asyncio.get_running_loop()
-        except RuntimeError:
+        if self._loop is None and not wait_for_loop:
             raise RuntimeError(
                 "no event loop runs here; make the saver on the loop that the store "
                 "was opened on, or open the store with cpkit.sync.SyncCheckpointer"
-            ) from None
+            )
 
     async def go(self, work: Coroutine[Any, Any, T]) -> T:
         """Await the work on the store's loop, from this loop or another."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+
         if asyncio.get_running_loop() is self._loop:
             return await work
 
@@ -75,7 +83,7 @@ class Bridge:
         return result
 
     def _to_running_loop(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        if not self._loop.is_running():
+        if self._loop is None or not self._loop.is_running():
             work.close()
             raise RuntimeError(
                 "the event loop that the store was opened on does not run any more; "

@@ -1,7 +1,7 @@
-"""A CubePi agent that pays once, in this process or in one that is killed.
+"""A cubeloop agent that pays once, in this process or in one that is killed.
 
-``python -m tests.integrations.cubepi_worker URL THREAD``: runs the agent on "pay", and
-is killed when the payment is on record and its tool has not returned.
+``python -m tests.integrations.cubeloop_worker URL THREAD``: runs the agent on "pay",
+and is killed when the payment is on record and its tool has not returned.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from cubepi import Agent, AssistantMessage, Message, TextContent, tool
-from cubepi.providers.faux import FauxProvider, faux_assistant_message, faux_tool_call
+from cubeloop import Agent, AssistantMessage, Message, TextContent, tool
+from cubeloop.providers.faux import FauxProvider, faux_assistant_message, faux_tool_call
 
 from cpkit import Checkpointer, open_checkpointer
 from cpkit.effects import Effect, EffectLedger
@@ -51,7 +51,7 @@ def agent(
     return Agent(
         model=provider.model("faux"),
         tools=[tool(pay)],
-        checkpointer=cp,  # type: ignore[arg-type]  # CubePi's protocol has optional methods too
+        checkpointer=cp,
         thread_id=thread_id,
     )
 

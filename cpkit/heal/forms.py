@@ -1,0 +1,254 @@
+"""Tool calls and results in the messages of each framework.
+
+``openai``
+    The chat API: ``tool_calls`` of an assistant, and ``tool`` messages.
+``cpkit``
+    `cpkit.messages`: ``tool_call`` blocks with ``args``, and ``tool`` messages.
+``session``
+    Coding-agent sessions: ``toolCall`` blocks, and ``toolResult`` messages.
+``cubeloop``
+    ``tool_call`` blocks with ``arguments``, and ``tool_result`` messages.
+``anthropic``
+    ``tool_use`` blocks, and ``tool_result`` blocks in a user's message.
+``claude``
+    The same in a transcript's entries of the Claude Agent SDK.
+``agents``
+    Items ``function_call`` and ``function_call_output`` of the OpenAI Agents SDK.
+``pydantic-ai``
+    Parts ``tool-call`` of a response, and ``tool-return`` of a request.
+``adk``
+    Parts with ``function_call`` and ``function_response`` in events of Google's ADK.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+__all__ = ["OpenCall", "Result", "answers_in", "calls_in", "closing_messages"]
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCall:
+    """A tool call in the message at a position of the thread."""
+
+    position: int
+    call_id: str
+    tool_name: str
+    form: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What to append for a call."""
+
+    call: OpenCall
+    text: str
+    is_error: bool
+
+
+def calls_in(position: int, message: Any) -> Iterator[OpenCall]:
+    """Yield the tool calls in a message of any form."""
+    for form, call_id, name in _calls(message):
+        if isinstance(call_id, str) and call_id:
+            yield OpenCall(position, call_id, str(name), form)
+
+
+def answers_in(message: Any) -> Iterator[str]:
+    """Yield the ids of the calls whose results are in a message of any form."""
+    match message:
+        case {"role": "tool" | "tool_result", "tool_call_id": str(call_id)}:
+            yield call_id
+        case {"role": "toolResult", "toolCallId": str(call_id)}:
+            yield call_id
+        case {"role": "user", "content": list(blocks)}:
+            for block in _objects(blocks):
+                if block.get("type") == "tool_result":
+                    yield str(block.get("tool_use_id"))
+        case {"entry": {"type": "user", "message": inner}}:
+            yield from answers_in(inner)
+        case {"item": {"type": "function_call_output", "call_id": str(call_id)}}:
+            yield call_id
+        case {"kind": "request", "parts": list(parts)}:
+            for part in _objects(parts):
+                if part.get("part_kind") in ("tool-return", "retry-prompt"):
+                    yield str(part.get("tool_call_id"))
+        case {"event": {"content": {"parts": list(parts)}}}:
+            for part in _objects(parts):
+                if isinstance(found := part.get("function_response"), dict):
+                    yield str(found.get("id"))
+
+
+def closing_messages(
+    form: str, results: list[Result], messages: list[Any]
+) -> tuple[list[Message], dict[str, Any] | None]:
+    """Return the messages that close calls of one form, and a change of extra."""
+    now = time.time()
+
+    match form:
+        case "anthropic":
+            blocks = [_block(one) for one in results]
+            return [{"role": "user", "content": blocks}], None
+        case "claude":
+            return _entries(results, messages), None
+        case "pydantic-ai":
+            parts = [
+                {
+                    "part_kind": "tool-return",
+                    "tool_name": one.call.tool_name,
+                    "content": one.text,
+                    "tool_call_id": one.call.call_id,
+                    "timestamp": datetime.now(UTC).isoformat(),
+                }
+                for one in results
+            ]
+            return [{"kind": "request", "parts": parts}], None
+        case "adk":
+            return [{"event": _event(results, messages, now)}], {"updated": now}
+
+    return [_message(form, one, now) for one in results], None
+
+
+def _calls(message: Any) -> Iterator[tuple[str, Any, Any]]:
+    match message:
+        case {"role": "assistant"}:
+            for block in _objects(message.get("content")):
+                kind = block.get("type")
+
+                if kind == "tool_call":
+                    form = "cubeloop" if "arguments" in block else "cpkit"
+                    yield form, block.get("id"), block.get("name")
+                elif kind in ("toolCall", "tool_use"):
+                    form = "session" if kind == "toolCall" else "anthropic"
+                    yield form, block.get("id"), block.get("name")
+
+            for call in _objects(message.get("tool_calls")):
+                function = call.get("function")
+                name = function.get("name") if isinstance(function, dict) else None
+                yield "openai", call.get("id"), name
+        case {"entry": {"type": "assistant", "message": dict(inner)}}:
+            for _, call_id, name in _calls(inner):
+                yield "claude", call_id, name
+        case {"item": {"type": "function_call"} as item}:
+            yield "agents", item.get("call_id"), item.get("name")
+        case {"kind": "response", "parts": list(parts)}:
+            for part in _objects(parts):
+                if part.get("part_kind") == "tool-call":
+                    name = part.get("tool_name")
+                    yield "pydantic-ai", part.get("tool_call_id"), name
+        case {"event": {"content": {"parts": list(parts)}}}:
+            for part in _objects(parts):
+                if isinstance(found := part.get("function_call"), dict):
+                    yield "adk", found.get("id"), found.get("name")
+
+
+def _message(form: str, result: Result, now: float) -> Message:
+    """Return a message with one result."""
+    call_id, name, text = result.call.call_id, result.call.tool_name, result.text
+    content = [{"type": "text", "text": text}]
+
+    match form:
+        case "openai":
+            return {"role": "tool", "tool_call_id": call_id, "content": text}
+        case "cpkit":
+            return {
+                "role": "tool",
+                "tool_call_id": call_id,
+                "tool_name": name,
+                "content": text,
+                "is_error": result.is_error,
+            }
+        case "session":
+            return {
+                "role": "toolResult",
+                "toolCallId": call_id,
+                "toolName": name,
+                "content": content,
+                "isError": result.is_error,
+                "timestamp": int(1000 * now),
+            }
+        case "cubeloop":
+            return {
+                "role": "tool_result",
+                "tool_call_id": call_id,
+                "tool_name": name,
+                "content": content,
+                "is_error": result.is_error,
+                "timestamp": now,
+            }
+        case "agents":
+            item = {"type": "function_call_output", "call_id": call_id, "output": text}
+            return {"item": item, "by": uuid4().hex[:16]}
+
+    raise ValueError(f"unknown form {form!r}")
+
+
+def _block(result: Result) -> Message:
+    return {
+        "type": "tool_result",
+        "tool_use_id": result.call.call_id,
+        "content": result.text,
+        "is_error": result.is_error,
+    }
+
+
+def _entries(results: list[Result], messages: list[Any]) -> list[Message]:
+    """Return entries of a transcript, each a child of the entry before it."""
+    last = messages[-1]
+    before = last["entry"]
+    stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    records: list[Message] = []
+
+    for result in results:
+        before = {
+            **{
+                name: before[name]
+                for name in ("sessionId", "cwd", "version", "isSidechain", "userType")
+                if name in before
+            },
+            "type": "user",
+            "uuid": str(uuid4()),
+            "parentUuid": before.get("uuid"),
+            "timestamp": stamp,
+            "message": {"role": "user", "content": [_block(result)]},
+        }
+        records.append({"entry": before, "by": uuid4().hex[:16]})
+
+    if "summary" in last:
+        # The result of a tool changes nothing in a session's summary.
+        records[-1]["summary"] = last["summary"]
+
+    return records
+
+
+def _event(results: list[Result], messages: list[Any], now: float) -> Message:
+    called = messages[results[0].call.position]["event"]
+    parts = [
+        {
+            "function_response": {
+                "id": one.call.call_id,
+                "name": one.call.tool_name,
+                "response": {"error" if one.is_error else "result": one.text},
+            }
+        }
+        for one in results
+    ]
+    return {
+        "id": str(uuid4()),
+        "invocation_id": called.get("invocation_id", ""),
+        "author": called.get("author", "user"),
+        "timestamp": now,
+        "content": {"role": "user", "parts": parts},
+        "actions": {},
+    }
+
+
+def _objects(value: object) -> Iterator[dict[str, Any]]:
+    if isinstance(value, list):
+        yield from (item for item in value if isinstance(item, dict))

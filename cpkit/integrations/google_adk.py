@@ -1,0 +1,432 @@
+"""Sessions of Google's Agent Development Kit in any store.
+
+::
+
+    service = SessionService(cp)
+    runner = Runner(app_name="app", agent=agent, session_service=service)
+
+A session is one thread: the first message creates it, and each later message has one
+event. The session's state is the thread's extra, one key for each key of the state. An
+event and its change of the state are one append at a known version.
+
+The state of an app, and that of a user, are the extra of a thread of their own. A
+change of theirs is first stored with its event, then applied, then marked as applied.
+If the process dies in between, the next use of the session applies it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, unquote
+from uuid import uuid4
+from weakref import WeakValueDictionary
+
+from pydantic_core import to_jsonable_python
+
+from cpkit.driver.ids import check_id
+from cpkit.errors import VersionConflict
+from cpkit.extras import needs_extra
+from cpkit.integrations.bridge import Bridge
+from cpkit.protocol import Checkpointer, ErasesThreads, ListsThreads
+from cpkit.records import CheckpointData
+from cpkit.sessions.fenced import append_once, read_range
+from cpkit.sync import SyncCheckpointer
+
+with needs_extra("cpkit.integrations.google_adk", "google-adk"):
+    from google.adk.errors import StaleSessionError
+    from google.adk.errors.already_exists_error import AlreadyExistsError
+    from google.adk.errors.session_not_found_error import SessionNotFoundError
+    from google.adk.events import Event
+    from google.adk.sessions import BaseSessionService, Session, State
+    from google.adk.sessions.base_session_service import (
+        GetSessionConfig,
+        ListSessionsResponse,
+    )
+
+__all__ = ["SessionService", "session_thread"]
+
+_SESSIONS = "cpkit:google-adk:"
+_APPS = "cpkit:google-adk-app:"
+_USERS = "cpkit:google-adk-user:"
+
+# Keys of a session's extra. A key of the state follows _STATE.
+_STATE = "state:"
+_UPDATED = "updated"
+_OWED = "owed"
+
+_CACHED = 1024
+
+
+class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not followed
+    """The ``session_service`` of the ADK's ``Runner``.
+
+    ``cp`` is any store, opened without ``message_type=``, or a `SyncCheckpointer`. The
+    methods may be called from any event loop.
+
+    `append_event` stores an event and its change of the session's state in one atomic
+    step. It raises ``StaleSessionError`` if the stored session has an event that the
+    given session lacks, and writes nothing. An event that is delivered again is stored
+    once. `delete_session` needs a store that erases, and `list_sessions` one that lists
+    its threads; otherwise they raise ``NotImplementedError``.
+    """
+
+    def __init__(self, cp: Checkpointer[Any] | SyncCheckpointer[Any]) -> None:
+        self._bridge = Bridge(cp, wait_for_loop=True)
+        self._cp = self._bridge.checkpointer
+        # Used only on the store's event loop: each thread's version and last event.
+        self._ends: OrderedDict[str, tuple[int, dict[str, Any]]] = OrderedDict()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def create_session(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        state: dict[str, Any] | None = None,
+        session_id: str | None = None,
+    ) -> Session:
+        """Create a session; raises ``AlreadyExistsError`` if the id is in use."""
+        own_id = (session_id or "").strip() or str(uuid4())
+        await self._bridge.go(self._create(app_name, user_id, own_id, state or {}))
+        session = await self.get_session(
+            app_name=app_name, user_id=user_id, session_id=own_id
+        )
+
+        if session is None:
+            raise SessionNotFoundError(f"session {own_id[:80]!r} was deleted meanwhile")
+
+        return session
+
+    async def get_session(
+        self,
+        *,
+        app_name: str,
+        user_id: str,
+        session_id: str,
+        config: GetSessionConfig | None = None,
+    ) -> Session | None:
+        """Return the session with its state, or ``None``."""
+        return await self._bridge.go(
+            self._get(app_name, user_id, session_id.strip(), config)
+        )
+
+    async def list_sessions(
+        self, *, app_name: str, user_id: str | None = None
+    ) -> ListSessionsResponse:
+        """Return the sessions without events, the one that changed last at the end."""
+        return await self._bridge.go(self._list(app_name, user_id))
+
+    async def delete_session(
+        self, *, app_name: str, user_id: str, session_id: str
+    ) -> None:
+        """Erase the session; the states of its app and its user stay."""
+        thread_id = session_thread(app_name, user_id, session_id.strip())
+        await self._bridge.go(self._delete(thread_id))
+
+    async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
+        """Return the state of the user in the app, without the prefix ``user:``."""
+        thread_id = _thread(_USERS, app_name, user_id)
+        return await self._bridge.go(self._shared_state(thread_id))
+
+    async def append_event(self, session: Session, event: Event) -> Event:
+        """Store the event and its change of the state, then apply both to the session.
+
+        Raises ``StaleSessionError`` and ``SessionNotFoundError``.
+        """
+        if event.partial:
+            return event
+
+        return await self._bridge.go(self._append_event(session, event))
+
+    # On the store's event loop
+
+    async def _create(
+        self, app_name: str, user_id: str, session_id: str, state: dict[str, Any]
+    ) -> None:
+        thread_id = session_thread(app_name, user_id, session_id)
+        record = {"created": uuid4().hex}
+        extra = {_UPDATED: time.time(), **_changes(state)}
+
+        try:
+            await append_once(
+                self._cp, thread_id, [record], expected_version=0, extra=extra
+            )
+        except VersionConflict:
+            raise AlreadyExistsError(
+                f"session with id {session_id[:80]} already exists"
+            ) from None
+
+        self._remember(thread_id, 1, {})
+        await self._pay(app_name, user_id, thread_id, extra)
+
+    async def _get(
+        self,
+        app_name: str,
+        user_id: str,
+        session_id: str,
+        config: GetSessionConfig | None,
+    ) -> Session | None:
+        thread_id = session_thread(app_name, user_id, session_id)
+        data = await self._cp.load(thread_id)
+
+        if data is None or not data.messages:
+            return None
+
+        await self._pay(app_name, user_id, thread_id, data.extra)
+        records = [record["event"] for record in data.messages if "event" in record]
+        self._remember(thread_id, len(data.messages), records[-1] if records else {})
+        events = [Event.model_validate(one) for one in _wanted(records, config)]
+        return await self._session(app_name, user_id, session_id, data, events)
+
+    async def _session(
+        self,
+        app_name: str,
+        user_id: str,
+        session_id: str,
+        data: CheckpointData[Any],
+        events: list[Event],
+    ) -> Session:
+        app, user = await asyncio.gather(
+            self._shared_state(_thread(_APPS, app_name)),
+            self._shared_state(_thread(_USERS, app_name, user_id)),
+        )
+        own = {
+            key.removeprefix(_STATE): value
+            for key, value in data.extra.items()
+            if key.startswith(_STATE)
+        }
+        return Session(
+            app_name=app_name,
+            user_id=user_id,
+            id=session_id,
+            state={
+                **own,
+                **{f"{State.APP_PREFIX}{key}": value for key, value in app.items()},
+                **{f"{State.USER_PREFIX}{key}": value for key, value in user.items()},
+            },
+            events=events,
+            last_update_time=data.extra.get(_UPDATED, 0.0),
+        )
+
+    async def _list(self, app_name: str, user_id: str | None) -> ListSessionsResponse:
+        if not isinstance(self._cp, ListsThreads):
+            raise NotImplementedError("the store cannot list threads")
+
+        parts = (app_name,) if user_id is None else (app_name, user_id)
+        prefix = _SESSIONS + "".join(f"{quote(part, safe='')}/" for part in parts)
+        after = None
+        sessions: list[Session] = []
+
+        while page := await self._cp.list_threads(prefix=prefix, after=after):
+            for info in page:
+                ids = info.thread_id.removeprefix(_SESSIONS).split("/")
+                _, owner, session_id = map(unquote, ids)
+                data = await self._cp.load(info.thread_id)
+
+                if data is not None and data.messages:
+                    sessions.append(
+                        await self._session(app_name, owner, session_id, data, [])
+                    )
+
+            after = page[-1].thread_id
+
+        sessions.sort(key=lambda one: (one.last_update_time, one.user_id, one.id))
+        return ListSessionsResponse(sessions=sessions)
+
+    async def _delete(self, thread_id: str) -> None:
+        if not isinstance(self._cp, ErasesThreads):
+            raise NotImplementedError("the store cannot erase threads")
+
+        await self._cp.delete_thread(thread_id)
+        self._ends.pop(thread_id, None)
+
+    async def _append_event(self, session: Session, event: Event) -> Event:
+        app_name, user_id = session.app_name, session.user_id
+        thread_id = session_thread(app_name, user_id, session.id)
+        record, extra = _record(event)
+        turn = self._turns.setdefault(thread_id, asyncio.Lock())
+
+        # Tasks that share a session object append one after the other.
+        async with turn:
+            await self._append(thread_id, session, record, extra)
+            await self._pay(app_name, user_id, thread_id, extra)
+            event = await super().append_event(session=session, event=event)
+            session.last_update_time = event.timestamp
+            return event
+
+    async def _append(
+        self,
+        thread_id: str,
+        session: Session,
+        record: dict[str, Any],
+        extra: dict[str, Any],
+    ) -> None:
+        version, last = self._ends.get(thread_id, (0, {}))
+
+        if not _is_at(session, version, last):
+            version, record_there = await self._last(thread_id)
+            last = record_there.get("event", {})
+
+            if version == 0:
+                raise SessionNotFoundError(f"session {session.id[:80]!r} not found")
+
+            if last == record["event"]:
+                # An earlier try stored it, and its answer was lost.
+                self._remember(thread_id, version, last)
+                return
+
+            if not _is_at(session, version, last):
+                raise StaleSessionError(
+                    f"session {session.id[:80]!r} has events that the given session "
+                    "lacks; get it again"
+                )
+
+        try:
+            await append_once(
+                self._cp, thread_id, [record], expected_version=version, extra=extra
+            )
+        except VersionConflict as exc:
+            self._ends.pop(thread_id, None)
+
+            if exc.actual == 0:
+                raise SessionNotFoundError(
+                    f"session {session.id[:80]!r} not found"
+                ) from exc
+
+            raise StaleSessionError(
+                f"another process has appended to session {session.id[:80]!r}; "
+                "get it again"
+            ) from exc
+        except BaseException:
+            self._ends.pop(thread_id, None)
+            raise
+
+        self._remember(thread_id, version + 1, record["event"])
+
+    async def _last(self, thread_id: str) -> tuple[int, dict[str, Any]]:
+        """Return the version of the thread and its last message."""
+        while version := await self._cp.append(thread_id, []):
+            records = await read_range(self._cp, thread_id, version - 1)
+
+            if len(records) == 1:
+                return version, records[0]
+
+        return 0, {}
+
+    async def _pay(
+        self, app_name: str, user_id: str, thread_id: str, extra: Mapping[str, Any]
+    ) -> None:
+        """Apply the changes of the app's and the user's state, if the extra has any."""
+        owed = extra.get(_OWED)
+
+        if not owed:
+            return
+
+        if owed["app"]:
+            await self._cp.save_extra(_thread(_APPS, app_name), owed["app"])
+
+        if owed["user"]:
+            await self._cp.save_extra(_thread(_USERS, app_name, user_id), owed["user"])
+
+        await self._cp.save_extra(thread_id, {_OWED: None})
+
+    async def _shared_state(self, thread_id: str) -> dict[str, Any]:
+        data = await self._cp.load(thread_id)
+        return {} if data is None else dict(data.extra)
+
+    def _remember(self, thread_id: str, version: int, last: dict[str, Any]) -> None:
+        known = {name: last[name] for name in ("id", "timestamp") if last}
+        self._ends[thread_id] = (version, known)
+        self._ends.move_to_end(thread_id)
+
+        if len(self._ends) > _CACHED:
+            self._ends.popitem(last=False)
+
+
+def session_thread(app_name: str, user_id: str, session_id: str) -> str:
+    """Return the id of the thread that holds a session.
+
+    Raises ``InvalidId`` for an empty part, or if the id is longer than 512 bytes.
+    """
+    return _thread(_SESSIONS, app_name, user_id, session_id)
+
+
+def _thread(prefix: str, *parts: str) -> str:
+    for part in parts:
+        check_id("app_name, user_id or session_id", part)
+
+    encoded = "/".join(quote(part, safe="") for part in parts)
+    return check_id("the ids of the session, with their prefix,", prefix + encoded)
+
+
+def _is_at(session: Session, version: int, last: Mapping[str, Any]) -> bool:
+    """Return whether the session ends with the last event of the stored session.
+
+    A session that was read without its events has the time of the last one.
+    """
+    if version == 0:
+        return False
+
+    if session.events:
+        return bool(session.events[-1].id == last.get("id"))
+
+    return not last or bool(session.last_update_time == last["timestamp"])
+
+
+def _record(event: Event) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the message of an event, and the change of the session's extra."""
+    dumped = event.model_dump(mode="json", exclude_none=True)
+    delta = event.actions.state_delta if event.actions else {}
+    kept = {
+        key: value
+        for key, value in delta.items()
+        if not key.startswith(State.TEMP_PREFIX)
+    }
+
+    if delta:
+        dumped["actions"]["state_delta"] = _json(kept)
+
+    return {"event": dumped}, {_UPDATED: event.timestamp, **_changes(kept)}
+
+
+def _changes(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the change of a session's extra for a change of all states."""
+    own: dict[str, Any] = {}
+    owed: dict[str, dict[str, Any]] = {"app": {}, "user": {}}
+
+    for key, value in state.items():
+        if key.startswith(State.APP_PREFIX):
+            owed["app"][key.removeprefix(State.APP_PREFIX)] = _json(value)
+        elif key.startswith(State.USER_PREFIX):
+            owed["user"][key.removeprefix(State.USER_PREFIX)] = _json(value)
+        elif not key.startswith(State.TEMP_PREFIX):
+            own[_STATE + key] = _json(value)
+
+    return {**own, _OWED: owed} if owed["app"] or owed["user"] else own
+
+
+def _json(value: Any) -> Any:
+    """Return the value as JSON; another object is kept as text, as by the ADK."""
+    return to_jsonable_python(value, fallback=str)
+
+
+def _wanted(
+    records: Sequence[dict[str, Any]], config: GetSessionConfig | None
+) -> Sequence[dict[str, Any]]:
+    """Return the events that the config asks for."""
+    if config is None:
+        return records
+
+    if config.num_recent_events is not None:
+        records = records[max(0, len(records) - config.num_recent_events) :]
+
+    if config.after_timestamp is not None:
+        for place in range(len(records) - 1, -1, -1):
+            if records[place]["timestamp"] < config.after_timestamp:
+                return records[place + 1 :]
+
+    return records

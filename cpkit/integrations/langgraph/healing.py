@@ -1,0 +1,99 @@
+"""Close the tool calls without a result in the state of a graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.messages import AIMessage, AnyMessage, RemoveMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
+
+from cpkit.heal import Closed, HealReport, Left, result_text
+from cpkit.heal.closing import INTERRUPTED
+from cpkit.protocol import Checkpointer, KeepsReceipts
+
+__all__ = ["heal"]
+
+
+async def heal(
+    graph: Any,
+    config: RunnableConfig,
+    cp: Checkpointer[Any],
+    *,
+    calls_thread: str | None = None,
+    channel: str = "messages",
+    as_node: str | None = None,
+) -> HealReport:
+    """Add a result for each tool call in the graph's messages that has none.
+
+    Nothing is executed. The results are those that the ledger recorded in
+    ``calls_thread``, the default is the id of the graph's thread; without a record the
+    result says that the call was interrupted. Each result stands behind its call, also
+    if other messages follow: then the list of messages is replaced. ``as_node`` is that
+    of LangGraph's ``update_state``. A call is left if its effect has an unknown
+    outcome, or if the graph still waits to run it.
+    """
+    thread_id = str(config["configurable"]["thread_id"])
+
+    if not isinstance(cp, KeepsReceipts):
+        raise TypeError(f"{cp!r} cannot list the calls of a thread")
+
+    state = await graph.aget_state(config)
+    messages: list[AnyMessage] = state.values.get(channel, [])
+    records = await cp.list_calls(calls_thread or thread_id)
+    closed: list[Closed] = []
+    left: list[Left] = []
+    healed: list[AnyMessage] = []
+    place = 0
+
+    while place < len(messages):
+        message = messages[place]
+        end = place + 1
+
+        while end < len(messages) and isinstance(messages[end], ToolMessage):
+            end += 1
+
+        healed += messages[place:end]
+        calls = message.tool_calls if isinstance(message, AIMessage) else []
+        answered = {
+            one.tool_call_id
+            for one in messages[place + 1 :]
+            if isinstance(one, ToolMessage)
+        }
+        place = end
+
+        for call in calls:
+            call_id, name = str(call["id"]), call["name"]
+
+            if call_id in answered:
+                continue
+
+            if end == len(messages) and state.next:
+                waiting = ", ".join(state.next)
+                reason = f"the graph waits to run {waiting}: resume it"
+                left.append(Left(call_id, name, reason))
+                continue
+
+            found = result_text(call_id, records)
+
+            if isinstance(found, Left):
+                left.append(found)
+                continue
+
+            text, is_error = found or (INTERRUPTED, True)
+            status: Any = "error" if is_error else "success"
+            healed.append(
+                ToolMessage(text, tool_call_id=call_id, name=name, status=status)
+            )
+            source: Any = "interrupted" if found is None else "recorded"
+            closed.append(Closed(call_id, name, source))
+
+    if closed:
+        new: list[Any] = healed[len(messages) :]
+
+        if healed[: len(messages)] != messages:
+            new = [RemoveMessage(id=REMOVE_ALL_MESSAGES), *healed]
+
+        await graph.aupdate_state(config, {channel: new}, as_node=as_node)
+
+    return HealReport(thread_id, tuple(closed), tuple(left))

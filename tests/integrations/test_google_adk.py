@@ -1,0 +1,277 @@
+"""The session service of Google's ADK, in every store."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from google.adk.agents import BaseAgent
+from google.adk.errors import StaleSessionError
+from google.adk.errors.already_exists_error import AlreadyExistsError
+from google.adk.errors.session_not_found_error import SessionNotFoundError
+from google.adk.events import Event, EventActions
+from google.adk.runners import Runner
+from google.adk.sessions import InMemorySessionService
+from google.adk.sessions.base_session_service import GetSessionConfig
+from google.genai import types
+
+from cpkit import BackendUnavailable, MemoryCheckpointer, open_checkpointer
+from cpkit.integrations.google_adk import SessionService, session_thread
+from cpkit.sync import SyncCheckpointer
+from tests.sessions.spy import Spy
+
+IDS: Any = {"app_name": "app", "user_id": "user", "session_id": "session"}
+WHO: Any = {"app_name": "app", "user_id": "user"}
+
+
+def event(text: str = "", *, author: str = "user", at: float = 0, **delta: Any) -> Any:
+    return Event(
+        author=author,
+        invocation_id="invocation",
+        timestamp=at or time.time(),
+        content=types.Content(role="user", parts=[types.Part(text=text)]),
+        actions=EventActions(state_delta=delta),
+    )
+
+
+def texts(session: Any) -> list[str]:
+    return [one.content.parts[0].text for one in session.events]
+
+
+async def test_it_behaves_as_the_adks_own_service(url: str) -> None:
+    """The same calls give the same sessions, states of all kinds included."""
+    async with open_checkpointer(url) as cp:
+        answers = [
+            await play(one) for one in (InMemorySessionService(), SessionService(cp))
+        ]
+
+    assert answers[0] == answers[1]
+
+
+async def play(service: Any) -> list[Any]:
+    """Call every method; return what can be compared."""
+    seen: list[Any] = []
+
+    def note(session: Any) -> None:
+        kept = session and (
+            session.id,
+            session.state,
+            texts(session),
+            [one.actions.state_delta for one in session.events],
+        )
+        seen.append(kept)
+
+    state = {"own": 1, "app:all": 2, "user:mine": [3], "temp:gone": 4}
+    first = await service.create_session(**IDS, state=state)
+    note(first)
+
+    with pytest.raises(AlreadyExistsError):
+        await service.create_session(**IDS)
+
+    for n in range(4):
+        delta: Any = {"own": n, "app:all": f"a{n}", "user:mine": None, "temp:x": n}
+        added = await service.append_event(first, event(f"{n}", at=n + 1.5, **delta))
+        seen.append(added.actions.state_delta)
+
+    await service.append_event(first, Event(author="user", partial=True))
+    note(first)
+
+    for config in (
+        None,
+        GetSessionConfig(num_recent_events=2),
+        GetSessionConfig(num_recent_events=0),
+        GetSessionConfig(after_timestamp=2.5),
+        GetSessionConfig(num_recent_events=3, after_timestamp=4.0),
+    ):
+        note(await service.get_session(**IDS, config=config))
+
+    await service.create_session(app_name="app", user_id="other", session_id=" s/2 ")
+    await service.create_session(app_name="else", user_id="user", session_id="s3")
+
+    for who in (WHO, {"app_name": "app"}, {"app_name": "none"}):
+        listed = (await service.list_sessions(**who)).sessions
+        seen.append([(one.user_id, one.id, one.state, one.events) for one in listed])
+
+    seen.append(await service.get_user_state(**WHO))
+    await service.delete_session(**IDS)
+    note(await service.get_session(**IDS))
+
+    with pytest.raises(SessionNotFoundError):
+        await service.append_event(first, event("late"))
+
+    again = await service.create_session(**IDS)
+    note(again)
+    return seen
+
+
+async def test_a_stale_session_is_refused(url: str) -> None:
+    """Its event and its state change nothing; a new copy can append."""
+    async with open_checkpointer(url) as one, open_checkpointer(url) as two:
+        services = [SessionService(one), SessionService(two)]
+        await services[0].create_session(**IDS, state={"n": 0})
+        copies: list[Any] = [await service.get_session(**IDS) for service in services]
+        await services[0].append_event(copies[0], event("first", n=1))
+
+        with pytest.raises(StaleSessionError):
+            await services[1].append_event(copies[1], event("stale", n=2))
+
+        assert copies[1].events == []
+        fresh: Any = await services[1].get_session(**IDS)
+        assert (texts(fresh), fresh.state) == (["first"], {"n": 1})
+        await services[1].append_event(fresh, event("second", n=3))
+        # The first service has not read the second event.
+        with pytest.raises(StaleSessionError):
+            await services[0].append_event(copies[0], event("stale", n=4))
+
+        last: Any = await services[0].get_session(**IDS)
+        assert (texts(last), last.state) == (["first", "second"], {"n": 3})
+
+
+async def test_one_of_many_writers_appends_at_a_time(url: str) -> None:
+    """No event is lost, and the state is that of the last event."""
+    async with open_checkpointer(url) as one, open_checkpointer(url) as two:
+        services = [SessionService(one), SessionService(two)]
+        await services[0].create_session(**IDS)
+
+        async def write(service: Any, name: str) -> None:
+            for n in range(5):
+                while True:
+                    session: Any = await service.get_session(**IDS)
+
+                    try:
+                        text = f"{name}{n}"
+                        await service.append_event(session, event(text, last=text))
+                        break
+                    except StaleSessionError:
+                        continue
+
+        await asyncio.gather(
+            *(write(one, name) for one, name in zip(services, "ab", strict=True))
+        )
+        session: Any = await services[0].get_session(**IDS)
+
+    assert sorted(texts(session)) == sorted(
+        f"{name}{n}" for name in "ab" for n in range(5)
+    )
+    assert session.state == {"last": texts(session)[-1]}
+
+
+async def test_a_shared_session_takes_events_of_parallel_tasks(url: str) -> None:
+    """Branches of one invocation share the session object."""
+    async with open_checkpointer(url) as cp:
+        service = SessionService(cp)
+        session: Any = await service.create_session(**IDS)
+        deltas: list[dict[str, Any]] = [{f"k{n}": n} for n in range(8)]
+        await asyncio.gather(
+            *(service.append_event(session, event("x", **delta)) for delta in deltas)
+        )
+        stored: Any = await service.get_session(**IDS)
+
+    assert texts(stored) == texts(session)
+    assert stored.state == session.state == {f"k{n}": n for n in range(8)}
+
+
+async def test_a_session_that_was_read_without_events_can_append(url: str) -> None:
+    """It is stale only if another event was appended since."""
+    async with open_checkpointer(url) as one, open_checkpointer(url) as two:
+        services = [SessionService(one), SessionService(two)]
+        whole: Any = await services[0].create_session(**IDS)
+        await services[0].append_event(whole, event("a"))
+        config = GetSessionConfig(num_recent_events=0)
+        copies: list[Any] = [
+            await service.get_session(**IDS, config=config) for service in services
+        ]
+        await services[0].append_event(copies[0], event("b"))
+
+        with pytest.raises(StaleSessionError):
+            await services[1].append_event(copies[1], event("stale"))
+
+        assert texts(await services[1].get_session(**IDS)) == ["a", "b"]
+
+
+@pytest.fixture
+async def spy() -> AsyncIterator[Spy]:
+    async with MemoryCheckpointer[Any]() as inner:
+        yield Spy(inner)
+
+
+async def test_an_event_with_a_lost_answer_is_stored_once(spy: Spy) -> None:
+    """A retry by the caller finds it too."""
+    service = SessionService(spy)
+    session: Any = await service.create_session(**IDS)
+    spy.faults.append("lost after")
+    await service.append_event(session, event("a"))
+    spy.faults.extend(["lost after", "lost before", "lost before"])
+    spy.read_faults.extend(["refused"] * 3)
+    again = event("b")
+
+    with pytest.raises(BackendUnavailable):
+        await service.append_event(session, again)
+
+    spy.faults.clear()
+    spy.read_faults.clear()
+    await service.append_event(session, again)
+    assert texts(await service.get_session(**IDS)) == ["a", "b"] == texts(session)
+
+
+async def test_a_change_of_shared_state_survives_a_crash(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """The process died after the event, and before the app's state was changed."""
+    service = SessionService(cp)
+    session: Any = await service.create_session(**IDS)
+    owed: Any = {"app": {"all": 1}, "user": {"mine": 2}}
+    stored = event("a").model_dump(mode="json", exclude_none=True)
+    await cp.append(
+        session_thread("app", "user", "session"),
+        [{"event": stored}],
+        extra={"owed": owed},
+    )
+    del session
+    found: Any = await SessionService(cp).get_session(**IDS)
+    assert found.state == {"app:all": 1, "user:mine": 2}
+    assert await service.get_user_state(**WHO) == {"mine": 2}
+
+
+class Echo(BaseAgent):  # type: ignore[misc]  # types are not followed
+    """Answers with the number of events that it was shown."""
+
+    async def _run_async_impl(self, ctx: Any) -> AsyncIterator[Any]:
+        count = len(ctx.session.events)
+        yield event(f"shown {count}", author=self.name, count=count)
+
+
+async def ask(service: Any, text: str) -> list[str]:
+    runner = Runner(app_name="app", agent=Echo(name="echo"), session_service=service)
+    message = types.Content(role="user", parts=[types.Part(text=text)])
+    return [
+        one.content.parts[0].text
+        async for one in runner.run_async(
+            user_id="user", session_id="session", new_message=message
+        )
+    ]
+
+
+async def test_the_adks_runner_continues_on_another_handle(url: str) -> None:
+    """The second turn sees the events of the first."""
+    async with open_checkpointer(url) as cp:
+        await SessionService(cp).create_session(**IDS)
+        assert await ask(SessionService(cp), "one") == ["shown 1"]
+
+    async with open_checkpointer(url) as cp:
+        assert await ask(SessionService(cp), "two") == ["shown 3"]
+        session: Any = await SessionService(cp).get_session(**IDS)
+
+    assert texts(session) == ["one", "shown 1", "two", "shown 3"]
+    assert session.state == {"count": 3}
+
+
+def test_a_sync_checkpointer_serves_any_loop() -> None:
+    """The store has an event loop of its own."""
+    with SyncCheckpointer("memory://") as cp:
+        service = SessionService(cp)
+        asyncio.run(service.create_session(**IDS))
+        assert asyncio.run(ask(service, "one")) == ["shown 1"]

@@ -1,0 +1,325 @@
+"""Tool calls without a result are closed, in the messages of every framework."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from agents import TResponseInputItem
+from cubeloop import Message
+from google.adk.events import Event
+from openai.types.responses import ResponseInputItemParam
+from pydantic import TypeAdapter
+from pydantic_ai.messages import ModelMessagesTypeAdapter
+
+from cpkit import MemoryCheckpointer, VersionConflict, open_checkpointer
+from cpkit.effects import Effect, EffectLedger
+from cpkit.heal import HealReport, heal
+from cpkit.integrations.claude_agent_sdk import ClaudeSessionStore
+from cpkit.integrations.google_adk import SessionService
+from cpkit.integrations.openai_agents import Session
+from tests.sessions.spy import Spy
+from tests.stores import KINDS, fresh_url
+
+ASK: dict[str, Any] = {"role": "user", "content": "pay"}
+
+# Two calls, a and b, as each framework stores them.
+HISTORIES: dict[str, list[Any]] = {
+    "openai": [
+        ASK,
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": one, "type": "function", "function": {"name": "pay"}}
+                for one in "ab"
+            ],
+        },
+    ],
+    "cpkit": [
+        ASK,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "tool_call", "id": one, "name": "pay", "args": {}}
+                for one in "ab"
+            ],
+        },
+    ],
+    "cubeloop": [
+        {"role": "user", "content": [{"type": "text", "text": "pay"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "tool_call", "id": one, "name": "pay", "arguments": {}}
+                for one in "ab"
+            ],
+        },
+    ],
+    "anthropic": [
+        ASK,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "tool_use", "id": one, "name": "pay", "input": {}}
+                for one in "ab"
+            ],
+        },
+    ],
+    "session": [
+        ASK,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "toolCall", "id": one, "name": "pay", "arguments": {}}
+                for one in "ab"
+            ],
+        },
+    ],
+    "pydantic-ai": [
+        {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": "pay"}]},
+        {
+            "kind": "response",
+            "parts": [
+                {"part_kind": "tool-call", "tool_name": "pay", "tool_call_id": one}
+                for one in "ab"
+            ],
+        },
+    ],
+    "claude": [
+        {"entry": {"type": "user", "uuid": "1", "message": ASK}, "by": "x"},
+        {
+            "entry": {
+                "type": "assistant",
+                "uuid": "2",
+                "parentUuid": "1",
+                "sessionId": "s",
+                "message": {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "tool_use", "id": one, "name": "pay", "input": {}}
+                        for one in "ab"
+                    ],
+                },
+            },
+            "by": "y",
+            "summary": {"opaque": 1},
+        },
+    ],
+    "agents": [
+        {"item": ASK, "by": "x"},
+        *(
+            {
+                "item": {
+                    "type": "function_call",
+                    "call_id": one,
+                    "name": "pay",
+                    "arguments": "{}",
+                },
+                "by": "y",
+            }
+            for one in "ab"
+        ),
+    ],
+    "adk": [
+        {"created": "x"},
+        {
+            "event": {
+                "id": "e1",
+                "author": "agent",
+                "invocation_id": "i",
+                "timestamp": 1.0,
+                "content": {
+                    "role": "model",
+                    "parts": [
+                        {"function_call": {"id": one, "name": "pay", "args": {}}}
+                        for one in "ab"
+                    ],
+                },
+            }
+        },
+    ],
+}
+
+
+async def pay(effect: Effect) -> Any:
+    return {"paid": effect.args["amount"]}
+
+
+async def ran(cp: Any, thread_id: str, tool_call_id: str) -> None:
+    """Run an effect as the tool of a model's call does."""
+    await EffectLedger(cp).run(
+        thread_id, "pay", {"amount": 7}, pay, tool_call_id=tool_call_id
+    )
+
+
+@pytest.mark.parametrize("form", HISTORIES)
+async def test_recorded_and_interrupted_results(form: str) -> None:
+    """Call a has a recorded result, and b has none; nothing is left then."""
+    async with MemoryCheckpointer[Any]() as cp:
+        await cp.append("t", HISTORIES[form])
+        await ran(cp, "t", "a")
+        report = await heal(cp, "t")
+        assert [(one.call_id, one.source) for one in report.closed] == [
+            ("a", "recorded"),
+            ("b", "interrupted"),
+        ]
+        assert report
+        data = await cp.load("t")
+        assert data is not None
+        added = json.dumps(data.messages[len(HISTORIES[form]) :])
+        assert '{\\"paid\\": 7}' in added
+        assert "interrupted" in added
+        again = await heal(cp, "t")
+        assert (again.closed, again.left) == ((), ())
+        assert await cp.load("t") == data
+
+
+async def test_the_frameworks_read_what_was_added() -> None:
+    """Each result has the form of its framework."""
+    async with MemoryCheckpointer[Any]() as cp:
+        for form in ("cubeloop", "pydantic-ai", "agents", "adk"):
+            await cp.append(form, HISTORIES[form])
+            await heal(cp, form)
+
+        data = {form: await cp.read(form) for form in ("cubeloop", "pydantic-ai")}
+        TypeAdapter(list[Message]).validate_python(data["cubeloop"])
+        (*_, last) = ModelMessagesTypeAdapter.validate_python(data["pydantic-ai"])
+        assert [part.part_kind for part in last.parts] == ["tool-return"] * 2
+        (*_, item) = await cp.read("agents")
+        items: TypeAdapter[TResponseInputItem] = TypeAdapter(ResponseInputItemParam)
+        items.validate_python(item["item"])
+        (*_, event) = await cp.read("adk")
+        responses = Event.model_validate(event["event"]).get_function_responses()
+        assert [one.id for one in responses] == ["a", "b"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_adapters_go_on_after_it(kind: str, tmp_path: Any) -> None:
+    """Each adapter reads the healed thread, and appends to it."""
+    async with open_checkpointer(fresh_url(kind, tmp_path)) as cp:
+        session = Session("s", cp)
+        await session.add_items([one["item"] for one in HISTORIES["agents"]])
+        await ran(cp, "s", "a")
+        assert len((await heal(cp, session.thread_id)).closed) == 2
+        items: Any = await session.get_items()
+        assert [one.get("type") for one in items[-2:]] == ["function_call_output"] * 2
+        assert items[-2]["output"] == '{"paid": 7}'
+
+        store = ClaudeSessionStore(cp)
+        key: Any = {"project_key": "p", "session_id": "s"}
+        await store.append(key, [one["entry"] for one in HISTORIES["claude"]])
+        await heal(cp, "cpkit:claude-agent-sdk:p/s/")
+        entries: Any = await store.load(key)
+        assert [one["parentUuid"] for one in entries[-2:]] == ["2", entries[-2]["uuid"]]
+        assert len(await store.list_session_summaries("p")) == 1
+        await store.append(key, [{"type": "user", "uuid": "9"}])
+
+        service = SessionService(cp)
+        ids: Any = {"app_name": "app", "user_id": "u", "session_id": "s"}
+        live = await service.create_session(**ids)
+        event = Event.model_validate(HISTORIES["adk"][1]["event"])
+        await service.append_event(live, event)
+        await heal(cp, "cpkit:google-adk:app/u/s")
+        fresh: Any = await service.get_session(**ids)
+        assert len(fresh.events[-1].get_function_responses()) == 2
+        await service.append_event(fresh, Event(author="user"))
+
+
+async def test_an_unknown_outcome_is_left(cp: MemoryCheckpointer[Any]) -> None:
+    """The effect may have happened: a person or verify decides first."""
+    await cp.append("t", HISTORIES["openai"])
+    ledger = EffectLedger(cp)
+    begun = await ledger.begin("t", "pay", {"amount": 7}, tool_call_id="a")
+    report = await heal(cp, "t")
+    assert not report
+    assert [one.call_id for one in report.left] == ["a"]
+    assert [one.call_id for one in report.closed] == ["b"]
+    assert "recover" in str(report)
+    await ledger.commit(begun.record, "paid")
+    assert [one.source for one in (await heal(cp, "t")).closed] == ["recorded"]
+
+
+async def test_recover_heals_last(cp: MemoryCheckpointer[Any]) -> None:
+    """`EffectLedger.recover` takes it as ``heal=``."""
+    await cp.append("t", HISTORIES["openai"])
+    await ran(cp, "t", "a")
+    report = await EffectLedger(cp).recover("t", [], heal=heal)
+    assert isinstance(report.healed, HealReport)
+    assert [one.source for one in report.healed.closed] == ["recorded", "interrupted"]
+
+
+async def test_a_call_behind_which_the_talk_went_on_is_left(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """A result at the end of the thread would not stand behind its call."""
+    await cp.append("t", [*HISTORIES["openai"], ASK])
+    report = await heal(cp, "t")
+    assert [one.reason for one in report.left] == ["other messages follow it"] * 2
+    data = await cp.load("t")
+    assert data is not None
+    assert data.version == 3
+
+
+async def test_a_failed_effect_gets_its_error(cp: MemoryCheckpointer[Any]) -> None:
+    """A final error is a result."""
+
+    async def fail(effect: Effect) -> Any:
+        raise ValueError("no money")
+
+    await cp.append("t", HISTORIES["cpkit"])
+
+    with pytest.raises(ValueError, match="no money"):
+        await EffectLedger(cp, release_failures=False).run(
+            "t", "pay", {}, fail, tool_call_id="a"
+        )
+
+    await heal(cp, "t")
+    result = (await cp.read("t"))[2]
+    assert result["is_error"]
+    assert result["content"] == "ValueError: no money"
+
+
+async def test_a_lost_answer_closes_once() -> None:
+    """The retry finds the results that the first try appended."""
+    async with MemoryCheckpointer[Any]() as inner:
+        await inner.append("t", HISTORIES["openai"])
+        spy: Any = Spy(inner)
+        spy.faults.append("lost after")
+        spy.list_calls = inner.list_calls
+        spy.find_call = inner.find_call
+        assert len((await heal(spy, "t")).closed) == 2
+        assert len(await inner.read("t")) == 4
+
+
+async def test_another_writer_wins(cp: MemoryCheckpointer[Any]) -> None:
+    """The thread was continued meanwhile: nothing is appended."""
+    await cp.append("t", HISTORIES["openai"])
+
+    class Late(Spy):
+        async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
+            await self.inner.append(thread_id, [ASK])
+            return await self.inner.append(thread_id, messages, **options)
+
+    spy: Any = Late(cp)
+    spy.list_calls = cp.list_calls
+    spy.find_call = cp.find_call
+
+    with pytest.raises(VersionConflict):
+        await heal(spy, "t")
+
+    assert len(await cp.read("t")) == 3
+
+
+async def test_other_threads_are_refused(cp: MemoryCheckpointer[Any]) -> None:
+    """The error says what to use instead."""
+    await cp.append("s", [{"type": "session", "id": "s"}])
+
+    with pytest.raises(ValueError, match="close_missing_results"):
+        await heal(cp, "s")
+
+    with pytest.raises(ValueError, match=r"langgraph\.heal"):
+        await heal(cp, "cpkit:langgraph:t")
+
+    assert str(await heal(cp, "none")) == "thread 'none': every call has a result"

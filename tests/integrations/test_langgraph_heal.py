@@ -1,0 +1,59 @@
+"""A graph's messages with tool calls that have no result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+from langgraph.graph import END, START, MessagesState, StateGraph
+
+from cpkit import open_checkpointer
+from cpkit.effects import Effect, EffectLedger
+from cpkit.integrations.langgraph import CheckpointSaver, heal
+
+CONFIG: Any = {"configurable": {"thread_id": "t"}}
+
+
+def ask() -> list[AnyMessage]:
+    calls: Any = [{"name": "pay", "args": {}, "id": one} for one in ("a", "b", "c")]
+    return [
+        HumanMessage("pay", id="1"),
+        AIMessage("", id="2", tool_calls=calls),
+        ToolMessage("done", tool_call_id="b", id="3"),
+    ]
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_results_stand_behind_their_calls(url: str, goes_on: bool) -> None:
+    """Also if the talk went on: every provider takes the history then."""
+    builder = StateGraph(MessagesState)
+    builder.add_node("agent", lambda state: {"messages": []})
+    builder.add_edge(START, "agent")
+    builder.add_edge("agent", END)
+    later: list[AnyMessage] = [HumanMessage("hello?", id="4")] if goes_on else []
+
+    async def pay(effect: Effect) -> str:
+        return "paid"
+
+    async with open_checkpointer(url) as cp:
+        graph = builder.compile(checkpointer=CheckpointSaver(cp))
+        await graph.ainvoke({"messages": [*ask(), *later]}, CONFIG)
+        await EffectLedger(cp).run("t", "pay", {}, pay, tool_call_id="a")
+        report = await heal(graph, CONFIG, cp)
+        assert [(one.call_id, one.source) for one in report.closed] == [
+            ("a", "recorded"),
+            ("c", "interrupted"),
+        ]
+        assert not (await heal(graph, CONFIG, cp)).closed
+
+    async with open_checkpointer(url) as cp:
+        graph = builder.compile(checkpointer=CheckpointSaver(cp))
+        messages = (await graph.aget_state(CONFIG)).values["messages"]
+
+    assert [one.id for one in messages[:3]] == ["1", "2", "3"]
+    assert [(one.tool_call_id, one.content[:11]) for one in messages[3:5]] == [
+        ("a", "paid"),
+        ("c", "interrupted"),
+    ]
+    assert messages[5:] == later
