@@ -1,0 +1,105 @@
+"""What all views share: the store, the ledger, and how a view answers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from cpkit.effects import EffectLedger
+from cpkit.protocol import Checkpointer
+from cpkit.records import CallRecord
+
+__all__ = [
+    "Page",
+    "Site",
+    "View",
+    "call_data",
+    "needs",
+    "number",
+    "wanted",
+]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One page server over one store."""
+
+    cp: Any  # a Checkpointer[Any] with the optional protocols that `needs` checks
+    ledger: EffectLedger
+    title: str
+    url: str | None
+    read_only: bool
+
+    @classmethod
+    def over(
+        cls, cp: Checkpointer[Any], title: str, url: str | None, read_only: bool
+    ) -> Site:
+        """Return the site of a store."""
+        return cls(cp, EffectLedger(cp), title, url, read_only)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A view's answer: the template, and the data that the JSON form has as well."""
+
+    template: str
+    data: Mapping[str, Any]
+    status: int = 200
+
+
+View = Callable[[Site, Request], Awaitable[Page]]
+
+
+def needs(site: Site, ability: type, what: str) -> None:
+    """Answer 501 if the store lacks an optional protocol."""
+    if not isinstance(site.cp, ability):
+        raise HTTPException(501, f"this store cannot {what}")
+
+
+def wanted(request: Request, name: str) -> str:
+    """Return a parameter that the page needs."""
+    value = request.query_params.get(name)
+
+    if not value:
+        raise HTTPException(400, f"the parameter {name!r} is missing")
+
+    return value
+
+
+def number(request: Request, name: str, default: int, low: int, high: int) -> int:
+    """Return a parameter as an int within its bounds."""
+    text = request.query_params.get(name)
+
+    if text is None:
+        return default
+
+    try:
+        return min(max(int(text[:20]), low), high)
+    except ValueError:
+        raise HTTPException(400, f"{name}={text[:40]!r} is not a number") from None
+
+
+def call_data(record: CallRecord) -> dict[str, Any]:
+    """Return a call as JSON."""
+    call = record.call
+    resolved = record.resolved_at
+    return {
+        "thread_id": record.thread_id,
+        "call_id": call.call_id,
+        "tool": call.tool_name,
+        "args": dict(call.args),
+        "key": call.idempotency_key,
+        "status": record.status,
+        "attempt": record.attempt,
+        "issued_at": record.issued_at.isoformat(),
+        "resolved_at": None if resolved is None else resolved.isoformat(),
+        "seconds": None
+        if resolved is None
+        else (resolved - record.issued_at).total_seconds(),
+        "result": record.result,
+        "erased": record.erased,
+    }

@@ -1,0 +1,156 @@
+"""Each view shows what the store holds, and its JSON form has the same data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpkit import open_checkpointer
+from cpkit.lease import thread_lease
+from tests.stores import KINDS, fresh_url
+from tests.ui.checks import assert_inert
+from tests.ui.conftest import Client
+from tests.ui.stocked import stock
+
+VIEWS = {
+    "/threads?prefix=order": "order-1042",
+    "/thread?id=order-1042": "Let me look at that order.",
+    "/thread/message?id=order-1042&at=1": "arrived broken",
+    "/thread/calls?id=order-1042": "approval of",
+    "/thread/extra?id=order-1042": "ask for approval",
+    "/session?id=session-parser": "before the fix",
+    "/waiting": "send_voucher",
+    "/waiting/calls": "charge",
+    "/store": "Largest value",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_each_view_shows_the_store(
+    kind: str, tmp_path: Path, client: Client
+) -> None:
+    """Every view answers on every kind of store, as a page and as JSON."""
+    async with open_checkpointer(fresh_url(kind, tmp_path), message_type=Any) as cp:
+        await stock(cp)
+
+        async with client(cp) as http:
+            for path, expected in VIEWS.items():
+                page = await http.get(path)
+                assert (page.status_code, path) == (200, path)
+                assert expected in page.text
+                assert_inert(page)
+
+                place, _, query = path.partition("?")
+                data = await http.get(f"{place}.json?{query}")
+                assert data.headers["content-type"] == "application/json"
+                assert data.json()
+
+            tree = (await http.get("/session.json?id=session-parser&all=1")).json()
+            entry = next(line for line in tree["lines"] if line["kind"] == "user")
+            place = f"id=session-parser&entry={entry['entry_id']}"
+            state = (await http.get(f"/session/state.json?{place}")).json()
+            assert state["state"] == {}
+            place = f"id=session-parser&entry={tree['leaf_id']}"
+            state = (await http.get(f"/session/state.json?{place}")).json()
+            assert state["state"]["budget"] == 25
+            left, right = (leaf["entry_id"] for leaf in tree["leaves"])
+            place = f"id=session-parser&left={left}&right={right}"
+            sides = (await http.get(f"/session/branches.json?{place}")).json()
+            assert sides["left"] != sides["right"]
+            assert sides["fork"]["text"].startswith("read:")
+
+
+async def test_a_long_thread_is_read_in_parts(cp: Any, client: Client) -> None:
+    """A page shows the last messages, and links to the earlier ones."""
+    await cp.append("long", [{"role": "user", "content": f"n{n}"} for n in range(1000)])
+
+    async with client(cp) as http:
+        last = (await http.get("/thread.json?id=long")).json()
+        assert [last["start"], last["stop"], last["later"]] == [960, 1000, None]
+        first = (await http.get("/thread.json?id=long&start=0&limit=10")).json()
+        assert [one["content"] for one in first["messages"]][-1] == "n9"
+        assert (first["earlier"], first["later"]) == (None, 10)
+
+
+async def test_threads_are_paged_without_internal_ones(cp: Any, client: Client) -> None:
+    """The list leaves out cpkit's own threads, and a page is full nevertheless."""
+    for name in ["a", "b", "cpkit:", "cpkit:lease:x", "cpkit:zz", "d", "e"]:
+        await cp.append(name, [{}])
+
+    async with client(cp) as http:
+        page = (await http.get("/threads.json?limit=3")).json()
+        assert [one["thread_id"] for one in page["threads"]] == ["a", "b", "d"]
+        page = (await http.get(f"/threads.json?limit=3&after={page['next']}")).json()
+        assert [one["thread_id"] for one in page["threads"]] == ["e"]
+        page = (await http.get("/threads.json?internal=1")).json()
+        assert len(page["threads"]) == 7
+
+
+async def test_threads_are_ordered_by_their_last_change(
+    cp: Any, client: Client
+) -> None:
+    """On demand the list begins with the thread that changed last."""
+    for name in ["a", "b", "c"]:
+        await cp.append(name, [{}])
+
+    await cp.save_extra("b", {"changed": True})
+
+    async with client(cp) as http:
+        page = (await http.get("/threads.json?order=changed")).json()
+        names = [one["thread_id"] for one in page["threads"]]
+        assert (names[0], sorted(names)) == ("b", ["a", "b", "c"])
+        assert (page["sorted_of"], page["sorted_all"], page["next"]) == (3, True, None)
+
+
+@pytest.mark.parametrize(
+    "name", ["../etc", "a/b?c=d&e", "%2e%2e", "#", "\N{HORSE} id", "+ +", "'\"<>"]
+)
+async def test_any_id_has_a_page(name: str, cp: Any, client: Client) -> None:
+    """An id of any characters is found through the link in the list."""
+    await cp.append(name, [{"role": "user", "content": "found it"}])
+
+    async with client(cp) as http:
+        listed = await http.get("/threads")
+        (link,) = [
+            one for one in assert_inert(listed).links if one.startswith("/thread?")
+        ]
+        assert "found it" in (await http.get(link)).text
+
+
+async def test_a_lease_is_shown_with_its_holder(cp: Any, client: Client) -> None:
+    """The page of what waits names the process that runs a thread."""
+    async with thread_lease(cp, "busy", holder="worker-7"), client(cp) as http:
+        data = (await http.get("/waiting.json")).json()
+        assert [one["holder"] for one in data["leases"]] == ["worker-7"]
+        assert data["requests"] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/thread?id=missing", 404),
+        ("/thread", 400),
+        ("/thread?id=" + "x" * 600, 400),
+        ("/threads?limit=many", 400),
+        ("/session?id=plain", 409),
+        ("/session/state?id=missing&entry=1", 404),
+        ("/thread/message?id=plain&at=7", 404),
+        ("/waiting/decide?id=plain&request=x", 404),
+        ("/nowhere", 404),
+    ],
+)
+async def test_a_bad_address_is_explained(
+    path: str, status: int, cp: Any, client: Client
+) -> None:
+    """A wrong link gives a page that says what is wrong, and the same as JSON."""
+    await cp.append("plain", [{}])
+
+    async with client(cp) as http:
+        page = await http.get(path)
+        assert page.status_code == status
+        assert_inert(page)
+        place, _, query = path.partition("?")
+        data = await http.get(f"{place}.json?{query}")
+        assert (data.status_code, list(data.json())) == (status, ["error"])
