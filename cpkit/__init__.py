@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         MovesThreads,
         ReadsRanges,
         StatesDurability,
+        WatchesThreads,
     )
     from cpkit.records import (
         CallRecord,
@@ -81,6 +82,7 @@ __all__ = [
     "ToolCall",
     "UnknownCall",
     "VersionConflict",
+    "WatchesThreads",
     "WrongEventLoop",
     "open_checkpointer",
 ]
@@ -110,6 +112,7 @@ _HOMES = {
     "MovesThreads": "cpkit.protocol",
     "ReadsRanges": "cpkit.protocol",
     "StatesDurability": "cpkit.protocol",
+    "WatchesThreads": "cpkit.protocol",
     "CallRecord": "cpkit.records",
     "CheckpointData": "cpkit.records",
     "Durability": "cpkit.records",
@@ -122,9 +125,17 @@ _HOMES = {
 }
 
 
+__version__: str
+
 if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
+        if name == "__version__":  # reading a package's metadata takes milliseconds
+            found = globals()[name] = import_module("importlib.metadata").version(
+                "cpkit"
+            )
+            return found
+
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -27,9 +27,12 @@ The layers add errors of their own, which the named package exports::
     │   fix the call
     ├── KeyReused              cpkit.effects: the key is recorded with other arguments
     ├── UnknownEntry           cpkit.sessions: the session has no entry with this id
+    ├── TypeRefused            cpkit.integrations.langgraph: a type is not allowed
     ├── Unsupported            cpkit.integrations.langgraph: the store lacks an ability
+    ├── NotASession            cpkit.sessions: the thread is a plain thread
     │   load again
     ├── Superseded             cpkit.effects: another process recorded an outcome first
+    ├── NotOwner               cpkit.integrations.langgraph: another run has the thread
     ├── LeaseLost              cpkit.lease: this runner may not write to the thread now
     │   retry
     ├── EffectTimeout          cpkit.effects: no result or decision came in time
@@ -37,6 +40,7 @@ The layers add errors of their own, which the named package exports::
     │   give up
     ├── EffectFailed           cpkit.effects: the effect's recorded outcome is a failure
     ├── EffectDenied           cpkit.effects: a person denied the effect
+    │   └── ApprovalExpired    cpkit.effects: no approval came, or was used, in time
     └── EffectErased           cpkit.effects: the record was erased with its thread
 
 Any other mistake of a caller (a generator instead of a list, a limit of 0, a negative

@@ -14,9 +14,11 @@ What is atomic
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import unquote
@@ -30,6 +32,7 @@ from cpkit.driver import (
     DriverOptions,
     Erase,
     FullHandle,
+    Heard,
     KeyHeld,
     Limits,
     Merge,
@@ -45,6 +48,7 @@ from cpkit.driver import (
     from_micros,
     issued_call,
     key_is_held,
+    may_have_changed,
     resolved_call,
     span,
 )
@@ -65,6 +69,7 @@ class _Thread:
     bodies: list[bytes] = field(default_factory=list)
     extra: dict[bytes, bytes] = field(default_factory=dict)
     calls: dict[str, StoredCall] = field(default_factory=dict)
+    revision: int = 0
 
     def touch(self) -> int:
         """Mark the thread as changed now; return the time in microseconds."""
@@ -81,12 +86,36 @@ class _Thread:
         return ThreadInfo(thread_id, len(self.bodies), *times)
 
 
+class _Listener:
+    """Tells an event loop of changes, from any thread."""
+
+    def __init__(self, heard: Heard) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._heard = heard
+
+    def __call__(self, thread_id: str) -> None:
+        with suppress(RuntimeError):  # its loop has been closed
+            self._loop.call_soon_threadsafe(self._heard, thread_id)
+
+
 @dataclass
 class _Data:
     lock: threading.Lock = field(default_factory=threading.Lock)
     threads: dict[str, _Thread] = field(default_factory=dict)
     # By idempotency key, then attempt number: thread id and call id.
     keys: dict[str, dict[int, tuple[str, str]]] = field(default_factory=dict)
+    # Counts changes; a thread's revision is the count after its last one.
+    changes: int = 0
+    listeners: set[_Listener] = field(default_factory=set)
+
+    def changed(self, thread_id: str) -> None:
+        self.changes += 1
+
+        if (thread := self.threads.get(thread_id)) is not None:
+            thread.revision = self.changes
+
+        for listener in self.listeners:
+            listener(thread_id)
 
     def newest(self, key: str) -> StoredCall | None:
         attempts = self.attempts(key)
@@ -146,7 +175,13 @@ class MemoryStore:
 
     async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
         with self._data.lock:
-            return [self._apply(write, self._data) for write in batch]
+            outcomes = [self._apply(write, self._data) for write in batch]
+
+            for write, outcome in zip(batch, outcomes, strict=True):
+                if may_have_changed(write, outcome):
+                    self._data.changed(write.thread_id)
+
+            return outcomes
 
     def _apply(self, write: Write, data: _Data) -> Outcome:
         thread = data.threads.get(write.thread_id) or _Thread()
@@ -274,6 +309,25 @@ class MemoryStore:
                 thread.created_at,
                 thread.updated_at,
             )
+
+    async def markers(self, thread_ids: Sequence[str] | None) -> Mapping[str, Hashable]:
+        with self._data.lock:
+            found = self._data.threads
+            ids = found if thread_ids is None else found.keys() & set(thread_ids)
+            return {one: found[one].revision for one in ids}
+
+    async def listen(self, heard: Heard) -> None:
+        listener = _Listener(heard)
+
+        with self._data.lock:
+            self._data.listeners.add(listener)
+
+        try:
+            heard(None)
+            await asyncio.get_running_loop().create_future()
+        finally:
+            with self._data.lock:
+                self._data.listeners.discard(listener)
 
 
 class MemoryCheckpointer(FullHandle[MessageT]):

@@ -32,7 +32,8 @@ Errors that every method may raise
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol, TypeVar, runtime_checkable
 
 from cpkit.records import (
@@ -53,6 +54,7 @@ __all__ = [
     "MovesThreads",
     "ReadsRanges",
     "StatesDurability",
+    "WatchesThreads",
 ]
 
 MessageT = TypeVar("MessageT")
@@ -210,6 +212,28 @@ class MovesThreads(Protocol):
         Raises ``VersionConflict`` where the id has a thread or a call on record, and
         ``KeyTaken`` where a call of another thread stands in the way of a key: of each
         key all attempt numbers must differ, and only the newest may be not failed.
+        """
+        ...
+
+
+@runtime_checkable
+class WatchesThreads(Protocol):
+    """Can wake a waiter when a thread changes."""
+
+    def watch(
+        self, *thread_ids: str
+    ) -> AbstractAsyncContextManager[AsyncIterator[str]]:
+        """Yield a thread's id after it changed; without ids, that of any thread.
+
+        Entering registers. Each append, change of extra, claim, result, deletion or
+        restore that is committed after the entering is followed by a yield of its
+        thread's id. Changes are coalesced, and an id may be yielded without a change,
+        so look at the thread after each yield. A thread that was created and deleted
+        again meanwhile may be skipped.
+
+        A notification makes the yield quick. Where one is lost, the id is yielded
+        within the poll interval. The iterator ends with the block, and raises
+        ``Closed`` when the checkpointer closes.
         """
         ...
 

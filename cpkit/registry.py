@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
+from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast, overload
@@ -25,6 +27,7 @@ from cpkit.driver.abilities import handle_over
 from cpkit.driver.options import DriverOptions
 from cpkit.driver.store import StoreDriver, StoreInfo
 from cpkit.errors import InvalidURL
+from cpkit.extras import MissingExtra
 from cpkit.protocol import Checkpointer
 from cpkit.records import JsonValue
 
@@ -144,10 +147,7 @@ def _parse(url: str | None, options: dict[str, Any]) -> _Parsed:
     scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*(?=:)", url)
 
     if scheme is None:
-        raise InvalidURL(
-            f"{redacted(url)!r} has no scheme; write {DEFAULT_URL!r} or another of: "
-            f"{', '.join(driver_names())}"
-        )
+        raise InvalidURL(f"{redacted(url)!r} has no scheme; {_with_scheme(url)}")
 
     if "#" in url:
         raise InvalidURL(f"{redacted(url)!r}: write '#' as %23")
@@ -215,15 +215,12 @@ def _find_driver(scheme: str) -> type[StoreDriver] | type[Driver]:
 
     try:
         driver: type[StoreDriver] | type[Driver] = entry.load()
+    except MissingExtra as exc:
+        raise InvalidURL(f"the driver for {scheme!r} is not installed: {exc}") from exc
     except ImportError as exc:
-        if entry.dist is not None and entry.dist.name == "cpkit":
-            extra = entry.module.partition(".")[0].removeprefix("cpkit_")
-            advice = f"pip install 'cpkit[{extra}]'"
-        else:
-            advice = f"install {exc.name or 'what it needs'}"
-
         raise InvalidURL(
-            f"the driver for {scheme!r} is not installed ({exc}): {advice}"
+            f"the driver for {scheme!r} is not installed ({exc}): "
+            f"install {exc.name or 'what it needs'}"
         ) from exc
 
     return driver
@@ -234,11 +231,33 @@ def _find_entry_point(scheme: str) -> EntryPoint:
     found: tuple[EntryPoint, ...] = tuple(entry_points(group=GROUP, name=scheme))
 
     if not found:
-        raise InvalidURL(
-            f"no driver for {scheme!r}; installed are: {', '.join(driver_names())}"
-        )
+        base, plus, client = scheme.partition("+")
+
+        if plus and base in driver_names():
+            advice = f"write {base + '://'!r} without {plus + client!r}"
+        else:
+            advice = f"{_did_you_mean(scheme, driver_names())}installed are: " + (
+                ", ".join(driver_names())
+            )
+
+        raise InvalidURL(f"no driver for {scheme!r}; {advice}")
 
     return found[0]
+
+
+def _with_scheme(url: str) -> str:
+    """Return what to write in place of a URL without a scheme."""
+    if re.fullmatch(r"[\w./ -]*\w", url):  # the path of a file or a folder
+        folder = f"file://{url}" if url.startswith("/") else f"file:{url}"
+        return f"write {'sqlite:///' + url!r} for SQLite, {folder!r} for files"
+
+    return f"write {DEFAULT_URL!r} or another of: {', '.join(driver_names())}"
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a question with the known word that is closest, or an empty text."""
+    close = get_close_matches(word, list(known), n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
 
 
 def _split_query(
@@ -275,7 +294,8 @@ def _check_options(
     for name in (*asked, *given):
         if name not in known:
             raise InvalidURL(
-                f"{scheme} has no option {name!r}; it has: {', '.join(sorted(known))}"
+                f"{scheme} has no option {name!r}; {_did_you_mean(name, known)}"
+                f"it has: {', '.join(sorted(known))}"
             )
 
     try:

@@ -29,9 +29,16 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future, wait
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from concurrent.futures import CancelledError, Future, wait
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import Any, Generic, Self, TypeVar, overload
 
 from cpkit.errors import Closed
@@ -67,8 +74,9 @@ class SyncCheckpointer(Generic[MessageT]):
     it from any thread.
 
     The optional methods (``read``, ``list_threads``, ``list_calls``, ``find_call``,
-    ``delete_thread``, ``dump_thread``, ``restore_thread``) and the property
-    ``durability`` exist if the opened store has them.
+    ``delete_thread``, ``dump_thread``, ``restore_thread``, ``watch``) and the property
+    ``durability`` exist if the opened store has them. ``watch`` is a plain context
+    manager of a plain iterator; `close` ends it with ``Closed``.
 
     The constructor raises ``InvalidURL``; entering raises the errors of opening. A call
     before entering or after closing raises ``Closed``.
@@ -226,6 +234,9 @@ class SyncCheckpointer(Generic[MessageT]):
         if name == "durability" and inner is not None:
             return inner.durability
 
+        if name == "watch" and hasattr(inner, name):
+            return self._watch
+
         if name not in OPTIONAL or not hasattr(inner, name):
             raise AttributeError(f"{self!r} has no {name!r}", name=name, obj=self)
 
@@ -234,6 +245,45 @@ class SyncCheckpointer(Generic[MessageT]):
 
         method.__name__ = name
         return method
+
+    @contextmanager
+    def _watch(self, *thread_ids: str) -> Iterator[Iterator[str]]:
+        async def enter(cp: Any) -> tuple[Any, Any]:
+            watch = cp.watch(*thread_ids)
+            return watch, await watch.__aenter__()
+
+        async def leave(cp: object) -> None:
+            await watch.__aexit__(None, None, None)
+
+        watch, changes = self.run(enter)
+
+        try:
+            yield self._changes(changes)
+        finally:
+            with suppress(Closed):
+                self.run(leave)
+
+    def _changes(self, changes: AsyncIterator[str]) -> Iterator[str]:
+        async def take() -> str | None:
+            return await anext(changes, None)
+
+        while True:
+            _refuse_inside_a_loop()
+            self._check()
+            # Not in ``_pending``: `close` does not wait for a watch, but ends it.
+            future = asyncio.run_coroutine_threadsafe(take(), self._loop)
+
+            try:
+                thread_id = future.result()
+            except CancelledError:
+                raise Closed("this SyncCheckpointer") from None
+            finally:
+                future.cancel()
+
+            if thread_id is None:
+                return
+
+            yield thread_id
 
     # For code that builds on the store, such as a framework's adapter
 

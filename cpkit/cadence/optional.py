@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from cpkit.cadence.buffered import BufferedCheckpointer
@@ -15,6 +17,7 @@ from cpkit.protocol import (
     MovesThreads,
     ReadsRanges,
     StatesDurability,
+    WatchesThreads,
 )
 from cpkit.records import CallRecord, Durability, Survives, ThreadDump, ThreadInfo
 
@@ -94,6 +97,17 @@ class _Erases(BufferedCheckpointer[MessageT]):
                 self._drop(buffer)
 
 
+class _Watches(BufferedCheckpointer[MessageT]):
+    def watch(
+        self, *thread_ids: str
+    ) -> AbstractAsyncContextManager[AsyncIterator[str]]:
+        """Watch the store: a buffered message shows when it is written."""
+        self._lifecycle.check()
+        watch: AbstractAsyncContextManager[AsyncIterator[str]]
+        watch = self._inner.watch(*thread_ids)
+        return watch
+
+
 class _States(BufferedCheckpointer[MessageT]):
     @property
     def durability(self) -> Durability:
@@ -131,6 +145,7 @@ _MIXINS: dict[type, type[BufferedCheckpointer[Any]]] = {
     ErasesThreads: _Erases,
     MovesThreads: _Moves,
     StatesDurability: _States,
+    WatchesThreads: _Watches,
 }
 
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import sys
 
+from cpkit.extras import MissingExtra, needs_extra
+
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the command that ``sys.argv`` names, and exit the process."""
     try:
-        import rich
-        import typer
-    except ModuleNotFoundError as exc:
-        sys.stderr.write(
-            f"the command line needs {exc.name}: pip install 'cpkit[cli]'\n"
-        )
+        with needs_extra("the command line", "cli"):
+            import rich
+            import typer
+    except MissingExtra as exc:
+        sys.stderr.write(f"{exc}\n")
         sys.exit(2)
 
     del rich

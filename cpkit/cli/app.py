@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
 
+import cpkit
 from cpkit.cli.bench import bench
 from cpkit.cli.calls import calls
 from cpkit.cli.certify import certify
@@ -16,13 +16,19 @@ from cpkit.cli.decide import approve, deny
 from cpkit.cli.doctor import doctor
 from cpkit.cli.drivers import drivers
 from cpkit.cli.export import export
+from cpkit.cli.heal import heal
+from cpkit.cli.help import GroupedCommands, PlainCommand
 from cpkit.cli.import_ import import_
 from cpkit.cli.output import write
 from cpkit.cli.pending import pending
 from cpkit.cli.prune import prune
+from cpkit.cli.recover import recover
 from cpkit.cli.show import show
 from cpkit.cli.threads import threads
 from cpkit.cli.tree import tree
+from cpkit.cli.ui import ui
+from cpkit.cli.watch import watch
+from cpkit.cli.worker import worker
 
 __all__ = ["app"]
 
@@ -33,9 +39,14 @@ COMMANDS: dict[Callable[..., None], str] = {
     show: "cpkit show sqlite:///agent.db thread-1 --last 5",
     tree: "cpkit tree sqlite:///agent.db session-1 --all",
     calls: "cpkit calls sqlite:///agent.db thread-1 --full",
+    watch: "cpkit watch sqlite:///agent.db thread-1 --json",
     pending: "cpkit pending redis://localhost:6379/0",
-    approve: "cpkit approve redis://localhost:6379/0 thread-1 3f9a --by anna",
-    deny: "cpkit deny redis://localhost:6379/0 thread-1 3f9a --reason 'too much'",
+    approve: "cpkit approve redis://localhost:6379/0 3f9a --by anna",
+    deny: "cpkit deny redis://localhost:6379/0 3f9a --reason 'too much'",
+    heal: "cpkit heal sqlite:///agent.db thread-1",
+    recover: "cpkit recover sqlite:///agent.db thread-1 my_agent:tools",
+    worker: "cpkit worker postgresql://me@localhost/agents my_agent:run --health 30",
+    ui: "cpkit ui sqlite:///agent.db --open",
     copy: "cpkit copy sqlite:///agent.db postgresql://me@localhost/agents",
     export: "cpkit export sqlite:///agent.db thread-1 --output thread-1.jsonl",
     import_: "cpkit import checkpoints.sqlite sqlite:///agent.db --dry-run",
@@ -46,6 +57,7 @@ COMMANDS: dict[Callable[..., None], str] = {
 """Each command, and the example in its help."""
 
 app = typer.Typer(
+    cls=GroupedCommands,
     help="Inspect and manage the durable state of agents.",
     epilog="Without a URL, a command uses CPKIT_URL, or sqlite:///cpkit.db. "
     "Exit codes: 0 done, 1 the answer is no, 2 bad use, 3 store unavailable.",
@@ -57,7 +69,7 @@ app = typer.Typer(
 
 def _print_version(value: bool) -> None:
     if value:
-        write(f"cpkit {version('cpkit')}\n")
+        write(f"cpkit {cpkit.__version__}\n")
         raise typer.Exit
 
 
@@ -77,9 +89,8 @@ def _options(
 
 
 def _add(command: Callable[..., Any], example: str) -> None:
-    app.command(command.__name__.rstrip("_"), epilog=f"\b\nExample:\n  {example}")(
-        command
-    )
+    epilog = f"\b\nExample:\n  {example}"
+    app.command(command.__name__.rstrip("_"), cls=PlainCommand, epilog=epilog)(command)
 
 
 for _command, _example in COMMANDS.items():

@@ -57,7 +57,7 @@ def bench(
     quick: Quick = False,
     json: Json = False,
 ) -> None:
-    """Measure one store, or several stores in turn, through the public methods.
+    """Measure stores in turn, through the public methods.
 
     The benchmark writes into threads of its own. If the store can delete threads, they
     are deleted afterwards, together with their keys. The benchmark slows down agents

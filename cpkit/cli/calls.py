@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from cpkit.cli.output import age, one_line, print_json, print_table, utc_time
-from cpkit.cli.running import NotFound, run
-from cpkit.cli.stores import Json, open_store, split_words
+from cpkit.cli.output import one_line, print_json, print_table
+from cpkit.cli.running import run
+from cpkit.cli.stores import Json, no_thread, open_store, split_words
 from cpkit.protocol import KeepsReceipts
 from cpkit.records import CallRecord
 from cpkit.tools.copying.exports import call_as_json
+from cpkit.tools.formats import age, utc_time
 
 __all__ = ["call_rows", "calls", "short_key"]
 
@@ -88,8 +89,6 @@ async def _list(words: list[str]) -> tuple[str, list[CallRecord]]:
         found = await cp.list_calls(thread_id)
 
         if not found and await cp.load(thread_id) is None:
-            raise NotFound(
-                f"there is no thread {thread_id!r}; cpkit threads lists them"
-            )
+            raise no_thread(url, thread_id)
 
     return thread_id, found

@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from cpkit.cli.output import stderr, stdout, write
+from cpkit.cli.output import stdout, write
 from cpkit.cli.running import Exit, fail
 from cpkit.errors import BackendUnavailable, CheckpointerError
+from cpkit.extras import MissingExtra
 
 if TYPE_CHECKING:
-    from conformance import Clause, Outcome, Report, Status
+    from conformance import Outcome, Report, Status
 
 __all__ = ["certify"]
 
 Target = Annotated[
-    str, typer.Argument(help="A URL, or package.module:factory.", show_default=False)
+    str | None,
+    typer.Argument(help="A URL, or package.module:factory.", show_default=False),
 ]
 Levels = Annotated[
     list[str] | None,
     typer.Option(
         "--level",
-        help="core, optional, concurrent, durable or bounded; may be repeated.",
+        help="core, optional, concurrent, durable, bounded or powerloss; repeatable.",
         show_default="all that apply",
     ),
 ]
@@ -57,11 +56,17 @@ Markdown = Annotated[
 Seed = Annotated[
     int | None, typer.Option(help="Seed of the random choices.", show_default="random")
 ]
+Jobs = Annotated[
+    int, typer.Option(min=1, help="Processes among which the clauses are shared.")
+]
+Listing = Annotated[
+    bool, typer.Option("--list", help="Print the clauses and check nothing.")
+]
 Rounds = Annotated[float, typer.Option(help="Factor for the length of slow clauses.")]
 
 
 def certify(
-    target: Target,
+    target: Target = None,
     level: Levels = None,
     clause: Clauses = None,
     json: Json = False,
@@ -69,8 +74,10 @@ def certify(
     markdown: Markdown = None,
     seed: Seed = None,
     rounds: Rounds = 1.0,
+    jobs: Jobs = 1,
+    listing: Listing = False,
 ) -> None:
-    """Check a store against the contract, clause by clause, and print a certificate.
+    """Check a store against the contract; print a certificate.
 
     Use a store made for the purpose: what the clauses write stays in it. Exits with
     0 if every clause that was checked holds, 1 if a clause fails, 2 for bad use and 3
@@ -84,34 +91,39 @@ def certify(
         # Here and not at the top: cpkit does not depend on its suite.
         import conformance as suite
 
-        total = len(suite.select(levels, clauses))
-    except ModuleNotFoundError as exc:
-        if exc.name not in ("hypothesis", "pytest"):
-            raise
-
-        fail(Exit.BAD_USE, "certify needs: pip install 'cpkit[conformance]'")
-    except ValueError as exc:
+        chosen = suite.select(levels, clauses)
+    except (MissingExtra, ValueError) as exc:
         fail(Exit.BAD_USE, str(exc))
 
+    if listing:
+        for one in chosen:
+            write(f"{one.level:<10}  {one.id:<48}  {one.sentence}\n")
+
+        return
+
+    if target is None:
+        fail(Exit.BAD_USE, "name a store: a URL, or package.module:factory")
+
+    console = stdout(markup=True)
+    interrupted = False
+
     try:
-        with _progress(total) as (on_start, on_outcome):
-            report = asyncio.run(
-                suite.certify(
-                    target,
-                    levels=levels,
-                    clauses=clauses,
-                    seed=seed,
-                    rounds=rounds,
-                    on_start=on_start,
-                    on_outcome=on_outcome,
-                )
-            )
-    except KeyboardInterrupt:
-        raise typer.Exit(Exit.INTERRUPTED) from None
+        run = suite.Certification(
+            target, levels=levels, clauses=clauses, seed=seed, rounds=rounds, jobs=jobs
+        )
+
+        try:
+            for n, outcome in enumerate(run, 1):
+                if not json:
+                    _came(console, run.report(), outcome, f"{n}/{len(run.clauses)}")
+        except KeyboardInterrupt:
+            interrupted = True
     except BackendUnavailable as exc:
         fail(Exit.UNAVAILABLE, str(exc))
     except (CheckpointerError, ValueError) as exc:
         fail(Exit.BAD_USE, str(exc))
+
+    report = run.report()
 
     if junit is not None:
         junit.write_text(report.to_junit(), encoding="utf-8")
@@ -122,58 +134,46 @@ def certify(
     if json:
         write(report.to_json() + "\n")
     else:
-        _print(stdout(markup=True), report, suite.SUITE_VERSION, list(suite.Status))
+        _print(console, report, suite.SUITE_VERSION, list(suite.Status))
 
-    _leave(
-        Exit.DONE if report.ok else Exit.NO, {one.clause.id for one in report.failures}
+    if interrupted:
+        _leave_at_once(Exit.INTERRUPTED)
+
+    # A clause that hangs is still in its thread, which the interpreter would wait for.
+    failed = {one.clause.id for one in report.failures}
+
+    if any(thread.name in failed for thread in threading.enumerate()):
+        _leave_at_once(Exit.NO)
+
+    raise typer.Exit(Exit.DONE if report.ok else Exit.NO)
+
+
+def _came(console: Console, report: Report, outcome: Outcome, count: str) -> None:
+    """Print an outcome at once: a line, or all about a failure."""
+    if outcome.status == "failed":
+        _failed(console, report, outcome)
+        return
+
+    console.print(
+        f"[dim]{count:>7}[/] {outcome.status:<11} {escape(outcome.clause.id)}",
+        highlight=False,
     )
 
 
-@contextmanager
-def _progress(
-    total: int,
-) -> Iterator[tuple[Callable[[Clause], None], Callable[[Outcome], None]]]:
-    """Show a progress bar on a terminal's standard error.
-
-    Yields the callbacks for a clause that starts and for one that has an outcome.
-    """
-    console = stderr()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[failed]}", style="red"),
-    )
-
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        bar = progress.add_task("opening", total=total, failed="")
-        failed = 0
-
-        def on_start(clause: Clause) -> None:
-            progress.update(bar, description=f"{clause.level:<10} {clause.id:<40}")
-
-        def on_outcome(outcome: Outcome) -> None:
-            nonlocal failed
-            failed += outcome.status == "failed"
-            shown = f"{failed} failed" if failed else ""
-            progress.update(bar, advance=1, failed=shown)
-
-        yield on_start, on_outcome
+def _failed(console: Console, report: Report, outcome: Outcome) -> None:
+    """Print what was expected, what was seen, where, and the command to repeat it."""
+    console.print(f"\n[red bold]fails[/] [bold]{escape(outcome.clause.id)}[/]")
+    console.print(f"  {escape(outcome.clause.sentence)}", highlight=False)
+    _labelled(console, "expected", outcome.expected)
+    _labelled(console, "seen", outcome.seen)
+    _labelled(console, "where", outcome.where)
+    _labelled(console, "again", report.again(outcome, as_given=True))
+    console.print()
 
 
 def _print(
     console: Console, report: Report, version: str, statuses: Sequence[Status]
 ) -> None:
-    for outcome in report.failures:
-        console.print(f"\n[red bold]fails[/] [bold]{escape(outcome.clause.id)}[/]")
-        console.print(f"  {escape(outcome.clause.sentence)}", highlight=False)
-        _labelled(console, "expected", outcome.expected)
-        _labelled(console, "seen", outcome.seen)
-        _labelled(console, "where", outcome.where)
-        _labelled(console, "again", report.again(outcome))
-
     table = Table(title=f"{escape(report.target)} by suite {version}")
     table.add_column("level")
     table.add_column("verdict")
@@ -193,7 +193,11 @@ def _print(
 
     console.print()
     console.print(table)
-    console.print(f"durability  {escape(report.durability)}", highlight=False)
+    console.print(f"promised    {escape(report.durability)}", highlight=False)
+    console.print(f"survived    {report.survived}", highlight=False)
+
+    if report.unfinished:
+        console.print(f"interrupted {report.unfinished} clauses were not run")
 
     if report.sizes:
         console.print(f"limits      {report.sizes}", highlight=False)
@@ -217,14 +221,8 @@ def _labelled(console: Console, label: str, text: str) -> None:
         console.print(f"            {escape(line)}", highlight=False, soft_wrap=True)
 
 
-def _leave(code: Exit, failed: set[str]) -> NoReturn:
-    """Exit; if a clause still hangs in its thread, exit without waiting for it.
-
-    The interpreter would wait for that thread.
-    """
-    if any(thread.name in failed for thread in threading.enumerate()):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-    raise typer.Exit(code)
+def _leave_at_once(code: Exit) -> NoReturn:
+    """Exit without waiting for the thread of a clause."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -41,17 +41,20 @@ _SHOWN = 20
 
 
 def copy(src: From, dst: To, update: Update = False, json: Json = False) -> None:
-    """Copy all threads of one store into another, exactly, with calls and times.
+    """Copy all threads of one store into another, exactly.
 
-    Deleted threads that keep the keys of their calls are copied too. Each thread is
-    written in one step and compared afterwards. After an interruption run the command
-    again: it copies the rest.
+    Messages, extra and calls keep their order and times. Deleted threads that keep the
+    keys of their calls are copied too. Each thread is written in one step and compared
+    afterwards. After an interruption run the command again: it copies the rest.
 
     A thread that DST already has is compared and not changed. With --update it is
     replaced if DST has an earlier copy of it. Exits with 1 if DST lacks something that
     SRC has, because of a conflict, a failure, or a thread that changed in SRC.
     """
-    report = run(_copy(src, dst, update))
+    report = run(
+        _copy(src, dst, update),
+        "run the same command again; it copies the rest",
+    )
 
     if json:
         print_json({**asdict(report), "complete": report.is_complete})

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import json as jsonlib
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from cpkit.cli.output import print_json, printable, write
 from cpkit.cli.running import BadUse, Exit, print_stderr, run
-from cpkit.cli.stores import Json, Store, open_store, split_words
-from cpkit.effects import EffectLedger
-from cpkit.effects.records import APPROVAL
+from cpkit.cli.stores import Json, open_store, store_url
+from cpkit.effects import ApprovalRequest, EffectLedger
+from cpkit.effects.requests import request_of
+from cpkit.lease import this_process
 from cpkit.protocol import KeepsReceipts
-from cpkit.records import CallRecord
 
 __all__ = ["approve", "deny"]
 
 Words = Annotated[
     list[str],
     typer.Argument(
-        help="The store's URL, unless CPKIT_URL is set; the thread, and the key or the "
-        "first characters of it, as cpkit pending shows them.",
-        metavar="[URL] THREAD KEY",
+        help="The store's URL, unless CPKIT_URL is set, and the key or the first "
+        "characters of it, as cpkit pending shows it. With THREAD, only that thread's "
+        "requests count.",
+        metavar="[URL] [THREAD] KEY",
         show_default=False,
     ),
 ]
@@ -31,7 +31,7 @@ By = Annotated[
     str | None, typer.Option(help="Your name; it is stored with the decision.")
 ]
 Reason = Annotated[
-    str | None, typer.Option(help="Why you deny it; the agent receives this text.")
+    str | None, typer.Option(help="Why you decide so; it is stored, and shown.")
 ]
 Args = Annotated[
     str | None,
@@ -41,16 +41,22 @@ Args = Annotated[
     ),
 ]
 
-_NO_SUCH_ARGS = "there is no approval request with these arguments"
+_PAGE = 200
 
 
-def approve(words: Words, by: By = None, args: Args = None, json: Json = False) -> None:
+def approve(
+    words: Words,
+    by: By = None,
+    reason: Reason = None,
+    args: Args = None,
+    json: Json = False,
+) -> None:
     """Approve an effect that an agent waits to run.
 
     Exits with 0 if the stored decision is an approval, also an earlier one. Exits with
-    1 if the request was denied earlier, or does not exist.
+    1 if the request was denied earlier, has expired, or does not exist.
     """
-    _print_and_exit(run(_decide(words, True, by, None, args)), json)
+    _print_and_exit(run(_decide(words, True, by, reason, args)), json)
 
 
 def deny(
@@ -62,8 +68,9 @@ def deny(
 ) -> None:
     """Deny an effect that an agent waits to run.
 
-    The effect then never runs. Exits with 0 if the stored decision is a denial, also
-    an earlier one. Exits with 1 if the request was approved earlier, or does not exist.
+    The effect then does not run. Exits with 0 if the stored decision is a denial, also
+    an earlier one. Exits with 1 if the request was approved earlier, has expired, or
+    does not exist.
     """
     _print_and_exit(run(_decide(words, False, by, reason, args)), json)
 
@@ -88,94 +95,118 @@ async def _decide(
     reason: str | None,
     args: str | None,
 ) -> dict[str, Any]:
-    url, thread_id, start = split_words(words, "THREAD", "KEY")
+    url, thread_id, start = _split(words)
     chosen = _parse_args(args)
 
     async with open_store(url, KeepsReceipts) as cp:
         ledger = EffectLedger(cp)
-        requests = await _requests(cp, thread_id, start)
-        keys = sorted({_key(one) for one in requests})
-
-        if start in keys:
-            keys = [start]
+        keys = await _keys(ledger, cp, thread_id, start)
 
         if len(keys) > 1:
+            where = "" if thread_id is None else f" of thread {thread_id!r}"
             raise BadUse(
-                f"{len(keys)} requests of thread {thread_id!r} start with {start!r}; "
+                f"{len(keys)} requests{where} start with {start!r}; "
                 "type more characters of the key"
             )
 
         if not keys:
-            return _outcome(
-                None, f"thread {thread_id!r} has no approval request under {start!r}"
-            )
+            where = "the store" if thread_id is None else f"thread {thread_id!r}"
+            return _no(f"{where} has no approval request under {start!r}")
 
-        key = keys[0]
+        (key,) = keys
+        verb = ledger.approve if is_approved else ledger.deny
+        command = "cpkit approve" if is_approved else "cpkit deny"
 
         try:
-            if is_approved:
-                ok = await ledger.approve(thread_id, key, by=by, args=chosen)
-            else:
-                ok = await ledger.deny(
-                    thread_id, key, by=by, reason=reason, args=chosen
-                )
+            ok = await verb(
+                key,
+                by=by,
+                reason=reason,
+                origin=f"{command}, {this_process()}",
+                args=chosen,
+            )
         except ValueError as exc:
             raise BadUse(str(exc).replace("args=", "--args")) from exc
 
-        # Read the decision back: another person may have decided first.
-        decided = [
-            one
-            for one in await _requests(cp, thread_id, key)
-            if _key(one) == key and (chosen is None or one.call.args["args"] == chosen)
-        ]
-
-    return _outcome(decided[-1] if decided else None, None if ok else _NO_SUCH_ARGS, ok)
+        return await _outcome(ledger, key, chosen, ok)
 
 
-def _outcome(
-    record: CallRecord | None, error: str | None, ok: bool = False
+async def _keys(
+    ledger: EffectLedger, cp: KeepsReceipts, thread_id: str | None, start: str
+) -> list[str]:
+    """Return the keys of requests that start so; the exact key alone if there is it."""
+    if thread_id is None:
+        found = [one.key for one in await all_requests(ledger)]
+
+        # A decided request is found by its whole key only.
+        if start not in found and await ledger.decision(start) is not None:
+            found.append(start)
+    else:
+        requests = [request_of(one) for one in await cp.list_calls(thread_id)]
+        found = [one.key for one in requests if one and not one.record.erased]
+
+    keys = sorted({key for key in found if key.startswith(start)})
+    return [start] if start in keys else keys
+
+
+async def all_requests(ledger: EffectLedger) -> list[ApprovalRequest]:
+    """Return every undecided request of the store, oldest first."""
+    found = page = await ledger.requests(limit=_PAGE)
+
+    while len(page) == _PAGE:
+        page = await ledger.requests(after=page[-1].cursor, limit=_PAGE)
+        found = found + page
+
+    return found
+
+
+async def _outcome(
+    ledger: EffectLedger, key: str, args: dict[str, Any] | None, ok: bool
 ) -> dict[str, Any]:
     """Return the stored decision as the command's JSON document."""
-    if record is None:
-        return {"ok": False, "decision": None, "by": None, "key": None, "error": error}
+    decision = await ledger.decision(key, args=args)
 
-    result: Mapping[str, Any] = record.result if isinstance(record.result, dict) else {}
-    decision = {True: "approved", False: "denied"}.get(
-        result.get("approved"),  # type: ignore[arg-type]  # None if undecided
-        "undecided",
-    )
-    by = result.get("by")
+    if decision is None:
+        return _no("there is no approval request with these arguments", key)
 
-    if not ok:
-        earlier = f"the request was already {decision}" + (f" by {by}" if by else "")
-        error = _NO_SUCH_ARGS if decision == "undecided" else earlier
-
+    earlier = f"the request was already {decision.verdict}"
+    by = f" by {decision.by}" if decision.by else ""
     return {
         "ok": ok,
-        "decision": decision,
-        "by": by,
-        "reason": result.get("reason"),
-        "key": _key(record),
-        "tool": record.call.args.get("tool"),
-        "error": error,
+        "decision": decision.verdict,
+        "by": decision.by,
+        "at": None if decision.at is None else decision.at.isoformat(),
+        "reason": decision.reason,
+        "origin": decision.origin,
+        "key": key,
+        "thread_id": decision.request.thread_id,
+        "tool": decision.request.tool,
+        "error": None if ok else earlier + by,
     }
 
 
-async def _requests(cp: Store, thread_id: str, start: str) -> list[CallRecord]:
-    """Return the thread's requests with this start of a key, decided ones too."""
-    return [
-        one
-        for one in await cp.list_calls(thread_id)
-        if one.call.tool_name == APPROVAL
-        and not one.erased
-        and _key(one).startswith(start)
-    ]
+def _no(error: str, key: str | None = None) -> dict[str, Any]:
+    return {"ok": False, "decision": None, "by": None, "key": key, "error": error}
 
 
-def _key(record: CallRecord) -> str:
-    """Return the key of the effect that the request is about."""
-    key = record.call.args.get("key")
-    return key if isinstance(key, str) else ""
+def _split(words: list[str]) -> tuple[str, str | None, str]:
+    """Split a command's words into the URL and the thread, both optional, and a key."""
+    first_is_url = ":/" in words[0] or words[0].startswith(("file:", "memory:"))
+
+    match words:
+        case [key] if not first_is_url:
+            return store_url(None), None, key
+        case [url, key] if first_is_url:
+            return url, None, key
+        case [thread_id, key]:
+            return store_url(None), thread_id, key
+        case [url, thread_id, key]:
+            return url, thread_id, key
+
+    raise BadUse(
+        f"expected [URL] [THREAD] KEY, got {len(words)} words"
+        + ("; KEY is missing" if len(words) == 1 else "")
+    )
 
 
 def _parse_args(args: str | None) -> dict[str, Any] | None:

@@ -6,19 +6,21 @@ import os
 import platform
 import time
 from datetime import UTC, datetime, timedelta
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 from uuid import uuid4
 
 import typer
 
-from cpkit.cli.output import age, print_json, printable, progress, size, stdout
-from cpkit.cli.pending import Waiting, pending_in
+import cpkit
+from cpkit.cli.output import print_json, printable, progress, stdout
+from cpkit.cli.pending import Waiting, is_for_people, pending_in
 from cpkit.cli.running import Exit, run
 from cpkit.cli.stores import (
     Json,
     Store,
     Url,
+    command_line,
     display_url,
     open_store,
     store_url,
@@ -29,6 +31,7 @@ from cpkit.driver.options import MAX_APPEND, MAX_PAYLOAD
 from cpkit.protocol import ErasesThreads, KeepsReceipts, ListsThreads, StatesDurability
 from cpkit.records import ToolCall
 from cpkit.registry import GROUP, inspect_store
+from cpkit.tools.formats import age, size
 from cpkit.tools.paging import thread_pages
 
 __all__ = ["doctor"]
@@ -51,7 +54,7 @@ def doctor(
     create: Create = False,
     json: Json = False,
 ) -> None:
-    """Check that a store works, print what it promises and what to change.
+    """Check that a store works; print promises and advice.
 
     Writes a probe thread (cpkit:doctor:…), reads it back and deletes it together with
     its keys; --read-only skips that. Exits with 1 if the probe fails.
@@ -81,7 +84,7 @@ async def _examine(url: str, read_only: bool, create: bool) -> dict[str, Any]:
         )
         report = {
             "url": display_url(url),
-            "cpkit": version("cpkit"),
+            "cpkit": cpkit.__version__,
             "python": platform.python_version(),
             "driver": _driver(url),
             "schema_version": None if found is None else found.version,
@@ -97,7 +100,7 @@ async def _examine(url: str, read_only: bool, create: bool) -> dict[str, Any]:
         }
 
     advice = () if durability is None else durability.advice
-    report["advice"] = [*advice, *_advice(report, found, oldest)]
+    report["advice"] = [*advice, *_advice(url, report, found, oldest)]
     return report
 
 
@@ -113,10 +116,14 @@ async def _survey(cp: Store) -> tuple[int, Waiting | None]:
     oldest: Waiting | None = None
 
     with progress("threads") as advance:
-        async for page in thread_pages(cp, limit=_BOUND):
+        async for page in thread_pages(cp, limit=_BOUND, internal=False):
             for info in page:
                 for one in await pending_in(cp, info.thread_id):
-                    if oldest is None or one.record.issued_at < oldest.record.issued_at:
+                    since = one.record.issued_at
+
+                    if is_for_people(one) and (
+                        oldest is None or since < oldest.record.issued_at
+                    ):
                         oldest = one
 
             count += len(page)
@@ -172,7 +179,7 @@ async def _probe(cp: Store) -> dict[str, Any]:
 
 
 def _advice(
-    report: dict[str, Any], found: StoreInfo | None, oldest: Waiting | None
+    url: str, report: dict[str, Any], found: StoreInfo | None, oldest: Waiting | None
 ) -> list[str]:
     advice = []
     path = None if found is None else found.path
@@ -183,7 +190,8 @@ def _advice(
     if oldest is not None and datetime.now(UTC) - oldest.record.issued_at > _OVERDUE:
         what = "call" if oldest.request is None else "approval"
         advice.append(
-            f"a {what} has waited for {age(oldest.record.issued_at)}: cpkit pending"
+            f"a {what} has waited for {age(oldest.record.issued_at)}: "
+            + command_line("pending", url)
         )
 
     if not report["probe"]["ok"]:

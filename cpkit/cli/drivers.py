@@ -35,10 +35,7 @@ def _row(entry: EntryPoint) -> dict[str, str | None]:
     try:
         entry.load()
     except (ImportError, AttributeError) as exc:
-        extra = entry.module.partition(".")[0].removeprefix("cpkit_")
-        is_built_in = dist is not None and dist.name == "cpkit"
-        advice = f": pip install 'cpkit[{extra}]'" if is_built_in else ""
-        error = f"not installed ({exc}){advice}"
+        error = f"not installed: {exc}"
 
     return {
         "scheme": entry.name,

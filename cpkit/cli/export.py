@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from cpkit.cli.output import progress, write_json_line
-from cpkit.cli.running import Exit, NotFound, fail, print_stderr, run
-from cpkit.cli.stores import open_store, store_url
+from cpkit.cli.running import Exit, fail, print_stderr, run
+from cpkit.cli.stores import no_thread, open_store, store_url
 from cpkit.protocol import ListsThreads, MovesThreads
 from cpkit.registry import driver_names
 from cpkit.tools.copying import export_lines
@@ -40,11 +40,11 @@ Output = Annotated[
 
 
 def export(words: Words = None, output: Output = None) -> None:
-    """Export threads exactly, as lines of JSON: messages, extra, calls and times.
+    """Export threads exactly, as lines of JSON.
 
-    Deleted threads that keep the keys of their calls are exported too. `cpkit copy
-    NAME.jsonl DST` imports such a file. The file appears under its name when it is
-    complete.
+    Each has its messages, extra, calls and times. Deleted threads that keep the keys
+    of their calls are exported too. `cpkit copy NAME.jsonl DST` imports such a file.
+    The file appears under its name when it is complete.
     """
     if output is None:
         run(_export(words or [], write_json_line))
@@ -88,9 +88,7 @@ async def _export(words: list[str], put: Callable[[bytes], object]) -> int:
     async with open_store(url, ListsThreads, MovesThreads) as cp:
         for thread_id in ids:
             if await find_thread(cp, thread_id, erased=True) is None:
-                raise NotFound(
-                    f"there is no thread {thread_id!r}; cpkit threads lists them"
-                )
+                raise no_thread(url, thread_id)
 
         with progress("exporting", len(ids) or None) as advance:
             async for line in export_lines(cp, ids or None):

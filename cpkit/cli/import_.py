@@ -61,7 +61,10 @@ def import_(
     the store already has are compared, and not written twice. Exits with 1 if a
     conversation was not imported.
     """
-    report = run(_import(source, url, kind, dry_run, skip_corrupt))
+    report = run(
+        _import(source, url, kind, dry_run, skip_corrupt),
+        "run the same command again; it imports the rest",
+    )
 
     if json:
         print_json(report.to_dict())

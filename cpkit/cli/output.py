@@ -12,9 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from io import TextIOWrapper
-from math import log10
 from typing import Any, NoReturn
 
 import typer
@@ -26,15 +24,12 @@ from rich.table import Table
 from rich.text import Text
 
 __all__ = [
-    "age",
-    "utc_time",
     "one_line",
     "printable",
     "print_json",
     "print_table",
     "progress",
     "escape_unencodable",
-    "size",
     "stderr",
     "stdout",
     "write",
@@ -50,7 +45,6 @@ _BROKEN_PIPE = 141  # like a program that SIGPIPE ended
 _SHORT = 22
 _GAP = 2
 
-_UNITS = ("kB", "MB", "GB", "TB")
 
 _CONTROL = re.compile(r"[^\x20-\x7e]")
 
@@ -86,11 +80,13 @@ def escape_unencodable() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def write(text: str) -> None:
+def write(text: str, *, flush: bool = True) -> None:
     """Write to standard output; end the command if its reader closed the pipe."""
     try:
         sys.stdout.write(text)
-        sys.stdout.flush()
+
+        if flush:
+            sys.stdout.flush()
     except BrokenPipeError:
         _exit_on_closed_pipe()
 
@@ -179,6 +175,9 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], No
 
 def printable(text: str) -> str:
     """Return the text with every character that is not printable escaped."""
+    if text.isprintable():
+        return text
+
     return "".join(c if c.isprintable() else _escape(c) for c in text)
 
 
@@ -187,35 +186,6 @@ def one_line(value: object, width: int) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     line = printable(" ".join(text[: width * 8].split()))
     return line if len(line) <= width else line[: width - 1] + "…"
-
-
-def utc_time(time: datetime) -> str:
-    """Format a time in UTC, to the second."""
-    return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def age(time: datetime) -> str:
-    """Return how long ago a time was, in the largest unit that fits."""
-    return _span(datetime.now(UTC) - time)
-
-
-def _span(time: timedelta) -> str:
-    seconds = max(0, int(time.total_seconds()))
-
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds // length} {unit}"
-
-    return f"{seconds} s"
-
-
-def size(count: float) -> str:
-    """Format a number of bytes in the largest unit that fits."""
-    if count < 1000:
-        return f"{count:.0f} bytes"
-
-    power = min(len(_UNITS), int(log10(count) / 3))
-    return f"{count / 1000**power:.1f} {_UNITS[power - 1]}"
 
 
 def _cell(value: object) -> Text:

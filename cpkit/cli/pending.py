@@ -8,16 +8,26 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from cpkit.cli.calls import short_key
-from cpkit.cli.output import age, one_line, print_json, print_table, progress
-from cpkit.cli.running import NotFound, print_stderr, run
-from cpkit.cli.stores import Json, Store, Url, open_store, store_url
-from cpkit.effects import EffectLedger
-from cpkit.effects.approvals import ApprovalRequest
+from cpkit.cli.output import one_line, print_json, print_table, progress
+from cpkit.cli.running import print_stderr, run
+from cpkit.cli.stores import (
+    Internal,
+    Json,
+    Store,
+    Url,
+    no_thread,
+    open_store,
+    store_url,
+)
+from cpkit.effects import ApprovalRequest
+from cpkit.effects.effect import GLOBAL_THREAD
+from cpkit.effects.requests import request_of
 from cpkit.protocol import KeepsReceipts, ListsThreads
-from cpkit.records import CallRecord, ThreadInfo
-from cpkit.tools.paging import gather_limited, thread_pages
+from cpkit.records import CallRecord
+from cpkit.tools.formats import age
+from cpkit.tools.paging import find_thread, gather_limited, thread_pages
 
-__all__ = ["Waiting", "pending", "pending_in"]
+__all__ = ["Waiting", "is_for_people", "pending", "pending_in"]
 
 Thread = Annotated[
     str | None,
@@ -40,14 +50,20 @@ class Waiting(NamedTuple):
         return call.idempotency_key if self.request is None else self.request.key
 
 
-def pending(url: Url = None, thread: Thread = None, json: Json = False) -> None:
+def pending(
+    url: Url = None,
+    thread: Thread = None,
+    internal: Internal = False,
+    json: Json = False,
+) -> None:
     """List undecided approval requests, and calls without an outcome.
 
     A call has no outcome while its effect runs, and after a crash until an agent
-    resumes the thread. Commands approve and deny take the THREAD and KEY of a request.
+    recovers the thread. Commands approve and deny take the KEY of a request.
+    Leases, and other calls of cpkit's own threads, are listed with --internal.
     Exits with 0 also if the list is empty.
     """
-    found = run(_pending(store_url(url), thread))
+    found = run(_pending(store_url(url), thread, internal))
 
     if json:
         print_json({"pending": [_as_json(one) for one in found]})
@@ -77,24 +93,26 @@ async def pending_in(cp: Store, thread_id: str) -> list[Waiting]:
     """Return what is pending in a thread, oldest first, without its messages."""
     calls = await cp.list_calls(thread_id)
     waiting = [one for one in calls if one.status == "issued" and not one.erased]
-
-    if not waiting:
-        return []
-
-    requests = {
-        one.record.call.call_id: one
-        for one in await EffectLedger(cp).pending(thread_id)
-    }
-    return [Waiting(one, requests.get(one.call.call_id)) for one in waiting]
+    return [Waiting(one, request_of(one)) for one in waiting]
 
 
-async def _pending(url: str, thread: str | None) -> list[Waiting]:
+def is_for_people(waiting: Waiting) -> bool:
+    """Return whether a person has to know of it: not of leases and other internals."""
+    call = waiting.record.call
+    request = waiting.request
+
+    if call.tool_name.startswith("cpkit:"):
+        return request is not None and request.decision is None
+
+    thread_id = waiting.record.thread_id
+    return not thread_id.startswith("cpkit:") or thread_id == GLOBAL_THREAD
+
+
+async def _pending(url: str, thread: str | None, internal: bool) -> list[Waiting]:
     async with open_store(url, ListsThreads, KeepsReceipts) as cp:
         if thread is not None:
-            if await cp.load(thread) is None:
-                raise NotFound(
-                    f"there is no thread {thread!r}; cpkit threads lists them"
-                )
+            if await find_thread(cp, thread) is None:
+                raise no_thread(url, thread)
 
             return await pending_in(cp, thread)
 
@@ -102,12 +120,16 @@ async def _pending(url: str, thread: str | None) -> list[Waiting]:
 
         with progress("threads") as advance:
 
-            async def collect(info: ThreadInfo) -> None:
-                found.extend(await pending_in(cp, info.thread_id))
+            async def collect(thread_id: str) -> None:
+                waiting = await pending_in(cp, thread_id)
+                found.extend(one for one in waiting if internal or is_for_people(one))
                 advance(1)
 
-            async for page in thread_pages(cp):
-                await gather_limited(collect, page)
+            async for page in thread_pages(cp, internal=internal):
+                await gather_limited(collect, [info.thread_id for info in page])
+
+            if not internal:  # it has the effects of all threads with global scope
+                await collect(GLOBAL_THREAD)
 
         return sorted(found, key=_issued_at)
 

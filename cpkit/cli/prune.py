@@ -10,12 +10,21 @@ from typing import Annotated
 
 import typer
 
-from cpkit.cli.output import print_json, progress, utc_time, write
+from cpkit.cli.output import print_json, progress, write
 from cpkit.cli.pending import pending_in
 from cpkit.cli.running import BadUse, Exit, fail, run
-from cpkit.cli.stores import Json, Store, Url, display_url, open_store, store_url
+from cpkit.cli.stores import (
+    Json,
+    Store,
+    Url,
+    command_line,
+    display_url,
+    open_store,
+    store_url,
+)
 from cpkit.protocol import ErasesThreads, KeepsReceipts, ListsThreads
 from cpkit.records import ThreadInfo
+from cpkit.tools.formats import utc_time
 from cpkit.tools.paging import find_thread, gather_limited, thread_pages
 
 __all__ = ["duration", "prune"]
@@ -50,7 +59,6 @@ WithPending = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 _UNITS = {"s": 1, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-_INTERNAL = "cpkit:"
 
 
 @dataclass
@@ -108,7 +116,8 @@ def prune(
     write(f"{would} {pruned.threads} threads with {pruned.messages} messages\n")
 
     if pruned.pending:
-        write(f"kept {len(pruned.pending)} with pending calls: cpkit pending\n")
+        listing = command_line("pending", place)
+        write(f"kept {len(pruned.pending)} with pending calls: {listing}\n")
 
     if pruned.touched:
         write(f"kept {len(pruned.touched)} that were written to during the run\n")
@@ -171,13 +180,8 @@ async def _prune_threads(
         await _prune_thread(cp, info, with_pending, forget_keys, pruned)
 
     with progress("counting" if forget_keys is None else "deleting") as advance:
-        async for page in thread_pages(cp, prefix=prefix):
-            old = [
-                info
-                for info in page
-                if info.updated_at < before and _is_selected(info, prefix)
-            ]
-
+        async for page in thread_pages(cp, prefix=prefix, internal=False):
+            old = [info for info in page if info.updated_at < before]
             await gather_limited(prune_one, old)
             advance(len(page))
 
@@ -213,7 +217,3 @@ async def _prune_thread(
 
     pruned.threads += 1
     pruned.messages += info.version
-
-
-def _is_selected(info: ThreadInfo, prefix: str) -> bool:
-    return prefix.startswith(_INTERNAL) or not info.thread_id.startswith(_INTERNAL)

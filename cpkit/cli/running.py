@@ -44,15 +44,18 @@ class NoStore(Exception):
     """There is no store at the URL."""
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
+def run(work: Coroutine[Any, Any, T], interrupted: str = "") -> T:
     """Run a command's work on a new event loop, and return its result.
 
     An expected error ends the command with one line and an exit code, without a
-    traceback.
+    traceback. ``interrupted`` is printed after Ctrl-C.
     """
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
+        if interrupted:
+            print_stderr(f"interrupted: {interrupted}")
+
         raise typer.Exit(Exit.INTERRUPTED) from None
     except NotFound as exc:
         fail(Exit.NO, str(exc))

@@ -9,13 +9,13 @@ import typer
 from rich.text import Text
 
 from cpkit.cli.calls import call_rows
-from cpkit.cli.output import one_line, print_json, print_table, printable, stdout
-from cpkit.cli.running import NotFound, run
-from cpkit.cli.stores import Json, open_store, split_words
+from cpkit.cli.output import one_line, print_json, print_table, printable, stdout, write
+from cpkit.cli.running import run
+from cpkit.cli.stores import Json, no_thread, open_store, split_words
 from cpkit.records import CheckpointData
 from cpkit.tools.copying.exports import call_as_json
 
-__all__ = ["show"]
+__all__ = ["Words", "in_short", "show"]
 
 Words = Annotated[
     list[str],
@@ -38,7 +38,7 @@ _SHORT = 400
 
 
 def show(words: Words, last: Last = 20, full: Full = False, json: Json = False) -> None:
-    """Print the last messages of a thread, its extra, and its pending calls."""
+    """Print a thread's last messages, extra and pending calls."""
     thread_id, data = run(_load(words))
     first = max(0, data.version - last)
     messages = data.messages[first:]
@@ -62,14 +62,16 @@ def show(words: Words, last: Last = 20, full: Full = False, json: Json = False) 
     console.print(Text(f"{printable(thread_id)}: {count}{shown}", "bold"))
 
     if full:
+        # Not through rich, which takes as long as the rest of the command.
+        dim, plain = ("\x1b[2m", "\x1b[0m") if console.color_system else ("", "")
+
         for position, message in enumerate(messages, first):
-            console.print(Text(f"\n{position}", "dim"))
-            console.print(Text(_pretty(message)), soft_wrap=True)
+            write(f"\n{dim}{position}{plain}\n{_pretty(message)}\n", flush=False)
     elif messages:
         print_table(
             ["", "role", "message"],
             [
-                (position, *_in_short(message))
+                (position, *in_short(message))
                 for position, message in enumerate(messages, first)
             ],
         )
@@ -96,12 +98,12 @@ async def _load(words: list[str]) -> tuple[str, CheckpointData[Any]]:
         data = await cp.load(thread_id)
 
     if data is None:
-        raise NotFound(f"there is no thread {thread_id!r}; cpkit threads lists them")
+        raise no_thread(url, thread_id)
 
     return thread_id, data
 
 
-def _in_short(message: Any) -> tuple[str, str]:
+def in_short(message: Any) -> tuple[str, str]:
     """Return a message's role or type, and its text."""
     if not isinstance(message, dict):
         return "", one_line(message, _SHORT)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Protocol
@@ -10,7 +12,7 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from cpkit.cli.output import printable
-from cpkit.cli.running import BadUse, NoStore
+from cpkit.cli.running import BadUse, NoStore, NotFound
 from cpkit.errors import InvalidURL
 from cpkit.protocol import (
     Checkpointer,
@@ -24,15 +26,18 @@ from cpkit.protocol import (
 from cpkit.registry import DEFAULT_URL, inspect_store, open_checkpointer, redacted
 
 __all__ = [
+    "Internal",
     "Json",
     "Store",
     "Url",
+    "command_line",
     "destination",
-    "supports",
-    "open_store",
     "display_url",
-    "store_url",
+    "no_thread",
+    "open_store",
     "split_words",
+    "store_url",
+    "supports",
 ]
 
 Url = Annotated[
@@ -40,6 +45,12 @@ Url = Annotated[
     typer.Argument(help="The store's URL.", metavar="[URL]", show_default="CPKIT_URL"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+Internal = Annotated[
+    bool,
+    typer.Option(
+        "--internal", help="Include cpkit's own threads (cpkit:…), such as leases."
+    ),
+]
 
 
 def destination(metavar: str) -> Any:
@@ -50,6 +61,9 @@ def destination(metavar: str) -> Any:
         show_default=False,
     )
 
+
+# A thread's id could look like this too; then the URL must be given.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|file:")
 
 _ABILITIES: dict[type, str] = {
     ListsThreads: "list its threads",
@@ -80,21 +94,41 @@ def store_url(given: str | None) -> str:
 
 def split_words(words: Sequence[str], *names: str) -> tuple[str, ...]:
     """Split a command's words into the URL, which is optional, and the named rest."""
-    if len(words) == len(names):
-        return (store_url(None), *words)
+    expected = f"expected [URL] {' '.join(names)}"
 
     if len(words) == len(names) + 1:
         return tuple(words)
 
-    raise BadUse(
-        f"expected [URL] {' '.join(names)}, got {len(words)} words; "
-        "without a URL, CPKIT_URL is used"
-    )
+    if words and len(words) <= len(names) and _URL.match(words[0]):
+        missing = names[len(words) - 1 :]
+        verb = "is" if len(missing) == 1 else "are"
+        raise BadUse(
+            f"{expected}: {' and '.join(missing)} {verb} missing after "
+            + shlex.join(map(display_url, words))
+        )
+
+    if len(words) == len(names):
+        return (store_url(None), *words)
+
+    count = f"{len(words)} word{'' if len(words) == 1 else 's'}"
+    raise BadUse(f"{expected}, got {count}; without a URL, CPKIT_URL is used")
 
 
 def display_url(url: str) -> str:
     """Return a URL without its password and without control characters."""
     return printable(redacted(url))
+
+
+def command_line(command: str, url: str, *words: str) -> str:
+    """Return the command for a hint, to paste into a shell; without a password."""
+    return shlex.join(["cpkit", command, display_url(url), *map(printable, words)])
+
+
+def no_thread(url: str, thread_id: str) -> NotFound:
+    """Return the error for a thread that the store does not have."""
+    return NotFound(
+        f"there is no thread {thread_id!r}; list all: {command_line('threads', url)}"
+    )
 
 
 @asynccontextmanager
@@ -124,7 +158,7 @@ async def open_store(
             what = f"{found.path} is not a store" if found.path else "there is no store"
             raise NoStore(
                 f"{display_url(url)}: {what} (nothing was created); check the URL, or "
-                "create a store with: cpkit doctor --create"
+                f"create a store: {command_line('doctor', url, '--create')}"
             )
 
     async with handle as cp:

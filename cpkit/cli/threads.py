@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from cpkit.cli.output import age, print_json, print_table, utc_time
+from cpkit.cli.output import print_json, print_table
 from cpkit.cli.running import print_stderr, run
-from cpkit.cli.stores import Json, Url, open_store, store_url
+from cpkit.cli.stores import Internal, Json, Url, command_line, open_store, store_url
 from cpkit.protocol import ListsThreads
 from cpkit.records import ThreadInfo
+from cpkit.tools.formats import age, thread_json, utc_time
+from cpkit.tools.paging import thread_pages
 
-__all__ = ["thread_json", "threads"]
+__all__ = ["threads"]
 
 Prefix = Annotated[
     str, typer.Option(help="List only ids that start with this text.", metavar="TEXT")
@@ -28,14 +30,17 @@ def threads(
     prefix: Prefix = "",
     after: After = None,
     limit: Limit = 100,
+    internal: Internal = False,
     json: Json = False,
 ) -> None:
     """List the threads of a store, ordered by id.
 
     If there are more threads than the limit, pass the last id to --after for the next
-    page. In JSON that id is "next".
+    page. In JSON that id is "next". Threads that cpkit itself uses, such as leases,
+    are listed with --internal, or with a --prefix that starts with "cpkit:".
     """
-    found = run(_list(store_url(url), prefix, after, limit))
+    place = store_url(url)
+    found = run(_list(place, prefix, after, limit, internal))
     page, more = found[:limit], len(found) > limit
 
     if json:
@@ -63,25 +68,22 @@ def threads(
     )
 
     if more:
-        print_stderr(f"there are more: --after {page[-1].thread_id!r}")
+        options = ["--after", page[-1].thread_id, "--limit", str(limit)]
+        options += ["--prefix", prefix] if prefix else []
+        options += ["--internal"] if internal else []
+        print_stderr(f"there are more: {command_line('threads', place, *options)}")
     elif not page:
         print_stderr(
             "there are no threads" + (f" that start with {prefix!r}" if prefix else "")
         )
 
 
-def thread_json(info: ThreadInfo) -> dict[str, Any]:
-    """Return one thread of the list as JSON."""
-    return {
-        "thread_id": info.thread_id,
-        "version": info.version,
-        "created_at": info.created_at.isoformat(),
-        "updated_at": info.updated_at.isoformat(),
-    }
-
-
 async def _list(
-    url: str, prefix: str, after: str | None, limit: int
+    url: str, prefix: str, after: str | None, limit: int, internal: bool
 ) -> list[ThreadInfo]:
+    """Return up to one thread more than the limit."""
     async with open_store(url, ListsThreads) as cp:
-        return await cp.list_threads(prefix=prefix, after=after, limit=limit + 1)
+        pages = thread_pages(
+            cp, prefix=prefix, after=after, limit=limit + 1, internal=internal
+        )
+        return [info async for page in pages for info in page]

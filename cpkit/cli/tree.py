@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from cpkit.cli.output import print_json, stdout, write
-from cpkit.cli.running import Exit, NotFound, fail, run
-from cpkit.cli.stores import open_store, split_words
-from cpkit.sessions import SessionLog
+from cpkit.cli.running import BadUse, Exit, fail, run
+from cpkit.cli.stores import command_line, no_thread, open_store, split_words
+from cpkit.sessions import NotASession, SessionLog
 from cpkit.sessions.pictures import draw_mermaid, draw_svg, draw_terminal
 from cpkit.sessions.pictures.describe import describe
 
@@ -63,12 +63,15 @@ async def _read(words: list[str]) -> SessionLog:
     url, thread_id = split_words(words, "THREAD")
 
     async with open_store(url) as cp:
-        log = await SessionLog.open(cp, thread_id)
+        try:
+            log = await SessionLog.open(cp, thread_id)
+        except NotASession as exc:
+            raise BadUse(
+                f"{exc}; print it: {command_line('show', url, thread_id)}"
+            ) from exc
 
     if log.version == 0:
-        raise NotFound(
-            f"there is no session {thread_id!r}; cpkit threads lists all threads"
-        )
+        raise no_thread(url, thread_id)
 
     return log
 

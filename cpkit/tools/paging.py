@@ -10,10 +10,16 @@ from typing import TypeVar
 from cpkit.protocol import ListsThreads
 from cpkit.records import ThreadInfo
 
-__all__ = ["find_thread", "gather_limited", "thread_pages"]
+__all__ = ["INTERNAL", "find_thread", "gather_limited", "thread_pages"]
 
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")
+
+INTERNAL = "cpkit:"
+"""How the ids of cpkit's own threads start, for instance those of leases."""
+
+# No id that starts with INTERNAL is greater; at most 512 bytes, as each id.
+_LAST_INTERNAL = INTERNAL + chr(0x10FFFF) * 126
 
 _PAGE_SIZE = 500
 _CONCURRENCY = 8  # hides a server's round trips without crowding out the agents
@@ -23,16 +29,19 @@ async def thread_pages(
     store: ListsThreads,
     *,
     prefix: str = "",
+    after: str | None = None,
     limit: int | None = None,
     erased: bool = False,
+    internal: bool = True,
 ) -> AsyncIterator[list[ThreadInfo]]:
     """Yield the threads whose ids start with the prefix, ordered by id, in pages.
 
     Stops after ``limit`` threads. A thread that is created behind the current page
     while the caller iterates is not in a later page. With ``erased`` the pages include
-    ids that have nothing but erased calls.
+    ids that have nothing but erased calls. Without ``internal`` they leave out cpkit's
+    own threads, unless the prefix asks for them.
     """
-    after: str | None = None
+    internal = internal or prefix.startswith(INTERNAL)
     left = limit
 
     while left is None or left > 0:
@@ -44,9 +53,17 @@ async def thread_pages(
         if not page:
             return
 
-        yield page
         after = page[-1].thread_id
-        left = None if left is None else left - len(page)
+
+        if not internal:
+            if after.startswith(INTERNAL):
+                after = _LAST_INTERNAL  # a store may have one for each other thread
+
+            page = [info for info in page if not info.thread_id.startswith(INTERNAL)]
+
+        if page:
+            yield page
+            left = None if left is None else left - len(page)
 
 
 async def find_thread(

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from typer.testing import CliRunner
 
 from cpkit import ToolCall, open_checkpointer
+from cpkit.cli import main
 from cpkit.cli.app import app
 from cpkit.cli.stores import Store
 
-__all__ = ["Ended", "call", "cpkit", "environment", "in_store", "invoke", "table"]
+__all__ = [
+    "Ended",
+    "call",
+    "cpkit",
+    "environment",
+    "in_store",
+    "invoke",
+    "run_main",
+    "table",
+]
 
 T = TypeVar("T")
 
@@ -54,13 +67,12 @@ def cpkit(
 ) -> Ended:
     """Run the command in a new process."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "cpkit.cli", *words],
+        [sys.executable, "-W", "error", "-m", "cpkit", *words],
         input=stdin,
         capture_output=True,
         text=True,
         env=environment(env),
         cwd=cwd,
-        timeout=50,
         check=False,
     )
     assert "Traceback" not in done.stderr
@@ -76,6 +88,29 @@ def invoke(*words: str, env: Mapping[str, str | None] | None = None) -> Ended:
         raise ended.exception
 
     return Ended(ended.exit_code, ended.stdout, ended.stderr)
+
+
+def run_main(*words: str) -> Ended:
+    """Run the command in this process from its entry point, usage errors included."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        patch.setattr("sys.argv", ["cpkit", *words])
+        patch.delenv("CPKIT_URL", raising=False)
+
+        with pytest.raises(SystemExit) as ended:
+            main()
+
+    for printed in (out, err):
+        printed.seek(0)
+
+    code = ended.value.code or 0  # None is success
+    assert isinstance(code, int)
+    return Ended(code, out.read(), err.read())
 
 
 def in_store(url: str, work: Callable[[Store], Awaitable[T]]) -> T:

@@ -1,6 +1,6 @@
-"""``cpkit show`` with a load that never ends: ``python -m tests.cli.interrupted URL``.
+"""A command with a read that never ends: ``python -m tests.cli.interrupted WORD…``.
 
-Prints ``loading`` when the load has started.
+Prints ``reading`` when it has started.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from cpkit.cli import main
 from cpkit.driver import Handle
 
 
-async def load(_self: Any, _thread_id: str) -> None:
-    sys.stdout.write("loading\n")
+async def read(*_: Any) -> None:
+    sys.stdout.write("reading\n")
     sys.stdout.flush()
     await asyncio.Event().wait()
 
 
-setattr(Handle, "load", load)  # noqa: B010  # mypy knows it as a method
-sys.argv = ["cpkit", "show", sys.argv[1], "t"]
+setattr(Handle, "_read", read)  # noqa: B010  # mypy knows it as a method
 main()

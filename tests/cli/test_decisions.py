@@ -12,6 +12,7 @@ import pytest
 from cpkit.cli.stores import Store
 from cpkit.effects import EffectLedger, EffectTimeout
 from tests.cli.command import call, cpkit, environment, in_store, invoke, table
+from tests.stores import quick_on
 
 
 @contextmanager
@@ -52,6 +53,7 @@ async def asked_twice(cp: Store) -> None:
             )
 
 
+@pytest.mark.parametrize("url", quick_on("postgres"), indirect=True)
 def test_an_approved_effect_runs(url: str) -> None:
     """The start of its key is enough to approve it, and a later denial is refused."""
     with agent(url, "t", 7) as process:
@@ -60,19 +62,20 @@ def test_an_approved_effect_runs(url: str) -> None:
         assert table(listed.out)[0][:4] == ["t", key[:12], "approval", "wire"]
         assert '"amount": 7' in listed.out
 
-        ended = cpkit("approve", url, "t", key[:8], "--by", "anna")
+        ended = cpkit("approve", url, key[:8], "--by", "anna")
         assert (ended.code, ended.err) == (0, "")
         assert ended.out == f"approved (by anna): wire {key}\n"
         assert line(process) == "ran 7"
 
-    again = invoke("approve", url, "t", key, "--by", "bob", "--json")
+    again = invoke("approve", url, key, "--by", "bob", "--json")
     assert (again.code, again.json["by"]) == (0, "anna")
-    late = invoke("deny", url, "t", key)
+    late = invoke("deny", url, key)
     assert late.code == 1
     assert late.err == "the request was already approved by anna\n"
     assert invoke("pending", url).err == "nothing is pending\n"
 
 
+@pytest.mark.parametrize("url", quick_on("sqlite"), indirect=True)
 def test_a_denied_effect_never_runs(url: str) -> None:
     """The agent receives the reason, and a later approval is refused."""
     with agent(url, "t", 7) as process:

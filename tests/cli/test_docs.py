@@ -6,19 +6,22 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from cpkit.cli.app import COMMANDS
-from tests.cli.command import cpkit
+from tests.cli.command import run_main
 
 PAGE = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text("utf-8")
 
 
-def test_each_command_runs(tmp_path: Path) -> None:
+def test_each_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each exits with 0, in the order of the page, starting from an empty folder."""
     commands = re.findall(r"^\$ (cpkit .*)$", PAGE, flags=re.MULTILINE)
     assert len(commands) > 5
+    monkeypatch.chdir(tmp_path)
 
     for command in commands:
-        ended = cpkit(*shlex.split(command)[1:], cwd=tmp_path)
+        ended = run_main(*shlex.split(command)[1:])
         assert ended.code == 0, (command, ended.err)
 
 

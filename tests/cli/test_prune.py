@@ -8,7 +8,7 @@ import pytest
 
 from cpkit.cli.prune import duration
 from cpkit.cli.stores import Store
-from tests.cli.command import call, cpkit, in_store, invoke
+from tests.cli.command import call, in_store, invoke
 from tests.cli.stocked import stock
 
 
@@ -32,19 +32,19 @@ def test_old_threads_are_deleted_and_their_keys_are_kept(url: str) -> None:
 
     in_store(url, fill)
     every_id = ["cpkit:internal", "old", "waits"]
-    young = cpkit("prune", url, "--older-than", "1d", "--yes")
+    young = invoke("prune", url, "--older-than", "1d", "--yes")
     assert young.out == "deleted 0 threads with 0 messages\n"
 
     dry = invoke("prune", url, "--older-than", "0s", "--dry-run", "--json").json
     assert (dry["threads"], dry["messages"], dry["pending"]) == (1, 2, ["waits"])
     assert in_store(url, ids) == every_id
 
-    unsure = cpkit("prune", url, "--older-than", "0s")
+    unsure = invoke("prune", url, "--older-than", "0s")
     assert unsure.code == 2
     assert "add --yes" in unsure.err
     assert in_store(url, ids) == every_id
 
-    ended = cpkit("prune", url, "--older-than", "0s", "--yes")
+    ended = invoke("prune", url, "--older-than", "0s", "--yes")
     assert ended.code == 0
     assert "deleted 1 threads with 2 messages\nkept 1 with pending calls" in ended.out
     assert in_store(url, ids) == ["cpkit:internal", "waits"]

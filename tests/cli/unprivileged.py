@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 
-from cpkit import open_checkpointer
-from cpkit.cli import app, main
+from typer.testing import CliRunner
 
-# Import the drivers as root: other users may not be able to read root's Python.
-for url in ("sqlite:///x.db", "file:x"):
-    open_checkpointer(url)
+from cpkit.cli import main
+from cpkit.cli.app import app
+
+# A rehearsal as root imports every module: other users may not be able to read root's
+# Python, or a checkout that only its owner may enter.
+for url in ("sqlite:////nowhere/x.db", "file:///nowhere/x"):
+    CliRunner().invoke(app, [sys.argv[1], url])
 
 if os.geteuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
 
-assert app
 main()

@@ -1,0 +1,5 @@
+"""Run the command line with ``python -m cpkit``."""
+
+from cpkit.cli import main
+
+main()

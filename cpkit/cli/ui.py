@@ -1,0 +1,92 @@
+"""``cpkit ui``: serve the page of a store on localhost."""
+
+from __future__ import annotations
+
+import getpass
+import webbrowser
+from typing import Annotated
+
+import typer
+
+from cpkit.cli.output import print_json, write
+from cpkit.cli.running import BadUse, run
+from cpkit.cli.stores import Json, Url, display_url, open_store, store_url
+from cpkit.extras import MissingExtra, needs_extra
+
+__all__ = ["ui"]
+
+Host = Annotated[
+    str,
+    typer.Option(help="The address to listen on; other hosts can reach 0.0.0.0."),
+]
+Port = Annotated[
+    int,
+    typer.Option(help="The port to listen on; 0 takes a free one.", min=0, max=65535),
+]
+ReadOnly = Annotated[
+    bool, typer.Option("--read-only", help="Refuse decisions on the server.")
+]
+Open = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+By = Annotated[
+    str | None,
+    typer.Option(
+        help="Your name; it is stored with each decision.", show_default="$USER"
+    ),
+]
+
+
+def ui(
+    url: Url = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8420,
+    read_only: ReadOnly = False,
+    open_page: Open = False,
+    by: By = None,
+    json: Json = False,
+) -> None:
+    """Serve a page that shows the store, and where a person decides.
+
+    Prints a link with a secret token. A person with the link can read and decide.
+    Ctrl-C stops the server.
+    """
+    run(_serve(store_url(url), host, port, read_only, open_page, by, json))
+
+
+async def _serve(
+    url: str,
+    host: str,
+    port: int,
+    read_only: bool,
+    open_page: bool,
+    by: str | None,
+    json: bool,
+) -> None:
+    try:
+        with needs_extra("cpkit ui", "ui"):
+            from cpkit.ui.serve import serve
+    except MissingExtra as exc:
+        raise BadUse(str(exc)) from exc
+
+    def on_ready(link: str) -> None:
+        if json:
+            print_json({"url": link})
+        else:
+            write(f"{display_url(url)} is at\n  {link}\nPress Ctrl-C to stop.\n")
+
+        if open_page:
+            webbrowser.open(link)
+
+    async with open_store(url) as cp:
+        try:
+            await serve(
+                cp,
+                host=host,
+                port=port,
+                person=by or getpass.getuser(),
+                read_only=read_only,
+                title=display_url(url),
+                url=url,
+                on_ready=on_ready,
+            )
+        except OSError as exc:
+            raise BadUse(f"cannot listen on {host}:{port}: {exc.strerror}") from exc
