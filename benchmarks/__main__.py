@@ -24,6 +24,7 @@ from benchmarks.layers import decoding, layers
 from benchmarks.place import POSTGRES_SETTINGS, Place, private_place
 from benchmarks.processes import append_cost, crowd_rate, import_times, load_memory
 from benchmarks.roster import CPKIT, FLOOR, ROSTER
+from benchmarks.wake import wake
 from cpkit.tools.benchmark import (
     FAMILIES,
     NORMAL,
@@ -36,13 +37,13 @@ from cpkit.tools.benchmark import (
     trials,
 )
 
-SEPARATE = ("layers", "costs", "memory", "processes", "import")
+SEPARATE = ("layers", "costs", "memory", "processes", "import", "wake")
 HERE = Path(__file__).parent
 REPORT = HERE / "report"
 RESULTS = HERE.parent / "build" / "bench" / "results.json"
 PACKAGES = """
     cpkit aiosqlite asyncpg redis hiredis pydantic langgraph-checkpoint-sqlite
-    langgraph-checkpoint-postgres openai-agents cubepi agent-ledger
+    langgraph-checkpoint-postgres openai-agents cubeloop agent-ledger
 """.split()
 
 # The messages that the quick run loads for memory; the goal is for 100,000.
@@ -139,6 +140,7 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
         "memory": [],
         "crowd": [],
         "imports": {},
+        "wake": [],
     }
 
     with private_place(options.only, options.folder) as place:
@@ -148,6 +150,13 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
             contenders = _contenders(driver, place, run, peers=not options.no_peers)
             asyncio.run(_together(driver, contenders, scale, options, run))
             _in_processes(contenders, place, scale, options, run)
+
+            if "wake" in options.workloads:
+                rows = asyncio.run(wake(driver, place, 20 if options.quick else 100))
+                run["wake"] += rows
+
+                for row in rows:
+                    _log("  ".join(f"{key} {value}" for key, value in row.items()))
 
     if "layers" in options.workloads:
         run["decoding"] = decoding(options.rounds)

@@ -92,7 +92,9 @@ ROSTER = (
         "AgentsSession",
         lambda p: p.file("agents-blocking.db"),
     ),
-    _other("sqlite", "CubePi", "cubepi", "CubePi", lambda p: p.file("cubepi.db")),
+    _other(
+        "sqlite", "cubeloop", "cubeloop", "Cubeloop", lambda p: p.file("cubeloop.db")
+    ),
     Entry("postgres", FLOOR, lambda p: PostgresFloor(p.postgres, FLOOR)),
     Entry(
         "postgres",
@@ -109,7 +111,7 @@ ROSTER = (
         "AgentsPostgres",
         lambda p: p.postgres,
     ),
-    _other("postgres", "CubePi", "cubepi", "CubePi", lambda p: p.postgres),
+    _other("postgres", "cubeloop", "cubeloop", "Cubeloop", lambda p: p.postgres),
     Entry("postgres", "agent-ledger", _ledger),
     Entry("redis", FLOOR, lambda p: RedisFloor("redis", p.redis, FLOOR)),
     Entry("redis", CPKIT, lambda p: Stored("redis", f"{p.redis}?prefix=cpkit-bench")),

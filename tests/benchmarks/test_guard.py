@@ -12,6 +12,8 @@ from benchmarks.goals import GOALS
 from benchmarks.guard import missed
 from cpkit.tools.benchmark import Contender, Stored
 
+pytestmark = pytest.mark.long
+
 Pair = tuple[Contender, Contender]
 
 
@@ -60,10 +62,17 @@ MISTAKES = [
 async def test_a_mistake_that_slows_a_store_down_is_found(
     pair: Pair, mistake: type[Slowed], workload: str, found: list[str]
 ) -> None:
-    """The guard reports the goals that the mistake misses in every try."""
+    """The guard reports the goals that the mistake misses in every try.
+
+    It looks up to four times: a disk that is busy for others can hide a mistake.
+    """
     floor, ours = pair
     assert isinstance(ours, Stored)
     goals = [goal for goal in GOALS if goal.workload == workload]
+    seen: list[list[str]] = []
 
     async with mistake(ours) as slow:
-        assert sorted(await missed(floor, slow, goals)) == found
+        while found not in seen and len(seen) < 4:
+            seen.append(sorted(await missed(floor, slow, goals)))
+
+    assert found in seen, seen

@@ -9,6 +9,8 @@ import pytest
 from benchmarks.layers import decoding, layers
 from cpkit.tools.benchmark import Contender, Scale, Stored, interleaved
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("driver", ["sqlite", "postgres", "redis", "file"])
 async def test_an_append_and_a_replay_have_layers(

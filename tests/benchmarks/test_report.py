@@ -38,7 +38,7 @@ def run() -> dict[str, Any]:
         "machine": {"processors": "2"},
         "options": "none",
         "versions": {"Python": "3.11"},
-        "skipped": {"sqlite, CubePi": "No module named 'cubepi'"},
+        "skipped": {"sqlite, cubeloop": "No module named 'cubeloop'"},
         "durability": {"sqlite": {"cpkit": "machine: synced"}},
         "results": [
             figure("floor", "append@0", 100),
@@ -115,7 +115,7 @@ def test_the_report_shows_ratios_failures_and_what_is_missing(
     assert "| one array of text | 2.50 |" in text
     assert "- failed: sqlite, cpkit, extra: lost a key" in text
     assert "- failed: sqlite, broken, one append: no such layer" in text
-    assert "- not measured: sqlite, CubePi: No module named 'cubepi'" in text
+    assert "- not measured: sqlite, cubeloop: No module named 'cubeloop'" in text
     assert "![One append, by messages in the thread](append-sqlite.svg)" in text
     ElementTree.parse(tmp_path / "append-sqlite.svg")
     report.write(Figures(run).run, tmp_path)

@@ -39,6 +39,7 @@ def test_messages_are_the_same_every_time_and_about_a_kilobyte() -> None:
     assert len({json.dumps(made) for made in messages(0, 1000)}) == 1000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("driver", STORES)
 async def test_every_workload_runs_on_floor_and_store(pair: Pair) -> None:
     """Each round has a figure, and the check of the stored data passes."""
@@ -110,6 +111,7 @@ async def test_trials_take_turns_in_another_order_each_round() -> None:
     assert rounds == ["abc", "bca", "cab"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("driver", ["sqlite"])
 async def test_the_threads_of_the_measurement_are_erased(pair: Pair) -> None:
     """A user's store has the same threads and calls afterwards as before."""

@@ -1,4 +1,4 @@
-"""CubePi's checkpointers on SQLite and Postgres, with CubePi's message types."""
+"""cubeloop's checkpointers on SQLite and Postgres, with cubeloop's message types."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cubepi.checkpointer.postgres import PostgresCheckpointer
-from cubepi.checkpointer.sqlite import SQLiteCheckpointer
-from cubepi.providers.base import (
+from cubeloop.checkpointer.postgres import PostgresCheckpointer
+from cubeloop.checkpointer.sqlite import SQLiteCheckpointer
+from cubeloop.providers.base import (
     AssistantMessage,
     TextContent,
     ToolCall,
@@ -17,12 +17,12 @@ from cubepi.providers.base import (
 
 from cpkit import JsonValue
 from cpkit.tools.benchmark.contender import Contender
-from tests.servers.cubepi import create_tables
+from tests.servers.cubeloop import create_tables
 
-__all__ = ["CubePi"]
+__all__ = ["Cubeloop"]
 
 
-class CubePi(Contender):
+class Cubeloop(Contender):
     """``where`` is a SQLite file or the URL of a Postgres database."""
 
     abilities = frozenset({"append", "load", "extra", "open"})
@@ -39,8 +39,8 @@ class CubePi(Contender):
             "postgres": "machine: synchronous_commit=on, the server's default",
         }[driver]
 
-    def another(self) -> CubePi:
-        return CubePi(self.driver, self.where, self.name, tables=False)
+    def another(self) -> Cubeloop:
+        return Cubeloop(self.driver, self.where, self.name, tables=False)
 
     async def open(self) -> None:
         if self._tables:
