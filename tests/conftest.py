@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -12,10 +14,61 @@ from inspect import iscoroutinefunction
 
 import pytest
 
+from conformance.slowdown import VARIABLE, slowdown
 from cpkit.sync import running_loop
 
-PATIENCE = float(os.environ.get("CPKIT_TEST_PATIENCE") or 5)
-"""Seconds to wait for threads and tasks to end; those still alive were leaked."""
+LEAKED = 5.0
+"""Seconds for threads and tasks to end; those still alive then were leaked."""
+
+LIMIT = 60.0
+"""Seconds for a test on an idle machine."""
+
+CPUS = os.cpu_count() or 1
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Start more workers than processors: many tests wait for a disk or a timer."""
+    return min(2 * CPUS, 8)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Scale all time limits with the load, measured before the first test."""
+    if not hasattr(config, "workerinput"):
+        workers = getattr(config.option, "numprocesses", None) or 1
+        crowd = max(1.0, workers / CPUS)
+        os.environ.setdefault(VARIABLE, f"{slowdown() * crowd:.1f}")
+        slowdown.cache_clear()
+
+    if config.getoption("timeout", None) is None:
+        config.option.timeout = LIMIT * slowdown()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the certificate of the example backend to ``make test-long``."""
+    for item in items:
+        if item.path.name == "test_certificate.py":
+            item.add_marker(pytest.mark.long)
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what is imported by now, frameworks included, from garbage collection."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Let SIGINT interrupt this process and its children, under nohup as well.
+
+    A shell starts a command in the background with SIGINT ignored, and child processes
+    inherit that.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
 
 # The packages that may not block a loop, and the modules through which they could.
 PACKAGES = {"cpkit", "cpkit_file", "cpkit_postgres", "cpkit_redis", "cpkit_sqlite"}
@@ -46,11 +99,12 @@ def refuse_to_block(event: str, _args: tuple[object, ...]) -> None:
 
     stack = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
     modules = [str(frame.f_globals.get("__name__")) for frame in stack]
-    place = next(i for i, module in enumerate(modules) if module not in WAYS)
+    packages = [module.partition(".")[0] for module in modules]
+    place = next(i for i, package in enumerate(packages) if package not in WAYS)
     module = modules[place]
 
     # The first import of a module reads files, in a loop too; later imports do not.
-    if module.partition(".")[0] not in PACKAGES or "importlib._bootstrap" in modules:
+    if packages[place] not in PACKAGES or "importlib._bootstrap" in modules:
         return
 
     if not module.startswith("cpkit.cli"):
@@ -77,7 +131,7 @@ def no_thread_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
     for thread in set(threading.enumerate()) - before:
         if not thread.daemon and not thread.name.startswith("asyncio_"):
-            thread.join(PATIENCE)
+            thread.join(LEAKED * slowdown())
 
             if thread.is_alive():
                 left.append(thread)
@@ -92,7 +146,7 @@ async def no_task_left() -> AsyncIterator[None]:
     left = asyncio.all_tasks() - {asyncio.current_task()}
 
     if left:
-        _, left = await asyncio.wait(left, timeout=PATIENCE)
+        _, left = await asyncio.wait(left, timeout=LEAKED * slowdown())
 
     assert not left, f"tasks left behind: {left}"
 

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
+
+import pytest
 
 from cpkit import open_checkpointer
 from tests.servers.postgres import shared_postgres
 from tests.servers.redis import shared_redis
 
-__all__ = ["KINDS", "SHARED", "fresh_url"]
+__all__ = ["KINDS", "SHARED", "fresh_url", "quick_on"]
 
 SHARED = ["sqlite", "file", "postgres", "redis"]
 """The kinds that several processes can open."""
 
 KINDS = ["memory", *SHARED]
+
+
+def quick_on(*kinds: str) -> list[Any]:
+    """Return `SHARED` as parameters; ``make test-long`` runs those not in ``kinds``."""
+    long = pytest.mark.long
+    return [pytest.param(one, marks=() if one in kinds else long) for one in SHARED]
 
 
 def fresh_url(kind: str, folder: Path, name: str = "store") -> str:

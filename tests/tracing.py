@@ -30,7 +30,6 @@ def traced(calls: str, *command: str, longest: int = 32) -> list[str]:
             ],
             capture_output=True,
             text=True,
-            timeout=50,
             check=False,
         )
 

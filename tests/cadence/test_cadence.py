@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from conformance.slowdown import slowdown
 from cpkit import (
     BackendUnavailable,
     CheckpointData,
@@ -31,7 +32,7 @@ from cpkit.sessions import SessionLog
 from tests.sessions.spy import RangeSpy, Spy
 from tests.sessions.talk import assistant, texts, user
 
-PATIENCE = 10.0
+PATIENCE = 10.0 * slowdown()
 """Seconds to wait for a write; it takes milliseconds."""
 
 

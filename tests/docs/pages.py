@@ -11,18 +11,6 @@ __all__ = ["DOCS", "blocks_of", "printed_by"]
 
 DOCS = Path(__file__).parents[2] / "docs"
 
-# A block is a program, or defines a coroutine function that takes a store.
-_RUNNER = """
-import asyncio
-from cpkit import open_checkpointer
-
-async def run():
-    async with open_checkpointer("memory://") as cp:
-        await {name}(cp)
-
-asyncio.run(run())
-"""
-
 
 def blocks_of(page: str) -> list[str]:
     """Return the Python blocks of a page, which is named relative to ``docs``."""
@@ -35,11 +23,6 @@ def printed_by(block: str, folder: Path) -> str:
 
     A warning is an error. The block runs in ``folder``, so a later run finds its files.
     """
-    name = re.search(r"async def (\w+)\(cp\)", block)
-
-    if "asyncio.run(" not in block and name is not None:
-        block += _RUNNER.format(name=name[1])
-
     script = folder / "block.py"
     script.write_text(block, encoding="utf-8")
     done = subprocess.run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import sqlite3
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance.slowdown import slowdown
 from tests.servers.postgres import shared_postgres
 from tests.servers.redis import shared_redis
 
@@ -26,7 +28,9 @@ BUNDLED = EXAMPLES / "data" / "conversations.jsonl"
 READ_ONLY = ("get_", "search_", "list_", "calculate", "think")
 QUICK = ("--pace", "0", "--conversations", "3", "--kills", "5", "--data", str(BUNDLED))
 
-PATIENCE = 15.0
+OTHERS = ["file", "postgresql", "redis"]
+
+PATIENCE = 15.0 * slowdown()
 """Seconds for a process to start or end; normally it takes less than one."""
 
 Booked = Counter[tuple[str, str]]
@@ -42,7 +46,6 @@ def run_demo(
         env=os.environ | {"TMPDIR": str(folder)},
         capture_output=True,
         text=True,
-        timeout=50,
         check=False,
     )
 
@@ -89,7 +92,10 @@ def url_of(store: str, folder: Path) -> str:
             return shared_redis(prefix="demo")
 
 
-@pytest.mark.parametrize("store", ["sqlite", "file", "postgresql", "redis"])
+@pytest.mark.parametrize(
+    "store",
+    ["sqlite", *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)],
+)
 def test_killed_agent_resumes_and_books_once(store: str, tmp_path: Path) -> None:
     """On each kind of store, a killed and resumed agent makes each change once."""
     url = url_of(store, tmp_path)
@@ -101,9 +107,11 @@ def test_killed_agent_resumes_and_books_once(store: str, tmp_path: Path) -> None
     assert "kill -9   1  between an effect and its record" in done.stdout
     assert "equal to the byte" in done.stdout
     assert "no booking happened twice" in done.stdout
+    assert "cpkit ui" in done.stdout.splitlines()[-1]
     assert not done.stderr
 
 
+@pytest.mark.long
 def test_same_store_serves_a_second_run(tmp_path: Path) -> None:
     """Each run has its own threads."""
     options = ("--url", "sqlite:///agent.db", *QUICK)
@@ -124,6 +132,7 @@ def test_without_the_record_of_calls_things_are_booked_twice(tmp_path: Path) -> 
     assert changes_made(tmp_path / "run") > changes_recorded(3)
 
 
+@pytest.mark.long
 def test_bundled_conversations_are_the_default(
     tmp_path: Path,
 ) -> None:
@@ -201,6 +210,18 @@ def test_wrong_numbers_are_refused(option: str, tmp_path: Path) -> None:
     assert f"argument {option}: must be at least" in done.stderr
 
 
+def test_help_names_the_number_of_conversations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number is that of the default file."""
+    monkeypatch.setenv("COLUMNS", "1000")
+    printed = run_demo("--help", folder=tmp_path).stdout
+    file = re.search(r"object a line \(default: (.+)\)", printed)
+    assert file is not None
+    count = len(Path(file[1]).read_text().splitlines())
+    assert f"(default: up to 8; the default file has {count})" in printed
+
+
 def test_terminal_shows_bars_and_a_table(tmp_path: Path) -> None:
     """On a terminal the demo shows progress bars, and succeeds as without one."""
     ours, theirs = pty.openpty()
@@ -228,6 +249,7 @@ def test_terminal_shows_bars_and_a_table(tmp_path: Path) -> None:
     assert b"no booking happened twice" in seen
 
 
+@pytest.mark.usefixtures("interrupts")
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks into /proc")
 @pytest.mark.parametrize(
     ("how", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
@@ -253,7 +275,10 @@ def test_ended_demo_leaves_no_worker(
             demo.kill()
 
     assert demo.returncode == status
-    assert errors == ("agent.py: interrupted\n" if how is signal.SIGINT else "")
+    [folder] = tmp_path.iterdir()
+    where = f"the store is sqlite:///{folder}/agent.db; books and log are in {folder}"
+    said = f"agent.py: interrupted; {where}\n"
+    assert errors == (said if how is signal.SIGINT else "")
     wait_for(lambda: not is_running(worker))
 
 

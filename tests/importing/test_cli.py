@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,8 +17,6 @@ from cpkit import open_checkpointer
 from cpkit.cli.app import app
 from cpkit.tools import importing
 from tests.importing.test_sources import BYE, HELLO, HI, written
-
-PAGE = Path(__file__).parents[2] / "docs" / "import.md"
 
 
 @pytest.fixture
@@ -47,7 +44,7 @@ def run(*arguments: str) -> Result:
 
 def start(*arguments: str) -> subprocess.Popen[bytes]:
     """Start ``cpkit import`` in a new process."""
-    command = [sys.executable, "-m", "cpkit.cli", "import", *arguments]
+    command = [sys.executable, "-m", "cpkit", "import", *arguments]
     return subprocess.Popen(command)
 
 
@@ -191,22 +188,6 @@ async def test_the_next_import_completes_a_killed_one(tmp_path: Path, url: str) 
             data = await cp.load(str(talk["id"]))
             assert data is not None
             assert data.messages == talk["messages"]
-
-
-async def test_the_program_on_the_page_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its assertion holds."""
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
-    written(tmp_path / "transcripts.jsonl", [HELLO, HI])
-    monkeypatch.chdir(tmp_path)
-    program: dict[str, Any] = {}
-    exec(block, program)
-
-    async with open_checkpointer("memory://") as cp:
-        await program["bring"](cp)
-
-    assert capsys.readouterr().out == "2 messages\n"
 
 
 def test_public_names_exist() -> None:

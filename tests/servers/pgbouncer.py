@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from conformance.slowdown import slowdown
 from tests.servers.postgres import (
     free_port,
     give,
@@ -29,7 +30,7 @@ from tests.servers.postgres import (
 
 __all__ = ["PgBouncer"]
 
-PATIENCE = 10.0
+PATIENCE = 10.0 * slowdown()
 """Seconds for PgBouncer to listen; it takes some milliseconds."""
 
 CONFIG = """

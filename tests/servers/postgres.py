@@ -29,6 +29,8 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urlencode
 
+from conformance.slowdown import slowdown
+
 __all__ = [
     "PostgresServer",
     "free_port",
@@ -39,7 +41,7 @@ __all__ = [
     "unprivileged",
 ]
 
-PATIENCE = 30.0
+PATIENCE = 30.0 * slowdown()
 """Seconds for a server to start or stop; a healthy one takes well under one."""
 
 SETTINGS = {

@@ -28,11 +28,12 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import quote, urlencode
 
+from conformance.slowdown import slowdown
 from tests.servers.postgres import free_port
 
 __all__ = ["RedisServer", "no_tls", "redis_binary", "shared_redis"]
 
-PATIENCE = 30.0
+PATIENCE = 30.0 * slowdown()
 """Seconds for a server to start or stop; a healthy one takes well under one."""
 
 SETTINGS = {
@@ -342,10 +343,12 @@ def _make_certificate(folder: Path) -> None:
     """Create an authority, and a certificate for 127.0.0.1 that it has signed."""
     (folder / "names").write_text("subjectAltName = IP:127.0.0.1, DNS:localhost\n")
     new = "req -newkey rsa:2048 -nodes"
+    # Python 3.13 refuses an authority without a key usage.
+    authority = "-days 30 -subj /CN=cpkit-tests -addext keyUsage=critical,keyCertSign"
     sign = "x509 -req -in server.csr -extfile names"
 
     for command in (
-        f"{new} -x509 -days 30 -subj /CN=cpkit-tests -keyout ca.key -out ca.crt",
+        f"{new} -x509 {authority} -keyout ca.key -out ca.crt",
         f"{new} -subj /CN=localhost -keyout server.key -out server.csr",
         f"{sign} -days 30 -CA ca.crt -CAkey ca.key -CAcreateserial -out server.crt",
     ):

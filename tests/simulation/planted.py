@@ -8,9 +8,8 @@ from cpkit import CallRecord, JsonValue, ToolCall
 from cpkit.effects import EffectLedger
 from cpkit.effects.attempts import Attempts
 from cpkit.effects.claim import Claim
-from cpkit.effects.effect import Effect, Handler
+from cpkit.effects.effect import Effect, EffectPlan, Handler
 from cpkit.effects.run import EffectRun, RunResult
-from cpkit.effects.spec import EffectPlan
 from cpkit.effects.tracing import Trail
 from tests.broken.reference import Reference
 

@@ -18,9 +18,12 @@ from tests.simulation.planted import (
 )
 from tests.simulation.scenario import MakeLedger, MakeStore, simulate
 
-SHARDS = 4
-SEEDS = round(750 * float(os.environ.get("CPKIT_ROUNDS") or 1))
-"""Seeds of a shard: all 3,000 take about 25 seconds of one loaded core."""
+ROUNDS = float(os.environ.get("CPKIT_ROUNDS") or 1)
+SEEDS = round(400 * ROUNDS)
+"""Seeds of a normal run: four times as many as the rarest planted bug needs."""
+
+LONG = [range(SEEDS * n, SEEDS * (n + 1)) for n in range(1, 8)]
+"""Seeds of the long run, in parts that workers share."""
 
 
 def first_failure(
@@ -33,10 +36,14 @@ def first_failure(
     return next((history for history in histories if history.violations), None)
 
 
-@pytest.mark.parametrize("shard", range(SHARDS))
-def test_no_seed_breaks_an_invariant(shard: int) -> None:
+@pytest.mark.parametrize(
+    "seeds",
+    [range(SEEDS), *(pytest.param(seeds, marks=pytest.mark.long) for seeds in LONG)],
+    ids=str,
+)
+def test_no_seed_breaks_an_invariant(seeds: range) -> None:
     """No key is held twice, and no effect is repeated or run unapproved."""
-    found = first_failure(range(shard * SEEDS, (shard + 1) * SEEDS))
+    found = first_failure(seeds)
     assert found is None, f"python -m tests.simulation {found.seed}\n{found}"
 
 
@@ -54,18 +61,23 @@ def test_planted_bugs_are_found(
     make_store: MakeStore, make_ledger: MakeLedger, violation: str
 ) -> None:
     """The seeds of a normal test run find each of three well-known bugs."""
-    for seed in range(SHARDS * SEEDS):
+    for seed in range(SEEDS):
         history = simulate(seed, make_store, make_ledger)
 
         if any(violation in found for found in history.violations):
             return
 
-    pytest.fail(f"no seed below {SHARDS * SEEDS} found it")
+    pytest.fail(f"no seed below {SEEDS} found it")
 
 
-def test_no_seed_breaks_a_lease() -> None:
+@pytest.mark.parametrize(
+    "seeds",
+    [range(SEEDS // 4), pytest.param(range(SEEDS // 4, SEEDS), marks=pytest.mark.long)],
+    ids=str,
+)
+def test_no_seed_breaks_a_lease(seeds: range) -> None:
     """Tokens are unique, no runner writes after its successor, and all get a turn."""
-    histories = map(simulate_lease, range(SEEDS // 2))
+    histories = map(simulate_lease, seeds)
     found = next((history for history in histories if history.violations), None)
     assert found is None, f"python -m tests.simulation lease {found.seed}\n{found}"
 

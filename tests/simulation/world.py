@@ -13,7 +13,8 @@ from typing import Any
 
 from cpkit import CallRecord, Checkpointer, JsonValue, ToolCall
 from cpkit.effects import Effect, Landed, NoEffect, NotLanded
-from cpkit.effects.records import heartbeat_thread, request_key
+from cpkit.effects.effect import request_key
+from cpkit.effects.records import heartbeat_thread
 from tests.simulation.faults import Life
 
 __all__ = ["Charge", "Declined", "World"]
@@ -74,8 +75,9 @@ class World:
         elif operation == "record_result":
             self._resolved(life, answer, now)
         elif operation == "save_extra":
-            for call_id in subject:
-                self.heartbeats[call_id].append(now)
+            for name in subject:
+                if name in self.heartbeats:  # else it wakes those that watch decisions
+                    self.heartbeats[name].append(now)
         elif operation == "read" and subject is not None:
             self.reads[life.name, subject] = now
 
@@ -142,9 +144,7 @@ class World:
 
     async def _check_start(self, effect: Effect) -> None:
         if effect.args["order"] in self.needs_approval:
-            found = await self.store.find_completed(
-                request_key(effect.key, effect.args)
-            )
+            found = await self.store.find_completed(request_key(effect.key, 1))
             result = found.result if found is not None else None
 
             if not (isinstance(result, dict) and result.get("approved") is True):

@@ -1,9 +1,9 @@
-"""CubePi's tables, which it leaves to the application to make."""
+"""cubeloop's tables, which it leaves to the application to make."""
 
 from __future__ import annotations
 
 import asyncpg
-from cubepi.checkpointer.postgres import alembic_helpers, cubepi_metadata
+from cubeloop.checkpointer.postgres import alembic_helpers, cubeloop_metadata
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
@@ -11,15 +11,15 @@ __all__ = ["create_tables"]
 
 
 async def create_tables(url: str) -> None:
-    """Do what CubePi leaves to the application's migrations."""
+    """Do what cubeloop leaves to the application's migrations."""
     connection = await asyncpg.connect(url)
 
     try:
-        if await connection.fetchval("SELECT to_regclass('cubepi_messages')"):
+        if await connection.fetchval("SELECT to_regclass('cubeloop_messages')"):
             return
 
         async with connection.transaction():
-            for table in cubepi_metadata.sorted_tables:
+            for table in cubeloop_metadata.sorted_tables:
                 ddl = CreateTable(table).compile(
                     dialect=postgresql.dialect()  # type: ignore[no-untyped-call]
                 )
