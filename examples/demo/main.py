@@ -33,6 +33,10 @@ from .verdict import Finding, examine
 _EXAMPLES = Path(__file__).parent.parent
 _REAL = _EXAMPLES.parent.parent / "shared" / "data" / "airline_transcripts.jsonl"
 _BUNDLED = _EXAMPLES / "data" / "conversations.jsonl"
+_DATA = _REAL if _REAL.exists() else _BUNDLED
+
+_MOST = 8
+"""Conversations to play by default, if the file has so many."""
 
 # Exit statuses, the same as those of the cpkit command.
 _BROKEN, _BAD_USE, _UNAVAILABLE, _INTERRUPTED = 1, 2, 3, 130
@@ -69,9 +73,10 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--conversations",
         type=_at_least_one,
-        default=8,
+        default=_MOST,
         metavar="N",
-        help="how many to play, those with the most bookings first (default: 8)",
+        help="how many to play, those with the most bookings first (default: up to "
+        f"{_MOST}; the default file has {len(_DATA.read_text().splitlines())})",
     )
     add(
         "--kills",
@@ -90,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--data",
         type=Path,
-        default=_REAL if _REAL.exists() else _BUNDLED,
+        default=_DATA,
         metavar="FILE",
         help="recorded conversations, one JSON object a line (default: %(default)s)",
     )
@@ -144,10 +149,15 @@ def _demo(options: argparse.Namespace) -> int:
     )
     began = time.monotonic()
 
-    with picture:
-        run.play()
+    try:
+        with picture:
+            run.play()
 
-    findings = asyncio.run(_examine(run, conversations, books))
+        findings = asyncio.run(_examine(run, conversations, books))
+    except KeyboardInterrupt:
+        where = f"the store is {redacted(url)}; books and log are in {folder}"
+        return _fail(_INTERRUPTED, f"interrupted; {where}")
+
     broken = [finding.what for finding in findings if finding.holds is False]
     verdict = (
         f"Broken: {', '.join(broken)}."
@@ -156,7 +166,7 @@ def _demo(options: argparse.Namespace) -> int:
         "and no booking happened twice."
     )
     picture.result(findings, verdict)
-    picture.foot(time.monotonic() - began, folder)
+    picture.foot(time.monotonic() - began, folder, redacted(url))
     return _BROKEN if broken else 0
 
 

@@ -5,6 +5,9 @@ Without a terminal it prints the lines only, without colours.
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -138,8 +141,11 @@ class Picture:
 
         self._print((verdict, "bold green" if holds else "bold red"))
 
-    def foot(self, seconds: float, folder: Path) -> None:
+    def foot(self, seconds: float, folder: Path, url: str) -> None:
         self._print((f"{seconds:.0f} s. Store, books and log are in {folder}", "dim"))
+        # The command beside this interpreter, because its folder may not be in PATH.
+        command = os.path.relpath(Path(sys.executable).parent / "cpkit")
+        self._print(("Look at it:  ", "dim"), f"{command} ui {shlex.quote(url)}")
 
     def _is_resumed(self) -> bool:
         """Return whether the worker has loaded every conversation."""

@@ -7,28 +7,81 @@ LMDB keeps its locks per process: opening a folder twice in one process breaks t
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import lmdb
 
-__all__ = ["acquire", "release"]
+__all__ = ["Environment", "acquire", "release"]
 
 _lock = threading.Lock()
 # By real path: the environment, and how many handles use it.
-_open: dict[str, tuple[lmdb.Environment, int]] = {}
+_open: dict[str, tuple[Environment, int]] = {}
 
 
-def acquire(folder: str, map_size: int) -> lmdb.Environment:
+class Environment:
+    """The environment of a folder, which is opened again after a fatal error."""
+
+    def __init__(self, folder: str, map_size: int) -> None:
+        self._folder = folder
+        self._map_size = map_size
+        self._changed = threading.Condition()
+        self._transactions = 0
+        self._is_opening = False
+        _create_folder(folder)
+        _create(folder, map_size)
+        self._environment = self._opened()
+
+    @contextmanager
+    def used(self) -> Iterator[lmdb.Environment]:
+        """Yield the environment for one transaction; it is not closed meanwhile."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_opening)
+            environment = self._environment
+            self._transactions += 1
+
+        try:
+            yield environment
+        finally:
+            with self._changed:
+                self._transactions -= 1
+                self._changed.notify_all()
+
+    def reopen(self, broken: lmdb.Environment) -> None:
+        """Replace an environment that LMDB does not use any more.
+
+        LMDB gives it up when it could not write the page that makes a commit valid.
+        """
+        with self._changed:
+            if self._environment is not broken or self._is_opening:
+                return
+
+            self._is_opening = True
+
+            try:
+                self._changed.wait_for(lambda: not self._transactions)
+                broken.close()
+                self._environment = self._opened()
+            finally:
+                self._is_opening = False
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        self._environment.close()
+
+    def _opened(self) -> lmdb.Environment:
+        return lmdb.open(self._folder, map_size=self._map_size, mode=0o600)
+
+
+def acquire(folder: str, map_size: int) -> Environment:
     """Return the folder's environment; the first caller of the process opens it."""
     folder = os.path.realpath(folder)
 
     with _lock:
         environment, users = _open.get(folder, (None, 0))
-
-        if environment is None:
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-            environment = lmdb.open(folder, map_size=map_size, mode=0o600)
-
+        environment = environment or Environment(folder, map_size)
         _open[folder] = environment, users + 1
         return environment
 
@@ -44,3 +97,44 @@ def release(folder: str) -> None:
             _open[folder] = environment, users - 1
         else:
             environment.close()
+
+
+def _create_folder(folder: str) -> None:
+    """Create a folder and its parents, and sync their names.
+
+    Another process may have created the folder and not synced its name yet.
+    """
+    parent = os.path.dirname(folder)
+
+    if not os.path.isdir(folder):
+        _create_folder(parent)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+
+    _sync_names(parent)
+
+
+def _create(folder: str, map_size: int) -> None:
+    """Create LMDB's file where it is missing, as a whole, and sync its name.
+
+    LMDB does not sync its first write nor the name of its file. After a power loss it
+    could not open a file that is torn.
+    """
+    if not os.path.exists(f"{folder}/data.mdb"):
+        with tempfile.TemporaryDirectory(dir=folder) as new:
+            with lmdb.open(new, map_size=map_size, mode=0o600) as environment:
+                environment.sync(True)
+
+            with suppress(FileExistsError):
+                os.link(f"{new}/data.mdb", f"{folder}/data.mdb")
+
+    _sync_names(folder)
+
+
+def _sync_names(folder: str) -> None:
+    """Return when the names in a folder will survive a power loss."""
+    descriptor = os.open(folder, os.O_RDONLY)
+
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -15,6 +15,7 @@ What is atomic
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
@@ -40,6 +41,7 @@ from cpkit.driver import (
     Snapshot,
     StoredCall,
     StoreFailure,
+    StoreInfo,
     Timeouts,
     Write,
     issued_call,
@@ -77,23 +79,24 @@ class LMDBStore:
     client_options: ClassVar[frozenset[str]] = frozenset()
     limits = Limits(max_value=2**32 - 1)
     batching = Batching()
-    timeouts = Timeouts()
+    timeouts = Timeouts(retry=1.0)
     erases = False
 
     def __init__(self, folder: str, options: LMDBOptions) -> None:
         self.name = f"lmdb:{folder}"
         self._folder = folder
         self._map_size = options.map_size
-        self._environment: lmdb.Environment | None = None
+        self._environment: environments.Environment | None = None
 
     @classmethod
     def from_url(cls, url: str, options: LMDBOptions) -> LMDBStore:
-        folder = url_path(url)
+        return cls(_folder(url), options)
 
-        if not folder.strip("/"):
-            raise InvalidURL("write lmdb:folder or lmdb:///absolute/folder")
-
-        return cls(folder, options)
+    @staticmethod
+    async def inspect(url: str, options: LMDBOptions) -> StoreInfo:
+        folder = _folder(url)
+        exists = await asyncio.to_thread(os.path.exists, f"{folder}/data.mdb")
+        return StoreInfo(exists, path=folder)
 
     async def open(self) -> None:
         try:
@@ -155,13 +158,27 @@ class LMDBStore:
 
         try:
             # An exception aborts the transaction; leaving the block commits it.
-            with _begin(self._environment, write) as tx:
-                return work(tx)
+            with self._environment.used() as environment:
+                with _begin(environment, write) as tx:
+                    return work(tx)
+        except lmdb.PanicError as exc:
+            # An earlier commit could not be written; this transaction did not begin.
+            self._environment.reopen(environment)
+            raise StoreFailure("not sent", str(exc)) from exc
         except lmdb.MapFullError as exc:
             raise StoreFailure("rejected", f"{exc}; raise map_size") from exc
         except lmdb.Error as exc:
             # A commit that did not return can still have reached the file.
             raise StoreFailure("unknown" if write else "rejected", str(exc)) from exc
+
+
+def _folder(url: str) -> str:
+    folder = url_path(url)
+
+    if not folder.strip("/"):
+        raise InvalidURL("write lmdb:folder or lmdb:///absolute/folder")
+
+    return folder
 
 
 def _begin(environment: lmdb.Environment, write: bool) -> lmdb.Transaction:
