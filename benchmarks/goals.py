@@ -1,4 +1,4 @@
-"""The goals: ratios to reach. The report and the guard in the tests use them."""
+"""The goals: ratios to reach. The report and the guard use them."""
 
 from __future__ import annotations
 

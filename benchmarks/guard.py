@@ -1,17 +1,22 @@
-"""A check of seconds for clear regressions: ratios to the floor, measured together.
+"""A check of a minute for clear regressions: ``python -m benchmarks.guard [STORE ...]``.
 
-A goal is missed if the ratio is more than twice the goal (for a rate: less than half),
+It measures each store together with its floor. A goal is missed if the ratio is more than twice the goal (for a rate: less than half),
 both by the best rounds and by the median rounds, in each of several tries. Noise on the
 machine does not last for all tries; a regression does.
 """
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import gc
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.goals import GOALS, KNOWN_SHORTFALLS, Goal
+from benchmarks.goals import DRIVERS, GOALS, KNOWN_SHORTFALLS, Goal
+from benchmarks.place import private_place
+from benchmarks.roster import CPKIT, FLOOR, entry
 from cpkit.tools.benchmark import Contender, Result, Scale, interleaved
 from cpkit.tools.benchmark.workloads import Append, Calls, Extra, Load, Tasks, Trial
 
@@ -34,6 +39,33 @@ WATCHED = {
     "calls-replayed",
     "extra",
 }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure the stores that the arguments name; return 1 if one misses a goal."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.guard")
+    parser.add_argument("stores", nargs="*", metavar="STORE", help=", ".join(DRIVERS))
+    stores = parser.parse_args(arguments).stores or DRIVERS
+
+    for store in stores:
+        if store not in DRIVERS:
+            parser.error(f"unknown store {store!r}; known are: {', '.join(DRIVERS)}")
+
+    failures = 0
+
+    with private_place(stores, None) as place:
+        for driver in stores:
+            pair = [entry(driver, name).make(place) for name in (FLOOR, CPKIT)]
+            found = asyncio.run(_opened(*pair))
+            failures += len(found)
+            print(f"{driver}: {'; '.join(map(': '.join, found.items())) or 'ok'}")
+
+    return 1 if failures else 0
+
+
+async def _opened(floor: Contender, ours: Contender) -> dict[str, str]:
+    async with floor, ours:
+        return await missed(floor, ours)
 
 
 async def missed(
@@ -111,3 +143,7 @@ def _better_ratio(goal: Goal, ours: Result, base: Result) -> float:
     """Return the better of two ratios: of the best rounds and of the median rounds."""
     both = (goal.ratio(ours.best, base.best), goal.ratio(ours.median, base.median))
     return max(both) if goal.kind == "rate" else min(both)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
