@@ -1,6 +1,7 @@
-"""A check of a minute for clear regressions: ``python -m benchmarks.guard [STORE ...]``.
+"""A check of a minute for clear regressions.
 
-It measures each store together with its floor. A goal is missed if the ratio is more than twice the goal (for a rate: less than half),
+``python -m benchmarks.guard [STORE ...]`` measures each store together with its floor.
+A goal is missed if the ratio is more than twice the goal (for a rate: less than half),
 both by the best rounds and by the median rounds, in each of several tries. Noise on the
 machine does not last for all tries; a regression does.
 """
@@ -58,7 +59,8 @@ def main(arguments: Sequence[str]) -> int:
             pair = [entry(driver, name).make(place) for name in (FLOOR, CPKIT)]
             found = asyncio.run(_opened(*pair))
             failures += len(found)
-            print(f"{driver}: {'; '.join(map(': '.join, found.items())) or 'ok'}")
+            verdict = "; ".join(map(": ".join, found.items())) or "ok"
+            sys.stdout.write(f"{driver}: {verdict}\n")
 
     return 1 if failures else 0
 

@@ -1,8 +1,8 @@
 """The guard: an append to a long thread costs what one to an empty thread costs.
 
-Ratios to the floor depend on what a sync costs on the machine's disk, so they are left to
-``python -m benchmarks.guard``. What they stand for is tested by counts: syncs, round
-trips and statements, in the ``test_cost`` modules of the stores.
+Ratios to the floor depend on what a sync costs on the machine's disk, so they are left
+to ``python -m benchmarks.guard``. What they stand for is tested by counts: syncs, round
+trips and statements, in ``test_cost`` and ``test_round_trips`` of the stores.
 """
 
 from __future__ import annotations
