@@ -33,6 +33,7 @@ __all__ = [
     "command_line",
     "destination",
     "display_url",
+    "is_volatile",
     "no_thread",
     "open_store",
     "split_words",
@@ -131,6 +132,11 @@ def no_thread(url: str, thread_id: str) -> NotFound:
     )
 
 
+def is_volatile(url: str) -> bool:
+    """Return whether only the process that opens the store can see it."""
+    return url.lower().startswith(("memory:", "sqlite:///:memory:"))
+
+
 @asynccontextmanager
 async def open_store(
     url: str, *abilities: type, create: bool = False, volatile: bool = False
@@ -145,7 +151,7 @@ async def open_store(
     """
     handle = open_checkpointer(url, message_type=Any)
 
-    if not volatile and url.lower().startswith(("memory:", "sqlite:///:memory:")):
+    if not volatile and is_volatile(url):
         raise InvalidURL(
             f"{display_url(url)} lives in its own process, and this command cannot "
             "see it; use the URL of a store that processes share"

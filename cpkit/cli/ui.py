@@ -10,7 +10,14 @@ import typer
 
 from cpkit.cli.output import print_json, write
 from cpkit.cli.running import BadUse, run
-from cpkit.cli.stores import Json, Url, display_url, open_store, store_url
+from cpkit.cli.stores import (
+    Json,
+    Url,
+    display_url,
+    is_volatile,
+    open_store,
+    store_url,
+)
 from cpkit.extras import MissingExtra, needs_extra
 
 __all__ = ["ui"]
@@ -66,6 +73,13 @@ async def _serve(
             from cpkit.ui.serve import serve
     except MissingExtra as exc:
         raise BadUse(str(exc)) from exc
+
+    if is_volatile(url):
+        raise BadUse(
+            f"{display_url(url)} lives in its own process, and this command cannot "
+            "see it; in that process, serve cpkit.ui.app(checkpointer, authorize=…), "
+            "or use the URL of a store that processes share"
+        )
 
     def on_ready(link: str) -> None:
         if json:

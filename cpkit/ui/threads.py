@@ -25,6 +25,7 @@ async def threads(site: Site, request: Request) -> Page:
     Leases and other threads of cpkit's own are left out, unless the prefix or the
     parameter ``internal`` asks for them. With ``order=changed`` the page shows the
     threads that changed last, of the first ``sorted_of`` threads: stores list by id.
+    ``sorted_all`` is false if threads behind those were not looked at.
     """
     needs(site, ListsThreads, "list its threads")
     prefix = request.query_params.get("prefix", "")
@@ -32,7 +33,7 @@ async def threads(site: Site, request: Request) -> Page:
     limit = number(request, "limit", 50, 1, 500)
     internal = "internal" in request.query_params or prefix.startswith(INTERNAL)
     by_change = request.query_params.get("order") == "changed"
-    count = _SORTED if by_change else limit + 1
+    count = (_SORTED if by_change else limit) + 1
     pages = thread_pages(
         site.cp, prefix=prefix, after=after, limit=count, internal=internal
     )
@@ -40,6 +41,7 @@ async def threads(site: Site, request: Request) -> Page:
     has_more = len(found) == count
 
     if by_change:
+        found = found[:_SORTED]
         found.sort(key=lambda info: info.updated_at, reverse=True)
 
     page = found[:limit]

@@ -76,6 +76,8 @@ def test_a_foreign_file_is_not_changed(tmp_path: Path) -> None:
         (["threads", "sqlite://agent.db"], 2, "three slashes"),
         (["threads", "sqlite:///x.db?colour=red"], 2, "no option 'colour'"),
         (["threads", "memory://"], 2, "lives in its own process"),
+        (["ui", "memory://"], 2, "serve cpkit.ui.app(checkpointer"),
+        (["ui", "sqlite:///:memory:"], 2, "serve cpkit.ui.app(checkpointer"),
         (["threads", "{url}", "--limit", "0"], 2, "--limit"),
         (["ui", "{url}", "--port", "99999"], 2, "65535"),
         (["ui", "{url}", "--host", "no.such.host"], 2, "cannot listen on"),

@@ -104,6 +104,24 @@ async def test_threads_are_ordered_by_their_last_change(
         assert (page["sorted_of"], page["sorted_all"], page["next"]) == (3, True, None)
 
 
+async def test_the_page_says_which_threads_are_sorted(cp: Any, client: Client) -> None:
+    """Beyond the first two thousand ids, the page names what is missing."""
+    for number in range(2_000):
+        await cp.append(f"a-{number:04}", [{}])
+
+    async with client(cp) as http:
+        assert "are sorted" not in (await http.get("/threads?order=changed")).text
+        await cp.append("z", [{}])
+        page = (await http.get("/threads.json?order=changed")).json()
+        assert (page["sorted_of"], page["sorted_all"]) == (2_000, False)
+        assert page["threads"][0]["thread_id"] == "a-1999"
+        text = (await http.get("/threads?order=changed")).text
+        assert "Only the first 2000 threads in the order of ids are sorted" in text
+        assert "limit=500" in text
+        page = (await http.get("/threads.json?order=changed&prefix=z")).json()
+        assert (page["sorted_all"], len(page["threads"])) == (True, 1)
+
+
 @pytest.mark.parametrize(
     "name", ["../etc", "a/b?c=d&e", "%2e%2e", "#", "\N{HORSE} id", "+ +", "'\"<>"]
 )
