@@ -33,6 +33,7 @@ from cpkit.driver.store import (
     StoresThreadLists,
     Timeouts,
 )
+from cpkit.driver.tally import Tally
 from cpkit.driver.writes import (
     Append,
     Claim,
@@ -89,6 +90,7 @@ __all__ = [
     "StoresMarkers",
     "StoresReceipts",
     "StoresThreadLists",
+    "Tally",
     "Timeouts",
     "Write",
     "check_id",

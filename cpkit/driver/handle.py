@@ -29,9 +29,10 @@ from cpkit.driver.group_commit import Committed, GroupCommit
 from cpkit.driver.ids import check_id, span
 from cpkit.driver.lifecycle import Lifecycle
 from cpkit.driver.markers import Markers, can_scan, read_markers
-from cpkit.driver.metrics import Metrics, measure
+from cpkit.driver.metrics import Metrics, provided_meter
 from cpkit.driver.options import DriverOptions
 from cpkit.driver.store import Decode, Limits, Store
+from cpkit.driver.tally import Tally
 from cpkit.driver.time_limit import TimeLimit
 from cpkit.driver.watching import Watching
 from cpkit.driver.writes import (
@@ -102,7 +103,8 @@ class Handle(Generic[MessageT]):
             self._lifecycle, self._commit_and_notify, store.batching
         )
         self._backoff = Backoff(first=0.01, longest=0.25)
-        self._metrics: Metrics | None = None
+        self._metrics: list[Metrics] = []
+        self._tally: Tally | None = None
         self._limit = TimeLimit(store.timeouts.operation)
 
     async def __aenter__(self) -> Self:
@@ -114,10 +116,8 @@ class Handle(Generic[MessageT]):
             await self.aclose()
             raise
 
-        self._metrics = measure(self, self._store.name)
-
-        if self._metrics is not None:
-            self._watching.on_wake = self._metrics.woken
+        if (meter := provided_meter()) is not None:
+            self._measure(meter)
 
         return self
 
@@ -151,6 +151,17 @@ class Handle(Generic[MessageT]):
     def limits(self) -> Limits:
         """The largest value and the largest append that this handle takes, in bytes."""
         return Limits(self._codec.max_payload, self._codec.max_append)
+
+    def tally(self) -> Tally:
+        """Return what this handle did, counted in memory since the first call.
+
+        After the call each operation takes about four microseconds longer.
+        """
+        if self._tally is None:
+            self._tally = Tally()
+            self._measure(self._tally)
+
+        return self._tally
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._store.name}>"
@@ -284,6 +295,12 @@ class Handle(Generic[MessageT]):
         self._codec.max_payload = min(self._codec.max_payload, limits.max_value)
         self._codec.max_append = min(self._codec.max_append, limits.max_append)
 
+    def _measure(self, meter: Any) -> None:
+        metrics = Metrics(meter, self._store.name.partition(":")[0])
+        metrics.time_operations(self)
+        self._metrics.append(metrics)
+        self._watching.on_wake.append(metrics.woken)
+
     async def _close(self) -> None:
         self._limit.close()
         await self._store.close()
@@ -338,8 +355,8 @@ class Handle(Generic[MessageT]):
     async def _commit_and_notify(self, batch: list[Write]) -> Sequence[Committed]:
         outcomes = await self._commit(batch)
 
-        if self._metrics is not None:
-            self._metrics.committed(batch, outcomes)
+        for metrics in self._metrics:
+            metrics.committed(batch, outcomes)
 
         self._watching.changed_by(batch, outcomes)
         return outcomes

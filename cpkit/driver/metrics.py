@@ -2,7 +2,7 @@
 
 ``docs/metrics.md`` lists them. A handle asks once, when it opens. A program without a
 meter provider pays nothing: OpenTelemetry is not imported here, and the handle's
-methods are those of its class.
+methods are those of its class, unless `Handle.tally` was called.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from cpkit.driver.writes import Conflict, Write
 
-__all__ = ["Metrics", "measure"]
+__all__ = ["Metrics", "provided_meter"]
 
 OPERATIONS = (
     "load append save_extra record_issued record_result find_completed read "
@@ -41,7 +41,26 @@ class Metrics:
             "cpkit.watch.wake", "s", "Time from a notification to the wake-up"
         )
 
-    def timing(
+    def time_operations(self, handle: object) -> None:
+        """Put a clock around the methods of this handle."""
+        for operation in OPERATIONS:
+            method = getattr(handle, operation, None)
+
+            if method is not None:
+                setattr(handle, operation, self._timed(operation, method))
+
+    def committed(self, batch: Sequence[Write], outcomes: Sequence[object]) -> None:
+        """Record the size of a commit, and its conflicts."""
+        self._batch.record(len(batch), self._store)
+
+        if conflicts := sum(isinstance(one, Conflict) for one in outcomes):
+            self._conflicts.add(conflicts, self._store)
+
+    def woken(self, seconds: float) -> None:
+        """Record how long after a notification a watcher was woken."""
+        self._wake.record(seconds, self._store)
+
+    def _timed(
         self, operation: str, method: Callable[..., Awaitable[Any]]
     ) -> Callable[..., Awaitable[Any]]:
         """Return the method with a clock around it."""
@@ -61,20 +80,9 @@ class Metrics:
 
         return timed
 
-    def committed(self, batch: Sequence[Write], outcomes: Sequence[object]) -> None:
-        """Record the size of a commit, and its conflicts."""
-        self._batch.record(len(batch), self._store)
 
-        if conflicts := sum(isinstance(one, Conflict) for one in outcomes):
-            self._conflicts.add(conflicts, self._store)
-
-    def woken(self, seconds: float) -> None:
-        """Record how long after a notification a watcher was woken."""
-        self._wake.record(seconds, self._store)
-
-
-def measure(handle: object, name: str) -> Metrics | None:
-    """Measure a handle's operations; ``None`` where the program has no provider."""
+def provided_meter() -> Any | None:
+    """Return the meter of the program's provider; ``None`` if it has not set up one."""
     api: Any = sys.modules.get("opentelemetry.metrics")
 
     if api is None:
@@ -86,12 +94,4 @@ def measure(handle: object, name: str) -> Metrics | None:
     if type(provider).__module__.startswith("opentelemetry.metrics"):
         return None
 
-    metrics = Metrics(provider.get_meter("cpkit"), name.partition(":")[0])
-
-    for operation in OPERATIONS:
-        method = getattr(handle, operation, None)
-
-        if method is not None:
-            setattr(handle, operation, metrics.timing(operation, method))
-
-    return metrics
+    return provider.get_meter("cpkit")

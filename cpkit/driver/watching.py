@@ -119,8 +119,8 @@ class Watching:
         self._hints: set[str] = set()
         self._look_at_all = False
         self._hinted = asyncio.Event()
-        self.on_wake: Callable[[float], None] | None = None
-        """Called with the seconds from a hint to the wake-up that it led to."""
+        self.on_wake: list[Callable[[float], None]] = []
+        """Each is called with the seconds from a hint to the wake-up that it led to."""
         self._hinted_at: float | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._stop_timer: asyncio.TimerHandle | None = None
@@ -232,7 +232,7 @@ class Watching:
         else:
             return
 
-        if self.on_wake is not None and self._hinted_at is None:
+        if self.on_wake and self._hinted_at is None:
             self._hinted_at = time.monotonic()
 
         self._hinted.set()
@@ -325,8 +325,9 @@ class Watching:
                 self._wake(thread_id)
 
     def _wake(self, thread_id: str) -> None:
-        if self.on_wake is not None and self._hinted_at is not None:
-            self.on_wake(time.monotonic() - self._hinted_at)
+        if self._hinted_at is not None:
+            for tell in self.on_wake:
+                tell(time.monotonic() - self._hinted_at)
 
         for watcher in (*self._by_id.get(thread_id, ()), *self._of_all):
             watcher.add(thread_id)

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from cpkit.driver import Handle, Tally
 from cpkit.effects import EffectLedger
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord
@@ -33,13 +34,16 @@ class Site:
     title: str
     url: str | None
     read_only: bool
+    tally: Tally | None
+    """What the handle did since the page was made; only cpkit's handles count."""
 
     @classmethod
     def over(
         cls, cp: Checkpointer[Any], title: str, url: str | None, read_only: bool
     ) -> Site:
         """Return the site of a store."""
-        return cls(cp, EffectLedger(cp), title, url, read_only)
+        tally = cp.tally() if isinstance(cp, Handle) else None
+        return cls(cp, EffectLedger(cp), title, url, read_only, tally)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from cpkit import open_checkpointer
+from cpkit import VersionConflict, open_checkpointer
 from cpkit.lease import thread_lease
+from tests.effects.shop import OnlySix
 from tests.stores import KINDS, fresh_url
 from tests.ui.checks import assert_inert
 from tests.ui.conftest import Client
@@ -135,6 +136,35 @@ async def test_any_id_has_a_page(name: str, cp: Any, client: Client) -> None:
             one for one in assert_inert(listed).links if one.startswith("/thread?")
         ]
         assert "found it" in (await http.get(link)).text
+
+
+async def test_the_store_view_shows_the_metrics_of_this_process(
+    cp: Any, client: Client
+) -> None:
+    """Operations with durations and errors, commits and conflicts since the start."""
+    async with client(cp) as http:
+        await cp.append("t", [{}])
+        await cp.append("t", [{}])
+
+        with pytest.raises(VersionConflict):
+            await cp.append("t", [{}], expected_version=7)
+
+        found = (await http.get("/store.json")).json()["metrics"]
+        by_name = {one["operation"]: one for one in found["operations"]}
+        assert by_name["append"]["count"] == 2
+        assert by_name["append"]["errors"] == {"VersionConflict": 1}
+        assert 0 < by_name["append"]["median"] <= by_name["append"]["slowest"]
+        assert (found["commits"], found["writes"], found["conflicts"]) == (3, 3, 1)
+        page = await http.get("/store")
+        assert "1 VersionConflict" in page.text
+        assert_inert(page)
+
+
+async def test_a_store_that_does_not_count_says_so(cp: Any, client: Client) -> None:
+    """A checkpointer that is not cpkit's handle has no metrics."""
+    async with client(OnlySix(cp)) as http:
+        assert (await http.get("/store.json")).json()["metrics"] is None
+        assert "Not counted" in (await http.get("/store")).text
 
 
 async def test_a_lease_is_shown_with_its_holder(cp: Any, client: Client) -> None:
