@@ -24,8 +24,8 @@ from cpkit.tools.benchmark import Contender, Scale, Stored, Trial
 from cpkit.tools.benchmark.messages import messages
 from cpkit_postgres import queries
 from cpkit_postgres.queries import filled
+from cpkit_redis.operations import SHA
 from cpkit_redis.schema import slot_of
-from cpkit_redis.store import SHA
 from cpkit_sqlite.connection import run
 
 __all__ = ["decoding", "layers"]

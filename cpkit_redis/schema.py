@@ -27,30 +27,25 @@ share a key.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
 
-from cpkit.driver import Restore, StoredCall, from_micros
+from cpkit.driver import StoredCall, from_micros
 from cpkit.errors import CorruptThread
 from cpkit.records import ThreadInfo
 
 __all__ = [
+    "KINDS",
     "SCHEMA_VERSION",
-    "contents",
     "decode_call",
     "decode_calls",
     "decode_thread",
-    "fill_commands",
     "slot_of",
 ]
 
 SCHEMA_VERSION = 1
 
-Content: TypeAlias = list[bytes] | dict[bytes, bytes]
-
-# Bytes, and entries of a list or hash, in one command: Redis before 7 takes a million
-# arguments.
-_PART, _ENTRIES = 1024 * 1024, 10_000
+KINDS = (b"m", b"x", b"t", b"p", b"c")
+"""How the keys of a thread end."""
 
 
 def slot_of(prefix: str, one_id: str) -> bytes:
@@ -60,58 +55,6 @@ def slot_of(prefix: str, one_id: str) -> bytes:
     """
     escaped = one_id.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
     return f"{prefix}:{{{escaped}}}:".encode()
-
-
-def contents(write: Restore) -> dict[bytes, Content]:
-    """Return what stands under each key of a restored thread, by the key's letter."""
-    names, times = (b"created", b"updated"), (write.created_at, write.updated_at)
-    calls: dict[bool, dict[bytes, bytes]] = {True: {}, False: {}}
-
-    if write.created_at is None:
-        changes = [call.issued_at for call in write.calls]
-        latest = max(changes + [call.resolved_at or 0 for call in write.calls])
-        names, times = (b"first", b"last"), (min(changes), latest)
-
-    for sequence, call in enumerate(write.calls, 1):
-        fields = (
-            sequence,
-            call.attempt,
-            call.issued_at,
-            call.idempotency_key,
-            call.tool_name,
-            call.status,
-            call.resolved_at or "",
-            b"" if call.erased else call.args,
-            call.result or b"",
-        )
-        is_pending = call.status == "issued" and not call.erased
-        calls[is_pending][call.call_id.encode()] = b"\0".join(map(_bytes, fields))
-
-    return {
-        b"m": write.bodies,
-        b"x": dict(write.items),
-        b"t": dict(zip(names, map(_bytes, times), strict=True)),
-        b"p": calls[True],
-        b"c": calls[False],
-    }
-
-
-def fill_commands(key: bytes, content: Content) -> Iterator[list[bytes]]:
-    """Yield the commands that write a list or a hash, in parts of a limited size."""
-    is_hash = isinstance(content, dict)
-    head = [b"HSET" if is_hash else b"RPUSH", key]
-    command, size = [*head], 0
-
-    for entry in content.items() if isinstance(content, dict) else zip(content):
-        command += entry
-        size += sum(map(len, entry))
-
-        if size > _PART or len(command) > _ENTRIES:
-            yield command
-            command, size = [*head], 0
-
-    if len(command) > 2:
-        yield command
 
 
 def decode_call(thread_id: bytes, call_id: bytes, record: bytes) -> StoredCall:
@@ -164,7 +107,3 @@ def decode_thread(name: bytes, version: int, *times: bytes | None) -> ThreadInfo
         raise CorruptThread(name.decode(), "its times", str(exc)) from exc
 
     return ThreadInfo(name.decode(), version, created, updated)
-
-
-def _bytes(value: Any) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()

@@ -47,19 +47,15 @@ Caveats
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import sys
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
-from importlib.resources import files
-from itertools import accumulate
 from operator import itemgetter
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
 
 from pydantic import Field, PositiveInt
 from redis.asyncio import Redis
-from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
     NoPermissionError,
     NoScriptError,
@@ -71,13 +67,11 @@ from cpkit.driver import (
     Append,
     Batching,
     Claim,
-    Conflict,
     Decode,
     DriverOptions,
     Erase,
     FullHandle,
     Heard,
-    KeyHeld,
     Limits,
     Merge,
     Outcome,
@@ -94,43 +88,37 @@ from cpkit.driver import (
     decode_rows,
     prefix_end,
     span,
-    stored_size,
 )
 from cpkit.errors import CorruptThread, SchemaMismatch
 from cpkit.records import Durability, Survives, ThreadInfo
 from cpkit_redis import listen
 from cpkit_redis.address import URL_OPTIONS, name_of, pool_of
 from cpkit_redis.durability import SETTINGS, durability_of
-from cpkit_redis.errors import (
-    CLIENT_ERRORS,
-    NO_CLUSTER,
-    UNWRITABLE,
-    code_of,
-    failure,
-    refusal,
+from cpkit_redis.errors import NO_CLUSTER, UNWRITABLE, code_of, failure, refusal
+from cpkit_redis.operations import (
+    SCRIPT,
+    SHA,
+    grouped,
+    operation,
+    outcome,
+    outcomes_of,
 )
+from cpkit_redis.restoring import copy_thread
 from cpkit_redis.schema import (
+    KINDS,
     SCHEMA_VERSION,
-    contents,
-    decode_call,
     decode_calls,
     decode_thread,
-    fill_commands,
     slot_of,
 )
+from cpkit_redis.server import Server
 
 __all__ = ["RedisCheckpointer", "RedisStore"]
 
 MessageT = TypeVar("MessageT")
 
-SCRIPT = files("cpkit_redis").joinpath("operations.lua").read_bytes()
-SHA = hashlib.sha1(SCRIPT, usedforsecurity=False).hexdigest()
-
 # Threads in one reply; small, because the server does nothing else meanwhile.
 _PAGE = 1000
-
-# Bytes of a restored thread in one round trip.
-_PART = 4 * 1024 * 1024
 
 _LIMITS = {"proto-max-bulk-len": 512 * 1024**2, "client-query-buffer-limit": 1024**3}
 """Settings that limit one argument and one command, and their defaults."""
@@ -159,16 +147,14 @@ class RedisStore:
         self._where = where
         self._prefix = options.prefix
         self._base = f"{options.prefix}:".encode()
-        self._pool = pool_of(where, options.pool_size, options.connect_timeout)
-        # Callers wait for a place here first: the pool raises when it is exhausted.
-        self._slots = asyncio.Semaphore(options.pool_size)
-        # Taken from the pool for good: its own way takes a fifth of an append.
-        self._idle: list[AbstractConnection] = []
-        address = name_of(where, self._pool)
+        pool = pool_of(where, options.pool_size, options.connect_timeout)
+        self._server = Server(pool, options.pool_size)
+        self._ask = self._server.ask
+        address = name_of(where, pool)
         self.name = f"{address}{'&' if '?' in address else '?'}prefix={options.prefix}"
         self.timeouts = Timeouts(options.timeout, options.connect_timeout)
         self.limits = Limits()
-        database = self._pool.connection_kwargs.get("db") or 0
+        database = pool.connection_kwargs.get("db") or 0
         self._channel = self._base + b"changes:%d" % database
         self._may_publish = True
         self._durability = Durability(
@@ -232,7 +218,7 @@ class RedisStore:
 
         try:
             [answer] = await self._run(keys, [(b"create", SCHEMA_VERSION)])
-            created = _outcome(answer, "", keys[0])
+            created = outcome(answer, "", keys[0])
 
             if isinstance(created, Exception):
                 raise created
@@ -252,8 +238,7 @@ class RedisStore:
         self._durability = durability_of(config, info)
 
     async def close(self) -> None:
-        with suppress(*CLIENT_ERRORS):  # the connections are closed all the same
-            await self._pool.aclose()
+        await self._server.close()
 
     def durability(self) -> Durability:
         return self._durability
@@ -265,83 +250,42 @@ class RedisStore:
         if isinstance(batch[0], Restore):
             return [await self._restore(batch[0])]
 
-        groups = _grouped(batch, self.limits.max_append)
+        groups = grouped(batch, self.limits.max_append)
         keys = [slot_of(self._prefix, group[0].thread_id) for group in groups]
-        answers = await self._run(keys, [*map(_operation, groups)], writes=True)
+        answers = await self._run(keys, [*map(operation, groups)], writes=True)
         outcomes: list[Outcome] = []
 
         for group, key, answer in zip(groups, keys, answers, strict=True):
-            outcome = _outcome(answer, group[0].thread_id, key)
+            found = outcome(answer, group[0].thread_id, key)
+            outcomes += outcomes_of(group, found)
 
-            if isinstance(outcome, StoreFailure):
-                await self._forget_replica(outcome)
-
-            if isinstance(outcome, int) and len(group) > 1:
-                # The version after the last append of the group.
-                counts = [len(getattr(write, "bodies", ())) for write in group]
-                before = outcome - sum(counts)
-                outcomes += [before + count for count in accumulate(counts)]
-            else:
-                outcomes += [outcome] * len(group)
+            if isinstance(found, StoreFailure) and code_of(found.reason) == "READONLY":
+                await self._server.reconnect()
 
         return outcomes
-
-    async def _forget_replica(self, refused: StoreFailure) -> None:
-        """Connect again: after a failover the address may be that of another server."""
-        if code_of(refused.reason) == "READONLY":
-            for connection in self._idle:
-                with suppress(*CLIENT_ERRORS):
-                    await connection.disconnect()
 
     async def _restore(self, write: Restore) -> Outcome:
         """Copy a thread to keys of its own, and rename them in one operation."""
         slot = slot_of(self._prefix, write.thread_id)
         copy = slot + f"copy-{uuid4().hex}:".encode()
-        found = contents(write)
+        lifetime = int(self.timeouts.operation or 0) + 60
 
         try:
-            await self._copy({copy + kind: one for kind, one in found.items()})
+            sizes = await copy_thread(self._ask, write, copy, lifetime)
         except (StoreFailure, asyncio.CancelledError) as exc:
             # Nothing of the thread is written yet.
-            if isinstance(exc, StoreFailure) and exc.fate == "rejected":
-                raise
+            if isinstance(exc, StoreFailure):
+                with suppress(StoreFailure):
+                    await self._ask(("UNLINK", *(copy + kind for kind in KINDS)))
+
+                if exc.fate == "rejected":
+                    raise
 
             raise StoreFailure("not sent", f"copying was interrupted: {exc}") from exc
 
-        sizes = b"".join(b"%b%d" % (kind, len(one)) for kind, one in found.items())
-        operation = [b"restore", write.thread_id.encode(), copy, sizes]
-        [answer] = await self._run([slot], [operation], writes=True)
-        return _outcome(answer, write.thread_id, slot)  # type: ignore[no-any-return]
-
-    async def _copy(self, found: dict[bytes, Any]) -> None:
-        """Write lists and hashes in parts; they expire if nothing comes of them."""
-        lifetime = int(self.timeouts.operation or 0) + 60
-        commands: list[Any] = []
-        size = 0
-
-        async def flush() -> None:
-            for answer in await self._ask(*commands):
-                if isinstance(answer, Exception):
-                    raise failure(answer) from answer
-
-            commands.clear()
-
-        try:
-            for key, content in found.items():
-                for command in fill_commands(key, content):
-                    commands += [command, ("EXPIRE", key, lifetime)]
-                    size += sum(map(len, command))
-
-                    if size > _PART:
-                        await flush()
-                        size = 0
-
-            await flush()
-        except StoreFailure:
-            with suppress(StoreFailure):
-                await self._ask(("UNLINK", *found))
-
-            raise
+        rename = [b"restore", write.thread_id.encode(), copy, sizes]
+        [answer] = await self._run([slot], [rename], writes=True)
+        return outcome(answer, write.thread_id, slot)  # type: ignore[no-any-return]
 
     # Reads
 
@@ -478,7 +422,7 @@ class RedisStore:
             reads = [(b"read", name, *(*rest, 0, 0)[:2]) for name, _, *rest in commands]
             answers = await self._run(keys, reads)
             answers = [
-                _outcome(answer, thread_id, key)
+                outcome(answer, thread_id, key)
                 for key, answer in zip(keys, answers, strict=True)
             ]
 
@@ -494,15 +438,15 @@ class RedisStore:
 
         return answers  # type: ignore[no-any-return]  # redis-py has no type for it
 
-    async def _find(self, key: bytes, *operation: Any) -> Any:
+    async def _find(self, key: bytes, *query: Any) -> Any:
         """Return the answer to an operation that may be repeated."""
-        [answer] = await self._run([key], [operation])
-        outcome = _outcome(answer, "?", key)
+        [answer] = await self._run([key], [query])
+        found = outcome(answer, "?", key)
 
-        if isinstance(outcome, Exception):
-            raise outcome
+        if isinstance(found, Exception):
+            raise found
 
-        return outcome
+        return found
 
     async def _run(
         self,
@@ -514,8 +458,8 @@ class RedisStore:
         """Run operations of the script; send it where the server does not know it."""
         rest = [len(keys), *keys, self._base]
 
-        for operation in operations:
-            rest += operation
+        for one in operations:
+            rest += one
 
         [answers] = await self._ask(("EVALSHA", SHA, *rest), writes=writes)
 
@@ -526,48 +470,6 @@ class RedisStore:
             raise failure(answers) from answers
 
         return answers  # type: ignore[no-any-return]  # redis-py has no type for it
-
-    async def _ask(self, *commands: Sequence[Any], writes: bool = False) -> list[Any]:
-        """Send commands in one go and return their answers; errors are answers.
-
-        This uses connections of the client library, and not its commands: these do not
-        say whether anything was sent, and cost a quarter of an append. A connection
-        that is cancelled or fails in the middle of an answer disconnects by itself.
-        """
-        sent, connected = not writes, False
-
-        try:
-            async with self._slots:
-                if self._idle:
-                    connection = self._idle.pop()
-                else:
-                    connection = self._pool.get_available_connection()  # type: ignore[no-untyped-call]  # redis-py
-
-                try:
-                    await self._pool.ensure_connection(connection)
-                    sent = connected = True
-                    packed = _packed(commands)
-                    await connection.send_packed_command(packed, check_health=False)
-                    return [await _answer(connection) for _ in commands]
-                finally:
-                    self._idle.append(connection)
-        except asyncio.CancelledError as exc:
-            if sent:
-                raise
-
-            raise StoreFailure("not sent", "no connection in time") from exc
-        except CLIENT_ERRORS as exc:
-            failed = failure(exc)
-
-            if failed.fate == "unknown":
-                reason = failed.reason
-
-                if not connected:
-                    reason = f"{reason.rstrip('.')}; is the server running?"
-
-                failed = StoreFailure("unknown" if sent else "not sent", reason)
-
-            raise failed from exc
 
     def _check_version(self, found: Any) -> None:
         if found is not None and _version(found) != SCHEMA_VERSION:
@@ -591,114 +493,6 @@ class RedisCheckpointer(FullHandle[MessageT]):
         known = RedisOptions(**options)
         store = RedisStore(where, known)
         super().__init__(store, message_type=message_type, options=known)
-
-
-def _packed(commands: Iterable[Sequence[Any]]) -> list[bytes]:
-    """Return commands in Redis's protocol; redis-py takes three times as long."""
-    parts: list[bytes] = []
-
-    for command in commands:
-        parts.append(b"*%d\r\n" % len(command))
-
-        for argument in command:
-            if not isinstance(argument, bytes):
-                argument = str(argument).encode()
-
-            parts += (b"$%d\r\n" % len(argument), argument, b"\r\n")
-
-    return parts
-
-
-async def _answer(connection: AbstractConnection) -> Any:
-    try:
-        return await connection.read_response()
-    except ResponseError as exc:
-        return exc
-
-
-def _grouped(writes: Sequence[Write], limit: int) -> list[list[Write]]:
-    """Group writes by the operation that makes them.
-
-    Appends side by side to one thread, of messages alone and at any version, are one
-    operation: 64 tasks that write to one thread are a third faster.
-    """
-    groups: list[list[Write]] = []
-    thread_id, room = None, 0  # of the last group
-
-    for write in writes:
-        is_plain = (
-            isinstance(write, Append)
-            and write.expected_version is None
-            and write.bodies
-            and not write.items
-        )
-
-        if is_plain and write.thread_id == thread_id:
-            room -= stored_size(write)
-
-            if room >= 0:
-                groups[-1].append(write)
-                continue
-
-        groups.append([write])
-        thread_id = write.thread_id if is_plain else None
-        room = limit - stored_size(write)
-
-    return groups
-
-
-def _operation(group: Sequence[Write]) -> list[bytes]:
-    """Return writes as one operation of the script."""
-    write = group[0]
-    thread = write.thread_id.encode()
-
-    match write:
-        case Append():
-            expected = write.expected_version
-            fence = b"" if expected is None else b"%d" % expected
-            appends = cast("Sequence[Append]", group)
-            messages = b"\n".join([body for one in appends for body in one.bodies])
-            return [b"append", thread, fence, messages, _lines(write.items)]
-        case Merge():
-            return [b"merge", thread, _lines(write.items)]
-        case Claim(call=call):
-            ids = (call.call_id, call.idempotency_key, call.tool_name)
-            return [b"claim", thread, *(one.encode() for one in ids), write.args]
-        case Resolve():
-            call_id, status = write.call_id.encode(), write.status.encode()
-            return [b"resolve", thread, call_id, status, write.result]
-        case Erase():
-            return [b"erase", thread, b"1" if write.forget_keys else b"0"]
-        case Restore():
-            raise AssertionError("it has an operation of its own")
-
-
-def _lines(items: Sequence[tuple[bytes, bytes]]) -> bytes:
-    return b"\n".join(text for item in items for text in item)
-
-
-def _outcome(answer: Any, thread_id: str, where: bytes) -> Any:
-    """Return what an operation's answer means; exceptions are returned, not raised."""
-    word, *found = answer
-
-    try:
-        match word:
-            case b"version" | b"answer":
-                return found[0]
-            case b"conflict":
-                return Conflict(found[0])
-            case b"held":
-                return KeyHeld(*(one.decode() for one in found))
-            case b"call":
-                return decode_call(*found)
-            case b"failed":
-                return refusal(found[0].decode(errors="replace"), thread_id, where)
-            case b"threads":
-                return found
-    except CorruptThread as corrupt:
-        return corrupt
-
-    return None
 
 
 def _near(position: int) -> int:

@@ -22,6 +22,7 @@ from cpkit import (
 )
 from cpkit.driver import Append, Restore
 from cpkit_redis import RedisCheckpointer, RedisStore
+from cpkit_redis.restoring import copy_thread
 from cpkit_redis.store import RedisOptions
 from tests.redis.proxy import Proxy
 from tests.redis.test_keys import keys_of
@@ -144,14 +145,13 @@ async def test_a_restore_whose_answer_is_lost_may_be_applied(
 ) -> None:
     """Only the last step changes the thread."""
     async with Store(proxy.url, prefix=prefix) as cp:
-        store: Any = cp._store
-        copy = store._copy
 
-        async def copy_and_cut(found: Any) -> None:
-            await copy(found)
+        async def copy_and_cut(*given: Any) -> bytes:
+            sizes = await copy_thread(*given)
             proxy.answers, proxy.once = "cut", True
+            return sizes
 
-        monkeypatch.setattr(store, "_copy", copy_and_cut)
+        monkeypatch.setattr("cpkit_redis.store.copy_thread", copy_and_cut)
 
         with pytest.raises(BackendUnavailable) as caught:
             await cp.restore_thread(a_dump())
@@ -164,15 +164,13 @@ async def test_an_incomplete_copy_is_refused(
     cp: Store, raw: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that evicts keys may have removed a part of it."""
-    store: Any = cp._store
-    copy = store._copy
 
-    async def copy_and_evict(found: dict[bytes, Any]) -> None:
-        await copy(found)
-        [messages] = [key for key in found if key.endswith(b"m")]
-        await raw.delete(messages)
+    async def copy_and_evict(ask: Any, write: Any, copy: bytes, life: int) -> bytes:
+        sizes = await copy_thread(ask, write, copy, life)
+        await raw.delete(copy + b"m")
+        return sizes
 
-    monkeypatch.setattr(store, "_copy", copy_and_evict)
+    monkeypatch.setattr("cpkit_redis.store.copy_thread", copy_and_evict)
 
     with pytest.raises(BackendUnavailable, match="not complete"):
         await cp.restore_thread(a_dump())
