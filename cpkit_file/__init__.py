@@ -2,15 +2,12 @@
 
 The modules; each imports only those above it:
 
-``files``    opens, locks, writes and syncs files
 ``lines``    the format of a log's lines, and their checksums
-``schema``   the names in the folder, and its creation
-``index``    what a handle remembers of the folder and of each log
+``schema``   the names in the folder, its creation, locks and syncs
 ``log``      one thread's log as it was at one moment
-``reading``  loads, slices, dumps and lists
 ``writing``  appends, extra and results; the replacement of a log
 ``claims``   which call holds a key; erased and restored threads
-``store``    the store, which hands work to threads
+``store``    the store, which hands work to threads, and its reads
 """
 
 from cpkit.extras import needs_extra

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from cpkit.driver import (
@@ -44,14 +44,17 @@ from cpkit.driver import (
 )
 from cpkit.errors import CorruptThread
 from cpkit_file import lines
-from cpkit_file.files import failure, lock_held, locked_file
-from cpkit_file.index import Folder
 from cpkit_file.lines import At
-from cpkit_file.reading import reading
-from cpkit_file.schema import LOG_NAME, claim_stem, log_name
+from cpkit_file.log import Folder, reading
+from cpkit_file.schema import (
+    LOG_NAME,
+    claim_stem,
+    failure,
+    lock_held,
+    locked_file,
+    log_name,
+)
 from cpkit_file.writing import LogWriter, locked, replace, torn_path
-
-__all__ = ["claim", "erase", "newest_attempt", "restore"]
 
 _TARGET = re.compile(rf"\.\./\.\./threads/({LOG_NAME.pattern})#([0-9]+)")
 
@@ -61,7 +64,7 @@ def claim(folder: Folder, write: Claim) -> StoredCall | None:
     call = write.call
     key = _Key(folder, call.idempotency_key)
 
-    with key.locked() as shard:
+    with _locked([key]) as (shard,):
         # A failed attempt is on disk before the next one is.
         slot, newest = key.newest(synced=True)
 
@@ -103,10 +106,7 @@ def erase(folder: Folder, write: Erase) -> None:
 
         if write.forget_keys:
             keys = {name: _Key(folder, name) for name in _keys(folder, write.thread_id)}
-            shards = {key.shard: key for key in keys.values()}
-
-            for name in sorted(shards):
-                stack.enter_context(shards[name].locked())
+            stack.enter_context(_locked(keys.values()))
 
         if not _replaced(folder, write, keys):
             return
@@ -165,12 +165,11 @@ def restore(folder: Folder, write: Restore) -> Conflict | KeyHeld | None:
     keys = {name: _Key(folder, name) for name in by_key}
 
     with ExitStack() as stack:
-        shards = {key.shard: key for key in keys.values()}
-        locks = [stack.enter_context(shards[name].locked()) for name in sorted(shards)]
+        shards = stack.enter_context(_locked(keys.values()))
         # Looked up before the thread's log is locked, because links may lead there.
-        newest = {name: key.newest(synced=True) for name, key in keys.items()}
+        slots = {name: key.newest()[0] for name, key in keys.items()}
         holders = {
-            name: keys[name].holder_against(*newest[name], calls)
+            name: keys[name].holder_against(slots[name], calls)
             for name, calls in by_key.items()
         }
         log = stack.enter_context(locked(folder, write.thread_id))
@@ -186,9 +185,9 @@ def restore(folder: Folder, write: Restore) -> Conflict | KeyHeld | None:
                 return KeyHeld(name, holder.thread_id)
 
         for name, calls in by_key.items():
-            keys[name].insert(newest[name][0], log.name, calls)
+            keys[name].insert(slots[name], log.name, calls)
 
-        for shard in locks:
+        for shard in shards:
             os.fsync(shard)
 
         replace(log, write.thread_id, _restored(write))
@@ -222,6 +221,15 @@ def _recorded(
             yield line, at
 
 
+@contextmanager
+def _locked(keys: Iterable[_Key]) -> Iterator[list[int]]:
+    """Lock other claims of these keys out; yield the descriptors of their shards."""
+    with ExitStack() as stack:
+        shards = sorted({key.shard for key in keys})
+        locks = (locked_file(one, os.O_RDONLY | os.O_DIRECTORY) for one in shards)
+        yield [stack.enter_context(lock).fd for lock in locks]
+
+
 class _Key:
     """The links of one key."""
 
@@ -231,12 +239,6 @@ class _Key:
         stem = claim_stem(key)
         self.shard = f"{folder.claims}/{stem[0]}"
         self._links = f"{self.shard}/{stem}."
-
-    @contextmanager
-    def locked(self) -> Iterator[int]:
-        """Lock other claims out; yield the shard's descriptor."""
-        with locked_file(self.shard, os.O_RDONLY | os.O_DIRECTORY) as directory:
-            yield directory.fd
 
     def target(self, log: str, attempt: int) -> str:
         return f"../../threads/{log}#{attempt}"
@@ -281,24 +283,15 @@ class _Key:
             os.rename(draft, path)
 
     def holder_against(
-        self, slot: int, newest: StoredCall | None, calls: Sequence[StoredCall]
+        self, slot: int, calls: Sequence[StoredCall]
     ) -> StoredCall | None:
-        """Return a call on record that stands in the way of restored ones."""
-        if newest is None:
-            return None
+        """Return the call on record that stands in the way of restored ones.
 
-        others = [newest]
-        numbers = {call.attempt for call in calls}
-
-        if min(numbers) < newest.attempt:
-            for number in range(1, slot):
-                target = self._read(number)
-                attempt = int(target.rpartition("#")[2]) if target else 0
-
-                if attempt in numbers and (other := self._call(number, target, True)):
-                    others.append(other)
-
-        return newest if any(key_is_held(call, others) for call in calls) else None
+        ``slot`` is the newest attempt's. What is returned is on disk.
+        """
+        found = (self._call(one, self._read(one), True) for one in range(1, slot + 1))
+        others = [call for call in found if call is not None]
+        return others[-1] if any(key_is_held(call, others) for call in calls) else None
 
     def insert(self, slot: int, log: str, calls: Sequence[StoredCall]) -> None:
         """Add the links of restored calls to those up to a slot, sorted by attempt."""

@@ -5,15 +5,15 @@ A line is one operation, so it is in the log wholly or not at all::
     {"thread":"user-42","log":"9f86d081884c7d65","at":[null,"iNp1Gw"]}
     {"created":1763696045123456,"at":[null,67,"7ZdDlA"]}
     {"add":{"role":"user"},"at":[1,1763696045123456,121,"pU4Zbw"]}
-    {"add":[{"n":1},{"n":2}],"lengths":[7,7],"at":[3,1763696046000001,"R1/d5A"]}
-    {"extra":{"plan":null},"lengths":[6,4],"at":[3,1763696047000001,"9Q0qMg"]}
-    {"add":[{}],"extra":{"n":1},"lengths":[[2],[3,1]],"at":[4,…]}
+    {"add":[⇥{"n":1},⇥{"n":2}⇥],"at":[3,1763696046000001,"R1/d5A"]}
+    {"extra":{⇥"plan":⇥null⇥},"at":[3,1763696047000001,"9Q0qMg"]}
+    {"add":[⇥{}⇥],"extra":{⇥"n":⇥1⇥},"at":[4,…]}
     {"call":{"call_id":"c1",…,"status":"issued"},"args":{},"at":[4,…]}
     {"call":{"call_id":"c1","status":"completed",…},"result":{"ok":true},"at":[4,…]}
 
 The kind comes first. Times are microseconds since 1970, UTC. Where a line holds several
-JSON texts, ``lengths`` has their sizes in bytes. ``at`` comes last, with two to four
-values:
+JSON texts, tabs (⇥) are around them: a JSON text without white space has none. ``at``
+comes last, with two to four values:
 
 - the thread's version after the line and the time of its last change, or ``null`` while
   the log holds no thread: in its head, and after ``delete_thread``, which leaves a
@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import re
 from binascii import Error, a2b_base64, b2a_base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -41,39 +41,11 @@ from zlib import crc32
 from cpkit.driver import StoredCall
 from cpkit.driver.jsontext import encode_json, parse_json
 
-__all__ = [
-    "ADD",
-    "AT",
-    "BRACKET",
-    "CALL",
-    "EXTRA",
-    "LONGEST_END",
-    "SEAL",
-    "At",
-    "CallLine",
-    "End",
-    "added",
-    "call_line",
-    "created",
-    "created_in",
-    "end_of",
-    "first_broken",
-    "follows",
-    "header",
-    "is_torn",
-    "issued",
-    "recorded",
-    "resolved",
-    "seal",
-    "texts",
-    "thread_of",
-]
-
 ADD = b'{"add":'
 CALL = b'{"call":'
 EXTRA = b'{"extra":'
 AT = b',"at":['
-BRACKET = ord("]")
+SEVERAL = b'{"add":[\t'
 SEAL = len('CCCCCC"]}\n')
 """Bytes of a checksum and of what follows it."""
 LONGEST_END = 96
@@ -84,7 +56,6 @@ _END = re.compile(
     rb',"at":\[(?:null|(\d{1,19}),(-?\d{1,19}))(?:,(\d{1,19}))?,"[\w+/]{6}"\]\}\n\Z'
 )
 _SEALED = re.compile(rb'"[\w+/]{6}"\]\}')
-_LENGTHS = re.compile(rb',"lengths":(\[[0-9,\[\]]*\])')
 _CREATED = re.compile(rb'\n\{"created":(-?\d{1,19}),')
 # The first match is never inside a string: in JSON a quote there has a backslash
 # before it, and the quote that closes a string is not followed by a letter.
@@ -136,18 +107,16 @@ def added(bodies: Sequence[bytes], items: Sequence[tuple[bytes, bytes]]) -> byte
     if len(bodies) == 1 and not items:
         return ADD + bodies[0]
 
-    add = b'"add":[%b],' % b",".join(bodies)
-    extra = b'"extra":{%b},' % b",".join([b"%b:%b" % item for item in items])
-    add_lengths = _lengths(bodies)
-    extra_lengths = _lengths([text for item in items for text in item])
+    parts = []
 
-    if not items:
-        return b'{%b"lengths":%b' % (add, add_lengths)
+    if bodies:
+        parts.append(b'"add":[\t%b\t]' % b",\t".join(bodies))
 
-    if not bodies:
-        return b'{%b"lengths":%b' % (extra, extra_lengths)
+    if items or not bodies:
+        texts = b",\t".join([b"%b:\t%b" % item for item in items])
+        parts.append(b'"extra":{\t%b\t}' % texts)
 
-    return b'{%b%b"lengths":[%b,%b]' % (add, extra, add_lengths, extra_lengths)
+    return b"{" + b",".join(parts)
 
 
 def issued(call: StoredCall) -> bytes:
@@ -158,15 +127,10 @@ def issued(call: StoredCall) -> bytes:
 
 def resolved(call: StoredCall) -> bytes:
     """Return the line of an outcome; that of an erased call has no content."""
-    facts = {
-        "call_id": call.call_id,
-        "status": call.status,
-        "resolved_at": call.resolved_at,
-    }
-    line = b'{"call":%b' % encode_json(facts, ())
-    return (
-        line if call.result is None else b'%b,"result":%b' % (line, _bytes(call.result))
-    )
+    names = ("call_id", "status", "resolved_at")
+    facts = encode_json({name: getattr(call, name) for name in names}, ())
+    result = b"" if call.result is None else b',"result":%b' % _bytes(call.result)
+    return b'{"call":%b%b' % (facts, result)
 
 
 def recorded(call: StoredCall) -> list[bytes]:
@@ -186,26 +150,16 @@ def seal(before: bytes, content: bytes, at: At | None, unsynced: int = 0) -> byt
 
 
 def _facts(call: StoredCall) -> bytes:
-    facts: dict[str, object] = {
-        "call_id": call.call_id,
-        "tool_name": call.tool_name,
-        "idempotency_key": call.idempotency_key,
-        "attempt": call.attempt,
-        "status": call.status,
-        "issued_at": call.issued_at,
-    }
-
-    if call.resolved_at is not None:
-        facts["resolved_at"] = call.resolved_at
-
-    if call.erased:
-        facts["erased"] = True
-
-    return encode_json(facts, ())
-
-
-def _lengths(parts: Iterable[bytes]) -> bytes:
-    return b"[%b]" % b",".join([b"%d" % len(part) for part in parts])
+    facts = call._asdict().items()
+    left_out = ("thread_id", "args", "result")
+    return encode_json(
+        {
+            name: fact
+            for name, fact in facts
+            if name not in left_out and fact is not None and fact is not False
+        },
+        (),
+    )
 
 
 def _bytes(text: bytes | str) -> bytes:
@@ -307,31 +261,16 @@ def created_in(head: bytes) -> int | None:
 
 def texts(line: bytes) -> tuple[list[bytes], list[tuple[bytes, bytes]]]:
     """Return the messages and the items of an ``add`` or ``extra`` line."""
-    is_add = line.startswith(ADD)
-    start, stop = line.index(b":") + 1, line.rindex(AT)
-    cut = line.rfind(b',"lengths":[', start, stop)
-    found = _LENGTHS.fullmatch(line, cut, stop) if cut >= 0 else None
+    if line.startswith(ADD) and not line.startswith(SEVERAL):
+        return [line[len(ADD) : line.rindex(AT)]], []
 
-    if found is None:  # a message alone; it may be an array
-        return [line[start:stop]], []
+    items = [item.partition(b":\t") for item in _parts(line, b'"extra":{\t', b"\t}")]
+    return _parts(line, SEVERAL, b"\t]"), [(key, value) for key, _, value in items]
 
-    lengths = parse_json(found[1])
-    groups = lengths if lengths and isinstance(lengths[0], list) else [lengths]
-    parts: list[list[bytes]] = []
-    position = start + 1
 
-    for group in groups:
-        parts.append([])
-
-        for length in group:
-            parts[-1].append(line[position : position + length])
-            position += length + 1
-
-        position += len(',"extra":{') + (not group)
-
-    bodies = parts.pop(0) if is_add else []
-    items = parts[0] if parts else []
-    return bodies, list(zip(items[::2], items[1::2], strict=True))
+def _parts(line: bytes, before: bytes, after: bytes) -> list[bytes]:
+    text = line.partition(before)[2].partition(after)[0]
+    return text.split(b",\t") if text else []
 
 
 def call_line(line: bytes) -> CallLine:

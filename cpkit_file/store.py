@@ -38,10 +38,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import chain
+from importlib.util import find_spec
+from itertools import chain, islice
 from typing import Any, ClassVar, Literal, TypeVar
 
 import aiofiles.os
@@ -64,18 +66,20 @@ from cpkit.driver import (
     Snapshot,
     StoredCall,
     StoredDump,
-    StoreFailure,
     StoreInfo,
     Timeouts,
     Write,
+    from_micros,
     listen_in_thread,
+    span,
 )
 from cpkit.errors import InvalidURL
 from cpkit.records import Durability, Survives, ThreadInfo
 from cpkit.registry import url_path
-from cpkit_file import claims, listen, reading, schema, writing
-from cpkit_file.files import failure, fcntl
-from cpkit_file.index import Folder
+from cpkit_file import claims, lines, schema, writing
+from cpkit_file.lines import ADD, AT, CALL, EXTRA, SEVERAL
+from cpkit_file.log import Calls, Folder, Log, reading
+from cpkit_file.schema import LOG_NAME, failure, log_name, opened
 
 __all__ = ["FileCheckpointer", "FileStore"]
 
@@ -86,6 +90,12 @@ _WORKERS = 16
 # Worker threads for one batch. Syncs of different files share the file system's
 # commits. With more, the threads were measured to wait for Python.
 _TRIPS = 4
+# A marker's bytes from the end of a log; a checksum over all before them is among them.
+_TAIL = 64
+# Milliseconds between two looks of watchfiles at what the system reported, and those
+# for which it collects changes that come without a pause.
+_STEP = 5
+_COLLECT = 10
 
 
 class FileOptions(DriverOptions):
@@ -127,11 +137,6 @@ class FileStore:
         return await asyncio.to_thread(schema.inspect, _path(url))
 
     async def open(self) -> None:
-        if fcntl is None:
-            raise StoreFailure(
-                "rejected", "this platform has no POSIX file locks; use sqlite:///"
-            )
-
         await self._run(lambda folder: schema.prepare(folder.path, self.name))
 
     async def close(self) -> None:
@@ -156,12 +161,12 @@ class FileStore:
             case Restore():
                 return [await self._run(claims.restore, batch[0])]
 
-        places: dict[str, list[int]] = {}
+        threads: dict[str, list[Write]] = {}
 
-        for i, write in enumerate(batch):
-            places.setdefault(write.thread_id, []).append(i)
+        for write in batch:
+            threads.setdefault(write.thread_id, []).append(write)
 
-        groups = [[batch[i] for i in some] for some in places.values()]
+        groups = list(threads.values())
 
         if len(groups) == 1:
             return (await self._run(writing.commit, groups))[0]
@@ -171,23 +176,18 @@ class FileStore:
         found = await asyncio.gather(
             *(self._run(writing.commit, some) for some in shares)
         )
-        outcomes: list[Outcome] = [None] * len(batch)
-
-        for some, answers in zip(places.values(), chain(*found), strict=True):
-            for i, outcome in zip(some, answers, strict=True):
-                outcomes[i] = outcome
-
-        return outcomes
+        outcomes = dict(zip(threads, map(iter, chain(*found)), strict=True))
+        return [next(outcomes[write.thread_id]) for write in batch]
 
     # Reads
 
     async def snapshot(self, thread_id: str, decode: Decode) -> Snapshot | None:
-        return await self._run(reading.snapshot, thread_id, decode)
+        return await self._run(_snapshot, thread_id, decode)
 
     async def messages(
         self, thread_id: str, start: int, stop: int | None, decode: Decode
     ) -> list[Any]:
-        return await self._run(reading.messages, thread_id, start, stop, decode)
+        return await self._run(_messages, thread_id, start, stop, decode)
 
     async def holder(self, key: str) -> StoredCall | None:
         return await self._run(claims.newest_attempt, key)
@@ -195,22 +195,22 @@ class FileStore:
     # Optional abilities
 
     async def calls(self, thread_id: str) -> list[StoredCall]:
-        return await self._run(reading.calls, thread_id)
+        return await self._run(_calls, thread_id)
 
     async def threads(
         self, prefix: str, after: str | None, limit: int, erased: bool
     ) -> list[ThreadInfo]:
-        return await self._run(reading.threads, prefix, after, limit, erased)
+        return await self._run(_threads, prefix, after, limit, erased)
 
     async def markers(self, thread_ids: Sequence[str] | None) -> Mapping[str, Hashable]:
-        return await self._run(listen.markers, thread_ids)
+        return await self._run(_markers, thread_ids)
 
     async def listen(self, heard: Heard) -> None:
-        if listen.can_follow():
-            await listen_in_thread(partial(listen.follow, self._folder), heard)
+        if find_spec("watchfiles") is not None:
+            await listen_in_thread(partial(_follow, self._folder), heard)
 
     async def dump(self, thread_id: str) -> StoredDump | None:
-        return await self._run(reading.dump, thread_id)
+        return await self._run(_dump, thread_id)
 
     async def _run(self, work: Callable[..., T], *args: Any) -> T:
         """Work in a worker thread, which goes on where the caller is cancelled."""
@@ -257,3 +257,212 @@ def _path(url: str) -> str:
         raise InvalidURL("write file:///absolute/folder or file:relative/folder")
 
     return os.path.abspath(path)
+
+
+# In a worker thread
+
+
+class _Replay:
+    """One pass over a log: its messages one by one, and its extra and calls."""
+
+    def __init__(self, log: Log, offset: int = 0, version: int = 0) -> None:
+        self.extra: dict[bytes, bytes] = {}
+        self.calls = Calls(log.index.thread_id)
+        self._log = log
+        self._offset = offset
+        self._version = version
+
+    def decoded(self, decode: Decode, first: int, stop: int) -> list[Any]:
+        """Decode messages.
+
+        Where ``stop`` is the thread's version, ``extra`` and ``calls`` are set too.
+        """
+        assert self._log.at is not None
+        last = None if stop == self._log.at.version else stop - self._version
+        found = decode(islice(self.bodies(), first - self._version, last), first)
+
+        if len(found) != stop - first:
+            reason = f"{len(found)} messages are in the log, not {stop - first}"
+            raise self._log.corrupt(self._log.end - 1, reason)
+
+        return found
+
+    def bodies(self) -> Iterator[bytes]:
+        """Yield the messages from the offset on, and fill ``extra`` and ``calls``."""
+        for offset, block in self._log.blocks(self._offset):
+            begin = 0
+
+            while stop := block.find(b"\n", begin) + 1:
+                if block.startswith((SEVERAL, EXTRA), begin):
+                    bodies, items = lines.texts(block[begin:stop])
+                    self.extra.update(items)
+                    yield from bodies
+                elif block.startswith(ADD, begin):  # nearly every line
+                    yield block[begin + len(ADD) : block.rfind(AT, begin, stop)]
+                elif block.startswith(CALL, begin):
+                    self.calls.learn(offset + begin, block[begin:stop])
+
+                begin = stop
+
+
+def _snapshot(folder: Folder, thread_id: str, decode: Decode) -> Snapshot | None:
+    with reading(folder, folder.remember(thread_id)) as log:
+        if log is None or log.at is None:
+            return None
+
+        replay = _Replay(log)
+        found = replay.decoded(decode, 0, log.at.version)
+        pending = [
+            call
+            for call in replay.calls.all(log.read)
+            if call.status == "issued" and not call.erased
+        ]
+        return Snapshot(found, list(replay.extra.items()), pending)
+
+
+def _messages(
+    folder: Folder, thread_id: str, start: int, stop: int | None, decode: Decode
+) -> list[Any]:
+    with reading(folder, folder.remember(thread_id)) as log:
+        if log is None or log.at is None:
+            return []
+
+        first, end = span(start, stop, log.at.version)
+
+        if first == end:
+            return []
+
+        return _Replay(log, *log.start_of(first)).decoded(decode, first, end)
+
+
+def _calls(folder: Folder, thread_id: str) -> list[StoredCall]:
+    with reading(folder, folder.remember(thread_id)) as log:
+        return [] if log is None else log.calls().all(log.read)
+
+
+def _dump(folder: Folder, thread_id: str) -> StoredDump | None:
+    with reading(folder, folder.remember(thread_id)) as log:
+        if log is None:
+            return None
+
+        if log.at is None:
+            found = log.calls().all(log.read)
+            return StoredDump([], [], found, None, None) if found else None
+
+        replay = _Replay(log)
+        bodies = replay.decoded(lambda rows, _: list(rows), 0, log.at.version)
+        items = list(replay.extra.items())
+        found = replay.calls.all(log.read)
+        return StoredDump(bodies, items, found, log.created_at(), log.at.updated_at)
+
+
+def _threads(
+    folder: Folder, prefix: str, after: str | None, limit: int, erased: bool
+) -> list[ThreadInfo]:
+    """Return a page of threads, from the first and last lines of their logs."""
+    names = {
+        thread_id: name
+        for name in filter(LOG_NAME.fullmatch, os.listdir(folder.threads))
+        if (thread_id := _thread_of(folder, name)) is not None
+        and thread_id.startswith(prefix)
+        and (after is None or thread_id > after)
+    }
+    infos = (
+        _info(folder, thread_id, names[thread_id], erased)
+        for thread_id in sorted(names)
+    )
+    return list(islice((info for info in infos if info is not None), limit))
+
+
+def _info(folder: Folder, thread_id: str, name: str, erased: bool) -> ThreadInfo | None:
+    with reading(folder, name, sync=False) as log:
+        if log is None:
+            return None
+
+        if log.at is not None:
+            version, updated_at = log.at
+            created_at = log.created_at()
+        else:
+            found = log.calls().without_content() if erased else []
+
+            if not found:
+                return None
+
+            version = 0
+            created_at = min(call.issued_at for call in found)
+            updated_at = max(
+                max(call.issued_at, call.resolved_at or 0) for call in found
+            )
+
+        times = from_micros(created_at), from_micros(updated_at)
+        return ThreadInfo(thread_id, version, *times)
+
+
+def _thread_of(folder: Folder, name: str) -> str | None:
+    """Return whose log a file is; ``None`` where it was never written to."""
+    known = folder.ids.get(name)
+
+    if known is not None:
+        return known
+
+    with reading(folder, name, sync=False) as log:
+        if log is None:
+            return None
+
+        folder.remember(log.index.thread_id)
+        return log.index.thread_id
+
+
+def _markers(
+    folder: Folder, thread_ids: Sequence[str] | None
+) -> Mapping[str, Hashable]:
+    """Return the size and the last bytes of these threads' logs, or of all.
+
+    A change is one line at the end, or another file. Logs are read without a lock, so a
+    line may show before it is synced; the look that follows waits for its writer.
+    """
+    if thread_ids is not None:
+        names = {one: log_name(one) for one in thread_ids}
+    else:
+        names = {
+            thread_id: name
+            for name in filter(LOG_NAME.fullmatch, os.listdir(folder.threads))
+            if (thread_id := _thread_of(folder, name)) is not None
+        }
+
+    found: dict[str, Hashable] = {}
+
+    for thread_id, name in names.items():
+        try:
+            with opened(f"{folder.threads}/{name}") as fd:
+                size = os.fstat(fd).st_size
+                found[thread_id] = size, os.pread(fd, _TAIL, max(0, size - _TAIL))
+        except FileNotFoundError:
+            continue
+
+    return found
+
+
+def _follow(folder: Folder, changed: Callable[[], None], stop: threading.Event) -> None:
+    """Call ``changed`` after logs changed, until ``stop`` is set."""
+    from watchfiles import watch
+
+    found = watch(
+        folder.threads,
+        watch_filter=None,
+        recursive=False,
+        step=_STEP,
+        debounce=_COLLECT,
+        rust_timeout=50,
+        yield_on_timeout=True,
+        raise_interrupt=False,
+        stop_event=stop,
+    )
+    # The first wait shows that the system watches: look at what came before.
+    is_first = True
+
+    for changes in found:
+        if changes or is_first:
+            changed()
+
+        is_first = False

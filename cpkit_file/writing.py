@@ -25,7 +25,9 @@ from cpkit.driver import (
 )
 from cpkit.errors import CorruptThread
 from cpkit_file import lines
-from cpkit_file.files import (
+from cpkit_file.lines import SEAL, At
+from cpkit_file.log import Folder, Log, Tail
+from cpkit_file.schema import (
     failure,
     locked_file,
     opened,
@@ -33,11 +35,6 @@ from cpkit_file.files import (
     sync_names,
     write_all,
 )
-from cpkit_file.index import Folder, Tail
-from cpkit_file.lines import SEAL, At
-from cpkit_file.log import Log
-
-__all__ = ["LogWriter", "commit", "locked", "replace", "torn_path"]
 
 _logger = logging.getLogger("cpkit_file")
 

@@ -17,7 +17,7 @@ from cpkit import BackendUnavailable, CallMismatch, CallRecord, ToolCall, Unknow
 from cpkit.driver.codec import Codec
 from cpkit.driver.writes import Erase, StoreFailure
 from cpkit_file import FileCheckpointer, claims
-from cpkit_file.index import Folder
+from cpkit_file.log import Folder
 from cpkit_file.schema import claim_stem
 
 Store = FileCheckpointer[Any]

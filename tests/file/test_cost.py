@@ -15,7 +15,7 @@ import pytest
 
 from cpkit import ToolCall
 from cpkit_file import FileCheckpointer
-from cpkit_file.index import Folder
+from cpkit_file.log import Folder
 from cpkit_file.writing import LogWriter, locked
 from tests.tracing import needs_strace, traced
 

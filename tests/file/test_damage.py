@@ -163,8 +163,8 @@ async def test_a_missing_message_is_told(home: Path, log: Path, missing: int) ->
 @pytest.mark.parametrize(
     ("old", "new", "number"),
     [
-        (b'"extra":{"k":1}', b'"extra":{"k":2}', 4),
-        (b'"extra":{"k":1}', b'"extra":{"k":{}', 4),
+        (b'"k":\t1', b'"k":\t2', 4),
+        (b'"k":\t1', b'"k":\t{', 4),
         (b'"args":{}', b'"args":[]', 5),
         (b'"attempt":1', b'"attempt":2', 5),
         (b'"status":"issued"', b'"status":"failed"', 5),

@@ -27,7 +27,7 @@ from cpkit import (
     VersionConflict,
     open_checkpointer,
 )
-from cpkit_file import FileCheckpointer, store
+from cpkit_file import FileCheckpointer, schema
 from tests.file.conftest import open_files
 from tests.processes import UNPRIVILEGED, Workers
 
@@ -190,7 +190,7 @@ async def test_a_platform_without_locks_is_refused(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is written where nothing could be kept safe."""
-    monkeypatch.setattr(store, "fcntl", None)
+    monkeypatch.setattr(schema, "fcntl", None)
 
     with pytest.raises(BackendUnavailable, match="sqlite:///"):
         await Store(home).__aenter__()

@@ -25,35 +25,34 @@ LOG = f"""\
 {{"thread":"t","log":"0123456789abcdef","at":[null,"U9XCtA"]}}
 {{"created":{T},"at":[null,61,"8eueFA"]}}
 {{"add":{{"role":"user","content":"h\u00e9llo\\u0000"}},"at":[1,{T},114,"rXW8lw"]}}
-{{"add":[{{"n":1.0}},{{"n":100000000000000000000}}],"lengths":[9,27],"at":[3,{T},\
-"1gTOcw"]}}
-{{"extra":{{"plan":null,"a b":["x"]}},"lengths":[6,4,5,5],"at":[3,{T},"KyrDAg"]}}
-{{"add":[{{}}],"extra":{{"n":1}},"lengths":[[2],[3,1]],"at":[4,{T},"daORqg"]}}
-{{"call":{{"call_id":"c1","tool_name":"pay","idempotency_key":"k1","attempt":1,\
-"status":"issued","issued_at":{T}}},"args":{{"amount":10}},"at":[4,{T},"4HgNOA"]}}
+{{"add":[\t{{"n":1.0}},\t{{"n":100000000000000000000}}\t],"at":[3,{T},"YlrqWA"]}}
+{{"extra":{{\t"plan":\tnull,\t"a b":\t["x"]\t}},"at":[3,{T},"q5mF5g"]}}
+{{"add":[\t{{}}\t],"extra":{{\t"n":\t1\t}},"at":[4,{T},"NPvmew"]}}
+{{"call":{{"call_id":"c1","tool_name":"pay","idempotency_key":"k1","status":"issued",\
+"attempt":1,"issued_at":{T}}},"args":{{"amount":10}},"at":[4,{T},"jPGQEw"]}}
 {{"call":{{"call_id":"c1","status":"failed","resolved_at":{T}}},"result":"busy",\
-"at":[4,{T},"jDmZ0g"]}}
-{{"call":{{"call_id":"c2","tool_name":"pay","idempotency_key":"k1","attempt":2,\
-"status":"issued","issued_at":{T}}},"args":{{"amount":10}},"at":[4,{T},"8Ra3rQ"]}}
+"at":[4,{T},"zvS70A"]}}
+{{"call":{{"call_id":"c2","tool_name":"pay","idempotency_key":"k1","status":"issued",\
+"attempt":2,"issued_at":{T}}},"args":{{"amount":10}},"at":[4,{T},"4Hyz2w"]}}
 {{"call":{{"call_id":"c2","status":"completed","resolved_at":{T}}},\
-"result":{{"ok":true}},"at":[4,{T},"XQLlJA"]}}
-{{"call":{{"call_id":"c3","tool_name":"ask","idempotency_key":"k2","attempt":1,\
-"status":"issued","issued_at":{T}}},"args":{{}},"at":[4,{T},"5UyQvg"]}}
+"result":{{"ok":true}},"at":[4,{T},"KYOJbQ"]}}
+{{"call":{{"call_id":"c3","tool_name":"ask","idempotency_key":"k2","status":"issued",\
+"attempt":1,"issued_at":{T}}},"args":{{}},"at":[4,{T},"KFyKvw"]}}
 """
 ERASED = f"""\
 {{"thread":"t","log":"0123456789abcdf1","at":[null,"b4Wdbg"]}}
-{{"call":{{"call_id":"c1","tool_name":"pay","idempotency_key":"k1","attempt":1,\
-"status":"failed","issued_at":{T},"resolved_at":{T},"erased":true}},"at":[null,\
-"FEpJ/w"]}}
-{{"call":{{"call_id":"c2","tool_name":"pay","idempotency_key":"k1","attempt":2,\
-"status":"completed","issued_at":{T},"resolved_at":{T},"erased":true}},"at":[null,\
-"nEGOig"]}}
-{{"call":{{"call_id":"c3","tool_name":"ask","idempotency_key":"k2","attempt":1,\
-"status":"issued","issued_at":{T},"erased":true}},"at":[null,"gwH2eg"]}}
+{{"call":{{"call_id":"c1","tool_name":"pay","idempotency_key":"k1","status":"failed",\
+"attempt":1,"issued_at":{T},"resolved_at":{T},"erased":true}},"at":[null,\
+"Rq5ljQ"]}}
+{{"call":{{"call_id":"c2","tool_name":"pay","idempotency_key":"k1","status":"completed",\
+"attempt":2,"issued_at":{T},"resolved_at":{T},"erased":true}},"at":[null,\
+"3eQPUQ"]}}
+{{"call":{{"call_id":"c3","tool_name":"ask","idempotency_key":"k2","status":"issued",\
+"attempt":1,"issued_at":{T},"erased":true}},"at":[null,"qqeevw"]}}
 {{"call":{{"call_id":"c3","status":"completed","resolved_at":{T}}},"at":[null,\
-"g1qGBw"]}}
-{{"created":{T},"at":[null,"yusL0g"]}}
-{{"add":{{}},"at":[1,{T},50,"oVDzAg"]}}
+"srApsg"]}}
+{{"created":{T},"at":[null,"pSuUHA"]}}
+{{"add":{{}},"at":[1,{T},50,"p/oliA"]}}
 """
 NAME = "t~e3b98a4da31a127d4bde6e43033f66ba274cab0eb7eb1c70ec41402bf6273dd8.jsonl"
 KEY_1 = "6/6ab9f1eb8f7d3388f4f9d586f66e99fd54080df2c446f0e58668b09c08a16dd0"
@@ -179,13 +178,13 @@ async def test_a_frozen_deletion_is_read(home: Path) -> None:
 MESSAGES: dict[str, Callable[[], list[Any]]] = {
     "lookalikes": lambda: [
         {"text": '"},"at":[7,1795232045123456,"AAAAAA"]}'},
-        {"text": ',"lengths":[1,2],"at":[9', "at": [5, "x"]},
-        {"at": [1, T], "lengths": [1, 2]},
+        {"text": ',\t{"n":1}\t],"extra":{\t"at":[9', "at": [5, "x"]},
+        {"at": [1, T], "extra": {"a\tb": "\t}"}},
         {"add": {"n": 1}, "at": None},
         {"call": {"call_id": "c1"}, "args": {}},
     ],
     "empty": lambda: [{}, {}],
-    "one": lambda: [{"lengths": [1, 2]}],
+    "one": lambda: [{"extra": {"\t": "\t]"}}],
     "newlines": lambda: [{"text": "a\nb\r\n\u2028"}, {"a\nb": "\\n"}],
     "large": lambda: [{"pad": "x" * 3_000_000}, {"n": 1}, {"pad": "y" * 1_048_570}],
 }
@@ -227,8 +226,8 @@ async def test_messages_that_look_like_our_framing_are_only_messages(
 
 
 async def test_messages_that_are_arrays_keep_their_brackets(home: Path) -> None:
-    """A line of one message has none of its own."""
-    lists = [[], [[]], [1], ["],[", ',"lengths":[3]'], [{"lengths": [1]}]]
+    """A line of one message has no brackets of its own."""
+    lists = [[], [[]], [1], ["],[", ",\t"], [{"extra": ["\t]"]}]]
 
     async with Store(home, message_type=list[Any]) as cp:
         for one in lists:

@@ -47,7 +47,7 @@ async def test_files_without_the_package_are_polled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A watch on a folder works without watchfiles."""
-    monkeypatch.setattr("cpkit_file.listen.find_spec", lambda name: None)
+    monkeypatch.setattr("cpkit_file.store.find_spec", lambda name: None)
     url = fresh_url("file", tmp_path)
 
     watching: Any = open_checkpointer(url, poll=0.02)
