@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 
 import aiosqlite
 
-__all__ = ["Connection", "WriteAheadLog", "has_wal_reset_bug", "run"]
+from cpkit_sqlite.schema import File, sync_folder
 
 T = TypeVar("T")
 
@@ -63,14 +64,17 @@ class WriteAheadLog:
     behind them are older (sqlite.org/fileformat2.html#walformat).
     """
 
-    def __init__(self, path: str, uri: str, page_size: int) -> None:
-        self._uri = uri
+    def __init__(self, db: sqlite3.Connection, file: File) -> None:
+        # SQLite syncs the folder too after it created the log, but ignores an error.
+        sync_folder(os.path.dirname(file.path))
+        (page_size,) = db.execute("PRAGMA page_size").fetchone()
+        self._uri = file.uri
         self._frame_size = 24 + page_size
         self._limit = max(1, LOG_BYTES // self._frame_size)
         self._mark = self._limit
         self._salt = b""
         # Closing it does not release a lock: SQLite does not lock the log itself.
-        self._file = open(f"{path}-wal", "rb", buffering=0)
+        self._file = open(f"{file.path}-wal", "rb", buffering=0)
 
     def close(self) -> None:
         self._file.close()

@@ -7,8 +7,6 @@ import sqlite3
 from cpkit.driver import StoreFailure
 from cpkit.errors import CorruptThread
 
-__all__ = ["BUSY", "ERRORS", "code_of", "failure"]
-
 # What a function on a connection raises; text that is not UTF-8 is damage.
 ERRORS = (sqlite3.Error, OSError, UnicodeDecodeError)
 

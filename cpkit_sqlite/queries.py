@@ -4,20 +4,16 @@ The messages of a thread have the keys from ``number << 32`` on; see ``schema.sq
 JSON is stored as TEXT and fetched as bytes: the codec names a row that is not UTF-8.
 """
 
-HEAD = """
-SELECT number, coalesce(
+# Fast, because the keys of a thread are a range of the table's b-tree.
+_VERSION = """coalesce(
     (SELECT max(key) FROM cpkit_messages
-     WHERE key >= number << 32 AND key < (number + 1) << 32),
-    (number << 32) - 1)
-FROM cpkit_threads WHERE thread_id = ?
+     WHERE key >= number << 32 AND key < (number + 1) << 32) - (number << 32) + 1, 0)
 """
 
-THREADS = """
-SELECT thread_id,
-    coalesce((SELECT max(key) FROM cpkit_messages
-              WHERE key >= number << 32 AND key < (number + 1) << 32)
-             - (number << 32) + 1, 0),
-    created_at,
+HEAD = f"SELECT number, {_VERSION} FROM cpkit_threads WHERE thread_id = ?"
+
+THREADS = f"""
+SELECT thread_id, {_VERSION}, created_at,
     max(updated_at, coalesce((SELECT appended_at FROM cpkit_messages
               WHERE key >= number << 32 AND key < (number + 1) << 32
               ORDER BY key DESC LIMIT 1), 0))
@@ -31,6 +27,17 @@ FROM cpkit_calls
 WHERE erased AND thread_id >= ? AND thread_id < ?
     AND thread_id NOT IN (SELECT thread_id FROM cpkit_threads)
 GROUP BY thread_id ORDER BY thread_id LIMIT ?
+"""
+
+# Each change of a thread changes its row in one of the two; a late result of an erased
+# call changes the second.
+MARKERS = f"""
+SELECT thread_id, number, created_at, updated_at, {_VERSION} FROM cpkit_threads
+WHERE thread_id BETWEEN ? AND ?
+"""
+ERASED_MARKERS = """
+SELECT thread_id, count(*), sum(status = 'issued') FROM cpkit_calls
+WHERE erased AND thread_id BETWEEN ? AND ? GROUP BY thread_id
 """
 
 ADD_THREAD = """
@@ -51,12 +58,12 @@ INSERT INTO cpkit_messages VALUES (?1, max(?2, coalesce(
 MESSAGES = """
 SELECT CAST(body AS BLOB) FROM cpkit_messages WHERE key >= ? AND key < ? ORDER BY key
 """
-DELETE_MESSAGES = "DELETE FROM cpkit_messages WHERE key >= ? AND key <= ?"
+DELETE_MESSAGES = """
+DELETE FROM cpkit_messages WHERE key >= ?1 << 32 AND key < (?1 + 1) << 32
+"""
 
 SET_EXTRA = """
-INSERT INTO cpkit_extra
-SELECT number, CAST(?2 AS TEXT), CAST(?3 AS TEXT) FROM cpkit_threads
-WHERE thread_id = ?1
+INSERT INTO cpkit_extra VALUES (?, CAST(? AS TEXT), CAST(? AS TEXT))
 ON CONFLICT (thread_number, key) DO UPDATE SET value = excluded.value
 """
 EXTRA = """

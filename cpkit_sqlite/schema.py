@@ -17,16 +17,6 @@ from cpkit.driver import Backoff, StoreFailure, StoreInfo
 from cpkit.errors import SchemaMismatch
 from cpkit_sqlite.errors import BUSY, ERRORS, code_of
 
-__all__ = [
-    "IN_MEMORY",
-    "SCHEMA_VERSION",
-    "File",
-    "find_file",
-    "look_at",
-    "prepare",
-    "sync_folder",
-]
-
 T = TypeVar("T")
 
 IN_MEMORY = ":memory:"

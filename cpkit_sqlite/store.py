@@ -39,6 +39,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import closing
@@ -83,7 +84,7 @@ from cpkit.driver import (
 from cpkit.errors import CorruptThread, InvalidURL, SchemaMismatch
 from cpkit.records import Durability, Survives, ThreadInfo
 from cpkit.registry import url_path
-from cpkit_sqlite import listen, queries
+from cpkit_sqlite import queries
 from cpkit_sqlite.connection import Connection, WriteAheadLog, has_wal_reset_bug, run
 from cpkit_sqlite.errors import ERRORS, failure
 from cpkit_sqlite.schema import (
@@ -93,14 +94,15 @@ from cpkit_sqlite.schema import (
     find_file,
     look_at,
     prepare,
-    sync_folder,
 )
 
 __all__ = ["SQLiteCheckpointer", "SQLiteStore"]
 
 MessageT = TypeVar("MessageT")
 T = TypeVar("T")
-Heads = dict[str, tuple[int, int]]
+
+# Seconds between two looks for commits of others. One was measured to take 10 µs.
+_LOOK_PAUSE = 0.015
 
 
 class SQLiteOptions(DriverOptions):
@@ -139,14 +141,11 @@ class SQLiteStore:
         return None if path == IN_MEMORY else await asyncio.to_thread(look_at, path)
 
     async def open(self) -> None:
+        await self.close()  # an opening that failed may have left a connection
+
         try:
             await self._open()
-        except BaseException as exc:
-            await self.close()
-
-            if not isinstance(exc, ERRORS):
-                raise
-
+        except ERRORS as exc:
             problem = failure(exc, self.name)
 
             if isinstance(problem, CorruptThread):
@@ -165,7 +164,7 @@ class SQLiteStore:
         await run(self._writer, prepare, self.name, file.writable, patience)
 
         if file.writable and not in_memory:
-            self._log = await run(self._writer, _open_log, file)
+            self._log = await run(self._writer, WriteAheadLog, file)
             self._reader = await self._connect()
 
     async def _connect(self) -> aiosqlite.Connection:
@@ -256,12 +255,12 @@ class SQLiteStore:
         return await self._read("?", _threads, prefix, after, limit, erased)
 
     async def markers(self, thread_ids: Sequence[str] | None) -> Mapping[str, Hashable]:
-        return await self._read("?", listen.markers, thread_ids)
+        return await self._read("?", _markers, thread_ids)
 
     async def listen(self, heard: Heard) -> None:
         # Another process cannot write a file that is private or may only be read.
         if self._file.path != IN_MEMORY and self._file.writable:
-            await listen_in_thread(partial(listen.follow, self._file), heard)
+            await listen_in_thread(partial(_follow, self._file.uri), heard)
 
     async def dump(self, thread_id: str) -> StoredDump | None:
         return await self._read(thread_id, _dump, thread_id)
@@ -278,17 +277,11 @@ class SQLiteStore:
     ) -> T:
         """Call a function in the connection's thread; raise what its errors mean."""
         try:
-            found = await run(connection, function, *args)
-        except Exception as exc:
+            return await run(connection, function, *args)
+        except ERRORS as exc:
+            raise failure(exc, self.name, thread_id) from exc
+        finally:
             self._file.check_unchanged()
-
-            if isinstance(exc, ERRORS):
-                raise failure(exc, self.name, thread_id) from exc
-
-            raise
-
-        self._file.check_unchanged()
-        return found
 
 
 class SQLiteCheckpointer(FullHandle[MessageT]):
@@ -338,20 +331,12 @@ def _configure(db: sqlite3.Connection, durability: str) -> Limits:
     return Limits(max_value=(db.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) - 4096) // 2)
 
 
-def _open_log(db: sqlite3.Connection, file: File) -> WriteAheadLog:
-    # SQLite syncs the folder too after it created the log, but ignores an error.
-    sync_folder(os.path.dirname(file.path))
-    (page_size,) = db.execute("PRAGMA page_size").fetchone()
-    return WriteAheadLog(file.path, file.uri, page_size)
-
-
 def _apply(db: sqlite3.Connection, batch: Sequence[Write]) -> list[Outcome]:
     """Apply a batch in one transaction; a refused write has not written anything."""
-    heads: Heads = {}
     db.execute("BEGIN IMMEDIATE")
 
     try:
-        outcomes = [_apply_one(db, write, heads) for write in batch]
+        outcomes = [_apply_one(db, write) for write in batch]
         db.execute("COMMIT")
     finally:
         _roll_back(db)
@@ -359,15 +344,12 @@ def _apply(db: sqlite3.Connection, batch: Sequence[Write]) -> list[Outcome]:
     return outcomes
 
 
-def _apply_one(db: sqlite3.Connection, write: Write, heads: Heads) -> Outcome:
-    if isinstance(write, Append):
-        return _append(db, write, heads)
-
-    heads.clear()
-
+def _apply_one(db: sqlite3.Connection, write: Write) -> Outcome:
     match write:
+        case Append():
+            return _append(db, write)
         case Merge():
-            _append(db, Append(write.thread_id, [], None, write.items), heads)
+            _append(db, Append(write.thread_id, [], None, write.items))
             return None
         case Claim():
             return _claim(db, write)
@@ -380,31 +362,36 @@ def _apply_one(db: sqlite3.Connection, write: Write, heads: Heads) -> Outcome:
             return None
 
 
-def _append(db: sqlite3.Connection, write: Append, heads: Heads) -> int | Conflict:
-    """Append; ``heads`` has number and last key of threads that were looked up."""
+def _append(db: sqlite3.Connection, write: Append) -> int | Conflict:
     thread_id, bodies, expected, items = write
-    head = heads.get(thread_id) or _one(db, queries.HEAD, thread_id)
-    version = _version(head)
+    number, version = _head(db, thread_id)
 
     if expected not in (None, version):
         return Conflict(version)
 
     now = _now()
 
-    if head is None and (bodies or items):
-        number = db.execute(queries.ADD_THREAD, (thread_id, now, now)).lastrowid or 0
-        head = number, (number << 32) - 1
-    elif items:
-        db.execute(queries.TOUCH_THREAD, (thread_id, now))
+    if items or (bodies and not number):
+        touched = db.execute(queries.TOUCH_THREAD, (thread_id, now))
+        number = number or touched.lastrowid or 0
 
-    if head is not None:
-        number, last = head
-        heads[thread_id] = number, last + len(bodies)
-        rows = [(key, now, body) for key, body in enumerate(bodies, last + 1)]
-        db.executemany(queries.ADD_MESSAGE, rows)
-        db.executemany(queries.SET_EXTRA, [(thread_id, *item) for item in items])
-
+    _add(db, number, version, bodies, items, now)
     return version + len(bodies)
+
+
+def _add(
+    db: sqlite3.Connection,
+    number: int,
+    version: int,
+    bodies: Sequence[bytes],
+    items: Sequence[tuple[bytes, bytes]],
+    now: int,
+) -> None:
+    """Add messages and extra to the thread with this number."""
+    first = (number << 32) + version
+    rows = [(key, now, body) for key, body in enumerate(bodies, first)]
+    db.executemany(queries.ADD_MESSAGE, rows)
+    db.executemany(queries.SET_EXTRA, [(number, *item) for item in items])
 
 
 def _claim(db: sqlite3.Connection, write: Claim) -> StoredCall | None:
@@ -443,24 +430,20 @@ def _resolve(db: sqlite3.Connection, write: Resolve) -> StoredCall | None:
 
 
 def _erase(db: sqlite3.Connection, write: Erase) -> None:
-    head = _one(db, queries.HEAD, write.thread_id)
-
-    if head is not None:
-        number, last = head
-        db.execute(queries.DELETE_MESSAGES, (number << 32, last))
-        db.execute(queries.DELETE_EXTRA, (number,))
-        db.execute(queries.DELETE_THREAD, (number,))
-
+    number, _ = _head(db, write.thread_id)
     calls = queries.DELETE_CALLS if write.forget_keys else queries.ERASE_CALLS
+    db.execute(queries.DELETE_MESSAGES, (number,))
+    db.execute(queries.DELETE_EXTRA, (number,))
+    db.execute(queries.DELETE_THREAD, (number,))
     db.execute(calls, (write.thread_id,))
 
 
 def _restore(db: sqlite3.Connection, write: Restore) -> Conflict | KeyHeld | None:
     thread_id, created, updated = write.thread_id, write.created_at, write.updated_at
-    head = _one(db, queries.HEAD, thread_id)
+    number, version = _head(db, thread_id)
 
-    if head is not None or _calls(db, queries.CALLS, thread_id):
-        return Conflict(_version(head))
+    if number or _calls(db, queries.CALLS, thread_id):
+        return Conflict(version)
 
     for call in write.calls:
         others = _calls(db, queries.ATTEMPTS, call.idempotency_key, -1)
@@ -468,13 +451,9 @@ def _restore(db: sqlite3.Connection, write: Restore) -> Conflict | KeyHeld | Non
         if key_is_held(call, others):
             return KeyHeld(call.idempotency_key, others[0].thread_id)
 
-    if created is not None:
-        number = db.execute(queries.ADD_THREAD, (thread_id, created, updated)).lastrowid
-        first = (number or 0) << 32
-        rows = [(key, updated, body) for key, body in enumerate(write.bodies, first)]
-        db.executemany(queries.ADD_MESSAGE, rows)
-        items = [(thread_id, *item) for item in write.items]
-        db.executemany(queries.SET_EXTRA, items)
+    if created is not None and updated is not None:
+        added = db.execute(queries.ADD_THREAD, (thread_id, created, updated))
+        _add(db, added.lastrowid or 0, 0, write.bodies, write.items, updated)
 
     db.executemany(queries.ADD_CALL, write.calls)
     return None
@@ -493,14 +472,14 @@ def _at_one_moment(db: sqlite3.Connection, query: Callable[..., T], *args: Any) 
 def _snapshot(
     db: sqlite3.Connection, thread_id: str, decode: Decode
 ) -> Snapshot | None:
-    head = _one(db, queries.HEAD, thread_id)
+    number, _ = _head(db, thread_id)
 
-    if head is None:
+    if not number:
         return None
 
     return Snapshot(
-        _decoded(db, thread_id, head, 0, None, decode),
-        db.execute(queries.EXTRA, head[:1]).fetchall(),
+        _messages(db, thread_id, 0, None, decode),
+        db.execute(queries.EXTRA, (number,)).fetchall(),
         _calls(db, queries.PENDING, thread_id),
     )
 
@@ -508,24 +487,13 @@ def _snapshot(
 def _messages(
     db: sqlite3.Connection, thread_id: str, start: int, stop: int | None, decode: Decode
 ) -> list[Any]:
-    head = _one(db, queries.HEAD, thread_id)
-    return [] if head is None else _decoded(db, thread_id, head, start, stop, decode)
-
-
-def _decoded(
-    db: sqlite3.Connection,
-    thread_id: str,
-    head: tuple[int, int],
-    start: int,
-    stop: int | None,
-    decode: Decode,
-) -> list[Any]:
-    first, end = span(start, stop, _version(head))
-    base = head[0] << 32
+    number, version = _head(db, thread_id)
+    first, end = span(start, stop, version)
+    keys = (number << 32) + first, (number << 32) + end
 
     # Closed after an error too: an open statement keeps its snapshot, and the
     # connection would go on reading from that.
-    with closing(db.execute(queries.MESSAGES, (base + first, base + end))) as rows:
+    with closing(db.execute(queries.MESSAGES, keys)) as rows:
         found = decode(map(itemgetter(0), rows), first)
 
     if missing := end - first - len(found):
@@ -556,19 +524,56 @@ def _threads(
 
 def _dump(db: sqlite3.Connection, thread_id: str) -> StoredDump | None:
     calls = _calls(db, queries.CALLS, thread_id)
-    head = _one(db, queries.HEAD, thread_id)
+    number, _ = _head(db, thread_id)
 
-    if head is None:
+    if not number:
         return StoredDump([], [], calls, None, None) if calls else None
 
-    bodies = _decoded(db, thread_id, head, 0, None, lambda rows, _: list(rows))
-    items = db.execute(queries.EXTRA, head[:1]).fetchall()
+    bodies = _messages(db, thread_id, 0, None, lambda rows, _: list(rows))
+    items = db.execute(queries.EXTRA, (number,)).fetchall()
     times = _one(db, queries.THREADS, thread_id, thread_id + "\0", 1)[2:]
     return StoredDump(bodies, items, calls, *times)
 
 
-def _version(head: tuple[int, int] | None) -> int:
-    return 0 if head is None else head[1] - (head[0] << 32) + 1
+def _markers(
+    db: sqlite3.Connection, thread_ids: Sequence[str] | None
+) -> Mapping[str, Hashable]:
+    # Any text is below any blob.
+    ids = [("", b"")] if thread_ids is None else [(one, one) for one in thread_ids]
+    found: dict[str, tuple[object, ...]] = {}
+
+    for sql in (queries.MARKERS, queries.ERASED_MARKERS):
+        for some in ids:
+            for thread_id, *values in db.execute(sql, some):
+                found[thread_id] = (*found.get(thread_id, ()), *values)
+
+    return found
+
+
+def _follow(uri: str, changed: Callable[[], None], stop: threading.Event) -> None:
+    """Call ``changed`` after commits of other connections, until ``stop`` is set.
+
+    ``data_version`` changes when another connection commits, of any process. It is a
+    read of shared memory (sqlite.org/pragma.html#pragma_data_version).
+    """
+    with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
+        known = None
+
+        while True:
+            (version,) = db.execute("PRAGMA data_version").fetchone()
+
+            if version != known:
+                changed()
+
+            known = version
+
+            if stop.wait(_LOOK_PAUSE):
+                return
+
+
+def _head(db: sqlite3.Connection, thread_id: str) -> tuple[int, int]:
+    """Return a thread's number and version, 0 and 0 for a missing thread."""
+    return _one(db, queries.HEAD, thread_id) or (0, 0)
 
 
 def _calls(db: sqlite3.Connection, sql: str, *args: object) -> list[StoredCall]:
