@@ -3,18 +3,27 @@
 Heartbeats are written to a thread of their own, named after the effect's key. It has
 one extra key for each attempt that outlived its first heartbeat interval, so more
 heartbeats take no more room. If the store can delete threads, the thread is deleted
-when the attempt ends, by the process that records the outcome.
+when the attempt ends, by the process that records the outcome. What ``verify`` said
+without a clear answer is in the same place, so that a person can read it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from cpkit.driver.backoff import Backoff
 from cpkit.effects.effect import Landed, NotLanded, Verdict, Verify, call_callback
-from cpkit.effects.records import effect_of, heartbeat_thread, value_envelope
+from cpkit.effects.records import (
+    doubt_name,
+    effect_of,
+    exception_message,
+    exception_type,
+    heartbeat_thread,
+    value_envelope,
+)
 from cpkit.effects.tracing import log
 from cpkit.errors import CheckpointerError, UnknownCall
 from cpkit.protocol import Checkpointer, ErasesThreads, KeepsReceipts
@@ -24,12 +33,18 @@ from cpkit.wakeups import Seat, SharedWaits
 
 __all__ = [
     "Attempts",
+    "Doubt",
     "Heartbeat",
     "ask_verify",
     "close_attempt",
     "delete_heartbeats",
+    "read_doubt",
     "read_heartbeat",
+    "store_doubt",
 ]
+
+_LONGEST_DOUBT = 500
+"""Characters kept of what ``verify`` said: enough to recognize the error."""
 
 
 class Attempts:
@@ -227,8 +242,23 @@ async def delete_heartbeats(cp: Checkpointer[Any], key: str) -> None:
 # Attempts whose process is gone
 
 
-async def ask_verify(verify: Verify, holder: CallRecord) -> Verdict:
-    """Ask whether an attempt's effect landed; ``None`` for an unclear answer."""
+class Doubt(NamedTuple):
+    """The last answer of ``verify`` about an attempt, if it was not clear.
+
+    ``at`` is the ISO time by the clock of the process that asked.
+    """
+
+    said: str
+    at: str
+
+
+async def ask_verify(
+    cp: Checkpointer[Any], verify: Verify, holder: CallRecord
+) -> Verdict:
+    """Ask whether an attempt's effect landed; ``None`` for an unclear answer.
+
+    An unclear answer is stored; see `read_doubt`.
+    """
     effect = effect_of(holder)
 
     if effect is None:
@@ -239,11 +269,43 @@ async def ask_verify(verify: Verify, holder: CallRecord) -> Verdict:
 
         if isinstance(verdict, Landed):
             value_envelope(verdict.result)  # raises if it cannot be recorded
-    except Exception:
+    except Exception as exc:
         log.warning("verify of %s failed", effect.tool, exc_info=True)
-        return None
+        said = f"it raised {exception_type(exc)}: {exception_message(exc)}"
+    else:
+        if isinstance(verdict, (Landed, NotLanded)):
+            return verdict
 
-    return verdict if isinstance(verdict, (Landed, NotLanded)) else None
+        said = "it cannot know" if verdict is None else "its answer is not a verdict"
+
+    await store_doubt(cp, holder, said)
+    return None
+
+
+async def store_doubt(cp: Checkpointer[Any], holder: CallRecord, said: str) -> None:
+    """Store what ``verify`` said about an attempt; a failure is logged."""
+    call = holder.call
+    doubt: list[JsonValue] = [said[:_LONGEST_DOUBT], datetime.now(UTC).isoformat()]
+    place = heartbeat_thread(call.idempotency_key)
+
+    try:
+        await cp.save_extra(place, {doubt_name(call.call_id): doubt})
+    except CheckpointerError:
+        log.warning("could not store what verify said", exc_info=True)
+
+
+async def read_doubt(cp: Checkpointer[Any], record: CallRecord) -> Doubt | None:
+    """Return what ``verify`` said about an attempt that has no outcome yet.
+
+    ``None`` if it was not asked.
+    """
+    data = await cp.load(heartbeat_thread(record.call.idempotency_key))
+
+    match None if data is None else data.extra.get(doubt_name(record.call.call_id)):
+        case [str(said), str(at)]:
+            return Doubt(said, at)
+
+    return None
 
 
 async def close_attempt(

@@ -15,6 +15,7 @@ from cpkit.effects.attempts import (
     ask_verify,
     close_attempt,
     read_heartbeat,
+    store_doubt,
 )
 from cpkit.effects.effect import EffectPlan, Landed, NotLanded, Verdict
 from cpkit.effects.errors import EffectErased, EffectTimeout, KeyReused
@@ -242,7 +243,7 @@ class Claim:
         if self._plan.verify is None:
             verdict: Verdict = NotLanded()
         else:
-            verdict = await ask_verify(self._plan.verify, holder)
+            verdict = await ask_verify(cp, self._plan.verify, holder)
 
         if verdict is None:
             self._trail.warn("silent holder in doubt", attempt=holder.attempt)
@@ -266,6 +267,7 @@ class Claim:
         except (PayloadTooLarge, SerializationError) as exc:
             # The store cannot hold the answer of verify, so the answer is unusable.
             self._trail.warn("silent holder in doubt", because=type(exc).__name__)
+            await store_doubt(cp, holder, f"its answer cannot be stored: {exc}")
             return False
 
         if closed_here:

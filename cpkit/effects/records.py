@@ -8,6 +8,11 @@ Call records
     ``{"value": …}`` or ``{"error": {"type": …, "message": …}}``, so that no value can
     be mistaken for an error, and ``None`` is a result like any other. The result of a
     released attempt is ``{"released": reason}``.
+
+Heartbeats
+    The extra of the thread ``cpkit:beats:…`` has a count under an attempt's call id,
+    and under ``doubt:`` and that id what ``verify`` said without a clear answer: a text
+    and an ISO time.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ __all__ = [
     "REQUESTS",
     "Outcome",
     "call_args",
+    "doubt_name",
     "effect_of",
     "error_envelope",
     "error_type_of",
@@ -53,6 +59,11 @@ _LONGEST_MESSAGE = 10_000
 def heartbeat_thread(key: str) -> str:
     """Return the thread in whose extra the holders of a key write heartbeats."""
     return f"cpkit:beats:{key}"
+
+
+def doubt_name(call_id: str) -> str:
+    """Return the extra key of what ``verify`` said about an attempt."""
+    return f"doubt:{call_id}"
 
 
 def fresh_call_id() -> str:

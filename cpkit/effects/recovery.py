@@ -13,6 +13,7 @@ from cpkit.effects.attempts import (
     ask_verify,
     close_attempt,
     read_heartbeat,
+    store_doubt,
 )
 from cpkit.effects.effect import Landed, NotLanded
 from cpkit.effects.records import (
@@ -223,7 +224,7 @@ async def _recover(
     if tool.verify is None:
         return Resumed(record, "surfaced", "its tool has no verify")
 
-    verdict = await ask_verify(tool.verify, record)
+    verdict = await ask_verify(attempts.cp, tool.verify, record)
 
     if isinstance(verdict, Landed):
         result = value_envelope(verdict.result)
@@ -250,6 +251,7 @@ async def _close(
             attempts, record, result, success=action == "landed"
         )
     except (PayloadTooLarge, SerializationError) as exc:
+        await store_doubt(attempts.cp, record, f"its answer cannot be stored: {exc}")
         return Resumed(record, "surfaced", f"cannot record what verify found: {exc}")
 
     if closed_here:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from cpkit.canonical import canonical_json
 from cpkit.effects import ApprovalRequest
+from cpkit.effects.attempts import read_doubt
 from cpkit.effects.records import APPROVAL
 from cpkit.effects.requests import request_of
 from cpkit.protocol import KeepsReceipts, ListsThreads
@@ -56,7 +57,8 @@ async def waiting(site: Site, request: Request) -> Page:
 async def in_doubt(site: Site, request: Request) -> Page:
     """Show calls without an outcome, oldest first, of a thousand threads.
 
-    ``next`` continues behind these threads.
+    ``verify`` is the last unclear answer of the tool's ``verify``, and when it was
+    given. ``next`` continues behind these threads.
     """
     needs(site, ListsThreads, "list its threads")
     needs(site, KeepsReceipts, "list its calls")
@@ -68,13 +70,17 @@ async def in_doubt(site: Site, request: Request) -> Page:
     async def one(info: ThreadInfo) -> list[CallRecord]:
         return await _open_calls(site, info.thread_id)
 
+    async def with_doubt(record: CallRecord) -> dict[str, Any]:
+        doubt = await read_doubt(site.cp, record)
+        return {**call_data(record), "verify": doubt and doubt._asdict()}
+
     found = [record for calls in await gather_limited(one, page) for record in calls]
     found = [r for r in found if not r.call.tool_name.startswith("cpkit:")]
     found.sort(key=lambda record: record.issued_at)
     return Page(
         "in_doubt.html",
         {
-            "calls": [call_data(record) for record in found],
+            "calls": await gather_limited(with_doubt, found),
             "looked_at": len(page),
             "next": page[-1].thread_id if len(page) == limit else None,
         },

@@ -20,6 +20,7 @@ from cpkit.effects import (
     ToolRegistry,
     tool,
 )
+from cpkit.effects.attempts import read_doubt
 from cpkit.lease import LeaseTimeout, LeaseWait, thread_lease
 from cpkit.terms import Terms
 from tests.effects.shop import OnlySix, Shop, Store, claim, quick, until
@@ -72,8 +73,15 @@ async def test_resume_handles_each_call_as_its_tool_allows(
         ("fax", "surfaced"),
         ("pay", "surfaced"),
     ]
-    statuses = [record.status for record in await cp.list_calls(thread)]
+    calls = await cp.list_calls(thread)
+    statuses = [record.status for record in calls]
     assert statuses == ["failed", "completed", "failed"] + ["issued"] * 4
+    doubts = [await read_doubt(cp, record) for record in calls]
+    assert [doubt and doubt.said for doubt in doubts] == [
+        *(None, None, None),
+        "it cannot know",
+        *(None, None, None),
+    ]
     ledger = quick(cp)
     shop = Shop("ran")
     got = [

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from cpkit import JsonValue, open_checkpointer
 from cpkit.effects import Effect, EffectTimeout, Landed, NotLanded, Tool
+from cpkit.effects.attempts import read_doubt
 from cpkit.effects.records import heartbeat_thread
 from tests.effects.shop import OnlySix, Shop, Store, claim, quick, until
 
@@ -130,16 +132,24 @@ def raises(_: Effect) -> None:
 
 
 @pytest.mark.parametrize(
-    "verify",
-    [lambda _: None, raises, lambda _: Landed({1, 2}), lambda _: "yes"],  # type: ignore[arg-type]  # not JSON, on purpose
+    ("verify", "said"),
+    [
+        (lambda _: None, "it cannot know"),
+        (raises, "it raised OSError: the bank cannot be reached"),
+        (lambda _: Landed({1, 2}), "it raised cpkit.errors.SerializationError: "),  # type: ignore[arg-type]  # not JSON, on purpose
+        (lambda _: "yes", "its answer is not a verdict"),
+        (lambda _: Landed("x" * (16 << 20)), "its answer cannot be stored: "),
+    ],
+    ids=["none", "raises", "not JSON", "no verdict", "too large"],
 )
 async def test_an_unclear_answer_of_verify_repeats_nothing(
     cp: Store,
     thread: str,
     verify: Callable[[Effect], None],
+    said: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The run warns and raises ``EffectTimeout``, and the call stays issued."""
+    """The call stays issued, and what ``verify`` said is stored until it has ended."""
     shop = Shop()
     ledger = quick(cp, stale_after=0.05, timeout=0.4)
     record = await claim(cp, thread, ledger.key(thread, "charge", ARGS), ARGS)
@@ -150,6 +160,12 @@ async def test_an_unclear_answer_of_verify_repeats_nothing(
     assert late.value.holder == record
     assert shop.effects == []
     assert "silent holder in doubt" in caplog.text
+    doubt = await read_doubt(cp, record)
+    assert doubt is not None
+    assert doubt.said.startswith(said)
+    assert record.issued_at < datetime.fromisoformat(doubt.at)
+    await ledger.release(record, "the bank has no such charge")
+    assert await read_doubt(cp, record) is None
 
 
 async def test_a_heartbeat_during_verify_stops_the_takeover(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cpkit import VersionConflict, open_checkpointer
+from cpkit.effects import Effect, EffectLedger, Tool
 from cpkit.lease import thread_lease
 from tests.effects.shop import OnlySix
 from tests.stores import KINDS, fresh_url
@@ -136,6 +138,34 @@ async def test_any_id_has_a_page(name: str, cp: Any, client: Client) -> None:
             one for one in assert_inert(listed).links if one.startswith("/thread?")
         ]
         assert "found it" in (await http.get(link)).text
+
+
+async def test_a_call_in_doubt_shows_what_verify_said(cp: Any, client: Client) -> None:
+    """The answer and its time; a call of which it was not asked says so."""
+
+    async def verify(effect: Effect) -> None:
+        raise OSError("<b>the bank</b> is away")
+
+    async def pay(order: str) -> None: ...
+
+    ledger = EffectLedger(cp)
+
+    for tool, order in [("pay", "7"), ("mail", "8")]:
+        await ledger.begin("shop", tool, {"order": order})
+
+    tools = [Tool(pay, name="pay", verify=verify)]
+    await EffectLedger(cp).resume("shop", tools, stale_after=None)
+
+    async with client(cp) as http:
+        calls = (await http.get("/waiting/calls.json")).json()["calls"]
+        verdicts = {one["tool"]: one["verify"] for one in calls}
+        assert verdicts["mail"] is None
+        assert verdicts["pay"]["said"] == "it raised OSError: <b>the bank</b> is away"
+        assert datetime.fromisoformat(verdicts["pay"]["at"]).tzinfo is not None
+        page = await http.get("/waiting/calls")
+        assert "it raised OSError: &lt;b&gt;the bank" in page.text
+        assert "not asked" in page.text
+        assert_inert(page)
 
 
 async def test_the_store_view_shows_the_metrics_of_this_process(
