@@ -16,6 +16,7 @@ from typing import Any
 
 from conformance.clause import Clause, Level
 from conformance.harness import Harness, address
+from conformance.parent import lines_from_parent
 from conformance.runner import Outcome, Status
 
 __all__ = ["may_run_beside", "run_in_jobs"]
@@ -115,7 +116,8 @@ def _feed(
 
 def main() -> None:
     """Run the clauses that are read from standard input."""
-    head = json.loads(sys.stdin.readline())
+    lines = lines_from_parent()
+    head = json.loads(next(lines))
     sys.path[:] = head["path"]
 
     # Imported here, because the first line sets sys.path.
@@ -125,8 +127,8 @@ def main() -> None:
 
     harness = rebuild(head["harness"])
 
-    for line in sys.stdin:
-        (clause,) = select(ids=[line.strip()])
+    for line in lines:
+        (clause,) = select(ids=[line])
         outcome = run_clause(clause, harness, seed=head["seed"], rounds=head["rounds"])
         told = {name: getattr(outcome, name) for name in TOLD}
         sys.stdout.write(json.dumps(told) + "\n")

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Iterator
 from random import Random
 from typing import Any
+
+from conformance.parent import lines_from_parent
 
 __all__ = ["main"]
 
@@ -23,12 +26,13 @@ def emit(value: Any) -> None:
 
 def main() -> None:
     """Run the job that is read from standard input."""
-    job = json.loads(sys.stdin.readline())
+    lines = lines_from_parent()
+    job = json.loads(next(lines))
     sys.path[:] = job["path"]
-    asyncio.run(work(job))
+    asyncio.run(work(job, lines))
 
 
-async def work(job: dict[str, Any]) -> None:
+async def work(job: dict[str, Any], lines: Iterator[str]) -> None:
     # Imported here, because the job sets sys.path first.
     from conformance.harness import rebuild
     from conformance.history.client import use_keys, use_threads
@@ -53,7 +57,7 @@ async def work(job: dict[str, Any]) -> None:
 
     async with harness.open() as cp:
         emit("ready")
-        sys.stdin.readline()
+        next(lines)  # "go"
         random = Random(job["seed"])
         clients = [
             uses[job["does"]](

@@ -120,16 +120,22 @@ async def _run(
             start_new_session=True,
         )
         output.close()
+        assert process.stdin is not None
 
         try:
+            process.stdin.write(f"{text}\n".encode())
+
+            # Its standard input stays open until it has ended: see conformance.parent.
             async with asyncio.timeout(_TIMEOUT * slowdown()):
-                await process.communicate(f"{text}\n".encode())
+                await process.wait()
         except TimeoutError:
             expected = f"an end of the writer within {_TIMEOUT * slowdown():g} s"
             raise Failure(expected, "it still runs") from None
         finally:
             if ours is not None:
                 ours.close()
+
+            process.stdin.close()
 
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)  # the tracer and the writer

@@ -18,6 +18,8 @@ import time
 from contextlib import AsyncExitStack, suppress
 from typing import Any
 
+from conformance.parent import lines_from_parent
+
 __all__ = ["NOT_OPEN", "main"]
 
 OPENINGS = 3
@@ -45,7 +47,7 @@ _CLOCK = Clock()
 
 def main() -> None:
     """Run the job that is read from standard input."""
-    job = json.loads(sys.stdin.readline())
+    job = json.loads(next(lines_from_parent()))
     sys.path[:] = job["path"]
 
     if job["jumps"]:
