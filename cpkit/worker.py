@@ -27,16 +27,18 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from cpkit.driver import Handle
 from cpkit.driver.backoff import Backoff
+from cpkit.driver.metrics import provided_meter
 from cpkit.effects.attempts import Attempts
 from cpkit.effects.effect import check_callback
 from cpkit.effects.errors import EffectDenied, EffectTimeout
 from cpkit.effects.records import REQUESTS
-from cpkit.effects.requests import Entry, Requests
+from cpkit.effects.requests import ApprovalRequest, Entry, Requests
 from cpkit.errors import BackendUnavailable
 from cpkit.lease import Lease, LeaseLost, LeaseTimeout, this_process, thread_lease
 from cpkit.protocol import Checkpointer, ListsThreads
@@ -69,6 +71,10 @@ class Health:
     """The threads whose function is being called."""
     decided: int = 0
     """Decided requests that no run has acted on, at the last look."""
+    oldest_undecided: float | None = None
+    """Seconds since the oldest undecided request was made, at the last look."""
+    oldest_decided: float | None = None
+    """Seconds since the oldest decision that no run has acted on, at the last look."""
     looks: int = 0
     store_errors: int = 0
     """Looks in a row that failed because the store was away."""
@@ -99,6 +105,27 @@ class _SeenLease:
         self.state = state
         term = state.term
         self.stale = None if term is None else StaleDetector(stale_after_of(term, 15))
+
+
+class _Gauges:
+    """How long requests have waited, for a program that has a meter provider."""
+
+    def __init__(self, meter: Any, cp: object) -> None:
+        name = cp.store.name if isinstance(cp, Handle) else "other"
+        self._attributes = {"cpkit.store": name.partition(":")[0]}
+        self._undecided = meter.create_gauge(
+            "cpkit.requests.undecided.oldest", "s", "Age of the oldest open request"
+        )
+        self._decided = meter.create_gauge(
+            "cpkit.requests.pending.oldest",
+            "s",
+            "Age of the oldest decision that no run has acted on",
+        )
+
+    def record(self, undecided: float | None, decided: float | None) -> None:
+        """Record both ages; without such a request, 0."""
+        self._undecided.set(undecided or 0.0, self._attributes)
+        self._decided.set(decided or 0.0, self._attributes)
 
 
 class Worker:
@@ -147,6 +174,8 @@ class Worker:
         self._grace = grace
         self._backoff = Backoff()
         self._requests = Requests(Attempts(cp, self._backoff, stale_after), None)
+        meter = provided_meter()
+        self._gauges = None if meter is None else _Gauges(meter, cp)
         self._leases: dict[str, _SeenLease] = {}
         self._jobs: dict[str, asyncio.Task[None]] = {}
         self._retry: dict[str, tuple[int, float]] = {}
@@ -225,8 +254,7 @@ class Worker:
 
     async def _look(self) -> None:
         """Start a job for each thread that needs a run and may have one."""
-        decided = await self._decided()
-        self.health.decided = sum(map(len, decided.values()))
+        decided = self._measured(await self._open_requests())
         dead = await self._dead()
         self.health.looks += 1
         self.health.store_errors = 0
@@ -250,9 +278,11 @@ class Worker:
         if not job.cancelled() and (exc := job.exception()) is not None:
             log.error("the job of %r failed", thread_id, exc_info=exc)
 
-    async def _decided(self, thread_id: str | None = None) -> dict[str, list[Entry]]:
-        """Return the list's entries that are decided and not acted on, by thread."""
-        found: dict[str, list[Entry]] = {}
+    async def _open_requests(
+        self, thread_id: str | None = None
+    ) -> list[tuple[Entry, ApprovalRequest]]:
+        """Return the list of requests that are undecided, or not acted on."""
+        found = []
 
         for entry in await self._requests.entries():
             where = entry.run_thread
@@ -262,10 +292,30 @@ class Worker:
 
             request = await self._requests.get(entry.key, entry.number, entry.thread_id)
 
-            if request is not None and request.decision is not None:
-                found.setdefault(where, []).append(entry)
+            if request is not None:
+                found.append((entry, request))
 
         return found
+
+    def _measured(
+        self, requests: list[tuple[Entry, ApprovalRequest]]
+    ) -> dict[str, list[Entry]]:
+        """Measure what waits; return the entries that are decided, by thread."""
+        health = self.health
+        decided = _decided(requests)
+        health.decided = sum(map(len, decided.values()))
+        decisions = [(one, one.decision) for _, one in requests]
+        health.oldest_undecided = _age(
+            [one.requested_at for one, made in decisions if made is None]
+        )
+        health.oldest_decided = _age(
+            [made.at or one.requested_at for one, made in decisions if made is not None]
+        )
+
+        if self._gauges is not None:
+            self._gauges.record(health.oldest_undecided, health.oldest_decided)
+
+        return decided
 
     async def _dead(self) -> dict[str, str | None]:
         """Return the threads whose run died, with the call id of a stale term."""
@@ -344,7 +394,7 @@ class Worker:
             log.warning("%s", exc)
 
     async def _run(self, thread_id: str, terms: Terms, lease: Lease) -> None:
-        entries = (await self._decided(thread_id)).get(thread_id, [])
+        entries = _decided(await self._open_requests(thread_id)).get(thread_id, [])
         died = (await terms.look()).died is not None
 
         if not entries and not died:
@@ -405,6 +455,27 @@ class Worker:
         log.warning(
             "the run of %r failed; again in %g s", thread_id, pause, exc_info=True
         )
+
+
+def _decided(
+    requests: list[tuple[Entry, ApprovalRequest]],
+) -> dict[str, list[Entry]]:
+    """Return the entries whose requests are decided, by the thread to run."""
+    found: dict[str, list[Entry]] = {}
+
+    for entry, request in requests:
+        if request.decision is not None:
+            found.setdefault(entry.run_thread, []).append(entry)
+
+    return found
+
+
+def _age(times: list[datetime]) -> float | None:
+    """Return the seconds since the oldest time; never negative, as clocks differ."""
+    if not times:
+        return None
+
+    return max(0.0, (datetime.now(UTC) - min(times)).total_seconds())
 
 
 async def _same(updated_at: datetime) -> datetime:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -9,8 +11,11 @@ from opentelemetry import metrics as api
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from cpkit import MemoryCheckpointer, VersionConflict, WatchesThreads
+from cpkit import Checkpointer, MemoryCheckpointer, VersionConflict, WatchesThreads
 from cpkit.driver.tally import Figure
+from cpkit.effects import ApprovalRequest, EffectLedger, EffectTimeout
+from cpkit.lease import Lease
+from cpkit.worker import Worker
 
 
 def figures(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
@@ -51,6 +56,61 @@ async def test_a_handle_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [point.value for point in found["cpkit.conflicts"]] == [1]
     assert [point.count for point in found["cpkit.watch.wake"]] == [1]
     assert found["cpkit.conflicts"][0].attributes == {"cpkit.store": "memory"}
+    provider.shutdown()
+
+
+async def test_a_worker_measures_how_long_requests_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The oldest undecided request, and the oldest decision without a run."""
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    monkeypatch.setattr(api, "get_meter_provider", lambda: provider)
+    allowed = asyncio.Event()
+
+    async def agent(cp: Checkpointer[Any], lease: Lease) -> None:
+        if not allowed.is_set():
+            raise RuntimeError("not yet")
+
+    def since(request: ApprovalRequest) -> float:
+        return (datetime.now(UTC) - request.requested_at).total_seconds()
+
+    def gauges() -> list[float]:
+        found = figures(reader)
+        names = ("undecided", "pending")
+        points = [found[f"cpkit.requests.{name}.oldest"] for name in names]
+        assert [one.attributes for (one,) in points] == [{"cpkit.store": "memory"}] * 2
+        return [one.value for (one,) in points]
+
+    async with MemoryCheckpointer[Any]() as cp:
+        ledger = EffectLedger(cp, requires_approval=lambda _: True, approval_timeout=0)
+        worker = Worker(cp, agent)
+        assert await worker.run_due() == 0
+        assert gauges() == [0.0, 0.0]
+
+        for thread in ("first", "second"):
+            with pytest.raises(EffectTimeout):
+                await ledger.begin(thread, "pay", {})
+
+        first, second = await ledger.requests()
+        assert await worker.run_due() == 0
+        undecided, pending = gauges()
+        assert 0 < undecided <= since(first)
+        assert (pending, worker.health.oldest_undecided) == (0.0, undecided)
+
+        assert await ledger.deny(first.key)
+        assert await worker.run_due() == 1
+        undecided, pending = gauges()
+        # The run of the first request failed, so that its decision still waits.
+        assert 0 < undecided <= since(second)
+        assert 0 < pending == worker.health.oldest_decided
+
+        allowed.set()
+        worker = Worker(cp, agent)
+        assert await worker.run_due() == 1
+        assert worker.health.oldest_decided is None
+        assert gauges()[1] == 0.0
+
     provider.shutdown()
 
 
