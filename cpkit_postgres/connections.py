@@ -44,8 +44,10 @@ class Connections:
         self._where = where
         self._options = options
         self._sql = cache(partial(filled, schema=options.schema))
-        size = options.pool_size if isinstance(where, str) else where.get_max_size()
-        self._free = asyncio.Semaphore(size)
+        self._size = (
+            options.pool_size if isinstance(where, str) else where.get_max_size()
+        )
+        self._free = asyncio.Semaphore(self._size)
         self._idle: list[Connection] = []
 
     async def close(self) -> None:
@@ -57,42 +59,26 @@ class Connections:
 
     async def fetch(self, query: str, *args: object) -> list[Record]:
         """Run one statement and return its rows."""
-        connection = await self._take()
-        usable = False
-
-        try:
+        async with self._connection() as connection:
             rows: list[Record] = await connection.fetch(self._sql(query), *args)
-            usable = True
             return rows
-        except CLIENT_ERRORS as exc:
-            usable = self._is_usable_after(exc)
-            raise failure(exc, self.name) from exc
-        finally:
-            await self._give(connection, usable)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Fetch]:
-        """Run statements in one transaction, by a function like `fetch`.
+        """Run statements in one transaction, by a function like `fetch`."""
+        async with self._connection() as connection:
 
-        After an error the connection is closed, which rolls back.
-        """
-        connection = await self._take()
-        usable = False
+            async def fetch(query: str, *args: object) -> list[Record]:
+                rows: list[Record] = await connection.fetch(self._sql(query), *args)
+                return rows
 
-        async def fetch(query: str, *args: object) -> list[Record]:
-            rows: list[Record] = await connection.fetch(self._sql(query), *args)
-            return rows
-
-        try:
-            await connection.execute(_BEGIN)
-            yield fetch
-            await connection.execute("COMMIT")
-            usable = True
-        except CLIENT_ERRORS as exc:
-            self._is_usable_after(exc)
-            raise failure(exc, self.name) from exc
-        finally:
-            await self._give(connection, usable)
+            try:
+                await connection.execute(_BEGIN)
+                yield fetch
+                await connection.execute("COMMIT")
+            except BaseException:
+                connection.terminate()  # the server rolls back
+                raise
 
     @asynccontextmanager
     async def reserved(self) -> AsyncIterator[Connection | None]:
@@ -103,72 +89,52 @@ class Connections:
         """
         if self._options.pooler == "transaction":
             yield None
-            return
+        elif isinstance(self._where, str):
+            connection = await self._connected()
 
-        if not isinstance(self._where, str):
-            if self._where.get_max_size() == 1:
-                yield None
-                return
-
-            connection = await self._take()
-        else:
             try:
-                connection = await self._connect(self._where)
-            except CLIENT_ERRORS as exc:
-                raise failure(exc, self.name, "not sent") from exc
-
-        try:
-            yield connection
-        finally:
-            if isinstance(self._where, str):
+                yield connection
+            finally:
                 connection.terminate()
-            else:
-                await self._give(connection, usable=False)
+        elif self._size == 1:
+            yield None
+        else:
+            async with self._connection() as connection:
+                try:
+                    yield connection
+                finally:
+                    connection.terminate()
 
-    async def _take(self) -> Connection:
-        """Return a free connection, or a new one."""
-        await self._free.acquire()
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Connection]:
+        """Lend a connection; turn its errors into what a store raises.
 
-        while self._idle:
-            connection = self._idle.pop()
-
-            if not connection.is_closed():
-                return connection
-
-        try:
-            if isinstance(self._where, str):
-                return await self._connect(self._where)
-
-            return await self._where.acquire()
-        except BaseException as exc:
-            self._free.release()
-
-            if isinstance(exc, (ValueError, OverflowError)):
-                # Not chained: the cause would show what was in the URL.
-                raise InvalidURL(f"{self.name}: {exc}") from None
-
-            if isinstance(exc, CLIENT_ERRORS):
-                raise failure(exc, self.name, "not sent") from exc
-
-            raise
-
-    async def _give(self, connection: Connection, usable: bool) -> None:
-        """Take a connection back; close one whose state is unknown.
-
-        Closing cuts the socket and waits for nothing, so a caller that is cancelled
-        does not wait for its statement.
+        A connection whose state is unknown is closed. That cuts the socket and waits
+        for nothing, so a caller that is cancelled does not wait for its statement.
         """
-        try:
-            if not usable:
-                connection.terminate()
+        async with self._free:
+            while self._idle and self._idle[-1].is_closed():
+                self._idle.pop()
 
-            if not isinstance(self._where, str):
+            connection = self._idle.pop() if self._idle else await self._connected()
+            usable = False
+
+            try:
+                yield connection
+                usable = True
+            except CLIENT_ERRORS as exc:
+                usable = self._is_usable_after(exc)
+                raise failure(exc, self.name) from exc
+            finally:
+                # A pool has already taken back a connection that was terminated before.
                 with suppress(*CLIENT_ERRORS):
-                    await self._where.release(connection)  # type: ignore[arg-type]  # it is of this pool
-            elif usable:
-                self._idle.append(connection)
-        finally:
-            self._free.release()
+                    if not usable:
+                        connection.terminate()
+
+                    if not isinstance(self._where, str):
+                        await self._where.release(connection)  # type: ignore[arg-type]  # it is of this pool
+                    elif usable:
+                        self._idle.append(connection)
 
     def _is_usable_after(self, exc: BaseException) -> bool:
         """Tell whether the connection of a failed statement can be used again.
@@ -187,17 +153,28 @@ class Connections:
 
         return isinstance(exc, asyncpg.PostgresError)
 
-    async def _connect(self, url: str) -> Connection:
-        parameters = dict(parse_qsl(url.partition("?")[2]))
-        chosen = "target_session_attrs" in parameters or os.environ.get(
-            "PGTARGETSESSIONATTRS"
-        )
-        return await asyncpg.connect(
-            url,
-            timeout=self._options.connect_timeout,
-            # Without a cache asyncpg parses and runs in one transaction, so that a
-            # transaction pooler sends both to the same server connection.
-            statement_cache_size=0 if self._options.pooler == "transaction" else 100,
-            # A standby lags behind.
-            target_session_attrs=None if chosen else "primary",  # type: ignore[arg-type]  # the stubs ask for a private enum of these strings
-        )
+    async def _connected(self) -> Connection:
+        """Return a new connection, or one of the caller's pool."""
+        try:
+            if not isinstance(self._where, str):
+                return await self._where.acquire()
+
+            pooled = self._options.pooler == "transaction"
+            parameters = dict(parse_qsl(self._where.partition("?")[2]))
+            chosen = "target_session_attrs" in parameters or os.environ.get(
+                "PGTARGETSESSIONATTRS"
+            )
+            return await asyncpg.connect(
+                self._where,
+                timeout=self._options.connect_timeout,
+                # Without a cache asyncpg parses and runs in one transaction, so that a
+                # transaction pooler sends both to the same server connection.
+                statement_cache_size=0 if pooled else 100,
+                # A standby lags behind.
+                target_session_attrs=None if chosen else "primary",  # type: ignore[arg-type]  # the stubs ask for a private enum of these strings
+            )
+        except (ValueError, OverflowError) as exc:
+            # Not chained: the cause would show what was in the URL.
+            raise InvalidURL(f"{self.name}: {exc}") from None
+        except CLIENT_ERRORS as exc:
+            raise failure(exc, self.name, "not sent") from exc

@@ -1,8 +1,4 @@
-"""Watching: markers of threads, and LISTEN/NOTIFY on one connection of a handle.
-
-A marker needs no clock and no column: it has the row's ``xmin``, the transaction that
-wrote the thread's row last, and the position of its last message. A late result of a
-deleted thread's call writes the row of a thread of the same id too.
+"""LISTEN/NOTIFY on one connection of a handle.
 
 Transactions that notify take one lock of the whole server at their commit. So writes
 do not notify. The handle that wrote sends a transaction of its own after them, and it
@@ -15,77 +11,21 @@ Behind a pooler in transaction mode a connection cannot listen, and a watch poll
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
 from cpkit.driver import Heard, StoreFailure
+from cpkit_postgres import queries
 from cpkit_postgres.connections import Connections
 from cpkit_postgres.errors import CLIENT_ERRORS, failure
 
-__all__ = ["announce", "listen", "markers"]
+__all__ = ["announce", "listen"]
 
 # Seconds between two looks whether the connection still works, and for one look. A
 # network that drops packets silently shows in no other way.
 _CHECK_EVERY = 10.0
 _CHECK_TIMEOUT = 5.0
-
-MARKERS = """
-SELECT t.thread_id, t.number, t.xmin::text, (SELECT m.position FROM {last_message})
-FROM unnest((SELECT $1::text[])) AS w (thread_id)
-JOIN {schema}.threads AS t ON t.thread_id = w.thread_id
-UNION ALL
-SELECT w.thread_id, -1, calls.number::text, calls.issued::integer
-FROM unnest((SELECT $1::text[])) AS w (thread_id), LATERAL (
-    SELECT count(*) AS number, count(*) FILTER (WHERE c.status = 'issued') AS issued
-    FROM {schema}.calls AS c
-    WHERE c.thread_id = w.thread_id AND c.call_id > ''
-        AND c.call_id < (SELECT repeat(chr(1114111), 129))
-        AND NOT EXISTS (
-            SELECT FROM {schema}.threads AS t WHERE t.thread_id = w.thread_id)
-) AS calls
-WHERE calls.number > 0
-"""
-
-ALL_MARKERS = """
-SELECT t.thread_id, t.number, t.xmin::text, (SELECT m.position FROM {last_message})
-FROM {schema}.threads AS t
-UNION ALL
-SELECT c.thread_id, -1, count(*)::text,
-    (count(*) FILTER (WHERE c.status = 'issued'))::integer
-FROM {schema}.calls AS c
-WHERE NOT EXISTS (SELECT FROM {schema}.threads AS t WHERE t.thread_id = c.thread_id)
-GROUP BY c.thread_id
-"""
-
-# Two keys of 32 bits: those of this store, and not of another program's locks.
-_LISTENING = "SELECT pg_advisory_lock_shared($1::integer, $2::integer)"
-
-_CHECK = "SELECT pg_is_in_recovery()"
-
-ANNOUNCE = """
-SELECT pg_notify($1, thread_id) FROM unnest((SELECT $4::text[])) AS w (thread_id)
-WHERE EXISTS (
-    SELECT FROM pg_locks
-    WHERE locktype = 'advisory' AND objsubid = 2 AND granted
-        AND classid::bigint::bit(32)::integer = $2::integer
-        AND objid::bigint::bit(32)::integer = $3::integer
-        AND database = (
-            SELECT oid FROM pg_database WHERE datname = current_database())
-)
-"""
-
-
-async def markers(
-    connections: Connections, thread_ids: Sequence[str] | None
-) -> Mapping[str, Hashable]:
-    """Return the markers of these threads, or of all."""
-    if thread_ids is None:
-        rows = await connections.fetch(ALL_MARKERS)
-    else:
-        rows = await connections.fetch(MARKERS, thread_ids)
-
-    return {row[0]: tuple(row[1:]) for row in rows}
 
 
 async def announce(
@@ -93,7 +33,7 @@ async def announce(
 ) -> bool:
     """Notify the processes that listen; return whether there are any."""
     channel, *lock = _address(schema)
-    return bool(await connections.fetch(ANNOUNCE, channel, *lock, thread_ids))
+    return bool(await connections.fetch(queries.ANNOUNCE, channel, *lock, thread_ids))
 
 
 async def listen(connections: Connections, schema: str, heard: Heard) -> None:
@@ -117,11 +57,13 @@ async def listen(connections: Connections, schema: str, heard: Heard) -> None:
 
         try:
             await connection.add_listener(channel, on_notify)
-            await connection.fetch(_LISTENING, *lock)
+            await connection.fetch(queries.LISTENING, *lock)
             heard(None)
 
             while not (await asyncio.wait({lost}, timeout=_CHECK_EVERY))[0]:
-                if await connection.fetchval(_CHECK, timeout=_CHECK_TIMEOUT):
+                if await connection.fetchval(
+                    queries.IS_STANDBY, timeout=_CHECK_TIMEOUT
+                ):
                     raise StoreFailure("not sent", "the server became a standby")
         except CLIENT_ERRORS as exc:
             raise failure(exc, connections.name) from exc

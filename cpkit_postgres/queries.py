@@ -39,8 +39,8 @@ _CALL = """c.thread_id, c.call_id, c.tool_name, c.args, c.idempotency_key, c.sta
 _CALLS_OF_THREAD = """c.thread_id = $1
     AND c.call_id > '' AND c.call_id < (SELECT repeat(chr(1114111), 129))"""
 
-_PENDING_OF_THREAD = """c.thread_id = $1 AND c.status = 'issued' AND NOT c.erased
-    AND c.sequence > 0 AND c.sequence < (SELECT 9223372036854775807)"""
+_PENDING_OF_THREAD = """c.thread_id = $1 AND c.status = 'issued'
+    AND c.sequence > 0 AND c.sequence < (SELECT 9223372036854775807) AND NOT c.erased"""
 
 _EXTRA_OF_THREAD = """e.key_hash >= ''
     AND e.key_hash <= (SELECT decode(repeat('ff', 32), 'hex')) AND e.thread_number"""
@@ -48,11 +48,8 @@ _EXTRA_OF_THREAD = """e.key_hash >= ''
 _LAST_MESSAGE = "{schema}.messages AS m WHERE m.thread_number = t.number\
  ORDER BY m.position DESC LIMIT 1"
 
-_TOUCH_THREAD = """UPDATE {schema}.threads
-    SET updated_at = greatest(updated_at, clock_timestamp()) WHERE thread_id"""
-
-_OR_TOUCH_IT = """ON CONFLICT (thread_id) DO UPDATE
-    SET updated_at = greatest(t.updated_at, clock_timestamp())"""
+_OR_TOUCH_IT = """ON CONFLICT (thread_id) DO UPDATE SET changes = t.changes + 1,
+        updated_at = greatest(t.updated_at, clock_timestamp())"""
 
 # Appends to thread $1 if it is at version $2 (NULL: any): message $3, and those of $4.
 # Returns the version before, and whether it was appended.
@@ -151,18 +148,14 @@ RETURNING number
 """
 
 MERGE = """
-WITH touched AS (
-    {touch_thread} = $1
-    RETURNING number
-), born AS (
-    INSERT INTO {schema}.threads AS t (thread_id)
-    SELECT $1 WHERE NOT EXISTS (SELECT FROM touched)
+WITH thread AS (
+    INSERT INTO {schema}.threads AS t (thread_id) VALUES ($1)
     {or_touch_it}
     RETURNING number
 )
 INSERT INTO {schema}.extra (thread_number, key_hash, key, value)
-SELECT t.number, e.key_hash, e.key, e.value
-FROM (SELECT number FROM touched UNION ALL SELECT number FROM born) AS t,
+SELECT thread.number, e.key_hash, e.key, e.value
+FROM thread,
     unnest((SELECT $2::bytea[]), (SELECT $3::text[]), (SELECT $4::text[]))
         AS e (key_hash, key, value)
 ORDER BY e.key_hash
@@ -171,7 +164,8 @@ ON CONFLICT (thread_number, key_hash) DO UPDATE SET value = excluded.value
 
 # Returns whether the call is on record now, and otherwise the call that stands in the
 # way. Neither: another claim was faster, so look again. The unique indexes decide
-# between two claims of one key or one call id. The thread's row comes last, because a
+# between two claims of one call id, or of one attempt of a key; a failed call stays
+# failed, so a key has one call that is not. The thread's row comes last, because a
 # claim that is refused must not begin a thread.
 CLAIM = """
 WITH known AS (
@@ -191,12 +185,8 @@ WITH known AS (
     WHERE NOT EXISTS (SELECT FROM taken)
     ON CONFLICT DO NOTHING
     RETURNING thread_id
-), touched AS (
-    {touch_thread} = (SELECT thread_id FROM claimed)
-    RETURNING number
-), born AS (
-    INSERT INTO {schema}.threads AS t (thread_id)
-    SELECT thread_id FROM claimed WHERE NOT EXISTS (SELECT FROM touched)
+), thread AS (
+    INSERT INTO {schema}.threads AS t (thread_id) SELECT thread_id FROM claimed
     {or_touch_it}
 )
 SELECT EXISTS (SELECT FROM claimed), taken.*
@@ -205,11 +195,11 @@ FROM (SELECT) AS one LEFT JOIN taken ON true
 
 # Returns the call as it stands. Still issued: another writer resolved it meanwhile, so
 # look again. Counting the touched rows makes Postgres lock the thread's row first. An
-# erased call's thread gets a new row version and no new time: see `listen.MARKERS`.
+# erased call's thread counts a change and gets no new time: see `MARKERS`.
 RESOLVE = """
 WITH touched AS (
     UPDATE {schema}.threads AS t
-    SET updated_at = CASE WHEN c.erased THEN t.updated_at
+    SET changes = t.changes + 1, updated_at = CASE WHEN c.erased THEN t.updated_at
         ELSE greatest(t.updated_at, clock_timestamp()) END
     FROM {schema}.calls AS c
     WHERE t.thread_id = $1
@@ -350,12 +340,48 @@ SELECT {call} FROM {schema}.calls AS c WHERE c.idempotency_key = $1
 ORDER BY c.attempt DESC LIMIT 1
 """
 
+# A marker has the thread's number, its changes that are not appends, and its last
+# position. Without a thread it counts the calls. $1 is NULL for all ids.
+MARKERS = """
+SELECT w.thread_id, t.number, t.changes, (SELECT m.position FROM {last_message}),
+    calls.number, calls.issued
+FROM (
+    SELECT unnest((SELECT $1::text[]))
+    UNION SELECT thread_id FROM {schema}.threads WHERE $1 IS NULL
+    UNION SELECT thread_id FROM {schema}.calls WHERE $1 IS NULL
+) AS w (thread_id)
+LEFT JOIN {schema}.threads AS t ON t.thread_id = w.thread_id
+LEFT JOIN LATERAL (
+    SELECT count(*) AS number, count(*) FILTER (WHERE c.status = 'issued') AS issued
+    FROM {schema}.calls AS c
+    WHERE c.thread_id = w.thread_id AND c.call_id > ''
+        AND c.call_id < (SELECT repeat(chr(1114111), 129))
+) AS calls ON t.number IS NULL
+WHERE t.number IS NOT NULL OR calls.number > 0
+"""
+
+# Two keys of 32 bits: those of this store, and not of another program's locks.
+LISTENING = "SELECT pg_advisory_lock_shared($1::integer, $2::integer)"
+
+IS_STANDBY = "SELECT pg_is_in_recovery()"
+
+ANNOUNCE = """
+SELECT pg_notify($1, thread_id) FROM unnest((SELECT $4::text[])) AS w (thread_id)
+WHERE EXISTS (
+    SELECT FROM pg_locks
+    WHERE locktype = 'advisory' AND objsubid = 2 AND granted
+        AND classid::bigint::bit(32)::integer = $2::integer
+        AND objid::bigint::bit(32)::integer = $3::integer
+        AND database = (
+            SELECT oid FROM pg_database WHERE datname = current_database())
+)
+"""
+
 _PARTS = {
     "{calls_of_thread}": _CALLS_OF_THREAD,
     "{pending_of_thread}": _PENDING_OF_THREAD,
     "{extra_of_thread}": _EXTRA_OF_THREAD,
     "{last_message}": _LAST_MESSAGE,
-    "{touch_thread}": _TOUCH_THREAD,
     "{or_touch_it}": _OR_TOUCH_IT,
     "{call}": _CALL,
 }

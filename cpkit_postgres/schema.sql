@@ -6,6 +6,7 @@
 CREATE TABLE {schema}.threads (
     number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     thread_id text COLLATE "C" NOT NULL UNIQUE,
+    changes bigint NOT NULL DEFAULT 0, -- of anything but messages
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- The last change that was not an append: appends have a time in their messages.
     updated_at timestamptz NOT NULL DEFAULT clock_timestamp()
@@ -47,12 +48,7 @@ CREATE TABLE {schema}.calls (
 
 CREATE UNIQUE INDEX calls_attempt ON {schema}.calls (idempotency_key, attempt);
 
--- At most one issued or completed call per key.
-CREATE UNIQUE INDEX calls_holder ON {schema}.calls (idempotency_key)
-    WHERE status <> 'failed';
-
-CREATE INDEX calls_pending ON {schema}.calls (thread_id, sequence)
-    WHERE status = 'issued' AND NOT erased;
+CREATE INDEX calls_pending ON {schema}.calls (thread_id, status, sequence);
 
 CREATE TABLE {schema}.schema_version (version integer NOT NULL);
 INSERT INTO {schema}.schema_version VALUES (1);

@@ -414,7 +414,8 @@ class PostgresStore:
         return [_stored(row) for row in rows]
 
     async def markers(self, thread_ids: Sequence[str] | None) -> Mapping[str, Hashable]:
-        return await listen.markers(self._connections, thread_ids)
+        rows = await self._connections.fetch(queries.MARKERS, thread_ids)
+        return {row[0]: tuple(row[1:]) for row in rows}
 
     async def announce(self, thread_ids: Sequence[str]) -> bool:
         return await listen.announce(self._connections, self._schema, thread_ids)

@@ -1,10 +1,10 @@
-INSERT INTO {schema}.threads OVERRIDING SYSTEM VALUE VALUES (2, 'only extra', '2024-01-01 00:00:00+00:00', '2024-01-01 00:00:00+00:00');
-INSERT INTO {schema}.threads OVERRIDING SYSTEM VALUE VALUES (1, 'thread é', '2024-01-01 00:00:00+00:00', '2024-01-01 00:00:00+00:00');
+INSERT INTO {schema}.threads OVERRIDING SYSTEM VALUE VALUES (3, 'only extra', 0, '2024-01-01 00:00:00+00:00', '2024-01-01 00:00:00+00:00');
+INSERT INTO {schema}.threads OVERRIDING SYSTEM VALUE VALUES (1, 'thread é', 6, '2024-01-01 00:00:00+00:00', '2024-01-01 00:00:00+00:00');
 INSERT INTO {schema}.messages OVERRIDING SYSTEM VALUE VALUES (1, '2024-01-01 00:00:00+00:00', 0, '{"role":"user","content":"é\u0000''"}');
 INSERT INTO {schema}.messages OVERRIDING SYSTEM VALUE VALUES (1, '2024-01-01 00:00:00+00:00', 1, '{"n":100000000000000000000}');
 INSERT INTO {schema}.extra OVERRIDING SYSTEM VALUE VALUES (1, '\x700174b26850d224c7a156cb6a45cea08031eab640fcfc1eaf7f770ab9aeaa66', '"\u0000"', '{}');
 INSERT INTO {schema}.extra OVERRIDING SYSTEM VALUE VALUES (1, '\xdbf9868785714c2519824d5a01bea297a3ef16fa141bec86a4caff8320cdbc4c', '"plan"', '[1.5,null]');
-INSERT INTO {schema}.extra OVERRIDING SYSTEM VALUE VALUES (2, '\x37664d5895f78758ec8e94e440b30c9a2cfc68873c28306301b40d6a2f3fefa3', '"k"', 'true');
+INSERT INTO {schema}.extra OVERRIDING SYSTEM VALUE VALUES (3, '\x37664d5895f78758ec8e94e440b30c9a2cfc68873c28306301b40d6a2f3fefa3', '"k"', 'true');
 INSERT INTO {schema}.calls OVERRIDING SYSTEM VALUE VALUES (1, 'thread é', 'c1', 'pay', '{"a":1}', 'key 1', 'completed', 1, '2024-01-01 00:00:00+00:00', '{"ok":true}', '2024-01-01 00:00:00+00:00', False);
 INSERT INTO {schema}.calls OVERRIDING SYSTEM VALUE VALUES (2, 'thread é', 'c2', 'pay', '{}', 'key 2', 'failed', 1, '2024-01-01 00:00:00+00:00', '"no"', '2024-01-01 00:00:00+00:00', False);
 INSERT INTO {schema}.calls OVERRIDING SYSTEM VALUE VALUES (3, 'thread é', 'c3', 'pay', '{}', 'key 2', 'issued', 2, '2024-01-01 00:00:00+00:00', NULL, NULL, False);

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from cpkit import ToolCall
-from cpkit_postgres import listen, queries
+from cpkit_postgres import queries
 from tests.postgres.conftest import MakeStore
 from tests.postgres.plans import blocks, explained, nodes
 
@@ -53,7 +53,7 @@ QUERIES = {
     "replay": (queries.CLAIM, "'small', 'call 7', 'x', '{}', 'key 7'"),
     "resolve": (queries.RESOLVE, "'small', 'call 7', 'completed', '{}'"),
     "delete": (queries.DELETE_CONTENT, "'small', 1, false"),
-    "markers": (listen.MARKERS, "'{small,new}'"),
+    "markers": (queries.MARKERS, "'{small,new}'"),
     "forget": (queries.DELETE_CONTENT, "'small', 1, true"),
 }
 
