@@ -71,12 +71,6 @@ class _Thread:
     calls: dict[str, StoredCall] = field(default_factory=dict)
     revision: int = 0
 
-    def touch(self) -> int:
-        """Mark the thread as changed now; return the time in microseconds."""
-        now = max(time.time_ns() // 1000, self.updated_at or 0)
-        self.created_at, self.updated_at = self.created_at or now, now
-        return now
-
     def info(self, thread_id: str) -> ThreadInfo:
         issued = [call.issued_at for call in self.calls.values()]
         resolved = [call.resolved_at or 0 for call in self.calls.values()]
@@ -84,18 +78,6 @@ class _Thread:
         updated_at = self.updated_at or max(issued + resolved)
         times = from_micros(created_at), from_micros(updated_at)
         return ThreadInfo(thread_id, len(self.bodies), *times)
-
-
-class _Listener:
-    """Tells an event loop of changes, from any thread."""
-
-    def __init__(self, heard: Heard) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._heard = heard
-
-    def __call__(self, thread_id: str) -> None:
-        with suppress(RuntimeError):  # its loop has been closed
-            self._loop.call_soon_threadsafe(self._heard, thread_id)
 
 
 @dataclass
@@ -106,25 +88,35 @@ class _Data:
     keys: dict[str, dict[int, tuple[str, str]]] = field(default_factory=dict)
     # Counts changes; a thread's revision is the count after its last one.
     changes: int = 0
-    listeners: set[_Listener] = field(default_factory=set)
+    listeners: set[tuple[asyncio.AbstractEventLoop, Heard]] = field(default_factory=set)
 
-    def changed(self, thread_id: str) -> None:
+    def thread(self, thread_id: str) -> _Thread:
+        """Return the thread, or a new one that is not stored."""
+        return self.threads.get(thread_id) or _Thread()
+
+    def change(self, thread_id: str, thread: _Thread) -> int:
+        """Store a thread that changes now; return the time in microseconds."""
+        now = max(time.time_ns() // 1000, thread.updated_at or 0)
+        thread.created_at, thread.updated_at = thread.created_at or now, now
+        self.threads[thread_id] = thread
+        return now
+
+    def tell(self, thread_id: str) -> None:
+        """Count a change, and tell the listeners."""
         self.changes += 1
+        self.thread(thread_id).revision = self.changes
 
-        if (thread := self.threads.get(thread_id)) is not None:
-            thread.revision = self.changes
-
-        for listener in self.listeners:
-            listener(thread_id)
-
-    def newest(self, key: str) -> StoredCall | None:
-        attempts = self.attempts(key)
-        return attempts[-1] if attempts else None
+        for loop, heard in self.listeners:
+            with suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(heard, thread_id)
 
     def attempts(self, key: str) -> list[StoredCall]:
         """Return the key's attempts, the newest last."""
         places = sorted(self.keys.get(key, {}).items())
         return [self.threads[thread].calls[call] for _, (thread, call) in places]
+
+    def newest(self, key: str) -> StoredCall | None:
+        return next(reversed(self.attempts(key)), None)
 
     def put(self, call: StoredCall) -> None:
         self.threads[call.thread_id].calls[call.call_id] = call
@@ -134,7 +126,6 @@ class _Data:
 
 _named: dict[str, _Data] = {}
 _named_lock = threading.Lock()
-_MISSING = _Thread()
 
 
 class MemoryStore:
@@ -179,12 +170,12 @@ class MemoryStore:
 
             for write, outcome in zip(batch, outcomes, strict=True):
                 if may_have_changed(write, outcome):
-                    self._data.changed(write.thread_id)
+                    self._data.tell(write.thread_id)
 
             return outcomes
 
     def _apply(self, write: Write, data: _Data) -> Outcome:
-        thread = data.threads.get(write.thread_id) or _Thread()
+        thread = data.thread(write.thread_id)
         version = len(thread.bodies)
 
         match write:
@@ -193,16 +184,14 @@ class MemoryStore:
                     return Conflict(version)
 
                 if write.bodies or write.items:
-                    thread.touch()
+                    data.change(write.thread_id, thread)
                     thread.bodies += write.bodies
                     thread.extra.update(write.items)
-                    data.threads[write.thread_id] = thread
 
                 return len(thread.bodies)
             case Merge():
-                thread.touch()
+                data.change(write.thread_id, thread)
                 thread.extra.update(write.items)
-                data.threads[write.thread_id] = thread
             case Claim(call=call):
                 known = thread.calls.get(call.call_id)
                 newest = data.newest(call.idempotency_key)
@@ -210,29 +199,33 @@ class MemoryStore:
                 if known or (newest and newest.status != "failed"):
                     return known or newest
 
-                data.threads[write.thread_id] = thread
-                data.put(issued_call(write, newest, thread.touch()))
+                now = data.change(write.thread_id, thread)
+                data.put(issued_call(write, newest, now))
             case Resolve():
                 found = thread.calls.get(write.call_id)
 
                 if found is None or found.status != "issued":
                     return found
 
-                now = time.time_ns() // 1000 if found.erased else thread.touch()
+                if found.erased:
+                    now = time.time_ns() // 1000
+                else:
+                    now = data.change(write.thread_id, thread)
+
                 data.put(resolved := resolved_call(found, write, now))
                 return resolved
             case Erase():
                 calls = [erased_call(call) for call in thread.calls.values()]
-                data.threads[write.thread_id] = _Thread()
+                data.threads.pop(write.thread_id, None)
+
+                if calls and not write.forget_keys:
+                    data.threads[write.thread_id] = _Thread()
 
                 for one in calls:
                     if write.forget_keys:
                         del data.keys[one.idempotency_key][one.attempt]
                     else:
                         data.put(one)
-
-                if write.forget_keys or not calls:
-                    del data.threads[write.thread_id]
             case Restore():
                 if write.thread_id in data.threads:
                     return Conflict(version)
@@ -241,10 +234,9 @@ class MemoryStore:
                     if key_is_held(one, others := data.attempts(one.idempotency_key)):
                         return KeyHeld(one.idempotency_key, others[-1].thread_id)
 
-                restored = _Thread(write.created_at, write.updated_at)
-                restored.bodies += write.bodies
-                restored.extra.update(write.items)
-                data.threads[write.thread_id] = restored
+                times = write.created_at, write.updated_at
+                thread = _Thread(*times, list(write.bodies), dict(write.items))
+                data.threads[write.thread_id] = thread
 
                 for one in write.calls:
                     data.put(one)
@@ -253,9 +245,9 @@ class MemoryStore:
 
     async def snapshot(self, thread_id: str, decode: Decode) -> Snapshot | None:
         with self._data.lock:
-            thread = self._data.threads.get(thread_id)
+            thread = self._data.thread(thread_id)
 
-            if thread is None or thread.created_at is None:
+            if thread.created_at is None:
                 return None
 
             bodies, items = list(thread.bodies), list(thread.extra.items())
@@ -268,7 +260,7 @@ class MemoryStore:
         self, thread_id: str, start: int, stop: int | None, decode: Decode
     ) -> list[Any]:
         with self._data.lock:
-            bodies = self._data.threads.get(thread_id, _MISSING).bodies
+            bodies = self._data.thread(thread_id).bodies
             first, last = span(start, stop, len(bodies))
             found = bodies[first:last]
 
@@ -280,7 +272,7 @@ class MemoryStore:
 
     async def calls(self, thread_id: str) -> list[StoredCall]:
         with self._data.lock:
-            return list(self._data.threads.get(thread_id, _MISSING).calls.values())
+            return list(self._data.thread(thread_id).calls.values())
 
     async def threads(
         self, prefix: str, after: str | None, limit: int, erased: bool
@@ -317,17 +309,17 @@ class MemoryStore:
             return {one: found[one].revision for one in ids}
 
     async def listen(self, heard: Heard) -> None:
-        listener = _Listener(heard)
+        loop = asyncio.get_running_loop()
 
         with self._data.lock:
-            self._data.listeners.add(listener)
+            self._data.listeners.add((loop, heard))
 
         try:
             heard(None)
-            await asyncio.get_running_loop().create_future()
+            await loop.create_future()
         finally:
             with self._data.lock:
-                self._data.listeners.discard(listener)
+                self._data.listeners.discard((loop, heard))
 
 
 class MemoryCheckpointer(FullHandle[MessageT]):

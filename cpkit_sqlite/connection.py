@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 import aiosqlite
 
-from cpkit_sqlite.schema import File, sync_folder
+from cpkit.driver import sync_folder
+from cpkit_sqlite.schema import File
 
 T = TypeVar("T")
 

@@ -7,13 +7,13 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from cpkit.driver import Backoff, StoreFailure, StoreInfo
+from cpkit.driver import Backoff, StoreFailure, StoreInfo, create_folder
 from cpkit.errors import SchemaMismatch
 from cpkit_sqlite.errors import BUSY, ERRORS, code_of
 
@@ -61,7 +61,16 @@ def find_file(path: str) -> File:
     """
     path = os.path.realpath(path)
     folder = os.path.dirname(path)
-    _create_folder(folder)
+    parent = os.path.dirname(folder)
+
+    if not os.path.exists(path):
+        # A missing folder above is more often a mistake in the URL.
+        if not os.path.exists(parent):
+            raise FileNotFoundError(
+                f"there is no folder {parent!r}: correct the URL, or create the folder"
+            )
+
+        create_folder(folder)
 
     # Under a lock: closing a descriptor of a file releases the locks that SQLite holds
     # on it elsewhere in this process (POSIX advisory locks).
@@ -169,45 +178,6 @@ def _create(db: sqlite3.Connection) -> None:
     finally:
         if db.in_transaction:
             db.execute("ROLLBACK")
-
-
-def _create_folder(folder: str) -> None:
-    """Create a folder, for its owner alone, and make it lasting.
-
-    Not the folders above it: a missing one is more often a mistake in the URL.
-    """
-    if not os.path.exists(folder):
-        parent = os.path.dirname(folder)
-
-        if not os.path.exists(parent):
-            raise FileNotFoundError(
-                f"there is no folder {parent!r}: correct the URL, or create the folder"
-            )
-
-        # Another process that creates it now may not have synced it yet.
-        with suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
-
-        try:
-            sync_folder(parent)
-        except OSError:
-            with suppress(OSError):
-                os.rmdir(folder)  # the next opening creates and syncs it
-
-            raise
-
-
-def sync_folder(folder: str) -> None:
-    """Make the names in a folder lasting, except on Windows, which cannot."""
-    if os.name == "nt":
-        return
-
-    descriptor = os.open(folder, os.O_RDONLY)
-
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _stamp(path: str) -> tuple[int, ...] | None:

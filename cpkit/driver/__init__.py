@@ -13,6 +13,7 @@ from cpkit.driver.codec import (
     from_micros,
     to_micros,
 )
+from cpkit.driver.folders import create_folder, sync_folder
 from cpkit.driver.handle import Handle
 from cpkit.driver.ids import check_id, check_page, prefix_end, span
 from cpkit.driver.listening import listen_in_thread
@@ -96,6 +97,7 @@ __all__ = [
     "check_id",
     "check_page",
     "check_same_call",
+    "create_folder",
     "decode_rows",
     "erased_call",
     "from_micros",
@@ -108,5 +110,6 @@ __all__ = [
     "resolved_call",
     "span",
     "stored_size",
+    "sync_folder",
     "to_micros",
 ]

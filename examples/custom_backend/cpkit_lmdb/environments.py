@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 import lmdb
 
-__all__ = ["Environment", "acquire", "release"]
+from cpkit.driver import create_folder, sync_folder
 
 _lock = threading.Lock()
 # By real path: the environment, and how many handles use it.
@@ -30,7 +30,7 @@ class Environment:
         self._changed = threading.Condition()
         self._transactions = 0
         self._is_opening = False
-        _create_folder(folder)
+        create_folder(folder, parents=True)
         _create(folder, map_size)
         self._environment = self._opened()
 
@@ -99,20 +99,6 @@ def release(folder: str) -> None:
             environment.close()
 
 
-def _create_folder(folder: str) -> None:
-    """Create a folder and its parents, and sync their names.
-
-    Another process may have created the folder and not synced its name yet.
-    """
-    parent = os.path.dirname(folder)
-
-    if not os.path.isdir(folder):
-        _create_folder(parent)
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-
-    _sync_names(parent)
-
-
 def _create(folder: str, map_size: int) -> None:
     """Create LMDB's file where it is missing, as a whole, and sync its name.
 
@@ -127,14 +113,4 @@ def _create(folder: str, map_size: int) -> None:
             with suppress(FileExistsError):
                 os.link(f"{new}/data.mdb", f"{folder}/data.mdb")
 
-    _sync_names(folder)
-
-
-def _sync_names(folder: str) -> None:
-    """Return when the names in a folder will survive a power loss."""
-    descriptor = os.open(folder, os.O_RDONLY)
-
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(folder)
