@@ -42,8 +42,11 @@ _NOT_READ = object()
 # back at once, and a new connection costs more than an idle one.
 _LINGER = 5.0
 
-# Scans of all threads take a tenth of the time at most, and rest no longer than this.
+# Looks without a named thread take a tenth of the time at most, and rest no longer than
+# this. A look at a few threads is slow only where the machine is busy, and resting then
+# would add to what its waiters wait; so each watched thread allows for a little more.
 _LONGEST_REST = 60.0
+_SHORTEST_REST, _REST_PER_THREAD = 0.02, 0.0002
 
 
 class Watcher:
@@ -282,7 +285,13 @@ class Watching:
             await self._look(None if self._of_all else {*self._by_id})
             # A single slow look, at a server that was stopped, does not count.
             costs = costs[1], clock() - began
-            rested = clock() + min(9 * min(costs), _LONGEST_REST)
+            rested = clock() + min(9 * min(costs), self._longest_rest())
+
+    def _longest_rest(self) -> float:
+        if self._of_all:
+            return _LONGEST_REST
+
+        return max(_SHORTEST_REST, len(self._by_id) * _REST_PER_THREAD)
 
     async def _look(self, asked: set[str] | None) -> None:
         """Compare markers; where that fails, the watchers find out by themselves."""

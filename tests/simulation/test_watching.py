@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Hashable, Mapping, Sequence
+from random import Random
 
 import pytest
 
-from tests.simulation.watching import Faulty, simulate_watching
+from cpkit.driver import DriverOptions, Heard, handle_over
+from cpkit.memory import MemoryStore
+from tests.simulation.loop import simulated_loop
+from tests.simulation.watching import READ, Faulty, simulate_watching
 
 SEEDS = round(200 * float(os.environ.get("CPKIT_ROUNDS") or 1))
 
@@ -40,3 +45,42 @@ class IgnoresExtra(Faulty):
 def test_planted_bugs_are_found(kind: type[Faulty], poll: float) -> None:
     """A watch that trusts notifications, or markers that miss extra, fail a seed."""
     assert any(simulate_watching(seed, kind, poll) for seed in range(SEEDS))
+
+
+class Slow(MemoryStore):
+    """A store on a busy machine: a look takes long, and a hint names no thread."""
+
+    async def markers(self, thread_ids: Sequence[str] | None) -> Mapping[str, Hashable]:
+        await asyncio.sleep(READ)
+        return await super().markers(thread_ids)
+
+    async def listen(self, heard: Heard) -> None:
+        self._data.listeners.add(lambda _: heard(None))  # type: ignore[arg-type]  # it is called like a listener
+        await asyncio.Event().wait()
+
+
+async def longest_wait() -> float:
+    """Return how long a watcher waited for a change by another handle, at most."""
+    clock = asyncio.get_running_loop().time
+    slow, other = Slow(), MemoryStore()
+    other._data = slow._data
+    longest = 0.0
+
+    async with (
+        handle_over(slow, options=DriverOptions(poll=60.0)) as cp,
+        handle_over(other) as writer,
+        cp.watch("t") as changes,
+    ):
+        for _ in range(10):
+            await asyncio.sleep(READ)
+            await writer.append("t", [{}])
+            began = clock()
+            await anext(changes)
+            longest = max(longest, clock() - began)
+
+    return longest
+
+
+def test_a_named_thread_is_looked_at_soon_after_a_slow_look() -> None:
+    """A waiter waits for two looks at most, and hardly for the rest between them."""
+    assert simulated_loop(Random(1)).run(longest_wait()) <= 2 * READ + 0.02
