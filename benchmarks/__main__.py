@@ -68,7 +68,7 @@ def main() -> None:
     for verdict in verdicts:
         if not verdict.met:
             _log(
-                f"not met: {verdict.driver}, {verdict.title}: {verdict.ratio:.2f}× "
+                f"not met: {verdict.driver}, {verdict.title}: {verdict.here} "
                 f"({verdict.wanted})"
             )
 

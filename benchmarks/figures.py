@@ -25,6 +25,12 @@ class Verdict:
     wanted: str
     ratio: float
     met: bool
+    unit: str = "×"
+
+    @property
+    def here(self) -> str:
+        """The ratio, or the figure in its unit."""
+        return f"{self.ratio:.{1 if self.unit == ' ms' else 2}f}{self.unit}"
 
 
 class Figures:
@@ -54,6 +60,11 @@ class Figures:
             rate = one["rate"]
             self.of[one["driver"], "four-processes"][one["name"]] = 1 / rate
 
+        for row in run["wake"]:
+            for column in row.keys() - {"driver", "what", "changes"}:
+                place = self.of[row["driver"], f"{row['what']}, {column}"]
+                place[CPKIT] = row[column]
+
         if run["imports"]:
             self.of["import", "import"] = {
                 FLOOR: run["imports"]["pydantic"],
@@ -64,6 +75,9 @@ class Figures:
         """Return the ratio that the goal bounds, or None if it was not measured."""
         found = self.of.get((driver, goal.workload), {})
         base = found.get(FLOOR)
+
+        if goal.kind == "figure":
+            return found.get(CPKIT)
 
         if goal.kind == "growth":
             base = self.of.get((driver, goal.base), {}).get(CPKIT)
@@ -83,9 +97,11 @@ class Figures:
 
                 if ratio is not None:
                     sign = "≥" if goal.kind == "rate" else "≤"
-                    wanted = f"{sign} {limit:g}×"
+                    wanted = f"{sign} {limit:g}{goal.unit}"
                     met = goal.met(driver, ratio)
-                    found.append(Verdict(driver, goal.title, wanted, ratio, met))
+                    found.append(
+                        Verdict(driver, goal.title, wanted, ratio, met, goal.unit)
+                    )
 
         return found + list(self._full_state())
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from benchmarks.wake import APPEND, CALLERS, DECISION, WATCH
+
 __all__ = ["DRIVERS", "GOALS", "KNOWN_SHORTFALLS", "PEER_GOAL", "PEER_WORKLOAD", "Goal"]
 
 DRIVERS = ("sqlite", "postgres", "redis", "redis-always", "file")
@@ -17,12 +19,14 @@ class Goal:
     ``time``: cpkit's time divided by the floor's, at most the limit. ``rate``: cpkit's
     operations a second divided by the floor's, at least the limit. ``growth``: cpkit's
     time divided by its own time in the workload ``base``, at most the limit.
+    ``figure``: what was measured, in ``unit``, at most the limit.
     """
 
     workload: str
-    kind: Literal["time", "rate", "growth"]
+    kind: Literal["time", "rate", "growth", "figure"]
     limits: dict[str, float]
     base: str = ""
+    unit: str = "×"
 
     @property
     def title(self) -> str:
@@ -33,6 +37,9 @@ class Goal:
 
     def ratio(self, ours: float, base: float) -> float:
         """Return the ratio of two figures, both in seconds (or bytes) per operation."""
+        if self.kind == "figure":
+            return ours
+
         return base / ours if self.kind == "rate" else ours / base
 
     def met(self, driver: str, ratio: float, *, slack: float = 1.0) -> bool:
@@ -44,6 +51,9 @@ class Goal:
 def _all(limit: float, **others: float) -> dict[str, float]:
     return dict.fromkeys(DRIVERS, limit) | others
 
+
+# Milliseconds from a change in one process to another that waits for it.
+_WAKES = _all(50.0, postgres=20.0, redis=20.0, **{"redis-always": 20.0})
 
 GOALS = (
     Goal("append-first", "time", _all(1.3)),
@@ -77,6 +87,12 @@ GOALS = (
     Goal("bytes", "time", _all(1.05)),
     Goal("memory", "time", _all(1.0, sqlite=0.6)),
     Goal("import", "time", {"import": 1.5}),
+    Goal(f"{WATCH}, p99 ms", "figure", _WAKES, unit=" ms"),
+    Goal(f"{DECISION}, p99 ms", "figure", _WAKES, unit=" ms"),
+    Goal(f"{CALLERS}, operations a second", "figure", _all(10.0), unit="/s"),
+    Goal(f"{CALLERS}, last after first ms", "figure", _all(200.0), unit=" ms"),
+    Goal(f"{APPEND[0]}, ratio", "figure", _all(1.02)),
+    Goal(f"{APPEND[1]}, ratio", "figure", _all(1.1)),
 )
 
 # The limits of the guard where a store is known to miss its goal, so that it does not

@@ -38,7 +38,7 @@ def write(run: dict[str, Any], folder: Path) -> None:
     lines = [*_head(run), *_goals(figures)]
 
     for driver in DRIVERS:
-        measured = (*run["results"], *run["layers"], *run["costs"])
+        measured = (*run["results"], *run["layers"], *run["costs"], *run["wake"])
 
         if any(one["driver"] == driver for one in measured):
             lines += _driver(figures, driver, plots)
@@ -80,7 +80,7 @@ def _goals(figures: Figures) -> Iterator[str]:
     yield from _table(
         ["driver", "ratio of", "goal", "here", ""],
         [
-            [v.driver, v.title, v.wanted, f"{v.ratio:.2f}×", "met" if v.met else "not"]
+            [v.driver, v.title, v.wanted, v.here, "met" if v.met else "not"]
             for v in verdicts
         ],
     )
@@ -118,6 +118,7 @@ def _driver(figures: Figures, driver: str, plots: dict[str, str]) -> Iterator[st
 
     yield from _layers(figures, driver)
     yield from _costs(figures, driver)
+    yield from _wake(figures, driver)
 
 
 def _family(
@@ -238,6 +239,28 @@ def _costs(figures: Figures, driver: str) -> Iterator[str]:
         yield from _table(
             ["", "appends a second"],
             [[one["name"], f"{one['rate']:,.0f}"] for one in crowd],
+        )
+
+
+def _wake(figures: Figures, driver: str) -> Iterator[str]:
+    rows = [row for row in figures.run["wake"] if row["driver"] == driver]
+
+    if rows:
+        yield from ["", "### Waking another process, and the price of it", ""]
+        yield from _table(
+            ["", "changes", "figures"],
+            [
+                [
+                    row["what"],
+                    str(row.get("changes", "–")),
+                    ", ".join(
+                        f"{name} {value:,}"
+                        for name, value in row.items()
+                        if name not in ("driver", "what", "changes")
+                    ),
+                ]
+                for row in rows
+            ],
         )
 
 

@@ -3,8 +3,10 @@
 A child process writes and says when; this process watches. Both read the machine's
 monotonic clock. The same changes are measured by a watch, by a watch that only polls,
 and by what the server itself offers: a bare NOTIFY or PUBLISH after the same append.
-The price of an append is measured without watchers, without notifications, and while a
-hundred watchers of other threads wait in another process.
+A decision is measured from the call of ``approve`` to the start of the handler, and a
+thousand callers of one key from the first result to the last. The price of an append is
+measured without watchers, without notifications, and while a hundred watchers of other
+threads wait in another process.
 """
 
 from __future__ import annotations
@@ -24,16 +26,34 @@ from redis.asyncio import Redis
 
 from benchmarks.place import Place
 from cpkit import open_checkpointer
+from cpkit.effects import ApprovalRequest, Effect, EffectLedger
 
-__all__ = ["wake"]
+__all__ = [
+    "APPEND",
+    "CALLERS",
+    "DECISION",
+    "WATCH",
+    "crowd_figures",
+    "decision_times",
+    "wake",
+]
+
+# What the rows measure.
+WATCH, POLLING, BARE = "watch", "polling", "bare"
+DECISION = "decision to handler"
+CALLERS = "1,000 callers of one key"
+APPEND = "append, no task waits", "append, 100 other watchers"
 
 # Seconds between two changes, a little irregular so that they do not fall into step
 # with a poll.
 _PAUSE = 0.08
 _CHANNEL = "cpkit_bare_wake"
+_READY = "ready?"
 # Appends in a turn of a comparison, and turns.
 _TURN = 20
 _TURNS = 30
+# Seconds for which the operations of a waiting crowd are counted.
+_WAITS = 3.0
 
 
 async def wake(driver: str, place: Place, changes: int) -> list[dict[str, Any]]:
@@ -44,14 +64,16 @@ async def wake(driver: str, place: Place, changes: int) -> list[dict[str, Any]]:
     async with open_checkpointer(url):
         pass  # created
 
-    for name, options in (("watch", {}), ("polling", {"notify": False})):
-        count = changes if name == "watch" else max(5, changes // 8)
+    for name, options in ((WATCH, {}), (POLLING, {"notify": False})):
+        count = changes if name == WATCH else max(5, changes // 8)
         took = await _woken(url, options, count)
         rows.append(_row(driver, name, took))
 
     if driver in ("postgres", "redis"):
-        rows.append(_row(driver, "bare", await _bare(driver, url, changes)))
+        rows.append(_row(driver, BARE, await _bare(driver, url, changes)))
 
+    rows.append(_row(driver, DECISION, await decision_times(url, changes)))
+    rows.append({"driver": driver, "what": CALLERS, **await crowd_figures(url, 1_000)})
     return rows + await _prices(driver, url)
 
 
@@ -101,7 +123,7 @@ async def _child(job: dict[str, Any]) -> AsyncIterator[_Asked]:
     ask = _Asked(child)
 
     try:
-        await ask("ready?")
+        await ask(_READY)
         yield ask
     finally:
         child.stdin.close()
@@ -132,6 +154,94 @@ async def _woken(url: str, options: dict[str, Any], count: int) -> list[float]:
 async def _next(changes: AsyncIterator[str]) -> float:
     await anext(changes)
     return time.monotonic()
+
+
+async def decision_times(url: str, count: int) -> list[float]:
+    """Return the seconds from ``approve`` in another process to the handler here."""
+    requests: asyncio.Queue[ApprovalRequest] = asyncio.Queue()
+    took = []
+
+    async def handler(effect: Effect) -> float:
+        return time.monotonic()
+
+    async with (
+        open_checkpointer(url) as cp,
+        _child({"do": "approve", "url": url}) as ask,
+    ):
+        ledger = EffectLedger(
+            cp,
+            requires_approval=lambda effect: True,
+            on_approval_required=requests.put_nowait,
+        )
+
+        for n in range(count):
+            run = asyncio.create_task(
+                ledger.run(f"decided-{n % 8}", "pay", {"n": n}, handler)
+            )
+            request = await requests.get()
+            await asyncio.sleep(_PAUSE * (1 + n % 7 / 5))
+            decided = await ask(request.key)
+            began = await run
+            assert isinstance(began, float)
+            took.append(began - decided)
+
+    return took
+
+
+async def crowd_figures(url: str, callers: int) -> dict[str, float]:
+    """Let tasks wait for one key that another process holds.
+
+    Returns the operations a second of all of them while they wait, and the milliseconds
+    from the first result to the last.
+    """
+    args = {"order": 7}
+
+    async def handler(effect: Effect) -> str:
+        raise AssertionError("the other process has the key")
+
+    async def ended(run: asyncio.Task[Any]) -> float:
+        assert await run == "done"
+        return time.monotonic()
+
+    async with (
+        open_checkpointer(url) as cp,
+        _child({"do": "hold", "url": url, "args": args}) as ask,
+    ):
+        await ask("begin")
+        counted = cp.tally()  # type: ignore[attr-defined]  # each of the five has it
+        ledger = EffectLedger(cp)
+
+        def operations(name: str = "") -> int:
+            return sum(
+                one.count
+                for one in counted.of("cpkit.operation.duration")
+                if name in one.attributes["cpkit.operation"]
+            )
+
+        runs = [
+            asyncio.create_task(
+                ended(asyncio.create_task(ledger.run("crowd", "pay", args, handler)))
+            )
+            for _ in range(callers)
+        ]
+
+        # Each looks for the key's holder once, and waits from then on.
+        while True:
+            await asyncio.sleep(0.5)
+
+            if operations("find_call") >= callers:
+                break
+
+        before, started = operations(), time.monotonic()
+        await asyncio.sleep(_WAITS)
+        rate = (operations() - before) / (time.monotonic() - started)
+        await ask("commit")
+        times = await asyncio.gather(*runs)
+
+    return {
+        "operations a second": round(rate, 1),
+        "last after first ms": round((max(times) - min(times)) * 1e3, 1),
+    }
 
 
 async def _bare(driver: str, url: str, count: int) -> list[float]:
@@ -194,20 +304,21 @@ async def _prices(driver: str, url: str) -> list[dict[str, Any]]:
         return median(took)
 
     async def compare(what: str, pause: Callable[[int], None]) -> None:
-        plain, noticed = [], []
+        took: dict[Any, list[float]] = {without: [], notifying: []}
 
-        for _ in range(_TURNS):
-            pause(signal.SIGSTOP)
-            plain.append(await measure(without))
-            pause(signal.SIGCONT)
-            noticed.append(await measure(notifying))
+        for turn in range(_TURNS):
+            # In turns, so that what happens to every second one happens to both.
+            for cp in (without, notifying) if turn % 2 else (notifying, without):
+                pause(signal.SIGSTOP if cp is without else signal.SIGCONT)
+                took[cp].append(await measure(cp))
 
-        ratio = median(noticed) / median(plain)
+        pairs = zip(took[notifying], took[without], strict=True)
+        ratio = median(one / other for one, other in pairs)
         found.append(
             {
                 "driver": driver,
-                "what": f"append, {what}",
-                "us": round(median(noticed) * 1e6, 1),
+                "what": what,
+                "us": round(median(took[notifying]) * 1e6, 1),
                 "ratio": round(ratio, 3),
             }
         )
@@ -216,10 +327,10 @@ async def _prices(driver: str, url: str) -> list[dict[str, Any]]:
         open_checkpointer(url, notify=False) as without,
         open_checkpointer(url) as notifying,
     ):
-        await compare("no task waits", lambda _: None)
+        await compare(APPEND[0], lambda _: None)
 
         async with _child({"do": "watch", "url": url}) as ask:
-            await compare("100 other watchers", ask.send_signal)
+            await compare(APPEND[1], ask.send_signal)
 
     return found
 
@@ -237,15 +348,19 @@ async def _work(job: dict[str, Any]) -> None:
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(_wait(cp, n)) for n in range(100)]
                     await asyncio.sleep(0.5)
-                    await _answer(loop, _nothing)
+                    await _answer(loop, lambda _: _nothing())
 
                     for task in tasks:
                         task.cancel()
             case "bare":
                 async with _sender(job) as send:
-                    await _answer(loop, lambda: _append_and(cp, send))
+                    await _answer(loop, lambda _: _append_and(cp, send))
+            case "approve":
+                await _answer(loop, EffectLedger(cp).approve)
+            case "hold":
+                await _answer(loop, _Holder(cp, job["args"]).do)
             case _:
-                await _answer(loop, lambda: _append_and(cp, _nothing))
+                await _answer(loop, lambda _: _append_and(cp, _nothing))
 
 
 async def _wait(cp: Any, number: int) -> None:
@@ -276,13 +391,29 @@ async def _sender(job: dict[str, Any]) -> AsyncIterator[Callable[[], Any]]:
             yield lambda: client.publish(_CHANNEL, "t")
 
 
-async def _answer(loop: asyncio.AbstractEventLoop, do: Callable[[], Any]) -> None:
+class _Holder:
+    """Holds the key for which a crowd waits."""
+
+    def __init__(self, cp: Any, args: dict[str, Any]) -> None:
+        self._ledger = EffectLedger(cp)
+        self._args = args
+        self._begun: Any = None
+
+    async def do(self, word: str) -> None:
+        """Begin the effect, or record its result."""
+        if word == "begin":
+            self._begun = await self._ledger.begin("crowd", "pay", self._args)
+        else:
+            await self._ledger.commit(self._begun.record, "done")
+
+
+async def _answer(loop: asyncio.AbstractEventLoop, do: Callable[[str], Any]) -> None:
     """Do it for each line that is read, and print when it was begun."""
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         started = time.monotonic()
 
-        if line.strip() == "append":
-            await do()
+        if line.strip() != _READY:
+            await do(line.strip())
 
         sys.stdout.write(f"{started}\n")
         sys.stdout.flush()

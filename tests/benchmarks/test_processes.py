@@ -10,6 +10,8 @@ import pytest
 from benchmarks.place import Place
 from benchmarks.processes import append_cost, crowd_rate, import_times, load_memory
 from benchmarks.roster import CPKIT, FLOOR, entry
+from benchmarks.wake import crowd_figures, decision_times
+from cpkit import open_checkpointer
 
 pytestmark = pytest.mark.long
 
@@ -52,3 +54,18 @@ def test_four_processes_append_to_one_store(place: Place) -> None:
 def test_imports_are_timed_in_fresh_processes() -> None:
     """Each import takes time, although this process has the modules already."""
     assert all(took > 0 for took in import_times(1).values())
+
+
+@pytest.mark.parametrize("driver", ["sqlite"])
+async def test_a_decision_and_a_crowd_are_measured(place: Place) -> None:
+    """The handler starts after the decision; the crowd waits with few operations."""
+    url = f"sqlite:///{place.file('wake.db')}"
+
+    async with open_checkpointer(url):
+        pass
+
+    took = await decision_times(url, 3)
+    assert len(took) == 3
+    assert min(took) > 0
+    found = await crowd_figures(url, 50)
+    assert found.keys() == {"operations a second", "last after first ms"}

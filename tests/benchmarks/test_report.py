@@ -71,6 +71,16 @@ def run() -> dict[str, Any]:
         "memory": [],
         "crowd": [],
         "imports": {"pydantic": 0.1, "cpkit": 0.2},
+        "wake": [
+            {
+                "driver": "sqlite",
+                "what": "decision to handler",
+                "changes": 100,
+                "p50 ms": 12.5,
+                "p99 ms": 51.0,
+            },
+            {"driver": "sqlite", "what": "append, no task waits", "ratio": 1.01},
+        ],
     }
 
 
@@ -88,6 +98,8 @@ def test_each_goal_that_was_measured_has_a_verdict(run: dict[str, Any]) -> None:
         "fsyncs": (1.0, True),
         "bytes": (1.0, True),
         "import": (2.0, False),
+        "decision to handler, p99 ms": (51.0, False),
+        "append, no task waits, ratio": (1.01, True),
         "append@10000, LangGraph AsyncSqliteSaver by cpkit": (200.0, True),
     }
 
@@ -109,6 +121,8 @@ def test_the_report_shows_ratios_failures_and_what_is_missing(
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
 
     assert "| sqlite | append@10000 | ≤ 1.2× | 1.50× | not |" in text
+    assert "| sqlite | decision to handler, p99 ms | ≤ 50 ms | 51.0 ms | not |" in text
+    assert "| decision to handler | 100 | p50 ms 12.5, p99 ms 51.0 |" in text
     assert "| cpkit | 110 ±11 (1.10×) | 150 ±15 (1.50×) |" in text
     assert "| cpkit | 100,000/s (10.00×) |" in text
     assert "| append() | 125 ±12 | 1.25× | +25 |" in text
