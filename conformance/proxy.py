@@ -41,7 +41,7 @@ class Proxy:
     ``port`` is where it listens on 127.0.0.1. ``trips`` counts round trips: requests of
     a client after an answer. ``connections`` counts the clients, and ``lost`` the
     faults that happened. While ``stalls`` is true, no answer is passed on, and no
-    connection is cut.
+    connection is cut; ``stalls_requests`` is the same for the other direction.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -56,6 +56,7 @@ class Proxy:
         self.connections = 0
         self.lost = 0
         self.stalls = False
+        self.stalls_requests = False
 
     @property
     def port(self) -> int:
@@ -144,7 +145,7 @@ class Proxy:
         """Relay a piece; at the fault end the connection, or wait for its end."""
         fault = self._fault
 
-        if part == "answer" and self.stalls:
+        if self.stalls if part == "answer" else self.stalls_requests:
             return
 
         if fault is None or fault.part != part or self.trips < self._at:

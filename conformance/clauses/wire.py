@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +12,19 @@ from conformance.case import Case, Store
 from conformance.clause import Level, clause
 from conformance.failure import Failure, Skip
 from conformance.proxy import FAULTS, Fault, Proxy
+from conformance.slowdown import slowdown
 from cpkit import BackendUnavailable
 
 DURABLE = Level.DURABLE
 
 TIMEOUT = 1.0
 """Seconds: the option ``timeout``, where the harness takes it."""
+
+PATIENCE = 15.0
+"""Seconds that an operation with ``timeout=1`` may take, with much to spare."""
+
+CALLERS = 64
+"""Operations at once: more than a handle has connections."""
 
 TRIPS = 4
 """Round trips of an operation at which a fault is tried."""
@@ -175,3 +183,101 @@ async def no_write_is_repeated(case: Case) -> None:
                 f"{write.answer!r}: the store has sent the claim twice",
                 str(write),
             )
+
+
+@asynccontextmanager
+async def _relayed(case: Case) -> AsyncIterator[tuple[Proxy, Store]]:
+    """Open a handle through a proxy, with a short timeout."""
+    place = case.harness.server_address()
+    assert place is not None
+
+    async with Proxy(*place) as proxy:
+        through = case.harness.through("127.0.0.1", proxy.port)
+
+        if "timeout" not in through.options:
+            case.skip("the harness opens stores without timeout=")
+
+        handle: Any = through.open(timeout=TIMEOUT)
+
+        try:
+            cp: Store = await handle.__aenter__()
+        except BackendUnavailable as exc:
+            raise Skip(f"the store does not open through a proxy: {exc}") from exc
+
+        try:
+            yield proxy, cp
+        finally:
+            proxy.stalls = proxy.stalls_requests = False
+            await handle.aclose()
+
+
+async def _in_time(uses: list[Awaitable[object]], where: str) -> list[object]:
+    """Return what the uses answer or raise, or fail if one takes too long."""
+    tasks = [asyncio.ensure_future(use) for use in uses]
+    _, late = await asyncio.wait(tasks, timeout=PATIENCE * slowdown())
+
+    for task in late:
+        task.cancel()
+
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+
+    if late:
+        raise Failure(
+            f"BackendUnavailable after timeout={TIMEOUT:g}",
+            f"{len(late)} of {len(tasks)} operations still wait",
+            where,
+        )
+
+    return list(answers)
+
+
+@clause("wire.one-way-is-unavailable", "proxy", level=DURABLE, deadline=120)
+async def one_way_is_unavailable(case: Case) -> None:
+    """While the link passes one direction only, everything raises in time."""
+    async with _relayed(case) as (proxy, cp):
+        for cut in ("answers", "requests"):
+            thread, call, new = case.id(), case.call(), case.call()
+            await cp.append(thread, [{"n": 1}])
+            await cp.record_issued(thread, call)
+            proxy.stalls, proxy.stalls_requests = cut == "answers", cut == "requests"
+            uses: list[Awaitable[object]] = [
+                cp.load(thread),
+                cp.append(thread, [{"n": 2}], expected_version=1),
+                cp.save_extra(thread, {"k": 1}),
+                cp.record_issued(thread, new),
+                cp.record_result(thread, call.call_id, 1),
+                cp.find_completed(call.idempotency_key),
+            ]
+            answers = await _in_time(uses, f"the link loses {cut}")
+            proxy.stalls = proxy.stalls_requests = False
+
+            for answer in answers:
+                assert isinstance(answer, BackendUnavailable), f"the link loses {cut}"
+
+            version = await cp.append(thread, [])
+            assert await cp.append(thread, [{"n": 3}]) == version + 1
+
+
+@clause("wire.exhausted-is-unavailable", "proxy", level=DURABLE, deadline=120)
+async def exhausted_is_unavailable(case: Case) -> None:
+    """Operations that wait for a connection of a stalled link raise in time."""
+    threads = [case.id() for _ in range(CALLERS)]
+
+    async with _relayed(case) as (proxy, cp):
+        await asyncio.gather(*(cp.append(one, [{"n": 1}]) for one in threads))
+        proxy.stalls = True
+        uses: list[Awaitable[object]] = [cp.load(one) for one in threads]
+        uses += [cp.save_extra(one, {"k": 1}) for one in threads]
+        answers = await _in_time(uses, f"{len(uses)} operations on a stalled link")
+        proxy.stalls = False
+
+        for answer in answers:
+            assert isinstance(answer, BackendUnavailable)
+
+        # No connection is lost: as many operations as before run again.
+        loaded = await asyncio.gather(*(cp.load(one) for one in threads))
+
+        for found, written in zip(loaded, answers[CALLERS:], strict=True):
+            assert found is not None
+            assert isinstance(written, BackendUnavailable)
+            assert written.maybe_applied or not found.extra

@@ -168,3 +168,23 @@ class SendsAgain(Remote):
 
     async def _lost(self, method: str, *args: Any, **options: Any) -> Any:
         return await self._ask(method, *args, **options)
+
+
+@breaks("wire.one-way-is-unavailable", harness=on_a_server, hangs=True)
+class WaitsForAnswersWithoutEnd(Remote):
+    def __init__(self, port: int, **options: Any) -> None:
+        super().__init__(port, **options)
+        self._timeout = 3600
+
+
+@breaks("wire.exhausted-is-unavailable", harness=on_a_server, hangs=True)
+class WaitsForItsPoolWithoutEnd(Remote):
+    """The time begins when an operation has its connection."""
+
+    def __init__(self, port: int, **options: Any) -> None:
+        super().__init__(port, **options)
+        self._free = asyncio.Semaphore(2)
+
+    async def _ask(self, method: str, *args: Any, **options: Any) -> Any:
+        async with self._free:
+            return await super()._ask(method, *args, **options)
