@@ -18,7 +18,7 @@ from cpkit_postgres.errors import CLIENT_ERRORS, READ_ONLY, failure, sqlstate
 from cpkit_postgres.options import PostgresOptions
 from cpkit_postgres.queries import filled
 
-__all__ = ["Connections", "Fetch", "Pool", "Record"]
+__all__ = ["Connection", "Connections", "Fetch", "Pool", "Record"]
 
 Record: TypeAlias = asyncpg.Record
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
@@ -31,6 +31,9 @@ Fetch: TypeAlias = Callable[..., Awaitable[list[Record]]]
 # the transaction after this time.
 _BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '10s'"
 
+# See `cpkit_postgres.portable`.
+_SERIALIZABLE = {"default_transaction_isolation": "serializable"}
+
 
 class Connections:
     """At most ``pool_size`` connections; the one that was used last is used first.
@@ -41,9 +44,11 @@ class Connections:
 
     def __init__(self, where: str | Pool, name: str, options: PostgresOptions) -> None:
         self.name = name
+        self.schema = options.schema
         self._where = where
         self._options = options
         self._sql = cache(partial(filled, schema=options.schema))
+        self._portable = options.dialect == "portable"
         self._size = (
             options.pool_size if isinstance(where, str) else where.get_max_size()
         )
@@ -73,7 +78,7 @@ class Connections:
                 return rows
 
             try:
-                await connection.execute(_BEGIN)
+                await connection.execute("BEGIN" if self._portable else _BEGIN)
                 yield fetch
                 await connection.execute("COMMIT")
             except BaseException:
@@ -170,6 +175,7 @@ class Connections:
                 # Without a cache asyncpg parses and runs in one transaction, so that a
                 # transaction pooler sends both to the same server connection.
                 statement_cache_size=0 if pooled else 100,
+                server_settings=_SERIALIZABLE if self._portable else None,
                 # A standby lags behind.
                 target_session_attrs=None if chosen else "primary",  # type: ignore[arg-type]  # the stubs ask for a private enum of these strings
             )

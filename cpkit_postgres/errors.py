@@ -11,6 +11,7 @@ from cpkit.errors import CorruptThread
 __all__ = [
     "CLIENT_ERRORS",
     "EXISTS",
+    "IS_ROLLED_BACK",
     "FORBIDDEN",
     "MISSING",
     "READ_ONLY",
@@ -35,7 +36,10 @@ MISSING = {"3F000", "42P01", "42703"}  # a schema, table, column
 
 # Rolled back, and may succeed when tried again: serialization failure, deadlock, lock
 # timeout, and a transaction that the server ended because this process was stopped.
-_ROLLED_BACK = {"40001", "40P01", "55P03", "25P03"}
+IS_ROLLED_BACK = {"40001", "40P01", "55P03", "25P03"}
+
+# A distributed engine does not know whether it committed.
+_COMPLETION_UNKNOWN = "40003"
 
 # The server shuts down, has crashed, is starting, has ended an idle session, or has no
 # connection left. Poolers report a lost server with class 08.
@@ -58,8 +62,10 @@ def failure(
     if code in _DAMAGED:
         return CorruptThread("?", store, reason)
 
-    if code in _ROLLED_BACK:
+    if code in IS_ROLLED_BACK:
         fate = "not sent"
+    elif code == _COMPLETION_UNKNOWN:
+        fate = "unknown"
     elif isinstance(exc, asyncpg.PostgresError):
         if code not in _UNAVAILABLE and not code.startswith("08"):
             fate = "rejected"

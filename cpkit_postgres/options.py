@@ -44,6 +44,7 @@ with warnings.catch_warnings():
 
         schema: Annotated[str, AfterValidator(_schema_name)] = "cpkit"  # type: ignore[assignment]  # see above
         pooler: Literal["session", "transaction"] = "session"
+        dialect: Literal["postgres", "portable"] = "postgres"
         pool_size: PositiveInt = 8
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from cpkit.driver import StoreFailure, StoreInfo
 from cpkit.errors import SchemaMismatch
 from cpkit.records import Durability, Survives
+from cpkit_postgres import portable
 from cpkit_postgres.connections import Connections
 from cpkit_postgres.errors import EXISTS, FORBIDDEN, MISSING, sqlstate
 
@@ -19,8 +20,9 @@ SCHEMA_VERSION = 1
 # Names a column of each table, so that it fails where a table is not cpkit's.
 _SETTINGS = """
 SELECT version, current_setting('default_transaction_isolation'),
-    current_setting('synchronous_commit'), current_setting('fsync'),
-    current_setting('full_page_writes'),
+    coalesce(current_setting('synchronous_commit', true), 'unknown'),
+    coalesce(current_setting('fsync', true), 'unknown'),
+    coalesce(current_setting('full_page_writes', true), 'unknown'),
     (SELECT count(t.number) + count(m.thread_number) + count(e.key_hash)
         + count(c.idempotency_key)
      FROM {schema}.threads AS t, {schema}.messages AS m, {schema}.extra AS e,
@@ -68,17 +70,20 @@ class Settings(NamedTuple):
         return Durability(survives, self._asdict(), (advice,))
 
 
-async def open_schema(connections: Connections, schema: str) -> Settings:
+async def open_schema(
+    connections: Connections, schema: str, dialect: str = "postgres"
+) -> Settings:
     """Check the schema, and create it if it is missing.
 
     Processes that open it at once all try to create it. One transaction succeeds; the
     others wait for it, fail because something exists, and look again.
     """
-    settings = await _settings(connections)
+    isolation = "serializable" if dialect == "portable" else "read committed"
+    settings = await _settings(connections, isolation)
 
     if settings is None:
-        await _create(connections, schema)
-        settings = await _settings(connections)
+        await _create(connections, schema, dialect)
+        settings = await _settings(connections, isolation)
 
     if settings is None:
         raise SchemaMismatch(
@@ -98,7 +103,7 @@ async def inspect(connections: Connections, schema: str) -> StoreInfo:
     return StoreInfo(True, version[0][0] if version else None, size[0][0])
 
 
-async def _settings(connections: Connections) -> Settings | None:
+async def _settings(connections: Connections, needed: str) -> Settings | None:
     """Return the settings, ``None`` if a table is missing.
 
     Raises where this code could not keep its promises.
@@ -116,21 +121,26 @@ async def _settings(connections: Connections) -> Settings | None:
     if version != SCHEMA_VERSION:
         raise SchemaMismatch(connections.name, version, SCHEMA_VERSION)
 
-    if isolation != "read committed":
+    if isolation != needed:
         raise StoreFailure(
             "rejected",
             f"default_transaction_isolation is {isolation!r}: put "
-            "default_transaction_isolation=read+committed in the URL, or change it "
-            "with ALTER ROLE",
+            f"default_transaction_isolation={needed.replace(' ', '+')} in the URL, or "
+            "change it with ALTER ROLE",
         )
 
     return Settings(*settings)
 
 
-async def _create(connections: Connections, schema: str) -> None:
+async def _create(connections: Connections, schema: str, dialect: str) -> None:
     """Create the schema in one transaction, unless another process is faster."""
     script = files("cpkit_postgres").joinpath("schema.sql")
-    statements = (await asyncio.to_thread(script.read_text)).split(";\n")
+    text = await asyncio.to_thread(script.read_text)
+
+    if dialect == "portable":
+        text = portable.schema(text)
+
+    statements = text.split(";\n")
 
     try:
         async with connections.transaction() as fetch:

@@ -6,6 +6,7 @@ URL forms
     related parameters, ``passfile``, ``service``, ``application_name`` and some
     settings of the server are left to asyncpg. Options: ``schema`` (``cpkit`` by
     default, any name), ``pooler`` (``transaction`` behind PgBouncer in that mode),
+    ``dialect`` (``portable`` for other engines, see `cpkit_postgres.portable`),
     ``pool_size`` (connections at most), and those of every server: ``timeout`` for an
     operation, ``connect_timeout`` for a server that cannot be reached. In place of a
     URL: the caller's own `asyncpg.Pool`, which stays open. Give that pool ``reset=`` a
@@ -33,8 +34,8 @@ Watching
     caller's pool it is one of the pool's. `cpkit_postgres.listen` has the details.
 
 Caveats
-    Postgres 12 or newer. The database must be UTF8 and transactions READ COMMITTED,
-    which is checked at open.
+    Postgres 12 or newer. The database must be UTF8 and transactions READ COMMITTED
+    (SERIALIZABLE with ``dialect=portable``), which is checked at open.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ from cpkit.driver import (
 from cpkit.errors import CorruptThread
 from cpkit.records import Durability, ThreadInfo
 from cpkit.registry import redacted
-from cpkit_postgres import listen, queries, schema
+from cpkit_postgres import listen, portable, queries, schema
 from cpkit_postgres.connections import Connections, Fetch, Pool, Record
 from cpkit_postgres.errors import UNIQUE_VIOLATION, sqlstate
 from cpkit_postgres.options import CLIENT_PARAMETERS, PostgresOptions, check_url
@@ -115,6 +116,7 @@ class PostgresStore:
         self.name = f"{place}?schema={quote(options.schema)}"
         self.timeouts = Timeouts(options.timeout, options.connect_timeout)
         self._schema = options.schema
+        self._dialect = options.dialect
         self._connections = Connections(where, self.name, options)
         self._settings: schema.Settings | None = None
 
@@ -135,7 +137,12 @@ class PostgresStore:
             await store.close()
 
     async def open(self) -> None:
-        self._settings = await schema.open_schema(self._connections, self._schema)
+        self._settings = await schema.open_schema(
+            self._connections, self._schema, self._dialect
+        )
+
+        if self._dialect == "portable":
+            await portable.check_engine(self._connections)
 
     async def close(self) -> None:
         await self._connections.close()
@@ -333,7 +340,7 @@ class PostgresStore:
     async def _erase(self, write: Erase) -> None:
         async with self._connections.transaction() as fetch:
             # First: a claim that is under way waits for the thread's row.
-            if write.forget_keys:
+            if write.forget_keys and self._dialect == "postgres":
                 await fetch(queries.LOCK_CALLS)
 
             rows = await fetch(queries.DELETE_THREAD, write.thread_id)
@@ -346,6 +353,9 @@ class PostgresStore:
         while True:
             try:
                 async with self._connections.transaction() as fetch:
+                    if write.calls and self._dialect == "postgres":
+                        await fetch(queries.LOCK_CALLS)
+
                     return await _restore_in(fetch, write)
             except StoreFailure as exc:
                 # Begun by another writer since it was found missing: look again.
@@ -418,10 +428,14 @@ class PostgresStore:
         return {row[0]: tuple(row[1:]) for row in rows}
 
     async def announce(self, thread_ids: Sequence[str]) -> bool:
+        if self._dialect == "portable":
+            return False
+
         return await listen.announce(self._connections, self._schema, thread_ids)
 
     async def listen(self, heard: Heard) -> None:
-        await listen.listen(self._connections, self._schema, heard)
+        if self._dialect == "postgres":
+            await listen.listen(self._connections, self._schema, heard)
 
     async def dump(self, thread_id: str) -> StoredDump | None:
         found, bodies = await self._read(thread_id, 0, None, every_call=True)
@@ -512,10 +526,6 @@ def _entries(
 async def _restore_in(fetch: Fetch, write: Restore) -> Conflict | KeyHeld | None:
     """Restore a thread in a transaction that changes nothing if it is refused."""
     thread_id, calls = write.thread_id, write.calls
-
-    if calls:
-        await fetch(queries.LOCK_CALLS)
-
     rows = await fetch(queries.VERSION, thread_id)
 
     if rows or await fetch(queries.CALLS, thread_id):
