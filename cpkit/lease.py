@@ -134,7 +134,7 @@ def thread_lease(
 
 
 class Lease:
-    """A term as the runner of a thread; made by `thread_lease`, entered once.
+    """The right to run one thread, for one term; made by `thread_lease`, entered once.
 
     ``token`` is the number of the term, higher than that of every earlier term.
     """
@@ -161,11 +161,14 @@ class Lease:
         self._backoff = backoff or Backoff()
         self._on_wait = on_wait
         self._terms = Terms(cp, self.thread_id, self._backoff, stale_after)
-        self._took_over = False
+        self._keeps_mark = False
         self._reason: str | None = None
         self._cancelled_block = False
+        self._cancelling = 0
         self._renewed_at = 0.0
+        self._entered = False
         self._task: asyncio.Task[Any] | None = None
+        self._renewer: asyncio.Task[None] | None = None
         self._call = self._terms.new_call(holder, stale_after)
 
     def __repr__(self) -> str:
@@ -195,10 +198,15 @@ class Lease:
             raise LeaseLost(self.thread_id, self.token, self._reason)
 
     def keep_mark(self) -> None:
-        """Leave the mark of a dead run in the store: this term is not the next run."""
-        self._took_over = False
+        """Leave the mark of a dead run: this term only recovers, it runs no agent."""
+        self._keeps_mark = True
 
     async def __aenter__(self) -> Self:
+        if self._entered:
+            raise RuntimeError(f"{self!r} was entered before: call thread_lease again")
+
+        self._entered = True
+
         try:
             await self._acquire()
         except (asyncio.CancelledError, BackendUnavailable):
@@ -219,10 +227,12 @@ class Lease:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        assert self._renewer is not None
         self._renewer.cancel()
         _active.discard(self)
         # A loss that is found from here on must not cancel the block, which has ended.
-        task, self._task = self._task, None
+        task = self._task
+        self._task = None
         stopped = False
 
         if self._cancelled_block:
@@ -235,13 +245,15 @@ class Lease:
         try:
             await asyncio.wait([self._renewer])
         finally:
-            reason, self._reason = self._reason, self._reason or "it was released"
+            reason = self._reason
+            self._reason = reason or "it was released"
 
             if reason is None:
-                if exc is None and self._took_over:
-                    await self._clear_died()
-
-                await self._release()
+                try:
+                    if exc is None and not self._keeps_mark:
+                        await self._clear_died()
+                finally:
+                    await self._release()
 
         if reason and (exc is None or (stopped and kind is asyncio.CancelledError)):
             raise LeaseLost(self.thread_id, self.token, reason) from exc
@@ -289,7 +301,6 @@ class Lease:
 
                 if is_stale:
                     await self._terms.take_over(call_id)
-                    self._took_over = True
                     return
 
                 if (left := deadline - clock()) <= 0:
@@ -323,7 +334,7 @@ class Lease:
                 return record
 
             if record.status == "issued":
-                # No other runner can measure this term's silence from an earlier time.
+                # Others measure from the claim or later, so `asked` is the safe start.
                 self._renewed_at = asked
                 self.token = record.attempt
                 return None
@@ -386,17 +397,23 @@ class Lease:
                 self._task.cancel()
 
     async def _clear_died(self) -> None:
+        """Remove the mark that an earlier run died: this one ended well."""
         try:
-            await self._terms.clear_died()
+            if (await self._terms.look()).died is not None:
+                await self._terms.clear_died()
         except CheckpointerError:
-            log.warning("the mark of a dead run of %r stays", self.thread_id)
+            log.warning(
+                "could not remove the mark that a run of %r died",
+                self.thread_id,
+                exc_info=True,
+            )
 
     async def _release(self) -> None:
         try:
             await self._terms.end(self._call.call_id, "released")
         except asyncio.CancelledError:
-            # Recording is idempotent. Without it, the next runner must wait until the
-            # term is stale.
+            # Record again: it is idempotent. Without it, the next runner must wait
+            # until the term is stale.
             await self._terms.end(self._call.call_id, "released")
             raise
         except BackendUnavailable:

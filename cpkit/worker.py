@@ -25,11 +25,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from cpkit.driver import Handle
 from cpkit.driver.backoff import Backoff
@@ -40,7 +40,7 @@ from cpkit.effects.errors import EffectDenied, EffectTimeout
 from cpkit.effects.records import REQUESTS
 from cpkit.effects.requests import ApprovalRequest, Entry, Requests
 from cpkit.errors import BackendUnavailable
-from cpkit.lease import Lease, LeaseLost, LeaseTimeout, this_process, thread_lease
+from cpkit.lease import Lease, LeaseTimeout, this_process, thread_lease
 from cpkit.protocol import Checkpointer, ListsThreads
 from cpkit.terms import LEASES, LeaseState, Terms, stale_after_of, state_of
 from cpkit.waiting import StaleDetector
@@ -53,8 +53,11 @@ log = logging.getLogger("cpkit.worker")
 Agent = Callable[[Checkpointer[Any], Lease], Awaitable[object]]
 """Runs one thread: the one of the lease."""
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 _PAGE = 500
-_AT_A_TIME = 8  # reads of leases, to hide a server's round trips
+_AT_A_TIME = 8  # reads in parallel, to hide a server's round trips
 _LONGEST_RETRY = 300.0
 
 
@@ -64,9 +67,9 @@ class Health:
 
     holder: str
     ran: int = 0
-    """Calls of the function that ended well."""
+    """Calls of the function that ended: also denied ones, and those that wait."""
     failed: int = 0
-    """Calls that raised an exception, which are repeated."""
+    """Runs that raised an exception, which are repeated."""
     running: list[str] = field(default_factory=list)
     """The threads whose function is being called."""
     decided: int = 0
@@ -98,13 +101,17 @@ class Health:
 
 
 class _SeenLease:
-    """What the worker knows of one lease's thread since it last read it."""
+    """A lease as last read."""
 
-    def __init__(self, updated_at: datetime, state: LeaseState) -> None:
+    def __init__(
+        self, updated_at: datetime, state: LeaseState, stale_after: float
+    ) -> None:
         self.updated_at = updated_at
         self.state = state
-        term = state.term
-        self.stale = None if term is None else StaleDetector(stale_after_of(term, 15))
+        self.stale: StaleDetector | None = None
+
+        if state.term is not None:
+            self.stale = StaleDetector(stale_after_of(state.term, stale_after))
 
 
 class _Gauges:
@@ -178,7 +185,8 @@ class Worker:
         self._gauges = None if meter is None else _Gauges(meter, cp)
         self._leases: dict[str, _SeenLease] = {}
         self._jobs: dict[str, asyncio.Task[None]] = {}
-        self._retry: dict[str, tuple[int, float]] = {}
+        # The pause after the last failure, and when the thread may be tried again.
+        self._retry: dict[str, tuple[float, float]] = {}
         self._job_ended = asyncio.Event()
 
     async def run(self, stop: asyncio.Event | None = None) -> None:
@@ -187,24 +195,14 @@ class Worker:
         stopping = asyncio.create_task(stop.wait())
 
         try:
-            async with Wakeups(self._cp, REQUESTS) as wakeups:
-                while not stop.is_set():
-                    await self._look_safely()
-                    pause = self._pause()
-                    wake = asyncio.create_task(wakeups.wait(pause, pause))
-                    ended = asyncio.create_task(self._job_ended.wait())
-
-                    try:
-                        await asyncio.wait(
-                            [stopping, wake, ended],
-                            return_when=asyncio.FIRST_COMPLETED,
-                        )
-                    finally:
-                        wake.cancel()
-                        ended.cancel()
-                        await asyncio.wait([wake, ended])
-
-                    self._job_ended.clear()
+            while not stop.is_set():
+                try:
+                    async with Wakeups(self._cp, REQUESTS) as wakeups:
+                        await self._look_and_wait(wakeups, stopping)
+                except BackendUnavailable as exc:
+                    self.health.store_errors += 1
+                    log.warning("the store is away: %s", exc)
+                    await asyncio.wait([stopping], timeout=self._poll)
         finally:
             stopping.cancel()
             await self._end_jobs()
@@ -224,33 +222,50 @@ class Worker:
 
             await asyncio.wait(list(self._jobs.values()))
 
+    async def _look_and_wait(
+        self, wakeups: Wakeups, stopping: asyncio.Task[Any]
+    ) -> None:
+        """Look at the store again and again, until ``stopping`` is done."""
+        while not stopping.done():
+            await self._look()
+            pause = self._pause()
+            wake = asyncio.create_task(wakeups.wait(pause, pause))
+            ended = asyncio.create_task(self._job_ended.wait())
+
+            try:
+                await asyncio.wait(
+                    [stopping, wake, ended], return_when=asyncio.FIRST_COMPLETED
+                )
+            finally:
+                wake.cancel()
+                ended.cancel()
+                await asyncio.wait([wake, ended])
+
+            self._job_ended.clear()
+
     def _pause(self) -> float:
-        """Return the seconds between two looks: four fit in the time of each lease."""
+        """Return the time to the next look, at most a quarter of each stale_after."""
         pauses = [
             seen.stale.longest_pause for seen in self._leases.values() if seen.stale
         ]
         return min([self._poll, *pauses])
 
     async def _end_jobs(self) -> None:
+        """Give the runs ``grace`` seconds to end, then cancel them."""
         jobs = list(self._jobs.values())
 
-        if jobs:
-            _, late = await asyncio.wait(jobs, timeout=self._grace)
+        if not jobs:
+            return
 
-            for job in late:
+        try:
+            await asyncio.wait(jobs, timeout=self._grace)
+        finally:
+            for job in jobs:
                 job.cancel()
 
-            if late:
-                await asyncio.wait(late)
+            await asyncio.wait(jobs)
 
     # Look for work
-
-    async def _look_safely(self) -> None:
-        try:
-            await self._look()
-        except BackendUnavailable as exc:
-            self.health.store_errors += 1
-            log.warning("the store is away: %s", exc)
 
     async def _look(self) -> None:
         """Start a job for each thread that needs a run and may have one."""
@@ -260,11 +275,18 @@ class Worker:
         self.health.store_errors = 0
         now = asyncio.get_running_loop().time()
 
-        for thread_id in [*decided, *(one for one in dead if one not in decided)]:
+        due = dict.fromkeys([*decided, *dead])
+        self._retry = {
+            thread_id: (pause, not_before)
+            for thread_id, (pause, not_before) in self._retry.items()
+            if now < not_before or thread_id in due or thread_id in self._jobs
+        }
+
+        for thread_id in due:
             if len(self._jobs) >= self._concurrency:
                 return
 
-            _, not_before = self._retry.get(thread_id, (0, 0.0))
+            _, not_before = self._retry.get(thread_id, (0.0, 0.0))
 
             if thread_id not in self._jobs and now >= not_before:
                 job = asyncio.create_task(self._job(thread_id, dead.get(thread_id)))
@@ -275,27 +297,26 @@ class Worker:
         del self._jobs[thread_id]
         self._job_ended.set()
 
-        if not job.cancelled() and (exc := job.exception()) is not None:
-            log.error("the job of %r failed", thread_id, exc_info=exc)
-
     async def _open_requests(
         self, thread_id: str | None = None
     ) -> list[tuple[Entry, ApprovalRequest]]:
         """Return the list of requests that are undecided, or not acted on."""
-        found = []
+        entries = [
+            entry
+            for entry in await self._requests.entries()
+            if entry.run_thread.startswith(self._prefix)
+            and (thread_id is None or entry.run_thread == thread_id)
+        ]
 
-        for entry in await self._requests.entries():
-            where = entry.run_thread
+        async def read(entry: Entry) -> ApprovalRequest | None:
+            return await self._requests.get(entry.key, entry.number, entry.thread_id)
 
-            if not where.startswith(self._prefix) or thread_id not in (None, where):
-                continue
-
-            request = await self._requests.get(entry.key, entry.number, entry.thread_id)
-
-            if request is not None:
-                found.append((entry, request))
-
-        return found
+        requests = await _read_all(read, entries)
+        return [
+            (entry, request)
+            for entry, request in zip(entries, requests, strict=True)
+            if request is not None
+        ]
 
     def _measured(
         self, requests: list[tuple[Entry, ApprovalRequest]]
@@ -322,29 +343,32 @@ class Worker:
         if not isinstance(self._cp, ListsThreads):
             return {}
 
-        after = None
         listed: set[str] = set()
         found: dict[str, str | None] = {}
 
-        while page := await self._cp.list_threads(
-            prefix=LEASES, after=after, limit=_PAGE
-        ):
-            after = page[-1].thread_id
-            listed.update(info.thread_id for info in page)
-            changed = [
-                info
-                for info in page
-                if (seen := self._leases.get(info.thread_id)) is None
-                or seen.updated_at != info.updated_at
-            ]
+        # The lease of a long id is listed under its hash.
+        for prefix in (f"{LEASES}:{self._prefix}", f"{LEASES}-of:"):
+            after = None
 
-            for start in range(0, len(changed), _AT_A_TIME):
-                part = changed[start : start + _AT_A_TIME]
-                loads = [self._cp.load(info.thread_id) for info in part]
+            while page := await self._cp.list_threads(
+                prefix=prefix, after=after, limit=_PAGE
+            ):
+                after = page[-1].thread_id
+                listed.update(info.thread_id for info in page)
+                changed = [
+                    info
+                    for info in page
+                    if (seen := self._leases.get(info.thread_id)) is None
+                    or seen.updated_at != info.updated_at
+                ]
+                loaded = await _read_all(
+                    lambda info: self._cp.load(info.thread_id), changed
+                )
 
-                for info, data in zip(part, await asyncio.gather(*loads), strict=True):
-                    seen = _SeenLease(info.updated_at, state_of(data))
-                    self._leases[info.thread_id] = seen
+                for info, data in zip(changed, loaded, strict=True):
+                    self._leases[info.thread_id] = _SeenLease(
+                        info.updated_at, state_of(data), self._stale_after
+                    )
 
         for lease_thread in self._leases.keys() - listed:
             del self._leases[lease_thread]
@@ -367,7 +391,25 @@ class Worker:
     # Run a thread
 
     async def _job(self, thread_id: str, stale_term: str | None) -> None:
-        """Take the thread's lease, look again whether it needs a run, and run it."""
+        """Run the thread under its lease; after a failure, note when to try again."""
+        try:
+            await self._take_and_run(thread_id, stale_term)
+        except LeaseTimeout:
+            self._not_before(thread_id)
+            log.debug("another worker runs %r", thread_id)
+        except asyncio.CancelledError as exc:
+            # The function may have awaited a task that was cancelled. Then this job was
+            # not.
+            task = asyncio.current_task()
+
+            if task is None or task.cancelling():
+                raise
+
+            self._failed(thread_id, exc)
+        except Exception as exc:
+            self._failed(thread_id, exc)
+
+    async def _take_and_run(self, thread_id: str, stale_term: str | None) -> None:
         terms = Terms(self._cp, thread_id, self._backoff, self._stale_after)
         state = await terms.look()
 
@@ -378,52 +420,36 @@ class Worker:
 
             await terms.take_over(stale_term)
 
-        try:
-            async with thread_lease(
-                self._cp,
-                thread_id,
-                stale_after=self._stale_after,
-                timeout=0,
-                holder=self.health.holder,
-            ) as lease:
-                await self._run(thread_id, terms, lease)
-        except LeaseTimeout:
-            self._not_before(thread_id)
-            log.debug("another worker runs %r", thread_id)
-        except LeaseLost as exc:
-            log.warning("%s", exc)
+        async with thread_lease(
+            self._cp,
+            thread_id,
+            stale_after=self._stale_after,
+            timeout=0,
+            holder=self.health.holder,
+        ) as lease:
+            await self._run(thread_id, terms, lease)
 
     async def _run(self, thread_id: str, terms: Terms, lease: Lease) -> None:
+        """Run the thread if it still needs it; the lease removes a dead run's mark."""
         entries = _decided(await self._open_requests(thread_id)).get(thread_id, [])
-        died = (await terms.look()).died is not None
 
-        if not entries and not died:
+        if not entries and (await terms.look()).died is None:
+            lease.keep_mark()
             return
 
         log.info("running %r", thread_id)
         self.health.running.append(thread_id)
 
         try:
-            await self._agent(self._cp, lease)
-        except EffectTimeout as exc:
-            if exc.holder is not None:
-                self._failed(thread_id)
-                return
-
-            log.info("%r waits for an approval", thread_id)
-        except EffectDenied as exc:
-            log.warning("the run of %r ended: %s", thread_id, exc)
-        except asyncio.CancelledError:
-            # This run did not end well, and its lease is released: only the mark shows
-            # to another worker that the thread needs a run.
-            await terms.mark_died()
-            raise
-        except Exception:
+            await self._call(thread_id, lease)
+        except BaseException:
+            # The lease is released on the way out, so only the mark shows that the
+            # thread needs a run. A lost lease is not released: the runner that takes
+            # it over sets the mark, and removes it when its own run ended well.
             if not lease.lost:
                 await terms.mark_died()
 
-            self._failed(thread_id)
-            return
+            raise
         finally:
             self.health.running.remove(thread_id)
 
@@ -433,27 +459,36 @@ class Worker:
         for entry in entries:
             await self._requests.end_entry(entry, "a worker ran the thread")
 
-        if died:
-            await terms.clear_died()
-
         self.health.ran += 1
         self._retry.pop(thread_id, None)
         log.info("%r ended", thread_id)
 
+    async def _call(self, thread_id: str, lease: Lease) -> None:
+        """Call the function; return if it ended, was denied, or waits for a person."""
+        try:
+            await self._agent(self._cp, lease)
+        except EffectTimeout as exc:
+            if exc.holder is not None:
+                raise  # it waited for another run's effect, which wakes no worker
+
+            log.info("%r waits for an approval", thread_id)
+        except EffectDenied as exc:
+            log.warning("the run of %r ended: %s", thread_id, exc)
+
     def _not_before(self, thread_id: str) -> None:
         """Do not try the thread again at once: another runner has it."""
-        count, _ = self._retry.get(thread_id, (0, 0.0))
+        pause, _ = self._retry.get(thread_id, (0.0, 0.0))
         now = asyncio.get_running_loop().time()
-        self._retry[thread_id] = count, now + self._pause() / 2
+        self._retry[thread_id] = pause, now + self._pause() / 2
 
-    def _failed(self, thread_id: str) -> None:
-        count, _ = self._retry.get(thread_id, (0, 0.0))
-        pause = min(2.0**count, _LONGEST_RETRY)
+    def _failed(self, thread_id: str, exc: BaseException) -> None:
+        pause, _ = self._retry.get(thread_id, (0.0, 0.0))
+        pause = min(2 * pause or 1.0, _LONGEST_RETRY)
         now = asyncio.get_running_loop().time()
-        self._retry[thread_id] = count + 1, now + pause
+        self._retry[thread_id] = pause, now + pause
         self.health.failed += 1
         log.warning(
-            "the run of %r failed; again in %g s", thread_id, pause, exc_info=True
+            "the run of %r failed; again in %g s", thread_id, pause, exc_info=exc
         )
 
 
@@ -476,6 +511,17 @@ def _age(times: list[datetime]) -> float | None:
         return None
 
     return max(0.0, (datetime.now(UTC) - min(times)).total_seconds())
+
+
+async def _read_all(read: Callable[[T], Awaitable[R]], items: Sequence[T]) -> list[R]:
+    """Return what ``read`` returns for each item; a few reads run in parallel."""
+    found: list[R] = []
+
+    for start in range(0, len(items), _AT_A_TIME):
+        part = items[start : start + _AT_A_TIME]
+        found += await asyncio.gather(*map(read, part))
+
+    return found
 
 
 async def _same(updated_at: datetime) -> datetime:

@@ -260,3 +260,60 @@ async def test_a_term_with_malformed_args_can_be_taken_over(
 
     async with mine as lease:
         assert lease.token == 2
+
+
+async def test_a_run_that_ended_well_removes_every_mark(cp: Store, thread: str) -> None:
+    """Also the mark of a dead run that another runner took over."""
+    terms = (await abandon(cp, thread))._terms
+
+    async with lease_of(cp, thread) as recovering:  # takes the dead run's term over
+        recovering.keep_mark()
+
+    assert (await terms.look()).died == thread
+
+    with pytest.raises(ZeroDivisionError):
+        async with lease_of(cp, thread):
+            raise ZeroDivisionError
+
+    assert (await terms.look()).died == thread
+
+    async with lease_of(cp, thread):
+        pass
+
+    assert (await terms.look()).died is None
+
+
+async def test_a_lease_is_released_if_removing_the_mark_is_cancelled(
+    cp: Store, thread: str
+) -> None:
+    """The next runner does not wait until the term is stale."""
+    began = asyncio.Event()
+
+    async def hang() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    async def work() -> None:
+        async with lease_of(cp, thread, stale_after=60) as lease:
+            await lease._terms.mark_died()
+            lease._terms.clear_died = hang  # type: ignore[method-assign]  # it hangs
+
+    task = asyncio.create_task(work())
+    await began.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+    async with lease_of(cp, thread, timeout=5) as lease:
+        assert lease.token == 2
+
+
+async def test_a_lease_is_entered_once(cp: Store, thread: str) -> None:
+    """A second entry is an error that names the function to call."""
+    lease = lease_of(cp, thread)
+
+    async with lease:
+        pass
+
+    with pytest.raises(RuntimeError, match="thread_lease again"):
+        await lease.__aenter__()
