@@ -54,13 +54,14 @@ def exactly(value: Any) -> str:
 @given(STEPS, st.booleans())
 @settings(deadline=None, max_examples=100)
 def test_every_list_is_loaded_exactly(steps: list[Any], often: bool) -> None:
-    """Any saver reads any checkpoint of any other saver.
+    """Any saver reads and lists the checkpoints of any other saver.
 
     Full checkpoints may be as frequent as possible, and reads as short.
     """
     with pytest.MonkeyPatch.context() as patch:
         if often:
             patch.setattr(checkpoints, "_FULL_FROM", 0)
+            patch.setattr(checkpoints, "_MANY_CHANNELS", 1)
             patch.setattr(cache, "_FIRST_READ", 1)
 
         asyncio.run(play(steps))
@@ -71,7 +72,8 @@ async def play(steps: list[Any]) -> None:
         reference = InMemorySaver()
         savers = [CheckpointSaver(cp), CheckpointSaver(cp)]
         start_config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
-        configs: list[Any] = [start_config]
+        child: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": "child"}}
+        configs: list[Any] = [start_config, child]
 
         for which, start, keep, added, change in steps:
             config = configs[start % len(configs)]
@@ -87,7 +89,18 @@ async def play(steps: list[Any]) -> None:
             checkpoint = empty_checkpoint()
             checkpoint["id"] = str(uuid6())
             checkpoint["channel_values"] = {"log": log}
-            new = checkpoint["channel_versions"] = {"log": version}
+            new: Any = {"log": version}
+
+            if keep % 2 or there is None:
+                checkpoint["channel_values"]["n"] = keep
+                new["n"] = version
+            else:
+                checkpoint["channel_values"]["n"] = there.checkpoint["channel_values"][
+                    "n"
+                ]
+
+            before = there.checkpoint["channel_versions"] if there else {}
+            checkpoint["channel_versions"] = {**before, **new}
             await reference.aput(config, checkpoint, {}, new)
             configs.append(await saver.aput(config, checkpoint, {}, new))
 
@@ -99,9 +112,46 @@ async def play(steps: list[Any]) -> None:
                 assert exactly(_log(found)) == exactly(_log(expected))
 
         for reader in (*savers, CheckpointSaver(cp)):
-            newest = await reader.aget_tuple(start_config)
-            expected = await reference.aget_tuple(start_config)
-            assert exactly(_log(newest)) == exactly(_log(expected))
+            for config in (start_config, child):
+                newest = await reader.aget_tuple(config)
+                expected = await reference.aget_tuple(config)
+                assert exactly(_log(newest)) == exactly(_log(expected))
+
+        everything: Any = {"configurable": {"thread_id": "t"}}
+
+        for config in (start_config, child, everything):
+            for before, limit in [(None, 1), (None, 3), (configs[-1], 2), (None, None)]:
+                if before is not None and len(configs) == 2:
+                    continue
+
+                history = [
+                    one
+                    async for one in reference.alist(config, before=before, limit=limit)
+                ]
+                # All namespaces by id; LangGraph's saver goes by namespace.
+                history.sort(key=_id, reverse=True)
+
+                if config is everything and limit is not None:
+                    every = [
+                        one async for one in reference.alist(config, before=before)
+                    ]
+                    history = sorted(every, key=_id, reverse=True)[:limit]
+
+                for reader in (*savers, CheckpointSaver(cp)):
+                    listed = [
+                        one
+                        async for one in reader.alist(
+                            config, before=before, limit=limit
+                        )
+                    ]
+                    assert list(map(_id, listed)) == list(map(_id, history))
+                    assert exactly([*map(_log, listed)]) == exactly(
+                        [*map(_log, history)]
+                    )
+
+
+def _id(found: Any) -> Any:
+    return found.checkpoint["id"]
 
 
 def _log(found: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from cpkit.integrations.langgraph.errors import Unsupported
@@ -14,11 +14,14 @@ from cpkit.sessions.fenced import read_range
 
 __all__ = ["Threads"]
 
-# The first read from the end of a thread. Each further read is three times as long.
-_FIRST_READ = 4
+# Records in the first read from the end of a thread. Each further read has more.
+_FIRST_READ = 8
+_GROWTH = 4
 
 # With more new records, a reader starts again at the last full checkpoint.
 _MANY_RECORDS = 64
+
+Test = Callable[[Thread], bool]
 
 
 class Threads:
@@ -26,7 +29,7 @@ class Threads:
 
     ``limit`` bounds their number, and ``limit_bytes`` their size. It is used only on
     the store's loop. To read a cached thread, it asks the store for the last known
-    record and all later ones. If another record is in that position, the thread was
+    record and all later ones. If the last known record is missing, the thread was
     deleted, and it is read again.
     """
 
@@ -57,47 +60,111 @@ class Threads:
 
     async def read(self, thread_id: object) -> Thread:
         """Return the thread with every record that is in the store now."""
-        while True:
-            thread = self.get(thread_id)
+        return await self.find(thread_id, None, lambda _: False, first=None)
 
-            async with thread.turn:
-                if thread.start == 0 and await self._catch_up(thread):
-                    return thread
+    async def find(
+        self,
+        thread_id: object,
+        ns: str | None,
+        is_enough: Test,
+        *,
+        first: int | None = 0,
+        oldest: bool = False,
+    ) -> Thread:
+        """Return the thread, or a window of it that is enough.
 
-                self.forget(thread)
-
-            if thread.start:
-                # Some of the known lists may be in the records that are read next.
-                self.get(thread_id).known = thread.known
-
-    async def read_newest(self, thread_id: object, ns: str) -> Thread:
-        """Return the thread from a full checkpoint of the namespace on, or all of it.
-
-        A thread in memory is extended by the records that are new in the store.
+        A thread in memory is extended by the records that are new in the store. Other
+        arguments as for `windows`.
         """
         while True:
             thread = self.get(thread_id)
 
             async with thread.turn:
-                if thread.version == 0 or thread.bytes_seen > self._limit_bytes:
-                    window = await self._window(thread, ns)
+                if self._cached.get(thread.store_id) is not thread:
+                    # Another task has replaced it.
+                    continue
 
-                    if window is not None:
-                        window.known = thread.known
-                        window.check_known()
-                        self._cached[thread.store_id] = window
-                        return window
-
-                if await self._catch_up(thread):
+                if (
+                    self._is_usable(thread, first)
+                    and await self.extend(thread)
+                    and (not thread.is_window or is_enough(thread))
+                ):
                     return thread
 
-                self.forget(thread)
+                async for found in self.windows(
+                    thread.store_id, thread.thread_id, ns, first=first, oldest=oldest
+                ):
+                    if not found.is_window or is_enough(found):
+                        found.known = thread.known
+                        found.check_known()
+                        found.written, found.empty = thread.written, thread.empty
+                        self._cached[thread.store_id] = found
+                        return found
+
+    async def windows(
+        self,
+        store_id: str,
+        thread_id: str | None,
+        ns: str | None,
+        *,
+        first: int | None = 0,
+        oldest: bool = False,
+    ) -> AsyncIterator[Thread]:
+        """Read a thread from its end, farther back each time; at last all of it.
+
+        ``first`` is the least number of records to begin with, or ``None`` for all.
+        A window begins at a full checkpoint of the namespace, or of any: at the newest
+        one that was read, or at the ``oldest``, as all windows but the first.
+        """
+        count = None
+
+        if first is not None and isinstance(self.cp, ReadsRanges):
+            count = max(first, _FIRST_READ)
+
+        while True:
+            start = 0 if count is None else -count
+            records: list[Any] = await read_range(self.cp, store_id, start)
+
+            if count is None or len(records) < count:
+                whole = Thread(store_id, thread_id)
+
+                for record in records:
+                    whole.take(record)
+
+                yield whole
+                return
+
+            place = _full_place(records, ns, oldest)
+
+            if place is not None:
+                window = Thread(store_id, thread_id, records[place])
+
+                for record in records[place - records[place].get("parts", 0) :]:
+                    window.take(record)
+
+                if not window.is_mixed:
+                    yield window
+
+                oldest = True
+
+            count *= _GROWTH
 
     async def load(self, store_id: str) -> tuple[Thread, list[Record]]:
         """Read a complete thread without caching it; also return its valid records."""
         thread = Thread(store_id)
-        records = await read_range(self.cp, store_id)
-        return thread, [record for record in records if thread.take(record)]
+        valid: list[Record] = []
+        parts: list[Record] = []
+
+        for record in await read_range(self.cp, store_id):
+            parts.append(record)
+
+            if not thread.take(record):
+                parts.clear()
+            elif record["type"] != "part":
+                valid += parts
+                parts.clear()
+
+        return thread, valid
 
     def forget(self, thread: Thread) -> None:
         """Remove a thread from the cache."""
@@ -118,99 +185,99 @@ class Threads:
 
                 after = page[-1].thread_id
 
-    async def _window(self, thread: Thread, ns: str) -> Thread | None:
-        """Read a thread backwards, up to a full checkpoint of the namespace.
-
-        Return ``None`` if the thread is short, or has no such checkpoint.
-        """
-        if not isinstance(self.cp, ReadsRanges):
-            return None
-
-        store_id = thread.store_id
-        end = await self.cp.append(store_id, [])
-
-        if end <= _FIRST_READ:
-            return None
-
-        # Not at the same time: a second connection would take longer to open.
-        first = (await self.cp.read(store_id, 0, 1))[:1]
-        records: list[Any] = []
-        start, count = end, _FIRST_READ
-
-        while start > 0:
-            stop, start = start, max(0, start - count)
-            records[:0] = await self.cp.read(store_id, start, stop)
-
-            if len(records) != end - start:
-                # The thread was deleted during the read.
-                return None
-
-            if place := _full_place(records, ns, first):
-                window = Thread(store_id, thread.thread_id, start + place)
-                window.first_id = str(_id_of(first[0]))
-
-                for record in records[place:]:
-                    window.take(record)
-
-                return window
-
-            count *= 3
-
-        return None
-
     async def extend(self, thread: Thread) -> bool:
-        """Read new records; return false if the thread was deleted.
+        """Read new records; return false if the thread must be read again.
 
         The caller holds the thread's ``turn``.
         """
-        return await self._catch_up(thread)
+        count = len(thread.appended) + 1
 
-    async def _catch_up(self, thread: Thread) -> bool:
-        """Read new records; return false if the cached thread must be read again."""
-        start = max(thread.version - 1, 0)
+        while True:
+            if thread.version is not None:
+                start = thread.version - 1
+                stop = start + _MANY_RECORDS if thread.is_window else None
+            else:
+                start, stop = -count, None
 
-        stop = start + _MANY_RECORDS if thread.start else None
-        records = await read_range(self.cp, thread.store_id, start, stop)
+            records = await read_range(self.cp, thread.store_id, start, stop)
+            place = _place_of(thread.last_id, records)
 
-        if len(records) == _MANY_RECORDS and thread.start:
-            return False
+            if place is not None:
+                break
 
-        if thread.version:
-            if not records or _id_of(records[0]) != thread.last_id:
+            if start >= 0 or len(records) < count or count > _MANY_RECORDS:
                 return False
 
-            del records[0]
+            count *= _GROWTH
 
-        is_first = thread.version == 0
+        # Another thread of this id, or more records than were asked for.
+        if start >= 0 and (place > 0 or (stop and len(records) == _MANY_RECORDS)):
+            return False
 
-        for record in records:
+        for record in records[place + 1 :]:
             thread.take(record)
 
-        if is_first:
-            thread.check_known()
+        return not thread.is_mixed
 
-        return True
+    async def locate(self, thread: Thread) -> bool:
+        """Find out the version of a window; return false if it must be read again.
+
+        The caller holds the thread's ``turn``.
+        """
+        end = await self.cp.append(thread.store_id, [])
+        start = max(0, end - _MANY_RECORDS)
+        records = await read_range(self.cp, thread.store_id, start, end)
+        place = _place_of(thread.last_id, records)
+
+        if place is None or len(records) < end - start:
+            return False
+
+        thread.version = start + place + 1
+
+        for record in records[place + 1 :]:
+            thread.take(record)
+
+        return not thread.is_mixed
+
+    def _is_usable(self, thread: Thread, first: int | None) -> bool:
+        """Return whether a cached thread may have what is asked for."""
+        if first is None:
+            return thread.count > 0 and not thread.is_window
+
+        # A large one is replaced by its newest part.
+        is_small = thread.bytes_seen <= self._limit_bytes
+        return thread.count > 0 and (is_small or not isinstance(self.cp, ReadsRanges))
 
     def _bytes(self) -> int:
         return sum(thread.bytes_seen for thread in self._cached.values())
 
 
-def _full_place(records: list[Any], ns: str, first: list[Any]) -> int:
-    """Return the index of the newest full checkpoint's first record, or 0."""
-    for place in range(len(records) - 1, 0, -1):
+def _full_place(records: list[Any], ns: str | None, oldest: bool) -> int | None:
+    """Return the index of a full checkpoint whose parts are there too, or ``None``."""
+    places = range(len(records))
+
+    for place in places if oldest else reversed(places):
         record = records[place]
 
         if (
             isinstance(record, dict)
             and record.get("newest") is not None
-            and record.get("ns") == ns
-            and first
-            and record.get("first") == _id_of(first[0])
+            and record.get("first") is not None
+            and (ns is None or record.get("ns") == ns)
+            and place >= int(record.get("parts", 0))
         ):
-            # 0 as well if some of its parts are not read yet.
-            return max(0, place - int(record.get("parts", 0)))
+            return place
 
-    return 0
+    return None
+
+
+def _place_of(record_id: str | None, records: list[Any]) -> int | None:
+    """Return the index of the record, which is unlikely to be far from the end."""
+    for place in reversed(range(len(records))):
+        if _id_of(records[place]) == record_id:
+            return place
+
+    return None
 
 
 def _id_of(record: object) -> object:

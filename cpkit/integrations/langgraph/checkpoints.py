@@ -27,6 +27,7 @@ from cpkit.integrations.langgraph.found import (
     Filter,
     Found,
     config_for,
+    is_certain,
     matching,
     namespace_in,
 )
@@ -42,6 +43,7 @@ from cpkit.integrations.langgraph.thread import (
 )
 from cpkit.integrations.langgraph.values import (
     EMPTY,
+    PLAIN,
     Known,
     fingerprints_of,
     from_json,
@@ -61,6 +63,12 @@ _LARGEST_TEXT = 8 * 1024 * 1024
 # the state, and more than this.
 _FULL_FROM = 32 * 1024
 
+# Fewer versions are stored with every checkpoint.
+_MANY_CHANNELS = 8
+
+# A checkpoint is also stored with all its values if this adds few bytes.
+_SMALL_REST = 512
+
 
 class Checkpoints:
     """The checkpoints in a store. Use it only on the store's event loop."""
@@ -74,12 +82,15 @@ class Checkpoints:
     async def get(self, config: RunnableConfig) -> CheckpointTuple | None:
         thread_id, ns = config["configurable"]["thread_id"], namespace_in(config)
         wanted = get_checkpoint_id(config)
-        thread = await self._threads.read_newest(thread_id, ns)
-        checkpoint = thread.namespace(ns).get(wanted)
 
-        if thread.start and not _is_certain(thread.namespace(ns), wanted, checkpoint):
-            thread = await self._threads.read(thread_id)
-            checkpoint = thread.namespace(ns).get(wanted)
+        def is_enough(thread: Thread) -> bool:
+            space = thread.namespace(ns)
+            return _is_certain(space, wanted, space.get(wanted))
+
+        thread = await self._threads.find(
+            thread_id, ns, is_enough, oldest=wanted is not None
+        )
+        checkpoint = thread.namespace(ns).get(wanted)
 
         if checkpoint is None:
             return None
@@ -88,6 +99,9 @@ class Checkpoints:
 
         # If the run appends to these lists, only the new items are stored.
         for channel, value in checkpoint[1].values.items():
+            if value.data[0] == PLAIN:
+                continue
+
             known = thread.known.get((ns, channel))
 
             if known is None or known.record_id != value.record_id:
@@ -97,9 +111,10 @@ class Checkpoints:
                 if fingerprints is not None:
                     thread.known[ns, channel] = Known(value.record_id, fingerprints)
 
-        for channel, version in checkpoint[1].versions.items():
-            is_empty = channel not in checkpoint[1].values
-            thread.stored[ns, channel] = (version, is_empty)
+        thread.note(ns, checkpoint[0], checkpoint[1].versions)
+
+        for channel in checkpoint[1].versions.keys() - checkpoint[1].values.keys():
+            thread.empty[ns, channel] = checkpoint[1].versions[channel]
 
         return found
 
@@ -110,20 +125,40 @@ class Checkpoints:
         before: RunnableConfig | None,
         limit: int | None,
     ) -> list[Found]:
+        ns = config["configurable"].get("checkpoint_ns") if config else None
+        left = limit
+
+        def search(thread: Thread) -> list[Found]:
+            return matching(thread, config, filter, before, left, self._serde)
+
+        def is_enough(thread: Thread) -> bool:
+            return is_certain(thread, ns, search(thread), left)
+
+        # A step of a graph has about this many records.
+        first = None if limit is None else 4 * (limit + 1)
+
         if config is not None:
-            thread = await self._threads.read(config["configurable"]["thread_id"])
-            return matching(thread, config, filter, before, limit, self._serde)
+            thread_id = config["configurable"]["thread_id"]
+            return search(
+                await self._threads.find(
+                    thread_id, ns, is_enough, first=first, oldest=True
+                )
+            )
 
         found: list[Found] = []
 
         async for store_id in self._threads.store_ids("list without a config"):
-            left = None if limit is None else limit - len(found)
-
             if left is not None and left <= 0:
                 break
 
-            thread, _ = await self._threads.load(store_id)
-            found += matching(thread, None, filter, before, left, self._serde)
+            async for thread in self._threads.windows(
+                store_id, None, None, first=first, oldest=True
+            ):
+                if not thread.is_window or is_enough(thread):
+                    found += search(thread)
+                    break
+
+            left = None if limit is None else limit - len(found)
 
         return found
 
@@ -137,7 +172,9 @@ class Checkpoints:
         thread_id = config["configurable"]["thread_id"]
         thread = self._threads.get(thread_id)
         ns = namespace_in(config)
-        is_full = _is_full_due(thread, ns, checkpoint, new_versions)
+        is_full = _may_be_full(thread, ns, checkpoint, new_versions) and _is_full_due(
+            thread.bytes_seen, thread.namespace(ns)
+        )
         record, known = self._record(
             thread, config, checkpoint, metadata, new_versions, is_full
         )
@@ -153,12 +190,13 @@ class Checkpoints:
         thread.known.update(known)
         space = thread.namespaces.setdefault(ns, Namespace())
         space.newest = max(space.newest, checkpoint["id"])
+        thread.top = max(thread.top, checkpoint["id"])
         thread.written = {one for one in thread.written if one[1] > checkpoint["id"]}
 
-        for name in ("values", "plain", "empty"):
-            for channel in record[name]:
-                version = record["versions"].get(channel)
-                thread.stored[ns, channel] = (version, name == "empty")
+        thread.note(ns, checkpoint["id"], checkpoint["channel_versions"])
+
+        for channel in record["empty"]:
+            thread.empty[ns, channel] = checkpoint["channel_versions"][channel]
 
         if "newest" in record:
             space.full_at = thread.bytes_seen
@@ -197,9 +235,7 @@ class Checkpoints:
         )
         known: dict[tuple[str, str], Known] = {}
 
-        if is_full:
-            record["newest"] = max(thread.namespace(ns).newest, checkpoint["id"])
-
+        rest = {} if is_full else _plain_rest(checkpoint, new_versions)
         for channel, version in (versions if is_full else new_versions).items():
             is_named = versions.get(channel) == version
 
@@ -232,7 +268,43 @@ class Checkpoints:
             if fingerprints is not None:
                 known[ns, channel] = Known(record["id"], fingerprints)
 
+        if (
+            rest is not None
+            and self._stores_plain
+            and _may_be_full(thread, ns, checkpoint, new_versions)
+            and not any("base" in entry for entry in record["values"].values())
+        ):
+            is_full = True
+            record["plain"] |= rest
+            record["empty"] += versions.keys() - values.keys() - new_versions.keys()
+
+        if not is_full:
+            self._shorten(thread, record, versions, new_versions)
+
+        if is_full:
+            own, newest = checkpoint["id"], thread.namespace(ns).newest
+            record["newest"] = newest if newest > own else ""
+            record["top"] = thread.top if thread.top > own else ""
+
         return record, known
+
+    def _shorten(
+        self,
+        thread: Thread,
+        record: Record,
+        versions: ChannelVersions,
+        new_versions: ChannelVersions,
+    ) -> None:
+        """Leave out the versions that the parent has too, if they are many."""
+        before = thread.versions_of(record["ns"], record["parent"])
+
+        if len(before) >= _MANY_CHANNELS and before.keys() <= versions.keys():
+            del record["versions"]
+            record["new_versions"] = {
+                channel: version
+                for channel, version in versions.items()
+                if channel in new_versions or before.get(channel) != version
+            }
 
     async def put_writes(
         self,
@@ -291,7 +363,7 @@ class Checkpoints:
 
     async def claim(self, thread_id: str) -> str:
         """Append a record that makes a new run the owner; return its token."""
-        thread = await self._threads.read_newest(thread_id, "")
+        thread = await self._threads.find(thread_id, "", lambda _: True)
         token = uuid4().hex
         await self._append(thread, new_record(thread, "owner", token=token))
         return token
@@ -300,29 +372,48 @@ class Checkpoints:
         self, owner: str, thread: Thread, records: list[Record]
     ) -> bool:
         """Append the records if the run owns the thread, in one atomic step."""
-        if thread.start and thread.owner is None:
+        while True:
             # The record of the owner may stand before the records that were read.
+            is_known = thread.count > 0 and thread.owner is not None
+
+            async with thread.turn:
+                if is_known and thread.version is None:
+                    is_known = await self._threads.locate(thread)
+
+            if not is_known:
+                self._threads.forget(thread)
+                thread = await self._threads.read(thread.thread_id)
+
+            async with thread.turn:
+                if await self._append_owned(owner, thread, records):
+                    return True
+
+            # The thread was deleted, or others have added many records.
+            self._threads.forget(thread)
             thread = await self._threads.read(thread.thread_id)
 
-        async with thread.turn:
-            while True:
-                if thread.owner != owner or thread.version == 0:
-                    await self._threads.extend(thread)
+    async def _append_owned(
+        self, owner: str, thread: Thread, records: list[Record]
+    ) -> bool:
+        """Append if the run is the owner; return false if the thread must be read."""
+        while True:
+            if thread.owner != owner and thread.count:
+                await self._threads.extend(thread)
 
-                if thread.owner != owner:
-                    raise NotOwner(str(thread.thread_id), owner)
+            if thread.owner != owner or thread.version is None:
+                raise NotOwner(str(thread.thread_id), owner)
 
-                try:
-                    version = await self._threads.cp.append(
-                        thread.store_id, records, expected_version=thread.version
-                    )
-                except VersionConflict:
-                    if not await self._threads.extend(thread):
-                        raise NotOwner(str(thread.thread_id), owner) from None
-                else:
-                    thread.answered = max(thread.answered, version)
-                    thread.add_own(records, version, is_reader=True)
-                    return True
+            try:
+                version = await self._threads.cp.append(
+                    thread.store_id, records, expected_version=thread.version
+                )
+            except VersionConflict:
+                if not await self._threads.extend(thread):
+                    return False
+            else:
+                thread.answered = max(thread.answered, version)
+                thread.add_own(records, version, is_reader=True)
+                return True
 
     async def delete(self, thread_id: str) -> None:
         if not isinstance(self._threads.cp, ErasesThreads):
@@ -455,25 +546,45 @@ def _is_certain(
     return bool(wanted) or found[0] >= space.newest
 
 
-def _is_full_due(
+def _is_full_due(bytes_seen: int, space: Namespace) -> bool:
+    """Return whether much was stored since the last full checkpoint."""
+    return bytes_seen - space.full_at >= max(_FULL_FROM, space.full_size)
+
+
+def _may_be_full(
     thread: Thread, ns: str, checkpoint: Checkpoint, new_versions: ChannelVersions
 ) -> bool:
-    """Return whether a checkpoint is to be stored with all its values."""
-    space = thread.namespace(ns)
-    since = thread.bytes_seen - space.full_at
-
-    if (
-        thread.first_id is None
-        or since < max(_FULL_FROM, space.full_size)
-        # A write of this checkpoint may stand before it.
-        or (ns, checkpoint["id"]) in thread.written
-    ):
+    """Return whether a checkpoint can be stored with all its values."""
+    # A write of this checkpoint may stand before it.
+    if thread.first_id is None or (ns, checkpoint["id"]) in thread.written:
         return False
 
     # A channel without a value may have one in the store, as delta channels do.
     return all(
         channel in checkpoint["channel_values"]
         or channel in new_versions
-        or thread.stored.get((ns, channel)) == (version, True)
+        or thread.empty.get((ns, channel)) == version
         for channel, version in checkpoint["channel_versions"].items()
     )
+
+
+def _plain_rest(
+    checkpoint: Checkpoint, new_versions: ChannelVersions
+) -> dict[str, Any] | None:
+    """Return the values that are not new, or ``None`` if they are not small."""
+    values, versions = checkpoint["channel_values"], checkpoint["channel_versions"]
+    rest: dict[str, Any] = {}
+    size = 0
+
+    for channel in versions.keys() & values.keys() - new_versions.keys():
+        value = rest[channel] = values[channel]
+
+        if not is_plain(value):
+            return None
+
+        size += 50 + len(str(value))
+
+        if size > _SMALL_REST:
+            return None
+
+    return rest

@@ -12,7 +12,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from cpkit.integrations.langgraph.thread import Stored, Thread, Write
 from cpkit.integrations.langgraph.values import from_json
 
-__all__ = ["Filter", "Found", "config_for", "matching", "namespace_in"]
+__all__ = ["Filter", "Found", "config_for", "is_certain", "matching", "namespace_in"]
 
 Filter = dict[str, Any] | None
 
@@ -91,6 +91,20 @@ def matching(
     ]
     found.sort(key=lambda one: one.checkpoint_id, reverse=True)
     return found if limit is None else found[: max(limit, 0)]
+
+
+def is_certain(
+    thread: Thread, ns: str | None, found: list[Found], limit: int | None
+) -> bool:
+    """Return whether a window has the checkpoints that a reader of all would find.
+
+    Every checkpoint before the window has an id of at most ``above``.
+    """
+    if limit is None or len(found) < limit or thread.above is None:
+        return False
+
+    above = thread.above[ns is None]
+    return all(one.checkpoint_id >= above and one.stored.is_complete for one in found)
 
 
 def namespace_in(config: RunnableConfig) -> str:

@@ -5,8 +5,10 @@ A record is one message of the store's thread. It has an id and a type:
 ``checkpoint``
     A checkpoint without its values, and the values that are new with it: ``plain`` ones
     as JSON, the names of ``empty`` ones, and other ``values``. A *full* checkpoint has
-    all values, so that a reader needs no earlier record. It also has the newest
-    checkpoint id that its writer knew in the namespace.
+    all values, so that a reader needs no earlier record. It also has the highest
+    checkpoint id that its writer knew, in the namespace (``newest``) and in all
+    namespaces (``top``), if it is not its own. With many channels, a checkpoint has
+    only the ``new_versions``, which differ from those of its parent.
 ``writes``
     The writes of one task. The record may stand before its checkpoint.
 ``hidden``
@@ -18,8 +20,9 @@ A record is one message of the store's thread. It has an id and a type:
     directly before it.
 
 Each record also names the first record of the thread, if its writer knew it. A record
-that names another one was meant for a thread that has been deleted, and is ignored. A
-checkpoint that builds on a missing record is ignored too.
+that names another one was meant for a thread that has been deleted. It is ignored,
+unless it is or follows a full checkpoint that names the same one, because that needs no
+deleted record. A checkpoint that builds on a missing record is ignored too.
 """
 
 from __future__ import annotations
@@ -125,15 +128,23 @@ class Namespace:
 
 
 class Thread:
-    """The records of a thread from position ``start`` up to ``version``, in order.
+    """The records of a thread that were read, in order, up to its ``version``.
+
+    A *window* begins at a full checkpoint, all else at the first record. The version
+    of a window is ``None`` until the position of one of its records is known. ``top``
+    is the highest checkpoint id that a record names, and ``above`` has the ids of the
+    full checkpoint at which the window begins: earlier records have none that is
+    higher, in its namespace and in all. A window is *mixed* if only a reader of all
+    records can tell which of its records are ignored.
 
     ``bytes_seen`` counts the bytes of these records, and of those that this process
     has appended. ``owner`` is the token of the run that owns the thread.
 
-    ``appended`` has the ids of records that this process appended and has not read.
-    ``written`` names the checkpoints that this process stored writes of. ``stored`` has
-    the last version of each channel that this process stored or loaded, and whether it
-    is empty.
+    ``appended`` has the positions, by id, of records that this process appended and has
+    not read.
+    ``written`` names the checkpoints that this process stored writes of. ``empty`` has
+    the version of each channel that was empty when this process stored or loaded it
+    last.
 
     ``turn`` is a lock that is held while more records are read. ``answered`` is the
     highest version that the store has returned for the thread: if a later append
@@ -142,28 +153,52 @@ class Thread:
     """
 
     def __init__(
-        self, store_id: str, thread_id: str | None = None, start: int = 0
+        self, store_id: str, thread_id: str | None = None, full: Record | None = None
     ) -> None:
         self.store_id = store_id
-        self.start = start
+        self.is_window = full is not None
+        self.is_mixed = False
         self.thread_id = thread_id_in(store_id) if thread_id is None else thread_id
-        self.version = start
-        self.answered = start
+        self.count = 0
+        self.version: int | None = 0
+        self.answered = 0
         self.bytes_seen = 0
+        self.top = ""
+        self.above: tuple[str, str] | None = None
         self.owner: str | None = None
-        self.appended: set[str] = set()
+        self.appended: dict[str, int] = {}
         self.written: set[tuple[str, str]] = set()
-        self.stored: dict[tuple[str, str], tuple[object, bool]] = {}
+        self.empty: dict[tuple[str, str], object] = {}
         self.first_id: str | None = None
         self.last_id: str | None = None
+        self._firsts: set[str] = set()
         self.namespaces: dict[str, Namespace] = {}
         self.known: dict[tuple[str, str], Known] = {}
         self.turn = asyncio.Lock()
         self._values: dict[tuple[str, str], Value] = {}
         self._parts: list[str] = []
+        self._noted: dict[str, tuple[str, ChannelVersions]] = {}
+
+        if full is not None:
+            self.version = None
+            self.first_id = full["first"]
+            self._firsts.add(full["first"])
+
+            if "top" in full:
+                own = full["checkpoint_id"]
+                self.above = (max(full["newest"], own), max(full["top"], own))
 
     def namespace(self, name: str) -> Namespace:
         return self.namespaces.get(name) or Namespace()
+
+    def note(self, ns: str, checkpoint_id: str, versions: ChannelVersions) -> None:
+        """Remember a checkpoint that is stored, which the next one may build on."""
+        self._noted[ns] = (checkpoint_id, versions)
+
+    def versions_of(self, ns: str, checkpoint_id: str | None) -> ChannelVersions:
+        """Return the versions of a checkpoint, if it is the noted one."""
+        noted_id, versions = self._noted.get(ns, (None, {}))
+        return versions if noted_id == checkpoint_id else {}
 
     def check_known(self) -> None:
         """Drop known lists whose record the thread does not have.
@@ -187,16 +222,17 @@ class Thread:
         except (AttributeError, KeyError, TypeError, ValueError) as exc:
             raise CorruptThread(
                 self.store_id,
-                f"message {self.version}",
+                f"message {self.count}" + (" of those read" * self.is_window),
                 f"not a LangGraph record that this version of cpkit knows: {exc!r}",
             ) from exc
 
         if self.thread_id is None:
             self.thread_id = record["thread_id"]
 
-        self.appended.discard(record["id"])
-        self.version += 1
-        self.answered = max(self.answered, self.version)
+        position = self.appended.pop(record["id"], self.version)
+        self.version = None if position is None else position + 1
+        self.count += 1
+        self.answered = max(self.answered, self.version or self.count)
         self.last_id = record["id"]
         return is_valid
 
@@ -208,14 +244,16 @@ class Thread:
         If other records stand before them, a later read adds them all. So does it while
         another task reads, unless the caller is the reader.
         """
-        if version == self.version + len(records) and (
-            is_reader or not self.turn.locked()
-        ):
+        start = version - len(records)
+
+        if start == self.version and (is_reader or not self.turn.locked()):
             for record in records:
                 self.take(record)
         else:
             self.bytes_seen += sum(map(record_size, records))
-            self.appended.update(record["id"] for record in records)
+
+            for position, record in enumerate(records, start):
+                self.appended[record["id"]] = position
 
     def _take(self, record: Record) -> bool:
         record_id, first_id = record["id"], record["first"]
@@ -231,11 +269,18 @@ class Thread:
         if record_id not in self.appended:
             self.bytes_seen += record_size(record)
 
-        if self.version == 0:
+        if self.count == 0 and not self.is_window:
             self.first_id = record_id
-        elif first_id is not None and first_id != self.first_id:
-            self._parts.clear()
-            return False
+            self._firsts.add(record_id)
+        elif record["type"] == "part":
+            pass
+        elif first_id is not None and first_id not in self._firsts:
+            if "newest" not in record:
+                self.is_mixed = self.is_window
+                self._parts.clear()
+                return False
+
+            self._firsts.add(first_id)
 
         if self._parts and record["type"] != "part":
             record = with_parts(record, self._parts)
@@ -252,7 +297,19 @@ class Thread:
             channel: Value(record["id"], list(EMPTY))
             for channel in record.get("empty", ())
         }
-        is_complete = True
+        space = self.namespaces.setdefault(record["ns"], Namespace())
+        parent = space.checkpoints.get(record["parent"])
+
+        if "versions" in record:
+            versions = changed = record["versions"]
+            is_complete = True
+        elif parent is None and not self.is_window:
+            self._warn(record)
+            return False
+        else:
+            changed = record["new_versions"]
+            versions = {**parent.versions, **changed} if parent else changed
+            is_complete = parent is not None and parent.is_complete
 
         for channel, value in record["values"].items():
             base = value.get("base")
@@ -262,15 +319,11 @@ class Thread:
                 base is not None
                 and (source := self._values.get((base, channel))) is None
             ):
-                if self.start:
+                if self.is_window:
                     is_complete = False
                     continue
 
-                logger.warning(
-                    "%s: checkpoint %s was built on one that has been deleted",
-                    self.store_id,
-                    record["checkpoint_id"],
-                )
+                self._warn(record)
                 return False
 
             new[channel] = Value(
@@ -280,34 +333,44 @@ class Thread:
                 value["keep"] if source else 0,
             )
 
-        space = self.namespaces.setdefault(record["ns"], Namespace())
-        versions = record["versions"]
-
         for channel, value in new.items():
             self._values[record["id"], channel] = value
             stored = record["values"].get(channel)
             version = versions[channel] if stored is None else stored["version"]
             space.values[channel, version] = value
 
-        values = {
-            channel: value
-            for channel, version in versions.items()
-            if (value := space.values.get((channel, version))) is not None
-        }
+        before: ChannelVersions = {}
+        values: dict[str, Value] = {}
 
-        # Every channel has a value, if only an empty one, at each of its versions.
-        if self.start and len(values) < len(versions):
-            is_complete = False
+        if parent is not None and parent.is_complete:
+            before, values = parent.versions, dict(parent.values)
+
+            for channel in before.keys() - versions.keys():
+                values.pop(channel, None)
+
+        for channel, version in changed.items():
+            if channel in new or before.get(channel) != version:
+                value = space.values.get((channel, version))
+
+                if value is None and self.is_window:
+                    # Every channel has a value, if only an empty one, at each version.
+                    is_complete = False
+
+                if value is None or value.is_empty:
+                    values.pop(channel, None)
+                else:
+                    values[channel] = value
 
         checkpoint_id = record["checkpoint_id"]
         space.newest = max(space.newest, checkpoint_id, record.get("newest", ""))
+        self.top = max(self.top, space.newest, record.get("top", ""))
         space.hidden.discard(checkpoint_id)
         space.checkpoints[checkpoint_id] = Stored(
             _data(record["checkpoint"]),
             _data(record["metadata"]),
             record["parent"],
             versions,
-            {name: value for name, value in values.items() if not value.is_empty},
+            values,
             is_complete,
         )
 
@@ -316,6 +379,13 @@ class Thread:
             space.full_size = record_size(record)
 
         return True
+
+    def _warn(self, record: Record) -> None:
+        logger.warning(
+            "%s: checkpoint %s was built on one that has been deleted",
+            self.store_id,
+            record["checkpoint_id"],
+        )
 
     def _take_writes(self, record: Record) -> bool:
         space = self.namespaces.setdefault(record["ns"], Namespace())

@@ -60,6 +60,10 @@ _PACKING = (
 # Smaller values gain little.
 _COMPRESSED_FROM = 512
 
+# Level 5 makes 20 KB of text a fifth smaller than level 1, for 0.15 ms. A larger value
+# would stop the event loop for longer.
+_BETTER_UP_TO = 32 * 1024
+
 # Larger values are not kept in memory.
 _REMEMBERED = 256 * 1024
 
@@ -179,7 +183,7 @@ def to_json(typed: Typed) -> list[JsonValue]:
 @lru_cache(maxsize=32)
 def _texts(data: bytes) -> tuple[str, ...]:
     if len(data) >= _COMPRESSED_FROM:
-        packed = zlib.compress(data, 1)
+        packed = zlib.compress(data, 5 if len(data) <= _BETTER_UP_TO else 1)
 
         if len(packed) < 0.9 * len(data):
             return b64encode(packed).decode(), "zlib"
