@@ -188,7 +188,7 @@ def _render(
         page.data,
         site=site,
         link=link,
-        path=request.scope["path"].removeprefix(root),
+        here=request.scope["path"].removeprefix(root),
         json_link=link(
             request.scope["path"].removeprefix(root) + ".json",
             **dict(request.query_params),

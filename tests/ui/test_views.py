@@ -190,6 +190,20 @@ async def test_the_store_view_shows_the_metrics_of_this_process(
         assert_inert(page)
 
 
+async def test_the_store_view_shows_path_and_size(
+    tmp_path: Path, client: Client
+) -> None:
+    """Where the store knows them."""
+    url = f"sqlite:///{tmp_path}/agent.db"
+
+    async with open_checkpointer(url, message_type=Any) as cp:
+        async with client(cp, url=url) as http:
+            data = (await http.get("/store.json")).json()
+            assert data["bytes"] > 0
+            page = (await http.get("/store")).text
+            assert f"<dt>Path</dt><dd><bdi>{tmp_path}/agent.db</bdi>" in page
+
+
 async def test_a_store_that_does_not_count_says_so(cp: Any, client: Client) -> None:
     """A checkpointer that is not cpkit's handle has no metrics."""
     async with client(OnlySix(cp)) as http:

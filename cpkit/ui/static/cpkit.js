@@ -35,7 +35,7 @@ if (choice === "approve" || choice === "deny") {
   if (button) button.focus();
 }
 
-for (const keys of document.querySelectorAll(".keys")) keys.hidden = false;
+for (const keys of document.querySelectorAll(".keys")) keys.hidden = !rows().length;
 
 // Live: after a change, load this page again and replace its live parts.
 async function reload() {
