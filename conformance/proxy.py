@@ -40,12 +40,13 @@ class Proxy:
 
     ``port`` is where it listens on 127.0.0.1. ``trips`` counts round trips: requests of
     a client after an answer. ``connections`` counts the clients, and ``lost`` the
-    faults that happened. While ``stalls`` is true, no answer is passed on, and no
-    connection is cut; ``stalls_requests`` is the same for the other direction.
+    faults that happened. ``server`` is where new connections go. While ``stalls`` is
+    true, no answer is passed on, and no connection is cut; ``stalls_requests`` is the
+    same for the other direction.
     """
 
     def __init__(self, host: str, port: int) -> None:
-        self._server = (host, port)
+        self.server = (host, port)
         self._listener: asyncio.Server
         self._open: set[asyncio.StreamWriter] = set()
         self._relays: set[asyncio.Task[None]] = set()
@@ -63,6 +64,11 @@ class Proxy:
         port: int = self._listener.sockets[0].getsockname()[1]
         return port
 
+    @property
+    def open_connections(self) -> int:
+        """How many clients are connected now."""
+        return len(self._relays)
+
     async def __aenter__(self) -> Self:
         self._listener = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         return self
@@ -71,13 +77,17 @@ class Proxy:
         self._listener.close()
         self._closed.set()
         self.cut()
-        await asyncio.gather(*self._relays)
+        await self.hung_up()
         await self._listener.wait_closed()
 
     def cut(self) -> None:
         """Cut every connection."""
         for writer in self._open:
             writer.transport.abort()
+
+    async def hung_up(self) -> None:
+        """Return when every client has closed its connection."""
+        await asyncio.gather(*self._relays)
 
     def lose(self, fault: Fault, trip: int = 1) -> None:
         """Let the fault happen once, at the n-th round trip from now on.
@@ -100,7 +110,7 @@ class Proxy:
         self.connections += 1
 
         try:
-            server_reader, server_writer = await asyncio.open_connection(*self._server)
+            server_reader, server_writer = await asyncio.open_connection(*self.server)
         except OSError:
             writer.transport.abort()
             return
@@ -115,14 +125,14 @@ class Proxy:
             while data := await reader.read(1 << 16):
                 self.trips += answered
                 answered = False
-                await self._pass_on("request", data, server_writer)
+                await self.pass_on("request", data, server_writer)
 
         async def answers() -> None:
             nonlocal answered
 
             while data := await server_reader.read(1 << 16):
                 answered = True
-                await self._pass_on("answer", data, writer)
+                await self.pass_on("answer", data, writer)
 
         ways = [asyncio.create_task(requests()), asyncio.create_task(answers())]
 
@@ -139,10 +149,13 @@ class Proxy:
 
         await asyncio.gather(*ways, return_exceptions=True)
 
-    async def _pass_on(
+    async def pass_on(
         self, part: str, data: bytes, writer: asyncio.StreamWriter
     ) -> None:
-        """Relay a piece; at the fault end the connection, or wait for its end."""
+        """Relay a piece; at the fault end the connection, or wait for its end.
+
+        A subclass may look at the pieces. `ConnectionAbortedError` ends the connection.
+        """
         fault = self._fault
 
         if self.stalls if part == "answer" else self.stalls_requests:

@@ -39,7 +39,7 @@ async def test_hundreds_of_tasks_share_a_few_connections(
 
     async with Store(proxy.url, prefix=prefix, pool_size=size) as cp:
         await asyncio.gather(*(work(number) for number in range(300)))
-        assert proxy.connections <= size
+        assert proxy.open_connections <= size
 
     await proxy.hung_up()
 
@@ -76,7 +76,7 @@ async def test_a_storm_of_cancellations_crosses_no_answers(
             assert all(isinstance(o, asyncio.CancelledError) for o in outcomes)
 
         assert await cp.append("after", [{}]) == 1
-        assert proxy.connections <= 3
+        assert proxy.open_connections <= 3
 
     await proxy.hung_up()
 

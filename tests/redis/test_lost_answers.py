@@ -160,7 +160,8 @@ async def test_a_connection_cut_while_idle_costs_nothing(
     async with Store(proxy.url, notify=False, prefix=prefix) as cp:
         for version in range(1, 10):
             assert await cp.append("t", [{}]) == version
-            await proxy.cut()
+            proxy.cut()
+            await proxy.hung_up()
 
 
 async def test_each_caller_of_a_lost_group_has_an_error_of_its_own(
