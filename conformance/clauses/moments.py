@@ -20,11 +20,18 @@ LONG = 800
 """Messages that the thread begins with: a load must take longer than a write."""
 
 
+async def _begun(case: Case) -> str:
+    """Return a new thread with the messages before those of the writers."""
+    thread = case.id()
+    await case.cp.append(thread, [{"by": None, "n": 0}] * LONG)
+    return thread
+
+
 @asynccontextmanager
 async def _readers(
-    case: Case, cps: list[Store], thread: str, writers: list[str]
+    cps: list[Store], thread: str, writers: list[str]
 ) -> AsyncIterator[None]:
-    """Load and check the thread with each handle until the block ends."""
+    """Load and check the thread of `_begun` with each handle until the block ends."""
     done = asyncio.Event()
 
     async def read(cp: Store) -> None:
@@ -38,7 +45,6 @@ async def _readers(
             check_moment(loaded, writers, LONG)
             await asyncio.sleep(0)  # an in-memory store never yields to the event loop
 
-    await case.cp.append(thread, [{"by": None, "n": 0}] * LONG)
     readers = [asyncio.create_task(read(cp)) for cp in cps]
 
     try:
@@ -51,9 +57,9 @@ async def _readers(
 @clause("concurrent.loads-are-of-one-moment", level=CONCURRENT, deadline=40)
 async def loads_are_of_one_moment(case: Case) -> None:
     """The messages, extra and pending calls of a load are of one moment."""
-    thread, writers = case.id(), ["writer 1", "writer 2"]
+    thread, writers = await _begun(case), ["writer 1", "writer 2"]
 
-    async with handles(case) as cps, _readers(case, cps, thread, writers):
+    async with handles(case) as cps, _readers(cps, thread, writers):
         await asyncio.gather(
             *(
                 write_moments(
@@ -75,7 +81,7 @@ async def loads_are_of_one_moment(case: Case) -> None:
 )
 async def loads_beside_processes_are_of_one_moment(case: Case) -> None:
     """A load is of one moment while other processes write to the thread."""
-    thread, writers = case.id(), ["process 1", "process 2"]
+    thread, writers = await _begun(case), ["process 1", "process 2"]
     options = {"thread": thread, "count": case.times(40)}
     jobs = [
         {
@@ -87,9 +93,10 @@ async def loads_beside_processes_are_of_one_moment(case: Case) -> None:
         for writer in writers
     ]
 
+    # The readers last: they would only delay the start of the processes.
     async with (
         handles(case) as cps,
-        _readers(case, cps, thread, writers),
         workers(case.harness, jobs) as started,
+        _readers(cps, thread, writers),
     ):
         await asyncio.gather(*(worker.finished() for worker in started))
