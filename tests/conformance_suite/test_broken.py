@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance import Status, all_clauses, run_clause
+from conformance import Level, Status, all_clauses, run_clause
 from conformance.clauses import watch
 from conformance.slowdown import slowdown
 from tests.broken import BROKEN, Break
@@ -43,6 +43,32 @@ def test_a_broken_backend_is_caught(
     assert outcome.status is Status.FAILED
     assert outcome.expected
     assert outcome.seen
+
+
+RACES = [
+    broken
+    for broken in BROKEN
+    if CLAUSES[broken.clause].level is Level.CONCURRENT and not broken.hangs
+]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("race", RACES, ids=lambda one: f"{one.name}-{one.clause}")
+def test_a_race_is_caught_every_time(race: Break, tmp_path: Path) -> None:
+    """No planted race is caught by luck: each of 20 seeds shows it."""
+    missed = []
+
+    for seed in range(20):
+        forget_named_stores()
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        outcome = run_clause(CLAUSES[race.clause], race.make(str(folder)), seed=seed)
+
+        if outcome.status is not Status.FAILED:
+            missed.append(seed)
+
+    assert not missed
 
 
 def test_every_clause_has_a_broken_backend() -> None:
