@@ -4,14 +4,23 @@ Run by hand::
 
     python -m tests.certificates            # all stores
     python -m tests.certificates sqlite     # one of them
+
+Look for false alarms: certify again and again beside busy processes, with another seed
+each time, and write no certificate::
+
+    python -m tests.certificates sqlite --repeat 20 --busy 2
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
+import resource
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -46,26 +55,99 @@ def harness_of(store: str) -> Iterator[Harness]:
                 yield RedisHarness(f"{redis.url}?connect_timeout=3", redis)
 
 
-def certified(store: str) -> Report:
+def certified(store: str, seed: int = 1) -> Report:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
 
         with harness_of(store) as harness:
-            report = asyncio.run(certify(harness, seed=1))
+            report = asyncio.run(certify(harness, seed=seed))
+
+        os.chdir(FOLDER)
 
     return replace(report, target=store)
 
 
+BUSY = "from conformance.parent import lines_from_parent as lines; l = lines()"
+BUSY += "; next(l)\nwhile True: pass"
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Let so many processes use a processor each; they end with this one."""
+    loops = [
+        subprocess.Popen(
+            [sys.executable, "-c", BUSY],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        for _ in range(count)
+    ]
+
+    try:
+        for loop in loops:
+            assert loop.stdin is not None
+            loop.stdin.write(b"go\n")
+            loop.stdin.flush()
+
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.communicate()
+
+
+def repeat(store: str, times: int) -> bool:
+    """Certify a store so often; print a line for each run, and return if all hold."""
+    is_ok = True
+
+    for seed in range(1, times + 1):
+        start, used = time.monotonic(), _processor_seconds()
+        report = certified(store, seed)
+        wall, processor = time.monotonic() - start, _processor_seconds() - used
+        load = os.getloadavg()[0]
+        print(  # noqa: T201  # a tool run by hand
+            f"{store} seed {seed}: {len(report.failures)} failed; {processor:.0f} s of "
+            f"processor time, {wall:.0f} s in all, load {load:.0f}",
+            flush=True,
+        )
+
+        for failure in report.failures:
+            is_ok = False
+            print(failure.clause.id, failure.trace, flush=True)  # noqa: T201  # likewise
+
+    return is_ok
+
+
+def _processor_seconds() -> float:
+    of = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(sum(resource.getrusage(one)[:2]) for one in of)
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description="Certify the stores of cpkit.")
+    parser.add_argument("stores", nargs="*", metavar="store", help=", ".join(STORES))
+    parser.add_argument("--repeat", type=int, metavar="TIMES", help="no certificates")
+    parser.add_argument("--busy", type=int, default=0, metavar="PROCESSES")
+    given = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
 
-    for store in sys.argv[1:] or STORES:
-        report = certified(store)
-        assert report.ok, [one.clause.id for one in report.failures]
-        title, rest = report.to_markdown().split("\n", 1)
-        date = datetime.now(UTC).date()
-        page = f"{title}\n\nMade on {date} with `python -m tests.certificates`.\n{rest}"
-        (FOLDER / f"{store}.md").write_text(page, encoding="utf-8")
+    with busy(given.busy):
+        if given.repeat:
+            held = [repeat(one, given.repeat) for one in given.stores or STORES]
+            sys.exit(not all(held))
+
+        for store in given.stores or STORES:
+            write(store)
+
+
+def write(store: str) -> None:
+    """Write the certificate of a store."""
+    report = certified(store)
+    assert report.ok, [one.clause.id for one in report.failures]
+    title, rest = report.to_markdown().split("\n", 1)
+    date = datetime.now(UTC).date()
+    page = f"{title}\n\nMade on {date} with `python -m tests.certificates`.\n{rest}"
+    (FOLDER / f"{store}.md").write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":
