@@ -14,6 +14,8 @@ from cpkit.heal.forms import (
     answers_in,
     calls_in,
     closing_messages,
+    is_answer,
+    response_id,
 )
 from cpkit.protocol import Checkpointer, KeepsReceipts
 from cpkit.records import CallRecord
@@ -23,8 +25,8 @@ __all__ = ["Closed", "HealReport", "Left", "heal", "result_text"]
 
 INTERRUPTED = "interrupted: the process ended before this call had a result"
 
-# Adapters' threads. The ledger's calls are in the thread without the prefix.
-_PREFIXES = ("cpkit:openai-agents:",)
+_AGENTS = "cpkit:openai-agents:"
+"""The OpenAI Agents SDK's threads. The ledger's calls are in the thread without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class HealReport:
-    """What `heal` did in a thread; true if every call has a result now."""
+    """What `heal` did in a thread. It is true if every call has a result now."""
 
     thread_id: str
     closed: tuple[Closed, ...]
@@ -85,10 +87,11 @@ async def heal(
     first, with `EffectLedger.recover`. It is left open as well if other messages follow
     it, because a result must stand directly behind its call.
 
-    ``cp`` is opened without ``message_type=``, for typed messages too. The ledger's
-    calls are in ``calls_thread``; the default is the thread itself. Call this while the
-    thread does not run, for instance as ``heal=`` of `EffectLedger.recover`, whose
-    ``report`` is not used. A second call changes nothing.
+    ``cp`` is opened without ``message_type=``, even if the thread's messages are typed.
+    The ledger's calls are in ``calls_thread``; the default is the thread itself. Call
+    this while the thread does not run, for instance as ``heal=`` of
+    `EffectLedger.recover`; ``report`` is there for that, and ignored. A second call
+    changes nothing.
 
     Raises ``VersionConflict`` if another process appends meanwhile, and ``TypeError``
     or ``ValueError`` for messages that it cannot read.
@@ -99,17 +102,24 @@ async def heal(
     results, left = await _results(cp, thread_id, calls_thread, messages)
 
     if results:
-        form = results[0].call.form
-        appended, extra = closing_messages(form, results, messages)
+        appended: list[Any] = []
+        extra: dict[str, Any] = {}
+
+        for form in dict.fromkeys(one.call.form for one in results):
+            same = [one for one in results if one.call.form == form]
+            closing, change = closing_messages(form, same, messages)
+            appended += closing
+            extra |= change
+
         await append_once(
-            cp, thread_id, appended, expected_version=len(messages), extra=extra
+            cp, thread_id, appended, expected_version=len(messages), extra=extra or None
         )
 
     closed = (
         Closed(
             one.call.call_id,
             one.call.tool_name,
-            "interrupted" if one.text == INTERRUPTED else "recorded",
+            "recorded" if one.is_recorded else "interrupted",
         )
         for one in results
     )
@@ -121,7 +131,7 @@ def result_text(
 ) -> tuple[str, bool] | Left | None:
     """Return the text of a call's recorded result, and whether it is an error.
 
-    ``None`` if no effect of the call is on record, or none that happened. `Left` if the
+    ``None`` if no effect of the call is on record, or only failed ones. `Left` if the
     outcome of its effect is unknown.
     """
     found: tuple[str, bool] | None = None
@@ -153,19 +163,19 @@ async def _results(
         return results, left
 
     records = await _records(cp, thread_id, calls_thread)
-    end = _end_of_answers(messages)
+    turn = _last_turn(messages)
 
     for call in open_calls:
         found = result_text(call.call_id, records)
 
         if isinstance(found, Left):
             left.append(found)
-        elif call.position < end and call.form != "agents":
+        elif call.position < turn and call.form != "agents":
             reason = "other messages follow it"
             left.append(Left(call.call_id, call.tool_name, reason))
         else:
             text, is_error = found or (INTERRUPTED, True)
-            results.append(Result(call, text, is_error))
+            results.append(Result(call, text, is_error, is_recorded=found is not None))
 
     return results, left
 
@@ -177,69 +187,72 @@ async def _records(
     if not isinstance(cp, KeepsReceipts):
         raise TypeError(f"{cp!r} cannot list the calls of a thread")
 
-    threads = {thread_id if calls_thread is None else calls_thread}
-
     if calls_thread is None:
-        threads |= {
-            thread_id.removeprefix(prefix)
-            for prefix in _PREFIXES
-            if len(thread_id) > len(prefix)
-        }
+        threads = {thread_id, thread_id.removeprefix(_AGENTS) or thread_id}
+    else:
+        threads = {calls_thread}
 
     return [record for one in sorted(threads) for record in await cp.list_calls(one)]
 
 
 def _open_calls(messages: list[Any]) -> list[OpenCall]:
-    """Return the calls without a result, oldest first. A model may repeat an id."""
-    unanswered: dict[str, OpenCall] = {}
-    repeated: list[OpenCall] = []
+    """Return the calls without a result, oldest first.
+
+    A model may repeat an id. Then a result belongs to the newest open call.
+    """
+    unanswered: list[OpenCall] = []
 
     for position, message in enumerate(messages):
         for call_id in answers_in(message):
-            unanswered.pop(call_id, None)
+            for index in reversed(range(len(unanswered))):
+                if unanswered[index].call_id == call_id:
+                    del unanswered[index]
+                    break
 
-        for call in calls_in(position, message):
-            if call.call_id in unanswered:
-                repeated.append(unanswered[call.call_id])
-
-            unanswered[call.call_id] = call
+        unanswered += calls_in(position, message)
 
         match message:
             case {"clear": True}:
                 unanswered.clear()
-                repeated.clear()
             case {"pop": int(popped)}:
-                unanswered = {
-                    call_id: call
-                    for call_id, call in unanswered.items()
-                    if call.position != popped
-                }
+                unanswered = [one for one in unanswered if one.position != popped]
 
-    return sorted([*repeated, *unanswered.values()], key=lambda call: call.position)
+    return unanswered
 
 
-def _end_of_answers(messages: list[Any]) -> int:
-    """Return the position of the last message that is not a result."""
+def _last_turn(messages: list[Any]) -> int:
+    """Return where the last turn begins: the calls whose results may be appended."""
     position = len(messages) - 1
 
-    while position > 0 and next(answers_in(messages[position]), None) is not None:
+    while position > 0 and is_answer(messages[position]):
+        position -= 1
+
+    response = response_id(messages[position])
+
+    while position > 0 and response is not None:
+        before = messages[position - 1]
+
+        if response_id(before) != response and not is_answer(before):
+            break
+
         position -= 1
 
     return position
 
 
 def _check(thread_id: str, messages: list[Any]) -> None:
-    for message in messages[:1]:
-        if not isinstance(message, dict):
-            raise TypeError(
-                f"heal reads JSON objects, not {type(message).__name__}: open the "
-                "store without message_type="
-            )
+    first = messages[0] if messages else {}
 
-        if message.get("type") == "session":
-            raise ValueError(
-                f"thread {thread_id!r} is a session: use its close_missing_results()"
-            )
+    if not isinstance(first, dict):
+        raise TypeError(
+            f"heal reads JSON objects, not {type(first).__name__}: open the store "
+            "without message_type="
+        )
+
+    if first.get("type") == "session":
+        raise ValueError(
+            f"thread {thread_id!r} is a session: use its close_missing_results()"
+        )
 
     if thread_id.startswith(("cpkit:langgraph:", "cpkit:langgraph-of:")):
         raise ValueError(

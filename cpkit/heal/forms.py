@@ -29,7 +29,15 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
-__all__ = ["OpenCall", "Result", "answers_in", "calls_in", "closing_messages"]
+__all__ = [
+    "OpenCall",
+    "Result",
+    "answers_in",
+    "calls_in",
+    "closing_messages",
+    "is_answer",
+    "response_id",
+]
 
 Message = dict[str, Any]
 
@@ -51,6 +59,8 @@ class Result:
     call: OpenCall
     text: str
     is_error: bool
+    is_recorded: bool
+    """Whether it is the result of an effect; otherwise the call was interrupted."""
 
 
 def calls_in(position: int, message: Any) -> Iterator[OpenCall]:
@@ -85,18 +95,36 @@ def answers_in(message: Any) -> Iterator[str]:
                     yield str(found.get("id"))
 
 
+def is_answer(message: Any) -> bool:
+    """Return whether a message has the result of a call."""
+    return next(answers_in(message), None) is not None
+
+
+def response_id(message: Any) -> str | None:
+    """Return the id that entries of one response of Claude share.
+
+    The SDK writes each block of a response, so each of its parallel calls, as an entry.
+    The results of such calls may be among these entries.
+    """
+    match message:
+        case {"entry": {"type": "assistant", "message": {"id": str(shared)}}}:
+            return shared
+
+    return None
+
+
 def closing_messages(
     form: str, results: list[Result], messages: list[Any]
-) -> tuple[list[Message], dict[str, Any] | None]:
+) -> tuple[list[Message], dict[str, Any]]:
     """Return the messages that close calls of one form, and a change of extra."""
     now = time.time()
 
     match form:
         case "anthropic":
             blocks = [_block(one) for one in results]
-            return [{"role": "user", "content": blocks}], None
+            return [{"role": "user", "content": blocks}], {}
         case "claude":
-            return _entries(results, messages), None
+            return _entries(results, messages), {}
         case "pydantic-ai":
             parts = [
                 {
@@ -108,30 +136,39 @@ def closing_messages(
                 }
                 for one in results
             ]
-            return [{"kind": "request", "parts": parts}], None
+            return [{"kind": "request", "parts": parts}], {}
         case "adk":
             return [{"event": _event(results, messages, now)}], {"updated": now}
 
-    return [_message(form, one, now) for one in results], None
+    return [_message(form, one, now) for one in results], {}
 
 
 def _calls(message: Any) -> Iterator[tuple[str, Any, Any]]:
     match message:
         case {"role": "assistant"}:
-            for block in _objects(message.get("content")):
-                kind = block.get("type")
+            seen: set[str] = set()
 
-                if kind == "tool_call":
-                    form = "cubeloop" if "arguments" in block else "cpkit"
-                    yield form, block.get("id"), block.get("name")
-                elif kind in ("toolCall", "tool_use"):
-                    form = "session" if kind == "toolCall" else "anthropic"
-                    yield form, block.get("id"), block.get("name")
+            for block in _objects(message.get("content")):
+                match block.get("type"):
+                    case "tool_call":
+                        form = "cubeloop" if "arguments" in block else "cpkit"
+                    case "toolCall":
+                        form = "session"
+                    case "tool_use":
+                        form = "anthropic"
+                    case _:
+                        continue
+
+                seen.add(str(block.get("id")))
+                yield form, block.get("id"), block.get("name")
 
             for call in _objects(message.get("tool_calls")):
                 function = call.get("function")
                 name = function.get("name") if isinstance(function, dict) else None
-                yield "openai", call.get("id"), name
+
+                # Some libraries store the calls both as blocks and here.
+                if call.get("id") not in seen:
+                    yield "openai", call.get("id"), name
         case {"entry": {"type": "assistant", "message": dict(inner)}}:
             for _, call_id, name in _calls(inner):
                 yield "claude", call_id, name
@@ -229,16 +266,17 @@ def _entries(results: list[Result], messages: list[Any]) -> list[Message]:
 
 def _event(results: list[Result], messages: list[Any], now: float) -> Message:
     called = messages[results[0].call.position]["event"]
-    parts = [
-        {
-            "function_response": {
-                "id": one.call.call_id,
-                "name": one.call.tool_name,
-                "response": {"error" if one.is_error else "result": one.text},
-            }
+    parts: list[Message] = []
+
+    for one in results:
+        key = "error" if one.is_error else "result"
+        response = {
+            "id": one.call.call_id,
+            "name": one.call.tool_name,
+            "response": {key: one.text},
         }
-        for one in results
-    ]
+        parts.append({"function_response": response})
+
     return {
         "id": str(uuid4()),
         "invocation_id": called.get("invocation_id", ""),

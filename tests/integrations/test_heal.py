@@ -262,6 +262,90 @@ async def test_a_call_behind_which_the_talk_went_on_is_left(
     assert data.version == 3
 
 
+def openai_call(call_id: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": "pay"}}
+
+
+async def test_calls_with_one_id_get_a_result_each(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """A model may repeat an id. A second heal finds nothing to do."""
+    calls = {"role": "assistant", "tool_calls": [openai_call("c"), openai_call("c")]}
+    result = {"role": "tool", "tool_call_id": "c", "content": "1"}
+    await cp.append("open", [calls])
+    assert len((await heal(cp, "open")).closed) == 2
+    await cp.append("half", [calls, result])
+    assert len((await heal(cp, "half")).closed) == 1
+    await cp.append("complete", [calls, result, result])
+
+    for thread in ("open", "half", "complete"):
+        assert (await heal(cp, thread)).closed == ()
+        assert len(await cp.read(thread)) == 3
+
+
+async def test_a_result_belongs_to_the_newest_call_of_its_id(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """An older call of the same id stays open."""
+    call = {"role": "assistant", "tool_calls": [openai_call("c")]}
+    result = {"role": "tool", "tool_call_id": "c", "content": "1"}
+    await cp.append("t", [call, ASK, call, result])
+    report = await heal(cp, "t")
+    assert [one.call_id for one in report.left] == ["c"]
+    assert report.closed == ()
+
+
+async def test_a_call_in_two_notations_is_one_call(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """As a block and in tool_calls. Two calls get results of their own forms."""
+    block = {"type": "tool_use", "id": "a", "name": "pay", "input": {}}
+    both = {"role": "assistant", "content": [block]}
+    await cp.append("t", [{**both, "tool_calls": [openai_call("a")]}])
+    assert [one.call_id for one in (await heal(cp, "t")).closed] == ["a"]
+    await cp.append("u", [{**both, "tool_calls": [openai_call("b")]}])
+    assert len((await heal(cp, "u")).closed) == 2
+    _, first, second = await cp.read("u")
+    assert first["content"][0]["tool_use_id"] == "a"
+    assert second["tool_call_id"] == "b"
+
+
+async def test_parallel_calls_of_claude_are_entries_of_one_response(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """The SDK writes an entry for each block, and results may be among them."""
+
+    def entry(uuid: str, block: dict[str, Any], response: str = "m2") -> dict[str, Any]:
+        message = {"id": response, "role": "assistant", "content": [block]}
+        return {"entry": {"type": "assistant", "uuid": uuid, "message": message}}
+
+    def call(call_id: str) -> dict[str, Any]:
+        return {"type": "tool_use", "id": call_id, "name": "pay", "input": {}}
+
+    result = {"type": "tool_result", "tool_use_id": "b", "content": "1"}
+    answer = {
+        "entry": {
+            "type": "user",
+            "uuid": "6",
+            "message": {"role": "user", "content": [result]},
+        }
+    }
+    history = [
+        entry("2", call("old"), response="m1"),
+        {"entry": {"type": "user", "uuid": "3", "message": ASK}},
+        entry("4", {"type": "text", "text": "I pay."}),
+        entry("5", call("a")),
+        entry("5b", call("b")),
+        answer,
+        entry("7", call("c")),
+    ]
+    await cp.append("t", history)
+    report = await heal(cp, "t")
+    assert [one.call_id for one in report.closed] == ["a", "c"]
+    assert [one.call_id for one in report.left] == ["old"]
+    assert (await heal(cp, "t")).closed == ()
+
+
 async def test_a_failed_effect_gets_its_error(cp: MemoryCheckpointer[Any]) -> None:
     """A final error is a result."""
 
