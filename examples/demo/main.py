@@ -11,7 +11,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, unquote
 from uuid import uuid4
 
@@ -22,6 +24,7 @@ from cpkit import (
     StatesDurability,
     open_checkpointer,
 )
+from cpkit.effects import EffectLedger, EffectTimeout
 from cpkit.registry import redacted
 
 from .airline import Books
@@ -165,6 +168,7 @@ def _demo(options: argparse.Namespace) -> int:
         else f"Kills survived: {len(run.kills)}. No message was lost, "
         "and no booking happened twice."
     )
+    asyncio.run(_ask(url, f"{run_id}/refund"))
     picture.result(findings, verdict)
     picture.foot(time.monotonic() - began, folder, redacted(url))
     return _BROKEN if broken else 0
@@ -189,6 +193,29 @@ async def _examine(
 ) -> list[Finding]:
     async with open_checkpointer(run.job.url) as cp:
         return await examine(cp, run, conversations, books)
+
+
+async def _ask(url: str, thread_id: str) -> None:
+    """Leave a payment that waits for a person, for the page to show."""
+    talk: list[dict[str, Any]] = [
+        {"role": "user", "content": "My flight was cancelled. I want my money back."},
+        {
+            "role": "assistant",
+            "content": "I ask a colleague to approve **218.40 EUR**.",
+        },
+    ]
+
+    async with open_checkpointer(url) as cp:
+        await cp.append(thread_id, talk, expected_version=0)
+        ledger = EffectLedger(cp, requires_approval=lambda effect: True)
+
+        with suppress(EffectTimeout):  # no person has decided yet
+            await ledger.begin(
+                thread_id,
+                "refund",
+                {"booking": "K7QX2A", "amount": "218.40 EUR"},
+                approval_timeout=0,
+            )
 
 
 def _fresh_folder() -> Path:

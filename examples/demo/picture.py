@@ -145,7 +145,10 @@ class Picture:
         self._print((f"{seconds:.0f} s. Store, books and log are in {folder}", "dim"))
         # The command beside this interpreter, because its folder may not be in PATH.
         command = os.path.relpath(Path(sys.executable).parent / "cpkit")
-        self._print(("Look at it:  ", "dim"), f"{command} ui {shlex.quote(url)}")
+        self._print("A refund waits for your decision.")
+        self._print(
+            ("Look at it, and decide:  ", "dim"), f"{command} ui {shlex.quote(url)}"
+        )
 
     def _is_resumed(self) -> bool:
         """Return whether the worker has loaded every conversation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -20,6 +21,8 @@ from pathlib import Path
 import pytest
 
 from conformance.slowdown import slowdown
+from cpkit import open_checkpointer
+from cpkit.effects import EffectLedger
 from tests.servers.postgres import shared_postgres
 from tests.servers.redis import shared_redis
 
@@ -109,6 +112,13 @@ def test_killed_agent_resumes_and_books_once(store: str, tmp_path: Path) -> None
     assert "no booking happened twice" in done.stdout
     assert "cpkit ui" in done.stdout.splitlines()[-1]
     assert not done.stderr
+    assert asyncio.run(tools_to_decide(url)) == ["refund"]
+
+
+async def tools_to_decide(url: str) -> list[str]:
+    """Return the tools of the requests that wait for a person."""
+    async with open_checkpointer(url) as cp:
+        return [request.tool for request in await EffectLedger(cp).requests()]
 
 
 @pytest.mark.long
