@@ -90,8 +90,9 @@ class Cadence:
         since = ["the last claim"]
         since += ["the last turn's end"] if self.ends_turn else []
         since += [f"{self.seconds:g} seconds ago"] if self.seconds else []
+        lost = "message" if self.messages == 2 else f"{self.messages - 1} messages"
         return (
-            f"a crash loses at most the last {self.messages - 1} messages of a thread, "
+            f"a crash loses at most the last {lost} of a thread, "
             f"none from before {' or '.join(since)}"
         )
 

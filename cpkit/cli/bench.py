@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import typer
 
-from cpkit.cli.output import print_json, print_table, progress, write
+from cpkit.cli.output import counted, print_json, print_table, progress, write
 from cpkit.cli.running import BadUse, Exit, print_stderr, run
 from cpkit.cli.stores import Json, display_url
 from cpkit.registry import open_checkpointer
@@ -78,7 +78,10 @@ def bench(
             print_stderr(f"{result.name}, {result.workload}: {result.error}")
 
     if left:
-        print_stderr(f"{left} benchmark threads stay: this store cannot delete threads")
+        print_stderr(
+            f"not deleted: {counted(left, 'benchmark thread')}, because this store "
+            "cannot delete threads"
+        )
 
     failed = any(result.error is not None for result in results)
     raise typer.Exit(Exit.NO if failed else Exit.DONE)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cpkit.cli.output import stdout, write
+from cpkit.cli.output import counted, stdout, write
 from cpkit.cli.running import Exit, fail
 from cpkit.errors import BackendUnavailable, CheckpointerError
 from cpkit.extras import MissingExtra
@@ -197,7 +197,7 @@ def _print(
     console.print(f"survived    {report.survived}", highlight=False)
 
     if report.unfinished:
-        console.print(f"interrupted {report.unfinished} clauses were not run")
+        console.print(f"interrupted {counted(report.unfinished, 'clause')} not run")
 
     if report.sizes:
         console.print(f"limits      {report.sizes}", highlight=False)

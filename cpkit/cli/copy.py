@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cpkit.cli.output import print_json, printable, progress, write
+from cpkit.cli.output import counted, print_json, printable, progress, write
 from cpkit.cli.running import BadUse, Exit, print_stderr, run
 from cpkit.cli.stores import Json, destination, display_url, open_store
 from cpkit.protocol import ErasesThreads, ListsThreads, MovesThreads
@@ -87,9 +87,11 @@ async def _into(source: Source, dst: str, update: bool) -> CopyReport:
 
 def _print(report: CopyReport) -> None:
     write(
-        f"{report.threads} threads in SRC: {report.copied} copied, {report.updated} "
+        f"{counted(report.threads, 'thread')} in SRC: {report.copied} copied, "
+        f"{report.updated} "
         f"updated, {report.already} already in DST; {report.checked} verified\n"
-        f"written: {report.messages} messages, {report.calls} calls\n"
+        f"written: {counted(report.messages, 'message')}, "
+        f"{counted(report.calls, 'call')}\n"
     )
     problems: list[tuple[str, list[Any]]] = [
         ("changed since an earlier copy, add --update", report.changed),

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cpkit.cli.output import print_json, printable, write
+from cpkit.cli.output import counted, print_json, printable, write
 from cpkit.cli.running import BadUse, Exit, print_stderr, run
 from cpkit.cli.stores import Json, open_store, store_url
 from cpkit.effects import ApprovalRequest, EffectLedger
@@ -204,7 +204,7 @@ def _split(words: list[str]) -> tuple[str, str | None, str]:
             return url, thread_id, key
 
     raise BadUse(
-        f"expected [URL] [THREAD] KEY, got {len(words)} words"
+        f"expected [URL] [THREAD] KEY, got {counted(len(words), 'word')}"
         + ("; KEY is missing" if len(words) == 1 else "")
     )
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from cpkit.cli.output import progress, write_json_line
+from cpkit.cli.output import counted, progress, write_json_line
 from cpkit.cli.running import Exit, fail, print_stderr, run
 from cpkit.cli.stores import no_thread, open_store, store_url
 from cpkit.protocol import ListsThreads, MovesThreads
@@ -50,7 +50,7 @@ def export(words: Words = None, output: Output = None) -> None:
         run(_export(words or [], write_json_line))
     else:
         count = _to_file(words or [], output)
-        print_stderr(f"exported {count} threads to {output}")
+        print_stderr(f"exported {counted(count, 'thread')} to {output}")
 
 
 def _to_file(words: list[str], output: Path) -> int:

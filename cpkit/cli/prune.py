@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from cpkit.cli.output import print_json, progress, write
+from cpkit.cli.output import counted, print_json, progress, write
 from cpkit.cli.pending import pending_in
 from cpkit.cli.running import BadUse, Exit, fail, run
 from cpkit.cli.stores import (
@@ -113,7 +113,7 @@ def prune(
         return
 
     would = "would delete" if dry_run else "deleted"
-    write(f"{would} {pruned.threads} threads with {pruned.messages} messages\n")
+    write(f"{would} {_count(pruned)}\n")
 
     if pruned.pending:
         listing = command_line("pending", place)
@@ -121,6 +121,13 @@ def prune(
 
     if pruned.touched:
         write(f"kept {len(pruned.touched)} that were written to during the run\n")
+
+
+def _count(pruned: Pruned) -> str:
+    return (
+        f"{counted(pruned.threads, 'thread')} with "
+        f"{counted(pruned.messages, 'message')}"
+    )
 
 
 def duration(text: str) -> timedelta:
@@ -154,9 +161,8 @@ async def _prune(
 
 def _confirm(url: str, planned: Pruned, forget_keys: bool) -> None:
     """Ask for confirmation, outside an event loop so that Ctrl-C works."""
-    what = (
-        f"delete {planned.threads} threads with {planned.messages} messages from "
-        f"{display_url(url)}" + (" and forget their keys" if forget_keys else "")
+    what = f"delete {_count(planned)} from {display_url(url)}" + (
+        " and forget their keys" if forget_keys else ""
     )
 
     if not sys.stdin.isatty():

@@ -9,7 +9,15 @@ import typer
 from rich.text import Text
 
 from cpkit.cli.calls import call_rows
-from cpkit.cli.output import one_line, print_json, print_table, printable, stdout, write
+from cpkit.cli.output import (
+    counted,
+    one_line,
+    print_json,
+    print_table,
+    printable,
+    stdout,
+    write,
+)
 from cpkit.cli.running import run
 from cpkit.cli.stores import Json, no_thread, open_store, split_words
 from cpkit.records import CheckpointData
@@ -57,7 +65,7 @@ def show(words: Words, last: Last = 20, full: Full = False, json: Json = False) 
         return
 
     console = stdout()
-    count = f"{data.version} message{'' if data.version == 1 else 's'}"
+    count = counted(data.version, "message")
     shown = f", from {first} on" if first else ""
     console.print(Text(f"{printable(thread_id)}: {count}{shown}", "bold"))
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-from cpkit.cli.output import printable
+from cpkit.cli.output import counted, printable
 from cpkit.cli.running import BadUse, NoStore, NotFound
 from cpkit.errors import InvalidURL
 from cpkit.protocol import (
@@ -111,7 +111,7 @@ def split_words(words: Sequence[str], *names: str) -> tuple[str, ...]:
     if len(words) == len(names):
         return (store_url(None), *words)
 
-    count = f"{len(words)} word{'' if len(words) == 1 else 's'}"
+    count = counted(len(words), "word")
     raise BadUse(f"{expected}, got {count}; without a URL, CPKIT_URL is used")
 
 

@@ -160,7 +160,9 @@ class Picture:
 
         if messages:
             unclear = f", {_plural(pending, 'unclear call')}" if pending else ""
-            self._print(("restart      ", "green"), f"{messages} messages{unclear}")
+            self._print(
+                ("restart      ", "green"), f"{_plural(messages, 'message')}{unclear}"
+            )
 
         self._print_notes()
 

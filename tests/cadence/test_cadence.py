@@ -654,6 +654,7 @@ async def test_the_durability_says_what_a_crash_may_lose(
     assert Cadence.per_message().may_lose == (
         "a crash loses nothing that was acknowledged"
     )
+    assert "at most the last message of" in Cadence.every(2).may_lose
     assert Cadence.every(10, seconds=2.5).may_lose == (
         "a crash loses at most the last 9 messages of a thread, none from before "
         "the last claim or 2.5 seconds ago"

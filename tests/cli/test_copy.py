@@ -135,7 +135,7 @@ def test_the_command_updates_a_copy(urls: tuple[str, str]) -> None:
     ended = invoke("copy", src, dst, "--update")
     assert (ended.code, ended.err) == (0, "")
     assert "0 copied, 1 updated, 7 already in DST; 8 verified" in ended.out
-    assert "1 messages, 0 calls" in ended.out
+    assert "1 message, 0 calls" in ended.out
     assert in_store(dst, everything) == in_store(src, everything)
 
 

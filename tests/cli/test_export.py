@@ -74,7 +74,8 @@ def test_a_deeply_nested_message_is_exported(sqlite_url: str, tmp_path: Path) ->
 
     in_store(sqlite_url, append)
     file = tmp_path / "deep.jsonl"
-    assert invoke("export", sqlite_url, "-o", str(file)).code == 0
+    ended = invoke("export", sqlite_url, "-o", str(file))
+    assert (ended.code, ended.err) == (0, f"exported 1 thread to {file}\n")
     assert invoke("copy", str(file), fresh_url("sqlite", tmp_path, "b")).code == 0
 
 

@@ -46,7 +46,7 @@ def test_old_threads_are_deleted_and_their_keys_are_kept(url: str) -> None:
 
     ended = invoke("prune", url, "--older-than", "0s", "--yes")
     assert ended.code == 0
-    assert "deleted 1 threads with 2 messages\nkept 1 with pending calls" in ended.out
+    assert "deleted 1 thread with 2 messages\nkept 1 with pending calls" in ended.out
     assert in_store(url, ids) == ["cpkit:internal", "waits"]
     assert in_store(url, paid) is True
 

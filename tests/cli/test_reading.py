@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import pty
 import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from typing import Any
 
 import pytest
 
 from cpkit.cli.help import GROUPS
-from cpkit.cli.output import one_line, printable
+from cpkit.cli.output import one_line, print_table, printable
 from cpkit.cli.stores import Store
 from cpkit.tools.formats import age, size
 from tests.cli.command import (
@@ -217,6 +219,25 @@ def test_a_table_fits_a_narrow_terminal(sqlite_url: str) -> None:
         ]
         assert max(widths) <= columns, said
         assert "…" not in said
+
+
+def test_a_table_keeps_its_columns_apart() -> None:
+    """Wide characters take two columns, lines end without spaces, numbers are right."""
+    rows = [["日本語", "one two three", 5], ["é", "", 12]]
+    out = io.StringIO()
+
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out):
+        patch.setenv("COLUMNS", "20")
+        print_table(["id", "said", "n"], rows, right="n")
+
+    assert out.getvalue().split("\n") == [
+        "id      said       n",
+        "────────────────────",
+        "日本語  one two    5",
+        "        three",
+        "é                 12",
+        "",
+    ]
 
 
 def test_only_a_terminal_gets_colours(sqlite_url: str) -> None:
