@@ -6,24 +6,25 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import pytest
-
 from cpkit import open_checkpointer
 from tests.servers.postgres import shared_postgres
 from tests.servers.redis import shared_redis
+from tests.sweeps import sweep
 
-__all__ = ["KINDS", "SHARED", "fresh_url", "quick_on"]
+__all__ = ["KINDS", "LAYERED", "SHARED", "fresh_url", "quick_on"]
 
 SHARED = ["sqlite", "file", "postgres", "redis"]
 """The kinds that several processes can open."""
 
 KINDS = ["memory", *SHARED]
 
+LAYERED = sweep(KINDS, ("memory", "sqlite"))
+"""`KINDS` for tests of a layer: above the handle no code depends on the store."""
+
 
 def quick_on(*kinds: str) -> list[Any]:
     """Return `SHARED` as parameters; ``make test-long`` runs those not in ``kinds``."""
-    long = pytest.mark.long
-    return [pytest.param(one, marks=() if one in kinds else long) for one in SHARED]
+    return sweep(SHARED, kinds)
 
 
 def fresh_url(kind: str, folder: Path, name: str = "store") -> str:

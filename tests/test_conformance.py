@@ -118,13 +118,13 @@ def redis() -> Iterator[Harness]:
         yield RedisHarness(f"{server.url}?connect_timeout=3", server)
 
 
-class HalfLength(ConformanceTests):
-    """The clauses that repeat do so half as often: `TestSweeps` repeats for long."""
+class Short(ConformanceTests):
+    """The clauses that repeat do so a quarter as often: `TestSweeps` repeats more."""
 
-    rounds = ConformanceTests.rounds / 2
+    rounds = ConformanceTests.rounds / 4
 
 
-class TestMemory(HalfLength):
+class TestMemory(Short):
     """All handles of the process share one store."""
 
     @pytest.fixture
@@ -141,7 +141,7 @@ class TestAnonymousMemory(ConformanceTests):
         return URLHarness("memory://")
 
 
-class TestSQLite(HalfLength):
+class TestSQLite(Short):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> Harness:
         return URLHarness(f"sqlite:///{tmp_path}/agent.db")
@@ -154,13 +154,13 @@ class TestSQLiteInMemory(ConformanceTests):
         return URLHarness("sqlite:///:memory:")
 
 
-class TestFile(HalfLength):
+class TestFile(Short):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> Harness:
         return URLHarness(f"file://{tmp_path}")
 
 
-class TestPostgres(HalfLength):
+class TestPostgres(Short):
     @pytest.fixture
     def harness(self, postgres: Harness) -> Harness:
         return postgres
@@ -177,7 +177,7 @@ def test_postgres_plans_with_few_threads(postgres: Harness) -> None:
     assert outcome.status is Status.PASSED, outcome.reason
 
 
-class TestRedis(HalfLength):
+class TestRedis(Short):
     @pytest.fixture
     def harness(self, redis: Harness) -> Harness:
         return redis

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.stores import SHARED, fresh_url
+from tests.stores import fresh_url, quick_on
 
 
-@pytest.fixture(params=SHARED)
+@pytest.fixture(params=quick_on("sqlite"))
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Each kind of store in turn."""
     return fresh_url(request.param, tmp_path)

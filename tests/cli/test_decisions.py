@@ -53,7 +53,7 @@ async def asked_twice(cp: Store) -> None:
             )
 
 
-@pytest.mark.parametrize("url", quick_on("postgres"), indirect=True)
+@pytest.mark.parametrize("url", quick_on("sqlite"), indirect=True)
 def test_an_approved_effect_runs(url: str) -> None:
     """The start of its key is enough to approve it, and a later denial is refused."""
     with agent(url, "t", 7) as process:

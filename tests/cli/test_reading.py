@@ -68,7 +68,7 @@ def on_terminal(*words: str, columns: int = 60) -> str:
             raise
     finally:
         os.close(ours)
-        process.wait(50)
+        process.wait()
 
     return said.decode()
 

@@ -91,6 +91,7 @@ def test_the_reference_passes(seed: int) -> None:
     assert not failed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "clause",
     [c for c in all_clauses() if "processes" in c.needs],
@@ -103,6 +104,7 @@ def test_the_reference_on_disk_passes(clause: object, tmp_path: Path) -> None:
     assert (outcome.status, outcome.seen) == (Status.PASSED, "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("clause_id", ["kill.writes-survive", "kill.next-write-works"])
 def test_late_writes_of_a_killed_process_pass(clause_id: str, tmp_path: Path) -> None:
     """A store may apply an unacknowledged write after its process was killed."""
@@ -133,6 +135,7 @@ def test_the_reference_behind_a_server_passes(clause: object) -> None:
     assert (outcome.status, outcome.seen) == (Status.PASSED, "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "clause",
     [c for c in all_clauses() if c.subject in ("powerloss", "faults")],

@@ -80,6 +80,7 @@ def test_the_clauses_are_listed(tmp_path: Path) -> None:
     assert line.endswith(".")
 
 
+@pytest.mark.long
 def test_jobs_give_the_same_outcomes(tmp_path: Path) -> None:
     """A failure in another process has all its facts, and the order is the same."""
     options = ("--clause", "erase", "--clause", "append", "--seed", "4", "--json")

@@ -29,7 +29,7 @@ from cpkit import (
 from cpkit.sync import SyncCheckpointer
 from tests.servers.postgres import shared_postgres
 from tests.servers.redis import shared_redis
-from tests.stores import KINDS, fresh_url
+from tests.stores import LAYERED, fresh_url
 
 
 @pytest.fixture(params=["memory", "sqlite", "file", "postgresql", "redis"])
@@ -86,7 +86,7 @@ def test_every_method_works(url: str) -> None:
         assert cp.load(thread) is None
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LAYERED)
 def test_a_thread_is_moved(kind: str, tmp_path: Path) -> None:
     """The facade appends with extra, lists erased threads, dumps and restores."""
     call = ToolCall("call", "pay", {}, "key")

@@ -30,7 +30,6 @@ def printed_by(block: str, folder: Path) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=50,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

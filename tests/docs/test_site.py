@@ -68,7 +68,6 @@ def test_the_site_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
-        timeout=55,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     pages = {path: Page(path) for path in sorted(tmp_path.rglob("*.html"))}

@@ -10,10 +10,10 @@ import pytest
 
 from cpkit import open_checkpointer
 from tests.effects.shop import Store
-from tests.stores import KINDS, fresh_url
+from tests.stores import LAYERED, fresh_url
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=LAYERED)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of a new store; other processes can open it, except memory."""
     return fresh_url(request.param, tmp_path)

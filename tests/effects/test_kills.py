@@ -18,12 +18,12 @@ from cpkit.effects.requests import Requests
 from cpkit.terms import Terms
 from tests.effects.payer import lines
 from tests.effects.shop import until
-from tests.stores import SHARED, fresh_url
+from tests.stores import fresh_url, quick_on
 
 Process = asyncio.subprocess.Process
 
 
-@pytest.fixture(params=SHARED)
+@pytest.fixture(params=quick_on("sqlite"))
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A new store of each kind that processes share."""
     return fresh_url(request.param, tmp_path)

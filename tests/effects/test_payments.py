@@ -53,6 +53,7 @@ class TestKey:
         await check_each_is_charged_once(url, "key")
 
 
+@pytest.mark.long
 async def test_without_the_ledger_the_books_show_duplicates() -> None:
     """The same workers without the ledger charge orders twice, and without approval."""
     done = await payments("--orders", "40", "--kills", "3", "--ledger", "none")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from conformance.slowdown import slowdown
 from cpkit import CallRecord, JsonValue, ToolCall
 from cpkit.effects import (
     ApprovalExpired,
@@ -19,6 +20,9 @@ from cpkit.effects import (
 from tests.effects.shop import Counting, OnlySix, Shop, Store, quick, until
 
 ARGS: dict[str, JsonValue] = {"order": "7", "amount": 5000}
+
+SOON = 0.15 * slowdown()
+"""Seconds until a request expires: later than the run that asks, at any load."""
 
 
 def careful(cp: Any, **options: Any) -> EffectLedger:
@@ -141,7 +145,7 @@ class TestExpiry:
     ) -> None:
         """The run raises, whether it looks before or after the late approval."""
         shop = Shop()
-        key = await ask(cp, thread, expires_after=0.05)
+        key = await ask(cp, thread, expires_after=SOON)
         await until_expired(cp, key)
         assert not await quick(cp).approve(key, by="ann")
         assert await own(cp, key) == []
@@ -157,7 +161,7 @@ class TestExpiry:
     async def test_an_unused_approval_ends_too(self, cp: Store, thread: str) -> None:
         """An approval in time counts until the request expires."""
         shop = Shop()
-        key = await ask(cp, thread, expires_after=0.3)
+        key = await ask(cp, thread, expires_after=SOON)
         assert await quick(cp).approve(key)
         await until_expired(cp, key)
 
@@ -225,7 +229,7 @@ class TestAskAgain:
     ) -> None:
         """The new request expires after as long as the old one, from now on."""
         ledger = careful(cp)
-        key = await ask(cp, thread, expires_after=0.05)
+        key = await ask(cp, thread, expires_after=SOON)
         await until_expired(cp, key)
         again = await ledger.ask_again(key)
         assert again.number == 2

@@ -133,6 +133,7 @@ def test_same_store_serves_a_second_run(tmp_path: Path) -> None:
     assert changes_made(tmp_path / "second") == changes_recorded(3)
 
 
+@pytest.mark.long
 def test_without_the_record_of_calls_things_are_booked_twice(tmp_path: Path) -> None:
     """The demo can fail: it detects the double bookings that the ledger prevents."""
     done = run_demo("--no-ledger", "--folder", "run", *QUICK, folder=tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -274,19 +275,29 @@ MESSAGE = {"role": "assistant", "content": "x" * 990}
 SIZE = len(b'{"role":"assistant","content":""}') + 990
 
 
-@pytest.fixture
-async def long(home: Path) -> Path:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store whose thread ``t`` has 50,000 messages, and ``short`` two."""
-    async with Store(home) as cp:
-        await cp.append("short", [MESSAGE])
+    home = tmp_path_factory.mktemp("long") / "store"
 
-        for count in [250] * 199 + [249]:
-            await asyncio.gather(*(cp.append("t", [MESSAGE]) for _ in range(count)))
+    async def write() -> None:
+        async with Store(home) as cp:
+            await cp.append("short", [MESSAGE])
 
-        await cp.append("t", [MESSAGE])
-        await cp.append("short", [MESSAGE])
+            for count in [250] * 199 + [249]:
+                await asyncio.gather(*(cp.append("t", [MESSAGE]) for _ in range(count)))
 
+            await cp.append("t", [MESSAGE])
+            await cp.append("short", [MESSAGE])
+
+    asyncio.run(write())
     return home
+
+
+@pytest.fixture
+def long(written: Path, home: Path) -> Path:
+    """A copy of ``written``."""
+    return shutil.copytree(written, home)
 
 
 async def test_an_append_costs_the_same_in_a_thread_of_any_length(

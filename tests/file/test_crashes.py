@@ -13,6 +13,7 @@ import pytest
 from cpkit import CallRecord, ToolCall
 from cpkit_file import FileCheckpointer
 from tests.file.disk import Disk
+from tests.sweeps import sweep
 
 Store = FileCheckpointer[Any]
 Step = Callable[[Store], Awaitable[Any]]
@@ -140,6 +141,18 @@ SCENARIOS: dict[str, tuple[list[Step], Step]] = {
 }
 
 
+QUICK = [
+    "the first append",
+    "an append after a deletion",
+    "a later merge",
+    "a claim after a failure",
+    "a result",
+    "a late result of an erased call",
+    "a deletion of what was erased",
+    "forgetting the first attempt",
+]
+
+
 async def check_goes_on(cp: Store, found: State) -> None:
     """Whatever was found, the next writes work and fit it."""
     version = len(found.messages or [])
@@ -159,7 +172,7 @@ async def check_goes_on(cp: Store, found: State) -> None:
     assert await cp.append("t", [{}]) == 1
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("name", sweep(SCENARIOS, QUICK))
 async def test_a_crash_leaves_the_old_state_or_the_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -214,7 +227,7 @@ async def check_is_consistent(cp: Store) -> None:
     await check_goes_on(cp, await state_of(cp))
 
 
-@pytest.mark.parametrize("name", RELAXED)
+@pytest.mark.parametrize("name", sweep(RELAXED, QUICK))
 async def test_a_relaxed_store_stays_consistent_after_a_power_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

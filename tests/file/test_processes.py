@@ -40,6 +40,7 @@ def on_record(home: Path, thread_id: str) -> list[CallRecord]:
     return asyncio.run(calls())
 
 
+@pytest.mark.long
 def test_eight_processes_open_a_fresh_folder_at_once(
     tmp_path: Path, workers: Workers
 ) -> None:
@@ -60,6 +61,7 @@ def test_eight_processes_open_a_fresh_folder_at_once(
         ]
 
 
+@pytest.mark.long
 def test_processes_write_one_thread(home: Path, workers: Workers) -> None:
     """Dense versions, no merge lost, one holder of each key."""
     four, count = workers(4), 40
@@ -99,6 +101,7 @@ def test_attempts_at_one_key_are_counted_across_processes(
     assert sorted(attempts) == list(range(1, 3 * count + 1))
 
 
+@pytest.mark.long
 def test_a_killed_writer_loses_nothing_that_it_acknowledged(
     home: Path, workers: Workers
 ) -> None:

@@ -22,6 +22,7 @@ from cpkit.driver import FullHandle
 from cpkit.memory import MemoryCheckpointer
 from cpkit_file import FileCheckpointer
 from cpkit_file.schema import claim_stem
+from tests.sweeps import sweep
 
 Store = FileCheckpointer[Any]
 
@@ -175,7 +176,7 @@ async def random_operation(
     return kind, lambda cp: cp.delete_thread(thread_id, forget_keys=kind == "forget")
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", sweep(range(8), range(3)))
 async def test_claims_restores_and_deletions_agree_with_the_model(
     tmp_path: Path, seed: int
 ) -> None:

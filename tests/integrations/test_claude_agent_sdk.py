@@ -21,7 +21,7 @@ from cpkit import (
 from cpkit.integrations.claude_agent_sdk import ClaudeSessionStore, transcript_thread
 from cpkit.sync import SyncCheckpointer
 from tests.sessions.spy import Fault, RangeSpy, Spy
-from tests.stores import KINDS, fresh_url
+from tests.stores import LAYERED, fresh_url
 
 KEY: Any = {"project_key": "project", "session_id": "session"}
 
@@ -30,7 +30,7 @@ def entry(uuid: str | None, **fields: Any) -> Any:
     return {"type": "user", **({} if uuid is None else {"uuid": uuid}), **fields}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LAYERED)
 async def test_the_sdks_conformance_suite_passes(kind: str, tmp_path: Path) -> None:
     """All 14 contracts, each on a store of its own."""
     async with AsyncExitStack() as stack:

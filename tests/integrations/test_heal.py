@@ -20,7 +20,7 @@ from cpkit.integrations.claude_agent_sdk import ClaudeSessionStore
 from cpkit.integrations.google_adk import SessionService
 from cpkit.integrations.openai_agents import Session
 from tests.sessions.spy import Spy
-from tests.stores import KINDS, fresh_url
+from tests.stores import LAYERED, fresh_url
 
 ASK: dict[str, Any] = {"role": "user", "content": "pay"}
 
@@ -195,7 +195,7 @@ async def test_the_frameworks_read_what_was_added() -> None:
         assert [one.id for one in responses] == ["a", "b"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LAYERED)
 async def test_adapters_go_on_after_it(kind: str, tmp_path: Any) -> None:
     """Each adapter reads the healed thread, and appends to it."""
     async with open_checkpointer(fresh_url(kind, tmp_path)) as cp:

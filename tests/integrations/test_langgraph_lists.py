@@ -16,6 +16,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from cpkit import MemoryCheckpointer
 from cpkit.integrations.langgraph import CheckpointSaver, cache, checkpoints
 from cpkit.integrations.langgraph.values import fingerprints_of
+from tests.sweeps import sweep
 
 ITEMS = st.one_of(
     st.none(),
@@ -51,20 +52,25 @@ def exactly(value: Any) -> str:
     return repr(value)
 
 
-@given(STEPS, st.booleans())
-@settings(deadline=None, max_examples=100)
-def test_every_list_is_loaded_exactly(steps: list[Any], often: bool) -> None:
+@pytest.mark.parametrize("examples", sweep([25, 100], [25]))
+def test_every_list_is_loaded_exactly(examples: int) -> None:
     """Any saver reads and lists the checkpoints of any other saver.
 
     Full checkpoints may be as frequent as possible, and reads as short.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        if often:
-            patch.setattr(checkpoints, "_FULL_FROM", 0)
-            patch.setattr(checkpoints, "_MANY_CHANNELS", 1)
-            patch.setattr(cache, "_FIRST_READ", 1)
 
-        asyncio.run(play(steps))
+    @given(STEPS, st.booleans())
+    @settings(deadline=None, max_examples=examples)
+    def check(steps: list[Any], often: bool) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            if often:
+                patch.setattr(checkpoints, "_FULL_FROM", 0)
+                patch.setattr(checkpoints, "_MANY_CHANNELS", 1)
+                patch.setattr(cache, "_FIRST_READ", 1)
+
+            asyncio.run(play(steps))
+
+    check()
 
 
 async def play(steps: list[Any]) -> None:

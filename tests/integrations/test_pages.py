@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import blocks_of, printed_by
-from tests.stores import SHARED, fresh_url
+from tests.stores import fresh_url, quick_on
 
 PRINTED = {
     "openai-agents": ["I was shown 1 items.\n", "I was shown 3 items.\n"],
@@ -22,7 +22,7 @@ URL = "sqlite:///agent.db"
 
 @pytest.mark.long
 @pytest.mark.parametrize("page", PRINTED)
-@pytest.mark.parametrize("kind", SHARED)
+@pytest.mark.parametrize("kind", quick_on("sqlite"))
 def test_the_program_runs_twice(tmp_path: Path, page: str, kind: str) -> None:
     """The second run continues where the first one ended."""
     program = blocks_of(f"integrations/{page}.md")[0]

@@ -200,6 +200,7 @@ async def test_deletions_by_four_processes(
         assert not await raw.fetch(broken)
 
 
+@pytest.mark.long
 async def test_eight_processes_open_at_once(url: str, workers: Workers) -> None:
     """One of them creates the schema, and every append is stored."""
     eight = workers(8)

@@ -14,9 +14,10 @@ from cpkit_postgres.options import PostgresOptions
 from tests.model import check_moves, check_outcomes
 from tests.postgres.conftest import MakeStore
 from tests.servers.postgres import shared_postgres
+from tests.sweeps import sweep
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", sweep(range(20), range(6)))
 async def test_every_outcome_is_that_of_the_store_in_memory(
     url: str, schema: str, seed: int
 ) -> None:

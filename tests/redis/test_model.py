@@ -9,9 +9,10 @@ import pytest
 from cpkit_redis import RedisCheckpointer, RedisStore
 from cpkit_redis.store import RedisOptions
 from tests.model import check_moves, check_outcomes
+from tests.sweeps import sweep
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", sweep(range(20), range(6)))
 async def test_every_outcome_is_that_of_the_store_in_memory(
     url: str, prefix: str, seed: int
 ) -> None:

@@ -9,18 +9,18 @@ from uuid import uuid4
 import pytest
 
 from cpkit import Checkpointer, JsonValue, open_checkpointer
-from tests.stores import KINDS, SHARED, fresh_url
+from tests.stores import LAYERED, fresh_url, quick_on
 
 Store = Checkpointer[dict[str, JsonValue]]
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=LAYERED)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of each store in turn. A reopened store keeps its data."""
     return fresh_url(request.param, tmp_path)
 
 
-@pytest.fixture(params=SHARED)
+@pytest.fixture(params=quick_on("sqlite"))
 def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of each store that several processes can open."""
     return fresh_url(request.param, tmp_path)

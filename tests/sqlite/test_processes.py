@@ -41,6 +41,7 @@ def on_record(url: str, thread_id: str) -> list[CallRecord]:
     return asyncio.run(calls())
 
 
+@pytest.mark.long
 def test_eight_processes_open_a_fresh_file_at_once(
     tmp_path: Path, workers: Workers
 ) -> None:
@@ -56,6 +57,7 @@ def test_eight_processes_open_a_fresh_file_at_once(
         assert sorted(worker.answer() for worker in eight) == list(range(1, 9))
 
 
+@pytest.mark.long
 def test_processes_write_one_file(tmp_path: Path, workers: Workers) -> None:
     """Versions are dense, each merge is kept, and each key has one holder."""
     url = f"sqlite:///{tmp_path}/agent.db"
@@ -83,6 +85,7 @@ def test_processes_write_one_file(tmp_path: Path, workers: Workers) -> None:
         assert mine == list(range(count))
 
 
+@pytest.mark.long
 def test_a_killed_writer_loses_nothing_that_it_acknowledged(
     tmp_path: Path, workers: Workers
 ) -> None:

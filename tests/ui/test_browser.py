@@ -21,6 +21,8 @@ from tests.stores import SHARED, fresh_url
 from tests.ui.browser import browser_for, serving, visit
 from tests.ui.stocked import stock, stock_hostile
 
+pytestmark = pytest.mark.long  # a browser takes seconds to start
+
 T = TypeVar("T")
 
 VIEWS = {
@@ -70,9 +72,7 @@ def link(url: str) -> Iterator[str]:
         yield link
 
 
-@pytest.mark.parametrize(
-    "scheme", ["light", pytest.param("dark", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_view_is_accessible(browser: Browser, link: str, scheme: str) -> None:
     """The accessibility checker finds nothing serious, light and dark."""
     axe = Axe()
@@ -88,7 +88,6 @@ def test_every_view_is_accessible(browser: Browser, link: str, scheme: str) -> N
             assert (path, bad) == (path, [])
 
 
-@pytest.mark.long
 def test_every_view_fits_a_telephone(browser: Browser, link: str) -> None:
     """At 400 pixels no view is wider than the screen."""
     size = {"width": 400, "height": 800}
@@ -151,7 +150,6 @@ def test_two_people_decide_at_once(browser: Browser, tmp_path: Path) -> None:
         assert anna.reports == []
 
 
-@pytest.mark.long
 def test_a_request_is_decided_by_keyboard(browser: Browser, tmp_path: Path) -> None:
     """j selects, a opens the request with its button focused, Enter approves."""
     url = fresh_url("sqlite", tmp_path)
@@ -186,7 +184,6 @@ def test_a_request_is_decided_without_scripts(browser: Browser, tmp_path: Path) 
         expect(page.get_by_role("status").first).to_contain_text("approved by anna")
 
 
-@pytest.mark.long
 def test_hostile_content_never_runs(browser: Browser, tmp_path: Path) -> None:
     """The browser runs nothing that is stored, and its policy has nothing to report."""
     url = fresh_url("sqlite", tmp_path)
@@ -211,7 +208,6 @@ def test_hostile_content_never_runs(browser: Browser, tmp_path: Path) -> None:
         assert window.reports == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", SHARED)
 def test_every_view_works_on_every_store(
     kind: str, browser: Browser, tmp_path: Path

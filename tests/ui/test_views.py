@@ -12,7 +12,7 @@ from cpkit import VersionConflict, open_checkpointer
 from cpkit.effects import Effect, EffectLedger, Tool
 from cpkit.lease import thread_lease
 from tests.effects.shop import OnlySix
-from tests.stores import KINDS, fresh_url
+from tests.stores import LAYERED, fresh_url
 from tests.ui.checks import assert_inert
 from tests.ui.conftest import Client
 from tests.ui.stocked import stock
@@ -30,7 +30,7 @@ VIEWS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LAYERED)
 async def test_each_view_shows_the_store(
     kind: str, tmp_path: Path, client: Client
 ) -> None:
