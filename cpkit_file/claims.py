@@ -69,8 +69,8 @@ def claim(folder: Folder, write: Claim) -> StoredCall | None:
         slot, newest = key.newest(synced=True)
 
         if newest is not None and newest.status != "failed":
-            # Asked after the key: a call that is not on record now was not then, so
-            # either answer is true of one moment.
+            # Look the call id up after the key: a call that is missing now was missing
+            # then, so either answer is true of one moment.
             return _known(folder, write.thread_id, call.call_id) or newest
 
         with locked(folder, write.thread_id) as log:
@@ -246,10 +246,9 @@ class _Key:
     def newest(self, *, synced: bool = False) -> tuple[int, StoredCall | None]:
         """Return the slot and the call of the newest attempt, or 0 and ``None``.
 
-        With ``synced`` the call is on disk, whatever the durability.
-
-        Needs no lock: links that changed while they were read are read again. A link
-        that moves up has a copy above it first, so that the last link's slot changes.
+        With ``synced`` the call is on disk, whatever the durability. It needs no lock:
+        where links changed while they were read, it reads them again. A link that moves
+        up is copied first, so that the last slot changes.
         """
         while True:
             seen: dict[int, str | None] = {}
@@ -312,7 +311,7 @@ class _Key:
             os.unlink(self._links + str(number))
 
     def _top(self) -> int:
-        """Return a slot that has a link, and the next has none; 0 for no links."""
+        """Return the last slot that has a link, or 0. Slots have no holes."""
         low, high = 0, 1
 
         while os.path.lexists(self._links + str(high)):

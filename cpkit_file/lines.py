@@ -61,8 +61,8 @@ _CREATED = re.compile(rb'\n\{"created":(-?\d{1,19}),')
 # before it, and the quote that closes a string is not followed by a letter.
 _AFTER_FACTS = re.compile(rb'\},"(args|result|at)":')
 
-# A hole is a sector that did not reach the disk. A shorter run of zeros is damage,
-# unless it is what a sector's end, or the file's, leaves of a hole.
+# A hole is a sector that did not reach the disk: a run of at least so many zeros. A
+# shorter run is a hole only where the sector or the file ends; elsewhere it is damage.
 _HOLE = 16
 _SECTOR = 512
 
@@ -181,7 +181,7 @@ def _checksum(before: bytes, data: bytes | memoryview) -> bytes:
 
 
 def follows(before: bytes, lines: bytes) -> bool:
-    """Tell whether lines are what was written after the line with this seal."""
+    """Tell whether the lines continue the checksums after the line with this seal."""
     checksum, rest = lines[-SEAL:-4], lines[-4:]
 
     try:
@@ -193,7 +193,7 @@ def follows(before: bytes, lines: bytes) -> bool:
 
 
 def first_broken(before: bytes, lines: bytes) -> int:
-    """Return where the first line begins that does not follow the one before."""
+    """Return the offset of the first line that does not continue the checksums."""
     start = 0
 
     while (stop := lines.find(b"\n", start) + 1) and follows(before, lines[start:stop]):

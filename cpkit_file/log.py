@@ -1,9 +1,8 @@
 """One thread's log as it was at one moment, checked and read.
 
-What lies before a log's end never changes, because writers only append, and
-``delete_thread`` puts another file in the log's place. So a reader holds the file's
-lock only while it looks where the log ends. And so a handle remembers what it learned
-of each log, and reads only what is new.
+Bytes before a log's end never change: writers only append, and ``delete_thread``
+replaces the file. So a reader holds the file's lock only until it has found the end.
+A handle remembers what it read of each log, and reads only what is new.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ _IDS = 100_000
 Read: TypeAlias = Callable[[int, int], bytes]
 """Returns the bytes of a log at an offset."""
 
-# What is read of a log's head: nearly every first line, and the longest one.
+# Bytes to read of a log's head: nearly every first line fits, and then the longest.
 _HEADS = (256, 4096)
-# What is read of a log's end at first: the last line of most.
+# Bytes to read of a log's end at first: the last line of most logs fits.
 _END = 2048
-# Fits a processor's cache: larger blocks were measured to take longer.
+# Bytes of one block: fits a processor's cache. Larger ones were measured to be slower.
 _BLOCK = 128 * 1024
-# What a search in the middle of the log reads at each step.
+# Bytes that a search in the middle of a log reads at each step.
 _PROBE = 16 * 1024
 _DAMAGE = "the bytes do not fit the line's checksum"
 
@@ -43,8 +42,8 @@ _DAMAGE = "the bytes do not fit the line's checksum"
 class Folder:
     """Where a store lies, and what a handle remembers of it.
 
-    Unless ``durable``, appends are not synced one by one. ``ids`` has thread ids by the
-    names of their logs, which never change.
+    With ``durable`` each write is synced before it is answered. ``ids`` has the thread
+    ids by the names of their logs.
     """
 
     def __init__(self, path: str, *, durable: bool) -> None:
@@ -74,10 +73,11 @@ class Tail(NamedTuple):
 
 
 class LogIndex:
-    """What is remembered of one file: its first line has a word that no other has.
+    """What a handle remembers of one file, known by the random word in its first line.
 
-    The file is on disk up to ``synced``; ``tail`` is an end that it had. ``calls`` has
-    the calls up to ``scanned``, all of them on disk; it is filled under ``lock``.
+    The file is on disk up to the offset ``synced``. ``tail`` is the last end that was
+    seen. ``calls`` has the calls up to the offset ``scanned``, all of them on disk; it
+    is filled under ``lock``.
     """
 
     def __init__(self, name: str, header: bytes) -> None:
@@ -110,7 +110,7 @@ class Calls:
         self._attempts: dict[tuple[str, int], str] = {}
 
     def learn(self, offset: int, line: bytes) -> None:
-        """Take in a ``call`` line."""
+        """Add what a ``call`` line says."""
         facts, start, stop = lines.call_line(line)
         span = (offset + start, stop - start)
         call_id = facts["call_id"]
@@ -205,8 +205,8 @@ class Log:
     def sync(self, *, always: bool = False) -> None:
         """Return when everything up to ``end`` will survive a power loss.
 
-        A writer may have been killed before its sync, and what was shown must survive.
-        With durability=normal only where it is asked for ``always``.
+        A writer may have been killed before its sync, and what a read returns must
+        survive. With durability=normal nothing is synced unless ``always`` is set.
         """
         wanted = self.folder.durable or always
 
@@ -251,7 +251,7 @@ class Log:
             block = rest + piece
             cut = block.rfind(b"\n") + 1
             block, rest = block[:cut], block[cut:]
-            # As much again of a long line, so that it is not copied often.
+            # Each next piece of a long line is twice as long: few copies are made.
             size = max(min(2 * size, _BLOCK), len(rest))
 
             if not block:
@@ -278,9 +278,9 @@ class Log:
                 offset += len(line)
 
     def start_of(self, position: int) -> tuple[int, int]:
-        """Return where a line at or shortly before a message starts.
+        """Find a line at or shortly before a message by binary search.
 
-        And the version before that line. By halving: each line has its version.
+        Returns where the line starts, and the version before it.
         """
         low, high = 0, self.end
         version = 0
@@ -331,10 +331,10 @@ class Log:
         return None
 
     def _find_tail(self) -> tuple[Tail, int]:
-        """Return the last intact line's end, and up to where the log was synced before.
+        """Return the end of the last intact line, and an offset that is on disk.
 
-        A line is intact if it and the bytes that were unsynced before it fit their
-        checksums. What follows the last one is torn, or else damaged.
+        A line is intact if its checksum is right, and those of the lines before it that
+        may not have been on disk. Bytes after it are torn, or else damaged.
         """
         stop = self.file.size
         tail, synced = Tail(), 0
@@ -402,9 +402,9 @@ class Log:
 
 @contextmanager
 def reading(folder: Folder, name: str, *, sync: bool = True) -> Iterator[Log | None]:
-    """Open a log as it is at this moment; ``None`` where it has no first write.
+    """Open a log as it is at this moment; ``None`` where nothing was written to it.
 
-    Without ``sync`` a power loss may take back what is seen.
+    Without ``sync`` a power loss may take back what the caller reads.
     """
     log: Log | None = None
 

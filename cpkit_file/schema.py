@@ -8,8 +8,8 @@
     claims/D/HASH.SLOT          a link from a key to a log; see `cpkit_file.claims`
 
 A log's ``HASH`` is the SHA-256 of the thread id, so that two ids never have one name,
-on case-insensitive file systems either. ``NAME`` is for people: what is left of the id
-in ``a-z0-9-``. It is never a reserved name of Windows, and does not start with a dot.
+on case-insensitive file systems either. ``NAME`` is for people: the start of the id,
+with a dash for all but ``a-z0-9``.
 A claim's ``HASH`` is of the idempotency key, and ``D`` is its first digit.
 
 Locks are ``flock``'s. A lock belongs to one opening of a file, so it holds between two
@@ -238,7 +238,7 @@ def locked_file(path: str, flags: int, *, shared: bool = False) -> Iterator[File
                 _lock(fd, path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
                 status = os.fstat(fd)
 
-                # Without a name it was deleted or replaced before it was locked.
+                # Without a name, it was deleted or replaced before the lock: try again.
                 if status.st_nlink:
                     yield File(fd, path, status.st_size)
                     return

@@ -213,7 +213,7 @@ class FileStore:
         return await self._run(_dump, thread_id)
 
     async def _run(self, work: Callable[..., T], *args: Any) -> T:
-        """Work in a worker thread, which goes on where the caller is cancelled."""
+        """Run ``work`` in a worker thread; it continues if the caller is cancelled."""
         try:
             found: T = await _in_worker(
                 work, self._folder, *args, executor=self._workers
@@ -273,9 +273,9 @@ class _Replay:
         self._version = version
 
     def decoded(self, decode: Decode, first: int, stop: int) -> list[Any]:
-        """Decode messages.
+        """Decode the messages from ``first`` to ``stop``.
 
-        Where ``stop`` is the thread's version, ``extra`` and ``calls`` are set too.
+        ``extra`` and ``calls`` are complete if ``stop`` is the thread's version.
         """
         assert self._log.at is not None
         last = None if stop == self._log.at.version else stop - self._version

@@ -47,7 +47,7 @@ _UNSYNCED = 1024 * 1024
 def commit(folder: Folder, groups: list[list[Write]]) -> list[list[Outcome]]:
     """Apply each group to its thread's log: write to all of them, then sync all.
 
-    Much of the later syncs is done by the first one already.
+    The first sync does much of the work of the later ones.
     """
     found: list[list[Outcome]] = []
 
@@ -63,7 +63,7 @@ def commit(folder: Folder, groups: list[list[Write]]) -> list[list[Outcome]]:
 def _write(
     folder: Folder, group: list[Write], stack: ExitStack
 ) -> tuple[list[Outcome], LogWriter | None]:
-    """Write to one log, which the stack releases."""
+    """Write to one log, and leave its lock to the stack."""
     thread_id = group[0].thread_id
 
     try:
@@ -143,7 +143,7 @@ def locked(folder: Folder, thread_id: str, *, create: bool = True) -> Iterator[L
 
 
 class LogWriter:
-    """A locked log, and lines for its end, which get there together or not at all.
+    """Collects lines for the end of a locked log; writes all of them or none.
 
     ``at`` is where the thread stands after the lines.
     """
@@ -186,9 +186,9 @@ class LogWriter:
             self.change(lines.resolved(call))
 
     def write(self) -> None:
-        """Write the lines, for `sync` to put them on disk.
+        """Write the lines; `sync` puts them on disk.
 
-        Both raise ``StoreFailure`` where that fails, with the log as it was before.
+        Where either fails, it removes the lines again and raises ``StoreFailure``.
         """
         log = self.log
 
@@ -250,10 +250,10 @@ class LogWriter:
 
 
 def replace(log: Log, thread_id: str, kept: Iterable[tuple[bytes, At | None]]) -> None:
-    """Put a log with these lines in the log's place; without lines it is removed.
+    """Replace the log by one with these lines; without lines, remove it.
 
-    The new file is locked from before it can be found until its name is on disk, so
-    that no process builds on a replacement that a power loss could undo.
+    The new file is locked until its name is on disk. So no process writes to a
+    replacement that a power loss could undo.
     """
     folder = log.folder
     path = log.file.path
@@ -292,7 +292,7 @@ def torn_path(log: Log) -> str:
 
 
 def _set_aside(log: Log) -> None:
-    """Move a torn write out of the log; twice where a crash comes between."""
+    """Copy a torn write to another file, and cut it off the log."""
     path = torn_path(log)
 
     with opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as fd:

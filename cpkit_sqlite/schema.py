@@ -30,8 +30,9 @@ _creating = threading.Lock()
 class File(NamedTuple):
     """A store's file.
 
-    ``seen`` is set where the file may only be read and no process has it open. SQLite
-    cannot create the file of its locks then, and reads without (``immutable``).
+    SQLite cannot create its lock file beside a file that may only be read. Where no
+    process has such a file open, it is read without locks (``immutable``), and ``seen``
+    shows whether it has changed since.
     """
 
     path: str
