@@ -43,9 +43,9 @@ from cpkit.driver.jsontext import encode_json, parse_json
 
 ADD = b'{"add":'
 CALL = b'{"call":'
-EXTRA = b'{"extra":'
 AT = b',"at":['
-SEVERAL = b'{"add":[\t'
+TAB = ord("\t")
+"""The last byte but one before `AT`, in a line with several texts and in no other."""
 SEAL = len('CCCCCC"]}\n')
 """Bytes of a checksum and of what follows it."""
 LONGEST_END = 96
@@ -260,12 +260,10 @@ def created_in(head: bytes) -> int | None:
 
 
 def texts(line: bytes) -> tuple[list[bytes], list[tuple[bytes, bytes]]]:
-    """Return the messages and the items of an ``add`` or ``extra`` line."""
-    if line.startswith(ADD) and not line.startswith(SEVERAL):
-        return [line[len(ADD) : line.rindex(AT)]], []
-
+    """Return the messages and the items of a line with tabs."""
     items = [item.partition(b":\t") for item in _parts(line, b'"extra":{\t', b"\t}")]
-    return _parts(line, SEVERAL, b"\t]"), [(key, value) for key, _, value in items]
+    bodies = _parts(line, b'"add":[\t', b"\t]")
+    return bodies, [(key, value) for key, _, value in items]
 
 
 def _parts(line: bytes, before: bytes, after: bytes) -> list[bytes]:

@@ -77,7 +77,7 @@ from cpkit.errors import InvalidURL
 from cpkit.records import Durability, Survives, ThreadInfo
 from cpkit.registry import url_path
 from cpkit_file import claims, lines, schema, writing
-from cpkit_file.lines import ADD, AT, CALL, EXTRA, SEVERAL
+from cpkit_file.lines import ADD, AT, CALL, TAB
 from cpkit_file.log import Calls, Folder, Log, reading
 from cpkit_file.schema import LOG_NAME, failure, log_name, opened
 
@@ -293,12 +293,14 @@ class _Replay:
             begin = 0
 
             while stop := block.find(b"\n", begin) + 1:
-                if block.startswith((SEVERAL, EXTRA), begin):
+                cut = block.rfind(AT, begin, stop)
+
+                if block[cut - 2] == TAB:
                     bodies, items = lines.texts(block[begin:stop])
                     self.extra.update(items)
                     yield from bodies
-                elif block.startswith(ADD, begin):  # nearly every line
-                    yield block[begin + len(ADD) : block.rfind(AT, begin, stop)]
+                elif block.startswith(ADD, begin):
+                    yield block[begin + len(ADD) : cut]
                 elif block.startswith(CALL, begin):
                     self.calls.learn(offset + begin, block[begin:stop])
 
