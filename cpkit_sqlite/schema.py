@@ -6,18 +6,15 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from cpkit.driver import Backoff, StoreFailure, StoreInfo, create_folder
 from cpkit.errors import SchemaMismatch
 from cpkit_sqlite.errors import BUSY, ERRORS, code_of
-
-T = TypeVar("T")
 
 IN_MEMORY = ":memory:"
 SCHEMA_VERSION = 1
@@ -112,19 +109,19 @@ def prepare(
     for another version, and for tables of another program with the same names.
     """
     deadline = time.monotonic() + patience
-    found = _retry(deadline, lambda: _version(db))
+    pauses = Backoff(first=0.001, longest=0.05).pauses()
 
-    if writable and found in (None, SCHEMA_VERSION):
-        query = "PRAGMA journal_mode = WAL"
-        (mode,) = _retry(deadline, lambda: db.execute(query).fetchone())
+    while True:
+        try:
+            found = _prepare(db, writable)
+            break
+        except sqlite3.OperationalError as exc:
+            # Turning on WAL and recovering it return SQLITE_BUSY without a wait
+            # (sqlite.org/wal.html, "Sometimes Queries Return SQLITE_BUSY In WAL Mode").
+            if code_of(exc) not in BUSY or time.monotonic() > deadline:
+                raise
 
-        if mode not in ("wal", "memory"):
-            raise StoreFailure("rejected", "the file system does not support WAL")
-
-        if found is None:
-            _retry(deadline, lambda: _create(db))
-
-        found = _retry(deadline, lambda: _version(db))
+        time.sleep(next(pauses))
 
     if found is None:
         reason = "the file may only be read, and has no tables of cpkit"
@@ -132,6 +129,28 @@ def prepare(
 
     if found != SCHEMA_VERSION:
         raise SchemaMismatch(store, found, SCHEMA_VERSION)
+
+
+def _prepare(db: sqlite3.Connection, writable: bool) -> object:
+    """Turn on WAL, create missing tables, and return what `_version` says then."""
+    found = _version(db)
+
+    if writable and found in (None, SCHEMA_VERSION):
+        (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
+
+        if mode not in ("wal", "memory"):
+            raise StoreFailure("rejected", "the file system does not support WAL")
+
+        if found is None:
+            try:
+                db.executescript(_SCHEMA)
+            finally:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+
+        found = _version(db)
+
+    return found
 
 
 def _version(db: sqlite3.Connection) -> object:
@@ -173,14 +192,6 @@ def _expected() -> dict[str, str]:
         return _tables(db)
 
 
-def _create(db: sqlite3.Connection) -> None:
-    try:
-        db.executescript(_SCHEMA)
-    finally:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-
-
 def _stamp(path: str) -> tuple[int, ...] | None:
     """Return what changes with a file; ``None`` while a process has it open."""
     if os.path.exists(f"{path}-wal") or os.path.exists(f"{path}-journal"):
@@ -188,21 +199,3 @@ def _stamp(path: str) -> tuple[int, ...] | None:
 
     found = os.stat(path)
     return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _retry(deadline: float, step: Callable[[], T]) -> T:
-    """Repeat a step for which SQLite does not wait by itself while the file is busy.
-
-    Turning on WAL and recovering it return SQLITE_BUSY without a wait
-    (sqlite.org/wal.html, "Sometimes Queries Return SQLITE_BUSY In WAL Mode").
-    """
-    pauses = Backoff(first=0.001, longest=0.05).pauses()
-
-    while True:
-        try:
-            return step()
-        except sqlite3.OperationalError as exc:
-            if code_of(exc) not in BUSY or time.monotonic() > deadline:
-                raise
-
-        time.sleep(next(pauses))
