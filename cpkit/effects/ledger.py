@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple, Unpack
 
@@ -36,8 +36,10 @@ from cpkit.effects.records import (
 from cpkit.effects.recovery import (
     RecoverReport,
     ResumeReport,
+    by_name,
     resume_thread,
     run_released,
+    under_lease,
 )
 from cpkit.effects.requests import (
     ApprovalRequest,
@@ -49,7 +51,7 @@ from cpkit.effects.run import EffectRun, RunResult
 from cpkit.effects.tools import Tool
 from cpkit.effects.tracing import Trail
 from cpkit.errors import PayloadTooLarge, SerializationError
-from cpkit.lease import Lease, own_lease, thread_lease
+from cpkit.lease import Lease
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, JsonValue
 from cpkit.terms import WaitHook
@@ -353,9 +355,11 @@ class EffectLedger:
         ``on_wait`` is called with a `LeaseWait` when this begins to wait for another
         process. Raises ``LeaseTimeout`` if another process runs the thread.
         """
-        named = _by_name(tools)
+        named = by_name(tools)
 
-        async with self._held(thread_id, lease, stale_after is None, on_wait):
+        wants_lease = stale_after is None
+
+        async with self._lease(thread_id, lease, on_wait, wants_lease):
             return await resume_thread(
                 self._attempts, thread_id, named, self._running, stale_after
             )
@@ -386,9 +390,9 @@ class EffectLedger:
         if heal is not None:
             check_callback("heal", heal, "cp", "thread_id", "report")
 
-        named = _by_name(tools)
+        named = by_name(tools)
 
-        async with self._held(thread_id, lease, True, on_wait):
+        async with self._lease(thread_id, lease, on_wait):
             report = await resume_thread(
                 self._attempts, thread_id, named, self._running, None
             )
@@ -401,33 +405,15 @@ class EffectLedger:
             healed = await call_callback(heal, self.cp, thread_id, recovered)
             return replace(recovered, healed=healed)
 
-    @asynccontextmanager
-    async def _held(
+    def _lease(
         self,
         thread_id: str,
         lease: Lease | None,
-        wants_lease: bool,
         on_wait: WaitHook | None,
-    ) -> AsyncIterator[None]:
-        """Hold the thread's lease: the given one, the task's own, or a new one."""
-        lease = lease or own_lease(self.cp, thread_id)
-
-        if lease is not None:
-            if lease.thread_id != thread_id:
-                raise ValueError(f"{lease!r} is not a lease of thread {thread_id!r}")
-
-            await lease.check()
-            yield
-        elif wants_lease:
-            timeout = self.settings.timeout
-
-            async with thread_lease(
-                self.cp, thread_id, timeout=timeout, on_wait=on_wait
-            ) as new:
-                new.keep_mark()
-                yield
-        else:
-            yield
+        wants_lease: bool = True,
+    ) -> AbstractAsyncContextManager[None]:
+        timeout = self.settings.timeout
+        return under_lease(self.cp, thread_id, lease, wants_lease, timeout, on_wait)
 
     # For this package only
 
@@ -473,18 +459,3 @@ class EffectLedger:
 
         winner = await self.cp.find_completed(call.idempotency_key)
         raise Superseded(call.idempotency_key, winner or stored)
-
-
-def _by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
-    named = {}
-
-    for tool in tools:
-        if not isinstance(tool, Tool):
-            raise TypeError(
-                f"tools takes tools, not {tool!r:.80}; make one with @tool or "
-                "tool(function)"
-            )
-
-        named[tool.name] = tool
-
-    return named

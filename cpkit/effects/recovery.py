@@ -1,12 +1,13 @@
-"""What `EffectLedger.resume` does with the pending calls that a crash left."""
+"""What `EffectLedger.resume` and ``recover`` do with the calls that a crash left."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Set
+from collections.abc import AsyncIterator, Iterable, Mapping, Set
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from cpkit.effects.attempts import (
     Attempts,
@@ -25,7 +26,10 @@ from cpkit.effects.records import (
 from cpkit.effects.tools import RunsEffects, Tool, ToolOutcome, run_recorded
 from cpkit.effects.tracing import log
 from cpkit.errors import PayloadTooLarge, SerializationError
+from cpkit.lease import Lease, own_lease, thread_lease
+from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, JsonValue
+from cpkit.terms import WaitHook
 from cpkit.waiting import StaleDetector
 
 __all__ = [
@@ -33,8 +37,10 @@ __all__ = [
     "RecoverReport",
     "ResumeReport",
     "Resumed",
+    "by_name",
     "resume_thread",
     "run_released",
+    "under_lease",
 ]
 
 Action = Literal["discarded", "landed", "released", "surfaced", "alive", "finished"]
@@ -111,6 +117,53 @@ class RecoverReport(ResumeReport):
         ]
         lines += [] if self.healed is None else [f"healed: {self.healed}"]
         return "\n".join([ResumeReport.__str__(self), *lines])
+
+
+@asynccontextmanager
+async def under_lease(
+    cp: Checkpointer[Any],
+    thread_id: str,
+    lease: Lease | None,
+    wants_lease: bool,
+    timeout: float | None,
+    on_wait: WaitHook | None,
+) -> AsyncIterator[None]:
+    """Hold the thread's lease: the given one, the task's own, or a new one.
+
+    Without ``wants_lease`` no new one is taken.
+    """
+    lease = lease or own_lease(cp, thread_id)
+
+    if lease is not None:
+        if lease.thread_id != thread_id:
+            raise ValueError(f"{lease!r} is not a lease of thread {thread_id!r}")
+
+        await lease.check()
+        yield
+    elif wants_lease:
+        taken = thread_lease(cp, thread_id, timeout=timeout, on_wait=on_wait)
+
+        async with taken as new:
+            new.keep_mark()
+            yield
+    else:
+        yield
+
+
+def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
+    """Return the tools by name; raise ``TypeError`` for anything else."""
+    named = {}
+
+    for tool in tools:
+        if not isinstance(tool, Tool):
+            raise TypeError(
+                f"tools takes tools, not {tool!r:.80}; make one with @tool or "
+                "tool(function)"
+            )
+
+        named[tool.name] = tool
+
+    return named
 
 
 async def run_released(
