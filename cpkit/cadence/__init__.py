@@ -24,6 +24,7 @@ The contract of this handle
 """
 
 from cpkit.cadence.buffered import BufferedCheckpointer
-from cpkit.cadence.policy import Cadence, is_turn_end, with_cadence
+from cpkit.cadence.optional import with_cadence
+from cpkit.cadence.policy import Cadence, is_turn_end
 
 __all__ = ["BufferedCheckpointer", "Cadence", "is_turn_end", "with_cadence"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar, cast
 from weakref import WeakValueDictionary
 
+from cpkit.cadence.policy import Cadence
+from cpkit.driver.abilities import FullHandle
 from cpkit.driver.codec import Codec
 from cpkit.driver.ids import check_id
 from cpkit.driver.lifecycle import Lifecycle
@@ -62,25 +64,19 @@ class BufferedCheckpointer(Generic[MessageT]):
     """A checkpointer that buffers messages; made by `cpkit.cadence.with_cadence`.
 
     It has the optional protocols of the checkpointer it wraps, and does not close it.
-    ``Cadence`` explains ``max_messages``, ``seconds`` and ``ends_turn``.
     """
 
     def __init__(
         self,
         inner: Checkpointer[MessageT],
         codec: Codec[MessageT],
-        *,
-        max_messages: int,
-        seconds: float | None,
-        ends_turn: Callable[[Any], bool] | None,
-        may_lose: str,
+        cadence: Cadence,
     ) -> None:
-        self._inner: Any = inner
+        # For the types alone: it has some of the optional protocols, or none.
+        self._inner = cast("FullHandle[MessageT]", inner)
         self._codec = codec
-        self._max_messages = max_messages
-        self._seconds = seconds
-        self._ends_turn = ends_turn
-        self._may_lose = may_lose
+        self._cadence = cadence
+        self._max_messages = cadence.messages
         self._lifecycle = Lifecycle(repr(self))
         self._buffers: dict[str, _Buffer] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -158,7 +154,7 @@ class BufferedCheckpointer(Generic[MessageT]):
         thread_id = check_id("thread_id", thread_id)
 
         async with self._decided(thread_id) as buffer:
-            data: CheckpointData[MessageT] | None = await self._inner.load(thread_id)
+            data = await self._inner.load(thread_id)
 
             if buffer is None:
                 return data
@@ -179,14 +175,14 @@ class BufferedCheckpointer(Generic[MessageT]):
         self._lifecycle.check()
 
         if self._max_messages == 1:
-            version: int = await self._inner.append(
+            return await self._inner.append(
                 thread_id, messages, expected_version=expected_version, extra=extra
             )
-            return version
 
         write = self._codec.append(thread_id, messages, expected_version, extra)
+        ends_turn = self._cadence.ends_turn
         is_due = bool(extra) or (
-            self._ends_turn is not None and any(map(self._ends_turn, messages))
+            ends_turn is not None and any(map(ends_turn, messages))
         )
         extra = None if extra is None else dict(extra)
         return await self._lifecycle.run_shielded(self._append(write, extra, is_due))
@@ -207,22 +203,19 @@ class BufferedCheckpointer(Generic[MessageT]):
         if self._buffers:
             await self._lifecycle.run_shielded(self._flush_all(write.thread_id))
 
-        record: CallRecord | None = await self._inner.record_issued(thread_id, call)
-        return record
+        return await self._inner.record_issued(thread_id, call)
 
     async def record_result(
         self, thread_id: str, call_id: str, result: JsonValue, *, success: bool = True
     ) -> CallRecord:
         self._lifecycle.check()
-        record: CallRecord = await self._inner.record_result(
+        return await self._inner.record_result(
             thread_id, call_id, result, success=success
         )
-        return record
 
     async def find_completed(self, idempotency_key: str) -> CallRecord | None:
         self._lifecycle.check()
-        record: CallRecord | None = await self._inner.find_completed(idempotency_key)
-        return record
+        return await self._inner.find_completed(idempotency_key)
 
     # Buffering and writing
 
@@ -261,7 +254,7 @@ class BufferedCheckpointer(Generic[MessageT]):
     ) -> int:
         """Write at once, or ask the store for its version and begin a buffer there."""
         is_due = is_due or len(write.bodies) >= self._max_messages
-        version: int = await self._inner.append(
+        version = await self._inner.append(
             write.thread_id,
             self._codec.messages(write.bodies if is_due else [], write.thread_id),
             expected_version=write.expected_version,
@@ -359,9 +352,9 @@ class BufferedCheckpointer(Generic[MessageT]):
     # By time
 
     def _start_timer(self, buffer: _Buffer) -> None:
-        if self._seconds is not None:
-            loop = asyncio.get_running_loop()
-            buffer.timer = loop.call_later(self._seconds, self._expired, buffer)
+        if self._cadence.seconds is not None:
+            later = asyncio.get_running_loop().call_later
+            buffer.timer = later(self._cadence.seconds, self._expired, buffer)
 
     def _expired(self, buffer: _Buffer) -> None:
         if not self._closing:

@@ -1,4 +1,4 @@
-"""The optional protocols of a buffered checkpointer."""
+"""`with_cadence`, and the optional protocols of what it returns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from cpkit.cadence.buffered import BufferedCheckpointer
+from cpkit.cadence.policy import Cadence
+from cpkit.driver.codec import Codec
 from cpkit.driver.ids import check_id, span
+from cpkit.driver.options import MAX_APPEND, MAX_PAYLOAD
 from cpkit.protocol import (
     Checkpointer,
     ErasesThreads,
@@ -21,7 +24,7 @@ from cpkit.protocol import (
 )
 from cpkit.records import CallRecord, Durability, Survives, ThreadDump, ThreadInfo
 
-__all__ = ["buffered_class"]
+__all__ = ["with_cadence"]
 
 MessageT = TypeVar("MessageT")
 
@@ -38,10 +41,9 @@ class _Lists(BufferedCheckpointer[MessageT]):
         """Write what is buffered, then list as the store does."""
         self._lifecycle.check()
         await self._lifecycle.run_shielded(self._flush_all())
-        page: list[ThreadInfo] = await self._inner.list_threads(
+        return await self._inner.list_threads(
             prefix=prefix, after=after, limit=limit, erased=erased
         )
-        return page
 
 
 class _Reads(BufferedCheckpointer[MessageT]):
@@ -53,18 +55,16 @@ class _Reads(BufferedCheckpointer[MessageT]):
 
         async with self._decided(thread_id) as buffer:
             if buffer is None:
-                part: list[MessageT] = await self._inner.read(thread_id, start, stop)
-                return part
+                return await self._inner.read(thread_id, start, stop)
 
             first, last = span(start, stop, buffer.version)
 
             if last <= buffer.base:
-                part = await self._inner.read(thread_id, first, last)
-                return part
+                return await self._inner.read(thread_id, first, last)
 
             # To the end, which shows whether another writer appended.
             known = min(first, buffer.base)
-            stored: list[MessageT] = await self._inner.read(thread_id, known)
+            stored = await self._inner.read(thread_id, known)
             buffer.check(known + len(stored))
             stored[buffer.base - known :] = self._messages(buffer)
             return stored[first - known : last - known]
@@ -73,13 +73,11 @@ class _Reads(BufferedCheckpointer[MessageT]):
 class _Receipts(BufferedCheckpointer[MessageT]):
     async def list_calls(self, thread_id: str) -> list[CallRecord]:
         self._lifecycle.check()
-        calls: list[CallRecord] = await self._inner.list_calls(thread_id)
-        return calls
+        return await self._inner.list_calls(thread_id)
 
     async def find_call(self, idempotency_key: str) -> CallRecord | None:
         self._lifecycle.check()
-        record: CallRecord | None = await self._inner.find_call(idempotency_key)
-        return record
+        return await self._inner.find_call(idempotency_key)
 
 
 class _Erases(BufferedCheckpointer[MessageT]):
@@ -103,22 +101,19 @@ class _Watches(BufferedCheckpointer[MessageT]):
     ) -> AbstractAsyncContextManager[AsyncIterator[str]]:
         """Watch the store: a buffered message shows when it is written."""
         self._lifecycle.check()
-        watch: AbstractAsyncContextManager[AsyncIterator[str]]
-        watch = self._inner.watch(*thread_ids)
-        return watch
+        return self._inner.watch(*thread_ids)
 
 
 class _States(BufferedCheckpointer[MessageT]):
     @property
     def durability(self) -> Durability:
-        inner: Durability = self._inner.durability
+        inner = self._inner.durability
 
         if self._max_messages == 1:
             return inner
 
-        return Durability(
-            Survives.NONE, inner.settings, (self._may_lose, *inner.advice)
-        )
+        advice = (self._cadence.may_lose, *inner.advice)
+        return Durability(Survives.NONE, inner.settings, advice)
 
 
 class _Moves(BufferedCheckpointer[MessageT]):
@@ -126,8 +121,7 @@ class _Moves(BufferedCheckpointer[MessageT]):
         self._lifecycle.check()
         thread_id = check_id("thread_id", thread_id)
         await self._lifecycle.run_shielded(self._flush(thread_id))
-        dump: ThreadDump | None = await self._inner.dump_thread(thread_id)
-        return dump
+        return await self._inner.dump_thread(thread_id)
 
     async def restore_thread(self, dump: ThreadDump) -> None:
         self._lifecycle.check()
@@ -149,9 +143,28 @@ _MIXINS: dict[type, type[BufferedCheckpointer[Any]]] = {
 }
 
 
-def buffered_class(cp: Checkpointer[Any]) -> type[BufferedCheckpointer[Any]]:
-    """Return the class with the optional protocols that the checkpointer has."""
-    return _class_of(tuple(m for one, m in _MIXINS.items() if isinstance(cp, one)))
+def with_cadence(
+    cp: Checkpointer[MessageT],
+    cadence: Cadence,
+    *,
+    message_type: type[MessageT] | Any = dict,
+    max_payload: int = MAX_PAYLOAD,
+    max_append: int = MAX_APPEND,
+    strict_roundtrip: bool = False,
+) -> BufferedCheckpointer[MessageT]:
+    """Wrap an open checkpointer so that it writes at a cadence; enter the result.
+
+    A message is checked when it is appended, long before the store sees it. So pass the
+    ``message_type``, limits and ``strict_roundtrip`` with which the store was opened.
+    """
+    codec: Codec[MessageT] = Codec(
+        message_type,
+        max_payload=max_payload,
+        max_append=max_append,
+        strict_roundtrip=strict_roundtrip,
+    )
+    mixins = tuple(mixin for one, mixin in _MIXINS.items() if isinstance(cp, one))
+    return _class_of(mixins)(cp, codec, cadence)
 
 
 @functools.cache

@@ -1,23 +1,16 @@
-"""When buffered messages are written, and the function that wraps a store."""
+"""When buffered messages are written."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from cpkit.cadence.buffered import BufferedCheckpointer
-from cpkit.cadence.optional import buffered_class
-from cpkit.driver.codec import Codec
-from cpkit.driver.options import MAX_APPEND, MAX_PAYLOAD
-from cpkit.protocol import Checkpointer
 from cpkit.sessions.toolcalls import calls_in
 
-__all__ = ["Cadence", "is_turn_end", "with_cadence"]
-
-MessageT = TypeVar("MessageT")
+__all__ = ["Cadence", "is_turn_end"]
 
 
 def is_turn_end(message: Any) -> bool:
@@ -95,33 +88,3 @@ class Cadence:
             f"a crash loses at most the last {lost} of a thread, "
             f"none from before {' or '.join(since)}"
         )
-
-
-def with_cadence(
-    cp: Checkpointer[MessageT],
-    cadence: Cadence,
-    *,
-    message_type: type[MessageT] | Any = dict,
-    max_payload: int = MAX_PAYLOAD,
-    max_append: int = MAX_APPEND,
-    strict_roundtrip: bool = False,
-) -> BufferedCheckpointer[MessageT]:
-    """Wrap an open checkpointer so that it writes at a cadence; enter the result.
-
-    A message is checked when it is appended, long before the store sees it. So pass the
-    ``message_type``, limits and ``strict_roundtrip`` with which the store was opened.
-    """
-    codec: Codec[MessageT] = Codec(
-        message_type,
-        max_payload=max_payload,
-        max_append=max_append,
-        strict_roundtrip=strict_roundtrip,
-    )
-    return buffered_class(cp)(
-        cp,
-        codec,
-        max_messages=cadence.messages,
-        seconds=cadence.seconds,
-        ends_turn=cadence.ends_turn,
-        may_lose=cadence.may_lose,
-    )
