@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from conformance.certification import Certification, certify
     from conformance.failure import Failure, Skip
     from conformance.harness import FactoryHarness, Harness, URLHarness, harness_for
+    from conformance.nodes import Nodes
     from conformance.report import SUITE_VERSION, Report
     from conformance.runner import Outcome, Status, run_clause
     from conformance.testing import ConformanceTests
@@ -38,6 +39,7 @@ __all__ = [
     "FactoryHarness",
     "Harness",
     "Level",
+    "Nodes",
     "Outcome",
     "Report",
     "Skip",
@@ -56,6 +58,7 @@ _MODULES = {
     "certification": ("Certification", "certify"),
     "failure": ("Failure", "Skip"),
     "harness": ("FactoryHarness", "Harness", "URLHarness", "harness_for"),
+    "nodes": ("Nodes",),
     "report": ("SUITE_VERSION", "Report"),
     "runner": ("Outcome", "Status", "run_clause"),
     "testing": ("ConformanceTests",),

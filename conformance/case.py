@@ -47,7 +47,8 @@ class Case:
     no ``cp``. ``random`` depends only on the seed and the clause. Ids are always fresh,
     because the store keeps what earlier runs wrote. ``rounds`` scales the slow clauses:
     1 is the default size. ``uses_handles``: the clause relies on handles that share one
-    store.
+    store. Clauses that lose a leader count the writes that were ``acknowledged``, and
+    those of them that were ``lost``.
     """
 
     harness: Harness
@@ -55,6 +56,8 @@ class Case:
     seed: int = 0
     rounds: float = 1.0
     uses_handles: bool = False
+    acknowledged: int = 0
+    lost: int = 0
     _cp: Store | None = None
 
     @property

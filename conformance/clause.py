@@ -28,6 +28,7 @@ class Level(StrEnum):
     DURABLE = "durable"
     BOUNDED = "bounded"
     POWERLOSS = "powerloss"
+    REPLICATED = "replicated"
 
 
 Check = Callable[[Case], Awaitable[None] | None]

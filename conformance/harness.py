@@ -22,6 +22,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from conformance.nodes import Nodes
 from cpkit import Checkpointer, JsonValue, open_checkpointer
 from cpkit.registry import driver_names, inspect_store, is_one_process, redacted
 
@@ -127,6 +128,10 @@ class Harness:
         """
         raise NotImplementedError("this harness has no server")
 
+    def nodes(self) -> Nodes | None:
+        """Return the nodes of a replicated store, for the level ``replicated``."""
+        return None
+
     async def gather_statistics(self) -> None:
         """Let the store gather the statistics that its query planner uses, if any."""
 
@@ -150,6 +155,10 @@ class Harness:
         elif ability == "pause":
             if type(self).pause is Harness.pause:
                 return "the harness cannot pause and resume a server"
+
+        elif ability == "nodes":
+            if self.nodes() is None:
+                return "the harness has no nodes that can fail"
 
         elif ability == "proxy":
             if self.server_address() is None:

@@ -32,7 +32,7 @@ def may_run_beside(clause: Clause) -> bool:
     process does.
     """
     measures = clause.level in (Level.BOUNDED, Level.POWERLOSS)
-    stops = {"server", "pause", "proxy"} & set(clause.abilities)
+    stops = {"server", "pause", "proxy", "nodes"} & set(clause.abilities)
     return not (measures or stops or clause.id == "cancel.leaves-nothing-open")
 
 

@@ -86,6 +86,13 @@ class Report:
         return "process" if passed else "not tested"
 
     @property
+    def failovers(self) -> str:
+        """How many acknowledged writes were lost in failovers, as text, or nothing."""
+        acknowledged = sum(one.acknowledged for one in self.outcomes)
+        lost = sum(one.lost for one in self.outcomes)
+        return f"{lost} of {acknowledged} acknowledged writes" if acknowledged else ""
+
+    @property
     def sizes(self) -> str:
         """The limits as text, or nothing."""
         if self.limits is None:
@@ -142,6 +149,7 @@ class Report:
                 "target": self.target,
                 "durability": self.durability,
                 "survived": self.survived,
+                "lost_in_failovers": self.failovers or None,
                 "limits": None if self.limits is None else self.limits._asdict(),
                 "seed": self.seed,
                 "rounds": self.rounds,
@@ -166,6 +174,9 @@ class Report:
             f"{self.rounds:g}. The store promises the durability {self.durability}. In "
             f"this run survived: {self.survived}."
         )
+
+        if self.failovers:
+            about += f" Failovers lost {self.failovers}."
 
         if self.limits is not None:
             about += f" It accepts {self.sizes}."

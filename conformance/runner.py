@@ -52,7 +52,8 @@ class Outcome:
 
     ``reason`` says why the clause did not pass. The fields after it are set only for
     a failure: what was expected, what was seen, where, the traceback as text, and the
-    exception itself.
+    exception itself. ``acknowledged`` and ``lost`` count writes of clauses that lose a
+    leader.
     """
 
     clause: Clause
@@ -64,6 +65,8 @@ class Outcome:
     where: str = ""
     trace: str = ""
     error: Exception | None = None
+    acknowledged: int = 0
+    lost: int = 0
 
 
 def run_clause(
@@ -73,7 +76,7 @@ def run_clause(
     start = time.monotonic()
 
     try:
-        perform(clause, harness, seed=seed, rounds=rounds)
+        case = perform(clause, harness, seed=seed, rounds=rounds)
     except Unsupported as exc:
         return _outcome(clause, Status.UNSUPPORTED, start, str(exc))
     except Skip as exc:
@@ -92,13 +95,17 @@ def run_clause(
             exc,
         )
 
-    return _outcome(clause, Status.PASSED, start, "")
+    passed = _outcome(clause, Status.PASSED, start, "")
+    return replace(passed, acknowledged=case.acknowledged, lost=case.lost)
 
 
 def perform(
     clause: Clause, harness: Harness, *, seed: int = 0, rounds: float = 1.0
-) -> None:
-    """Run the check; raise its exception, `Skip`, `Unsupported` or `Hung`."""
+) -> Case:
+    """Run the check and return its case.
+
+    Raises the check's exception, `Skip`, `Unsupported` or `Hung`.
+    """
     __tracebackhide__ = True  # pytest shows the frames of the clause only
     for ability in clause.abilities:
         lack = harness.lacks(ability)
@@ -137,6 +144,8 @@ def perform(
 
     if raised:
         raise raised[0]
+
+    return case
 
 
 def _explain_private_stores(case: Case, error: Exception) -> Exception:

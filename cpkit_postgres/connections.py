@@ -15,7 +15,7 @@ import asyncpg
 from cpkit.driver import StoreFailure
 from cpkit.errors import InvalidURL
 from cpkit_postgres.errors import CLIENT_ERRORS, READ_ONLY, failure, sqlstate
-from cpkit_postgres.options import PostgresOptions
+from cpkit_postgres.options import PostgresOptions, next_host_first
 from cpkit_postgres.queries import filled
 
 __all__ = ["Connection", "Connections", "Fetch", "Pool", "Record"]
@@ -159,19 +159,26 @@ class Connections:
         return isinstance(exc, asyncpg.PostgresError)
 
     async def _connected(self) -> Connection:
-        """Return a new connection, or one of the caller's pool."""
-        try:
-            if not isinstance(self._where, str):
-                return await self._where.acquire()
+        """Return a new connection, or one of the caller's pool.
 
+        A host that does not answer may use its share of ``connect_timeout``. Then
+        another one is the first.
+        """
+        url = self._where
+
+        try:
+            if not isinstance(url, str):
+                return await url.acquire()
+
+            next_url, hosts = next_host_first(url)
             pooled = self._options.pooler == "transaction"
-            parameters = dict(parse_qsl(self._where.partition("?")[2]))
+            parameters = dict(parse_qsl(url.partition("?")[2]))
             chosen = "target_session_attrs" in parameters or os.environ.get(
                 "PGTARGETSESSIONATTRS"
             )
             return await asyncpg.connect(
-                self._where,
-                timeout=self._options.connect_timeout,
+                url,
+                timeout=self._options.connect_timeout / hosts,
                 # Without a cache asyncpg parses and runs in one transaction, so that a
                 # transaction pooler sends both to the same server connection.
                 statement_cache_size=0 if pooled else 100,
@@ -183,4 +190,7 @@ class Connections:
             # Not chained: the cause would show what was in the URL.
             raise InvalidURL(f"{self.name}: {exc}") from None
         except CLIENT_ERRORS as exc:
+            if isinstance(exc, TimeoutError) and self._where == url:
+                self._where = next_url
+
             raise failure(exc, self.name, "not sent") from exc

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, PositiveInt
 from cpkit.driver import ServerOptions
 from cpkit.errors import InvalidURL
 
-__all__ = ["CLIENT_PARAMETERS", "PostgresOptions", "check_url"]
+__all__ = ["CLIENT_PARAMETERS", "PostgresOptions", "check_url", "next_host_first"]
 
 CLIENT_PARAMETERS = frozenset(
     # What asyncpg reads itself,
@@ -76,3 +76,13 @@ def check_url(url: str) -> None:
 
         if int(found[1] or 0) > 65535:
             raise InvalidURL("postgresql: a port is 65535 at most")
+
+
+def next_host_first(url: str) -> tuple[str, int]:
+    """Return a checked URL with its first host behind the others, and their number."""
+    base, question, query = url.partition("?")
+    start = max(base.rfind("@"), base.find("://") + 2) + 1
+    hosts, slash, database = base[start:].partition("/")
+    first, *others = hosts.split(",")
+    turned = ",".join([*others, first])
+    return f"{base[:start]}{turned}{slash}{database}{question}{query}", len(others) + 1

@@ -34,4 +34,5 @@ from conformance.clauses import (  # noqa: F401, I001  # the order of the report
     bounded,
     faults,
     powerloss,
+    replicated,
 )

@@ -32,7 +32,7 @@ Levels = Annotated[
     list[str] | None,
     typer.Option(
         "--level",
-        help="core, optional, concurrent, durable, bounded or powerloss; repeatable.",
+        help="core, optional, concurrent, durable, bounded, powerloss or replicated.",
         show_default="all that apply",
     ),
 ]
@@ -195,6 +195,9 @@ def _print(
     console.print(table)
     console.print(f"promised    {escape(report.durability)}", highlight=False)
     console.print(f"survived    {report.survived}", highlight=False)
+
+    if report.failovers:
+        console.print(f"failovers   lost {report.failovers}", highlight=False)
 
     if report.unfinished:
         console.print(f"interrupted {counted(report.unfinished, 'clause')} not run")

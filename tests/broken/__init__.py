@@ -23,6 +23,7 @@ from tests.broken import (  # noqa: F401  # each module registers its backends
     races_of_processes,
     reading,
     remote,
+    replicas,
     results,
     servers,
     sizes,

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from conformance import Level, Status, all_clauses, run_clause
+from conformance import Clause, Level, Status, all_clauses, run_clause
 from conformance.clauses import watch
 from conformance.slowdown import slowdown
 from tests.broken import BROKEN, Break
 from tests.broken.crashes import AppliesLate, Disk, DiskHarness
 from tests.broken.powerloss import Synced
 from tests.broken.reference import ReferenceHarness, forget_named_stores
+from tests.broken.replicas import Replicated, ReplicatedHarness
 from tests.broken.servers import AppliesAfterThePause, Served, ServedHarness
 
 CLAUSES = {clause.id: clause for clause in all_clauses()}
@@ -146,3 +147,16 @@ def test_the_synced_reference_passes(clause: object, tmp_path: Path) -> None:
     harness = DiskHarness(f"{Synced.__module__}:{Synced.__qualname__}", str(tmp_path))
     outcome = run_clause(clause, harness, rounds=0.5)  # type: ignore[arg-type]  # a Clause
     assert (outcome.status, outcome.seen) == (Status.PASSED, "")
+
+
+@pytest.mark.parametrize(
+    "clause", [c for c in all_clauses() if "nodes" in c.needs], ids=lambda one: one.id
+)
+def test_a_pair_that_refuses_alone_passes(clause: Clause) -> None:
+    """The base class of the split-brained pair loses none of what it acknowledged."""
+    harness = ReplicatedHarness(
+        f"{Replicated.__module__}:{Replicated.__qualname__}", ""
+    )
+    outcome = run_clause(clause, harness, rounds=0.5)
+    assert (outcome.status, outcome.seen) == (Status.PASSED, "")
+    assert outcome.acknowledged > outcome.lost == 0

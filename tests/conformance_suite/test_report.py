@@ -140,3 +140,13 @@ def test_the_certificate_says_what_survived() -> None:
     assert report(kill, replace(power, status=Status.FAILED)).survived == "less"
     assert json.loads(report(kill).to_json())["survived"] == "process"
     assert "survived: process" in report(kill).to_markdown()
+
+
+def test_the_certificate_says_what_failovers_lost() -> None:
+    """The sum over all clauses that lose a leader; nothing where none ran."""
+    runs = [replace(PASSED, acknowledged=100), replace(PASSED, acknowledged=50, lost=2)]
+    found = report(*runs)
+    assert found.failovers == "2 of 150 acknowledged writes"
+    assert "Failovers lost 2 of 150 acknowledged writes." in found.to_markdown()
+    assert json.loads(found.to_json())["lost_in_failovers"] == found.failovers
+    assert report(PASSED).failovers == ""

@@ -165,19 +165,23 @@ class PostgresServer:
         It becomes a server of its own with ``SELECT pg_promote()``.
         """
         other = PostgresServer(password=self.password)
+        other.follow(self.url)
+        return other
+
+    def follow(self, url: str) -> None:
+        """Replace the data by a copy of the primary's, to be started as its standby."""
+        shutil.rmtree(self.data, ignore_errors=True)
         self._run(
             "pg_basebackup",
-            f"--dbname={self.url}",
-            f"--pgdata={other.data}",
+            f"--dbname={url}",
+            f"--pgdata={self.data}",
             "--write-recovery-conf",
             "--checkpoint=fast",
             "--no-sync",
         )
 
-        with open(other.data / "postgresql.conf", "a") as conf:
-            conf.write(f"port = {other.port}\n")
-
-        return other
+        with open(self.data / "postgresql.conf", "a") as conf:
+            conf.write(f"port = {self.port}\n")
 
     def own(self, path: Path) -> None:
         """Make the server's user the owner of a file or folder."""

@@ -1,0 +1,226 @@
+"""A leader is lost under load: acknowledged writes survive, and no key has two holders.
+
+The nodes are those of the harness. A client stops at its first error; after another
+node has taken over, new clients go on with the same threads and keys.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from random import Random
+
+from conformance.case import Case, Store
+from conformance.clause import Level, clause
+from conformance.clauses.linearizable import check_keys, check_threads
+from conformance.failure import Failure
+from conformance.history.client import use_keys, use_threads
+from conformance.history.op import Op
+from conformance.history.recorder import Recorder
+from conformance.nodes import Nodes
+from conformance.slowdown import slowdown
+from cpkit import BackendUnavailable, KeepsReceipts
+
+REPLICATED = Level.REPLICATED
+
+TIMEOUT = 4.0
+"""Seconds: the option ``timeout`` of the clients."""
+
+BEFORE, AFTER, PACE = 150, 40, 0.004
+"""Operations of each client that begins before the fault, those of one that begins
+after it, and seconds between them. The leader fails while the first ones work."""
+
+Fault = Callable[[Nodes, str], Awaitable[None]]
+
+
+class _Load:
+    """Clients of some threads and keys, and what they were told."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.threads = [case.id() for _ in range(2)]
+        self.keys = [case.id("key") for _ in range(4)]
+        self.places: dict[str, str] = {}
+        self.on_threads: list[Recorder] = []
+        self.on_keys: list[Recorder] = []
+
+    def start(self, cps: list[Store], phase: str, count: int) -> asyncio.Task[None]:
+        """Start a client of the threads and one of the keys on each handle."""
+        chance = self.case.random
+        names = [f"{phase} {n}" for n in range(len(cps))]
+        self.places |= {name: self.case.id() for name in names}
+        on_threads = [Recorder(cp, name) for cp, name in zip(cps, names, strict=True)]
+        on_keys = [Recorder(cp, name) for cp, name in zip(cps, names, strict=True)]
+        self.on_threads += on_threads
+        self.on_keys += on_keys
+        work = [
+            use_threads(one, Random(chance.random()), self.threads, count, PACE)
+            for one in on_threads
+        ]
+        work += [
+            use_keys(one, Random(chance.random()), self.places, self.keys, count, PACE)
+            for one in on_keys
+        ]
+
+        async def run() -> None:
+            for answer in await asyncio.gather(*work, return_exceptions=True):
+                assert isinstance(answer, (BackendUnavailable, type(None)))
+
+        return asyncio.create_task(run())
+
+    @property
+    def history(self) -> list[Op]:
+        return [op for one in (*self.on_threads, *self.on_keys) for op in one.history]
+
+    async def check(self, cp: Store, *, may_lose: bool) -> None:
+        """Count what was lost; check the histories, or what is left of them."""
+        lost = await self._lost(cp)
+        acknowledged = sum(_is_acknowledged_write(op) for op in self.history)
+        self.case.acknowledged += acknowledged
+        self.case.lost += len(lost)
+
+        if lost and not may_lose:
+            raise Failure(
+                "every acknowledged write in the store",
+                f"{len(lost)} of {acknowledged} are lost, the first one is {lost[0]}",
+            )
+
+        if not may_lose:
+            await check_threads(
+                cp, self.threads, [op for one in self.on_threads for op in one.history]
+            )
+            await check_keys(
+                cp, self.keys, [op for one in self.on_keys for op in one.history]
+            )
+
+    async def _lost(self, cp: Store) -> list[str]:
+        """Return the acknowledged writes that are not stored; check the keys' calls."""
+        stored: dict[str, set[str]] = {}
+
+        for thread in self.threads:
+            loaded = await cp.load(thread)
+            messages = loaded.messages if loaded else []
+            stored[thread] = {message["token"] for message in messages}
+
+        records = [
+            one for place in self.places.values() for one in await cp.list_calls(place)
+        ]
+        status = {one.call.call_id: one.status for one in records}
+        held = Counter(
+            one.call.idempotency_key for one in records if one.status != "failed"
+        )
+        attempts = Counter((one.call.idempotency_key, one.attempt) for one in records)
+
+        for what, count in (*held.items(), *attempts.items()):
+            if count > 1:
+                raise Failure("one holder of each key", f"{count} of {what}")
+
+        lost = []
+
+        for op in filter(_is_acknowledged_write, self.history):
+            match op.kind:
+                case "append":
+                    kept = stored[op.subject].issuperset(op.args[0])
+                case "record_issued":
+                    kept = op.args[0] in status
+                case _:
+                    kept = status.get(op.args[0], "issued") != "issued"
+
+            if not kept:
+                lost.append(f"{op.kind}{op.args} by {op.client!r}")
+
+        return lost
+
+
+def _is_acknowledged_write(op: Op) -> bool:
+    """Tell whether the store said that this operation changed something lasting."""
+    match op.kind, op.out:
+        case "append", ("version", *_):
+            return bool(op.args[0])
+        case "record_issued", ("claimed",):
+            return True
+        case "record_result", ("record", *_):
+            return True
+
+    return False
+
+
+async def _lose_a_leader(case: Case, fault: Fault, *, wakes: bool = False) -> None:
+    """Make the leader fail under load, several times, and check after each time."""
+    nodes = case.harness.nodes()
+    assert nodes is not None
+    options = {}
+
+    if "timeout" in case.harness.options:
+        options["timeout"] = TIMEOUT * slowdown()
+
+    for _ in range(case.times(2)):
+        async with AsyncExitStack() as stack:
+            cps = [
+                await stack.enter_async_context(case.open(**options)) for _ in range(2)
+            ]
+            load = _Load(case)
+            before = load.start(cps, "before", BEFORE)
+            await asyncio.sleep(0.05 + case.random.random() * 0.2)
+            leader = await nodes.leader(load.threads[0])
+
+            try:
+                await fault(nodes, leader)
+                await asyncio.sleep(0.05 + case.random.random() * 0.1)
+                await nodes.take_over(leader)
+                after = load.start(cps, "after", AFTER)
+
+                if wakes:
+                    await asyncio.sleep(case.random.random() * 0.1)
+                    await nodes.resume(leader)
+
+                await asyncio.gather(before, after)
+            finally:
+                await nodes.restore()
+
+            # A handle that lost its leader works with the new one.
+            thread = case.id()
+
+            for cp in cps:
+                assert await cp.append(thread, [{}]) == len(await cp.read(thread))
+
+            await load.check(cps[0], may_lose=nodes.may_lose)
+
+        told = sum(_is_acknowledged_write(op) for op in load.history)
+        assert told, "no write was acknowledged"
+
+
+@clause(
+    "replicated.leader-killed", "nodes", KeepsReceipts, level=REPLICATED, deadline=180
+)
+async def leader_killed(case: Case) -> None:
+    """Acknowledged writes survive SIGKILL of the leader under load."""
+    await _lose_a_leader(case, lambda nodes, leader: nodes.kill(leader))
+
+
+@clause(
+    "replicated.leader-wakes-late",
+    "nodes",
+    KeepsReceipts,
+    level=REPLICATED,
+    deadline=180,
+)
+async def leader_wakes_late(case: Case) -> None:
+    """A leader that was paused and replaced acknowledges nothing when it wakes."""
+    await _lose_a_leader(case, lambda nodes, leader: nodes.pause(leader), wakes=True)
+
+
+@clause(
+    "replicated.leader-cut-off", "nodes", KeepsReceipts, level=REPLICATED, deadline=180
+)
+async def leader_cut_off(case: Case) -> None:
+    """What a leader acknowledges while it is cut off from the others survives."""
+
+    async def cut_off(nodes: Nodes, leader: str) -> None:
+        for other in await nodes.names():
+            if other != leader:
+                await nodes.cut(leader, other)
+
+    await _lose_a_leader(case, cut_off)
