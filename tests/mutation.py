@@ -17,24 +17,26 @@ from __future__ import annotations
 
 import argparse
 import ast
+import compileall
+import importlib
 import io
 import json
 import os
 import re
+import select
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 import tokenize
+import traceback
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import chain, zip_longest
 from pathlib import Path
 from random import Random
-from subprocess import Popen
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
@@ -330,18 +332,64 @@ def _statement(path: Path, line: int) -> range | None:
     return found
 
 
-def started(tree: Path, store: str) -> Popen[str]:
-    """Start the process that judges a store of the packages in ``tree``."""
-    return Popen(
-        [sys.executable, "-m", "tests.mutation", "--judge", store],
-        cwd=tempfile.mkdtemp(dir=tree),
-        env={**os.environ, "PYTHONPATH": str(tree)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+def prepare(tree: Path) -> None:
+    """Import from the copy what does not change, for the processes that are forked."""
+    sys.path.insert(0, str(tree))
+    os.environ["PYTHONPATH"] = str(tree)
+    compileall.compile_dir(tree, quiet=2)
+    # Two changes of a file in one second would share their bytecode.
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    _forget("cpkit", "conformance", "tests")
+    importlib.import_module("hypothesis.stateful")
+    importlib.import_module("conformance").all_clauses()
+    importlib.import_module("tests.certificates")
+
+
+def _forget(*packages: str) -> None:
+    """Let packages be imported again."""
+    for name in list(sys.modules):
+        if name.startswith(packages):
+            del sys.modules[name]
+
+
+def judged(tree: Path, store: str, clauses: str | list[str]) -> tuple[int | None, str]:
+    """Judge in a forked process; return its exit code and what it printed.
+
+    The code is ``None`` after `PATIENCE` seconds.
+    """
+    url = url_of(store)
+
+    with tempfile.TemporaryFile() as output:
+        child = os.fork()
+
+        if child == 0:
+            try:
+                os.setsid()
+                os.dup2(output.fileno(), 1)
+                os.dup2(output.fileno(), 2)
+                os.chdir(tempfile.mkdtemp(dir=tree))
+                kit = store in ("memory", "driver")
+                _forget(*(("cpkit", "conformance", "tests") if kit else ("cpkit_",)))
+                judge(tree, store, url, clauses)
+                sys.stdout.flush()
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                sys.stderr.flush()
+            finally:
+                os._exit(1)
+
+        ended = os.pidfd_open(child)
+
+        if not select.select([ended], [], [], PATIENCE)[0]:
+            os.killpg(child, signal.SIGKILL)
+
+        os.close(ended)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        output.seek(0)
+        printed = output.read().decode(errors="replace").strip()
+        return None if code == -signal.SIGKILL else code, printed
 
 
 def url_of(store: str) -> str:
@@ -359,44 +407,31 @@ def url_of(store: str) -> str:
 
 def reach(tree: Path, store: str) -> Reach:
     """Run the quick clauses on the unchanged store, and return what they execute."""
-    process = started(tree, store)
-    job = {"url": url_of(store), "clauses": TRACE}
-    printed, errors = process.communicate(json.dumps(job) + "\n")
-    assert process.returncode == 0, f"{store} fails unchanged: {printed}\n{errors}"
+    code, printed = judged(tree, store, TRACE)
+    assert code == 0, f"{store} fails unchanged: {printed}"
     return Reach(**json.loads(printed.splitlines()[-1]))
 
 
 def verdict(tree: Path, store: str, clauses: str | list[str]) -> str:
     """Return the clause that caught the change, or nothing."""
-    process = started(tree, store)
-    job = {"url": url_of(store), "clauses": clauses}
+    code, printed = judged(tree, store, clauses)
 
-    try:
-        printed, errors = process.communicate(json.dumps(job) + "\n", timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    if code is None:
         return "the time limit"
 
-    if process.returncode == 0:
-        return ""
-
-    last = errors.strip().rpartition("\n")[2]
-    return printed.strip().rpartition("\n")[2] or f"opening: {last[:120]}"
+    return "" if code == 0 else printed.rpartition("\n")[2] or "the end of the process"
 
 
-def judge(store: str) -> None:
+def judge(tree: Path, store: str, url: str, asked: str | list[str]) -> None:
     """Run clauses in this process; print the first one that fails, or what they do."""
-    job = json.loads(sys.stdin.readline())
-    asked = job["clauses"]
     place = IMPORT
     lines: defaultdict[str, list[str]] = defaultdict(list)
     seconds = {}
-    packages = f"{os.environ['PYTHONPATH']}/cpkit"
+    packages = f"{tree}/cpkit"
 
     def executes(code: CodeType, number: int) -> object:
         if code.co_filename.startswith(packages):
-            file = code.co_filename.removeprefix(packages[: -len("cpkit")])
+            file = os.path.relpath(code.co_filename, tree)
             lines[place].append(f"{file}:{number}")
 
         return sys.monitoring.DISABLE
@@ -424,8 +459,8 @@ def judge(store: str) -> None:
         asked = [one for one in clauses if one not in slow]
 
     with ExitStack() as stack:
-        if job["url"] and asked != slow:
-            harness: Harness = URLHarness(job["url"])
+        if url and asked != slow:
+            harness: Harness = URLHarness(url)
         else:
             # The slow clauses kill and pause a server of their own.
             kind = "sqlite" if store == "driver" else store
@@ -459,6 +494,7 @@ def run(results: Path, stores: list[str], count: int, seed: str, *, slow: bool) 
         for package in PACKAGES:
             shutil.copytree(ROOT / package, tree / package)
 
+        prepare(tree)
         reached: dict[str, Reach] = {}
         plans = [
             [(store, one) for one in chosen([*changes(store, tree)], count, seed)]
@@ -519,7 +555,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--judge":
-        judge(sys.argv[2])
-    else:
-        main()
+    main()
