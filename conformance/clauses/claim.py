@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from conformance.case import Case, raises
 from conformance.clause import clause
 from cpkit import CallRecord, SerializationError, ToolCall
 
+SKEW = timedelta(minutes=10)
+"""How far the clock of a server may be from this machine's."""
+
 
 def is_utc(time: datetime | None) -> bool:
-    """Return whether a time is set, timezone-aware and in UTC."""
-    return time is not None and time.utcoffset() == timedelta(0)
+    """Return whether a time is set, timezone-aware, in UTC, and of this run."""
+    if time is None or time.utcoffset() != timedelta(0):
+        return False
+
+    return abs(datetime.now(UTC) - time) < SKEW
 
 
 async def _pending(case: Case, thread: str) -> list[CallRecord]:
@@ -44,7 +50,7 @@ async def is_pending(case: Case) -> None:
 
 @clause("claim.time-is-utc")
 async def time_is_utc(case: Case) -> None:
-    """The times of a call are timezone-aware UTC; issued_at is before resolved_at."""
+    """The times of a call are in UTC, and of now; issued_at is before resolved_at."""
     thread, call = case.id(), case.call()
     await case.cp.record_issued(thread, call)
     pending = await _pending(case, thread)

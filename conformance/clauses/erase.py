@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from conformance.case import Case, raises
 from conformance.clause import clause
+from conformance.clauses.claim import is_utc
 from conformance.sample_ids import matching_patterns, similar_ids
 from cpkit import (
     CallMismatch,
@@ -178,7 +179,7 @@ async def late_result(case: Case) -> None:
     again = await case.cp.record_result(thread, call.call_id, 2, success=False)
     found = await case.cp.find_completed(call.idempotency_key)
     assert (done.status, done.result, done.erased) == ("completed", None, True)
-    assert done.resolved_at is not None
+    assert is_utc(done.resolved_at)
     assert again == found == done
     assert await case.cp.load(thread) is None, "a late result creates no thread"
 

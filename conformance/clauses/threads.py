@@ -126,7 +126,7 @@ async def prefix_is_literal(case: Case) -> None:
 
 @clause("threads.tells-version-and-times", ListsThreads)
 async def lists_version_and_times(case: Case) -> None:
-    """A thread is listed with its version and times in UTC; created_at is fixed."""
+    """A thread is listed with its version and right times; created_at is fixed."""
     thread = case.id()
     await case.cp.append(thread, [{"n": 1}, {"n": 2}])
     first = await _info(case, thread)

@@ -62,6 +62,21 @@ class ReturnsNaiveTimes(_Pending):
         return replace(record, issued_at=record.issued_at.replace(tzinfo=None))
 
 
+@breaks(
+    "claim.time-is-utc",
+    "erase.late-result",
+    "move.dumps-everything",
+    "threads.erased-have-times",
+    "threads.tells-version-and-times",
+)
+class TakesLocalTimeForUtc(Broken):
+    """Every time is an hour late."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._store.ahead = 3_600_000_000
+
+
 @breaks("claim.taken-returns-holder", "concurrent.one-claims-a-key")
 class GrantsEveryClaim(_Answer):
     def answer(

@@ -71,10 +71,16 @@ class Tables:
     attempts: dict[str, list[CallPlace]] = field(default_factory=dict)
     watchers: set[Watcher] = field(default_factory=set)
     revisions: dict[str, int] = field(default_factory=dict)
+    ahead: int = 0
+    """By how many microseconds the store's clock is wrong."""
+
+    def now(self) -> int:
+        """Return the microseconds since 1970."""
+        return time.time_ns() // 1000 + self.ahead
 
     def touch(self, thread_id: str) -> Thread:
         """Create the thread if it does not exist, and set ``updated_at`` to now."""
-        now = _now()
+        now = self.now()
         thread = self.threads.setdefault(thread_id, Thread(now, now))
         thread.updated_at = max(now, thread.updated_at)
         return thread
@@ -308,7 +314,7 @@ class Reference:
                 idempotency_key=call.idempotency_key,
                 status="issued",
                 attempt=1 if last is None else last.attempt + 1,
-                issued_at=_now(),
+                issued_at=self._store.now(),
                 result=None,
                 resolved_at=None,
                 erased=False,
@@ -340,7 +346,7 @@ class Reference:
                 stored = stored._replace(
                     status=write.status,
                     result=None if stored.erased else write.result,
-                    resolved_at=_now(),
+                    resolved_at=self._store.now(),
                 )
                 self._store.calls[place] = stored
 
@@ -566,8 +572,3 @@ class ReferenceHarness(Harness):
 
     def elsewhere(self) -> Harness | None:
         return None
-
-
-def _now() -> int:
-    """Microseconds since 1970."""
-    return time.time_ns() // 1000
