@@ -53,13 +53,14 @@ class Tailed(NamedTuple, Generic[MessageT]):
 async def read_from(
     cp: Checkpointer[MessageT], thread_id: str, version: int = 0
 ) -> AsyncGenerator[Tailed[MessageT], None]:
-    """Yield the messages behind ``version``, and then each one that is appended.
+    """Yield the messages after ``version``, and then each one that is appended.
 
     It goes on until it is closed, and waits for a thread that does not exist yet. With
     a store that cannot watch it polls.
 
-    Raises ``ValueError`` for a negative version, and ``VersionConflict`` where the
-    thread was deleted: its messages are not those that a reader has seen.
+    Raises ``ValueError`` for a negative version, and ``VersionConflict`` if the thread
+    was deleted. That is noticed only if the thread is shorter than ``version``, or its
+    message at ``version`` is another one than the reader has seen.
     """
     if version < 0:
         raise ValueError(f"version must be 0 or more, not {version}")
@@ -74,6 +75,7 @@ async def read_from(
             before, new = found[: version - first], found[version - first :]
 
             if len(before) < version - first or (last and before != last):
+                # An append of nothing writes nothing, and returns the version.
                 actual = await cp.append(thread_id, [])
                 raise VersionConflict(thread_id, version, actual)
 
@@ -83,7 +85,7 @@ async def read_from(
 
             last = new[-1:] or before
 
-            if not new:
+            if len(found) < _PAGE:
                 await anext(changes)
 
 
@@ -116,13 +118,14 @@ async def _read(
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+SendMore = Callable[[bytes], Awaitable[None]]
 
 
 class TailEvents:
     """An ASGI application that sends a thread's messages as server-sent events.
 
     Each event has the version as its ``id`` and the message's JSON as its ``data``. It
-    begins behind the request's ``Last-Event-ID``, or behind ``version``. An event named
+    begins after the request's ``Last-Event-ID``, or after ``version``. An event named
     ``reset`` says that the thread was deleted, and ends the stream. Who may read the
     thread is for the caller to check.
     """
@@ -148,50 +151,55 @@ class TailEvents:
 
         await _respond(send, 200, b"text/event-stream")
         await _send(send, b": open\n\n")
-        sending = asyncio.create_task(self._send_events(int(cursor), send))
-        gone = asyncio.create_task(_disconnected(receive))
-
-        try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (sending, gone):
-                task.cancel()
-
-            await asyncio.wait({sending, gone})
-
-        if not sending.cancelled():
-            sending.result()
-
-    async def _send_events(self, version: int, send: Send) -> None:
         lock = asyncio.Lock()
 
-        async def keep_alive() -> None:
-            while True:
-                await asyncio.sleep(_KEEP_ALIVE)
+        async def send_more(body: bytes) -> None:
+            async with lock:
+                await _send(send, body)
 
-                async with lock:
-                    await _send(send, b": still here\n\n")
+        tasks = [
+            asyncio.create_task(self._send_events(int(cursor), send_more)),
+            asyncio.create_task(_keep_alive(send_more)),
+            asyncio.create_task(_disconnected(receive)),
+        ]
 
-        beat = asyncio.create_task(keep_alive())
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
 
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+        if isinstance(last := results[0], bytes):
+            await _send(send, last, more=False)
+
+    async def _send_events(self, version: int, send: SendMore) -> bytes:
+        """Send the messages; return the body that ends the stream."""
         try:
             events = read_from(self._cp, self._thread_id, version)
 
             async with aclosing(events):
                 async for tailed in events:
                     data = to_json(tailed.message)
-                    event = b"id: %d\ndata: %b\n\n" % (tailed.version, data)
-
-                    async with lock:
-                        await _send(send, event)
+                    await send(b"id: %d\ndata: %b\n\n" % (tailed.version, data))
         except VersionConflict:
-            await _send(send, b"event: reset\ndata: {}\n\n", more=False)
+            return b"event: reset\ndata: {}\n\n"
         except CheckpointerError as exc:
-            # The browser connects again, and goes on behind the last event.
-            name = type(exc).__name__.encode()
-            await _send(send, b": %b\n\n" % name, more=False)
-        finally:
-            beat.cancel()
+            # The browser connects again, and goes on after the last event.
+            return b": %b\n\n" % type(exc).__name__.encode()
+
+        raise AssertionError
+
+
+async def _keep_alive(send: SendMore) -> None:
+    while True:
+        await asyncio.sleep(_KEEP_ALIVE)
+        await send(b": still here\n\n")
 
 
 async def _disconnected(receive: Receive) -> None:

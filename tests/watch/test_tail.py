@@ -10,6 +10,7 @@ import sys
 from collections.abc import MutableMapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ import pytest
 from cpkit import MemoryCheckpointer, VersionConflict, open_checkpointer
 from cpkit.tail import TailEvents, read_from
 from tests.cli.command import environment
+from tests.driver.gated import run_ready_tasks
+from tests.simulation.loop import simulated_loop
 
 
 async def test_new_messages_are_read() -> None:
@@ -34,6 +37,43 @@ async def test_new_messages_are_read() -> None:
 
         with pytest.raises(ValueError, match="-1"):
             await anext(read_from(cp, "t", -1))
+
+
+async def test_a_change_is_one_read() -> None:
+    """A short page has everything, so the reader waits without another read."""
+    async with MemoryCheckpointer[Any]() as cp:
+        reads = 0
+        read = cp.read
+
+        async def counted(*args: Any) -> Any:
+            nonlocal reads
+            reads += 1
+            return await read(*args)
+
+        cp.read = counted  # type: ignore[assignment,method-assign]  # it counts
+
+        async with aclosing(read_from(cp, "t")) as tail:
+            for number in range(10):
+                waiting = asyncio.ensure_future(anext(tail))
+                await run_ready_tasks()
+                await cp.append("t", [{"n": number}])
+                assert await waiting == (number + 1, {"n": number})
+
+        assert reads == 11
+
+
+async def test_more_than_a_page_is_read_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last page is shorter than the others."""
+    monkeypatch.setattr("cpkit.tail._PAGE", 3)
+
+    async with MemoryCheckpointer[Any]() as cp:
+        await cp.append("t", [{"n": n} for n in range(9)])
+
+        async with aclosing(read_from(cp, "t")) as tail:
+            found = [(await anext(tail)).version for _ in range(9)]
+            assert found == [*range(1, 10)]
 
 
 @pytest.mark.parametrize("count", [0, 2, 5])
@@ -113,6 +153,59 @@ async def test_events_go_on_behind_the_last_one() -> None:
         assert browser.status == 400
 
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def test_nothing_follows_the_end_of_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A connection that takes long to take the last body gets no comment after it."""
+    monkeypatch.setattr("cpkit.tail._KEEP_ALIVE", 1.0)
+    sent: list[tuple[bytes, bool]] = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            sent.append((message["body"], message["more_body"]))
+            await asyncio.sleep(0 if message["more_body"] else 10)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with MemoryCheckpointer[Any]() as cp:
+            scope = {"type": "http", "headers": []}
+            await TailEvents(cp, "t", version=5)(scope, receive, send)
+
+    simulated_loop(Random(0)).run(main())
+    assert sent == [
+        (b": open\n\n", True),
+        (b"event: reset\ndata: {}\n\n", False),
+    ]
+
+
+@pytest.mark.parametrize("which", ["receive", "beat"])
+def test_an_error_of_the_connection_ends_the_stream(
+    which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server gets it, and no task is left."""
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message.get("body") == b": still here\n\n":
+            raise ConnectionError("beat")
+
+    async def receive() -> Any:
+        await asyncio.sleep(1 if which == "receive" else 1000)
+        raise ConnectionError("receive")
+
+    async def main() -> None:
+        async with MemoryCheckpointer[Any]() as cp:
+            scope = {"type": "http", "headers": []}
+
+            with pytest.raises(ConnectionError, match=which):
+                await TailEvents(cp, "t")(scope, receive, send)
+
+    loop = simulated_loop(Random(0))
+    loop.run(main())
+    assert loop.errors == []
 
 
 def test_the_command_follows_a_thread(tmp_path: Path) -> None:
