@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from copy import copy
 from types import TracebackType
 from typing import Any, Self
@@ -20,19 +20,21 @@ from cpkit.protocol import WatchesThreads
 from cpkit.records import CallRecord
 from cpkit.waiting import StaleDetector, retry_unclear
 
-__all__ = ["Seat", "SharedWaits", "Wakeups"]
+__all__ = ["Reader", "SharedWaits", "Wakeups"]
 
-log = logging.getLogger("cpkit.waiting")
+log = logging.getLogger(__name__)
 
-_UNWATCHED = 2.0
-"""Seconds between two looks at a store that watches: in case a watch fails silently."""
+_RECHECK = 2.0
+"""Look again after so many seconds, even if the watch reports nothing."""
 
 _FIRST_GAP, _LONGEST_GAP = 0.005, 0.25
-_QUIET = 1.0
-"""Seconds between two looks at a thread that changes often: at most ten a second.
+"""Seconds that a wake-up waits for more changes: at first none, then the gap doubles.
 
-The first wake-up after a quiet second is served at once; then the gap doubles.
+So a thread that changes often is looked at a few times a second.
 """
+
+_QUIET = 1.0
+"""Seconds without a wake-up after which the gap is 0 again."""
 
 
 class Wakeups:
@@ -49,6 +51,7 @@ class Wakeups:
         self._ids: set[str] = set()
         self._gap = 0.0
         self._woke_at = 0.0
+        self._context: AbstractAsyncContextManager[AsyncIterator[str]] | None = None
         self._pump: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -68,6 +71,7 @@ class Wakeups:
         if self._pump is None:
             return
 
+        assert self._context is not None
         self._pump.cancel()
 
         try:
@@ -75,11 +79,12 @@ class Wakeups:
         finally:
             await self._context.__aexit__(kind, exc, traceback)
 
-    async def wait(self, pause: float, longest: float = _UNWATCHED) -> set[str]:
+    async def wait(self, pause: float, longest: float = _RECHECK) -> set[str]:
         """Wait for a change, and return the ids of the changed threads.
 
-        Without a working watch this waits for ``pause`` seconds, else for at most
-        ``longest``. The set is empty if the time has passed.
+        With a watch it waits for at most ``longest`` seconds and a gap of 0.25 s;
+        without a working one, for ``pause`` seconds. The set is empty if no change was
+        reported.
         """
         if self._pump is None or self._pump.done():
             await asyncio.sleep(pause)
@@ -111,6 +116,8 @@ class Wakeups:
             self._changed.set()
 
 
+Answer = CallRecord | StaleDetector | None
+
 Look = Callable[[], Awaitable[CallRecord | None]]
 """Reads a key's record."""
 
@@ -123,7 +130,7 @@ class SharedWaits:
     _of: WeakKeyDictionary[Any, SharedWaits] = WeakKeyDictionary()
 
     def __init__(self) -> None:
-        self._readers: dict[tuple[str, float | None], _Reader] = {}
+        self._readers: dict[str, dict[float | None, Reader]] = {}
 
     @classmethod
     def of(cls, cp: Any) -> SharedWaits:
@@ -133,7 +140,8 @@ class SharedWaits:
         except TypeError:  # no weak reference, or not hashable
             return cls()
 
-    def join(
+    @asynccontextmanager
+    async def join(
         self,
         key: str,
         holder: CallRecord,
@@ -145,73 +153,49 @@ class SharedWaits:
         blind: bool = False,
         stale_after: float | None = None,
         read_heartbeat: ReadHeartbeat | None = None,
-    ) -> Seat:
-        """Return a seat at the reader of a key that ``holder`` holds.
+    ) -> AsyncIterator[Reader]:
+        """Wait, in the block, with all callers for a key that ``holder`` holds.
 
-        The reader ends once the key's record is another one, or has an outcome.
-        ``look`` reads the record. If it is ``blind``, it does not find issued records:
-        then each look lets one caller try. ``patience`` bounds the retries of a look
-        that the store refuses.
+        The reader ends once the key's record is another one, or has an outcome. The
+        first caller's options are those of the reader. ``look`` reads the record.
+        ``blind``: it sees completed records only, so each look that finds none lets one
+        caller try a claim. ``patience`` bounds the retries of a look that the store
+        refuses.
         """
-        place = key, stale_after
-        reader = self._readers.get(place)
+        readers = self._readers.setdefault(key, {})
+        reader = readers.get(stale_after)
 
-        if reader is None:
-            reader = _Reader(
-                cp, holder, look, backoff, patience, blind, stale_after, read_heartbeat
+        if reader is None or reader.is_over:
+            reader = readers[stale_after] = Reader(
+                cp,
+                holder,
+                look,
+                backoff,
+                patience,
+                blind=blind,
+                stale_after=stale_after,
+                read_heartbeat=read_heartbeat,
             )
-            self._readers[place] = reader
-            reader.ended = lambda: self._forget(place, reader)
 
-        return Seat(reader)
+        reader.enter()
+
+        try:
+            yield reader
+        finally:
+            if reader.leave() and readers.get(stale_after) is reader:
+                del readers[stale_after]
+
+            if not readers and self._readers.get(key) is readers:
+                del self._readers[key]
 
     def post(self, key: str, record: CallRecord) -> None:
         """Give a record that this process wrote to the callers that wait for it."""
-        for (waited, _), reader in list(self._readers.items()):
-            if waited == key:
-                reader.seen(record)
-
-    def _forget(self, place: tuple[str, float | None], reader: _Reader) -> None:
-        if self._readers.get(place) is reader:
-            del self._readers[place]
+        for reader in list(self._readers.get(key, {}).values()):
+            reader.seen(record)
 
 
-class Seat:
-    """One caller's place at a reader; enter it, and call `wait`."""
-
-    def __init__(self, reader: _Reader) -> None:
-        self._reader = reader
-
-    async def __aenter__(self) -> Self:
-        self._reader.enter()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._reader.leave()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the holder's call is over, so that a new seat is needed."""
-        return self._reader.is_over
-
-    async def wait(self, timeout: float | None) -> CallRecord | StaleDetector | None:
-        """Return the key's record once it has changed; ``None`` if it may be free.
-
-        Returns a `StaleDetector` if the holder is stale: one of the callers gets it,
-        and may end the holder's attempt. Raises ``TimeoutError``.
-        """
-        return await self._reader.wait(timeout)
-
-
-class _Reader:
+class Reader:
     """Looks at one key for all callers that wait for it."""
-
-    ended: Callable[[], None]
 
     def __init__(
         self,
@@ -220,6 +204,7 @@ class _Reader:
         look: Look,
         backoff: Backoff,
         patience: float,
+        *,
         blind: bool,
         stale_after: float | None,
         read_heartbeat: ReadHeartbeat | None,
@@ -232,41 +217,61 @@ class _Reader:
         self._blind = blind
         self._stale_after = stale_after
         self._read_heartbeat = read_heartbeat
-        self._seats = 0
-        self._waiting: deque[asyncio.Future[CallRecord | StaleDetector | None]] = (
-            deque()
+        self._callers = 0
+        self._waiting: dict[asyncio.Future[Answer], None] = {}
+        self._outcome: asyncio.Future[CallRecord | None] = (
+            asyncio.get_running_loop().create_future()
         )
-        self._last: CallRecord | BaseException | None = None
-        self.is_over = False
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the holder's call is over, so that callers join again."""
+        return self._outcome.done()
+
     def enter(self) -> None:
-        self._seats += 1
+        """Count a caller in; the first one starts the reader."""
+        self._callers += 1
 
         if self._task is None:
             self._task = asyncio.create_task(self._read())
 
-    def leave(self) -> None:
-        self._seats -= 1
+    def leave(self) -> bool:
+        """Count a caller out; the last one ends the reader. Return whether it did."""
+        self._callers -= 1
 
-        if self._seats == 0:
-            self._end(None)
-            assert self._task is not None
-            self._task.cancel()
+        if self._callers:
+            return False
 
-    async def wait(self, timeout: float | None) -> CallRecord | StaleDetector | None:
+        assert self._task is not None
+        self._end(None)
+        self._task.cancel()
+        return True
+
+    async def wait(self, timeout: float | None) -> Answer:
+        """Return the key's record once it has changed; ``None`` if it may be free.
+
+        Returns a `StaleDetector` if the holder is stale: one of the callers gets it,
+        and may end the holder's attempt. Raises ``TimeoutError``, and what a look
+        raised.
+        """
         if not self.is_over:
-            future: asyncio.Future[CallRecord | StaleDetector | None]
-            future = asyncio.get_running_loop().create_future()
-            self._waiting.append(future)
+            future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+            self._waiting[future] = None
 
-            async with asyncio.timeout(timeout):
-                return await future
+            try:
+                async with asyncio.timeout(timeout):
+                    answer = await future
+            finally:
+                self._waiting.pop(future, None)
 
-        if isinstance(self._last, BaseException):
-            raise copy(self._last) from self._last.__cause__
+            if not self.is_over:
+                return answer
 
-        return self._last
+        if (error := self._outcome.exception()) is not None:
+            raise _copy_of(error)
+
+        return self._outcome.result()
 
     def seen(self, record: CallRecord | None) -> None:
         """Wake the callers if the holder's call is over."""
@@ -281,7 +286,8 @@ class _Reader:
 
     def _wake_one(self, answer: StaleDetector | None) -> bool:
         while self._waiting:
-            future = self._waiting.popleft()
+            future = next(iter(self._waiting))
+            del self._waiting[future]
 
             if not future.done():
                 future.set_result(answer)
@@ -293,19 +299,14 @@ class _Reader:
         if self.is_over:
             return
 
-        self.is_over, self._last = True, last
-        self.ended()
+        if isinstance(last, BaseException):
+            self._outcome.set_exception(last)
+            self._outcome.exception()  # retrieved, so that asyncio does not log it
+        else:
+            self._outcome.set_result(last)
 
-        for future in self._waiting:
-            if future.done():
-                continue
-
-            if isinstance(last, BaseException):
-                future.set_exception(copy(last))
-            else:
-                future.set_result(last)
-
-        self._waiting.clear()
+        while self._wake_one(None):
+            pass
 
     async def _read(self) -> None:
         try:
@@ -333,9 +334,7 @@ class _Reader:
                     elif self._blind and record is None:
                         self._wake_one(None)
 
-                    await wakeups.wait(
-                        next(pauses), min(_UNWATCHED, longest or _UNWATCHED)
-                    )
+                    await wakeups.wait(next(pauses), min(_RECHECK, longest or _RECHECK))
         except asyncio.CancelledError:
             self._end(None)
             raise
@@ -349,3 +348,14 @@ class _Reader:
         read = self._read_heartbeat
         assert read is not None
         return await stale.is_stale(lambda: read(self._holder))
+
+
+def _copy_of(error: BaseException) -> BaseException:
+    """Return the error for one caller; itself if its class cannot be copied."""
+    try:
+        own = copy(error)
+    except Exception:
+        return error
+
+    own.__cause__ = error.__cause__
+    return own

@@ -138,7 +138,10 @@ class Approvals:
         clock = asyncio.get_running_loop().time
         notify_at = clock()
 
-        seat = attempts.waits.join(
+        if plan.thread_id != request.run_thread:
+            await self._requests.list_for(request, plan.thread_id)
+
+        waiting = attempts.waits.join(
             request.record.call.idempotency_key,
             request.record,
             attempts.cp,
@@ -147,10 +150,7 @@ class Approvals:
             attempts.retry_timeout,
         )
 
-        if plan.thread_id != request.run_thread:
-            await self._requests.list_for(request, plan.thread_id)
-
-        async with seat:
+        async with waiting as reader:
             while True:
                 if clock() >= notify_at:
                     notify_at = clock() + attempts.retry_timeout
@@ -165,7 +165,7 @@ class Approvals:
                 ends = min(deadline, clock() + _seconds_left(request))
 
                 try:
-                    await seat.wait(
+                    await reader.wait(
                         _timeout(min(ends, inf if told else notify_at) - clock())
                     )
                 except TimeoutError:

@@ -10,6 +10,7 @@ without a clear answer is in the same place, so that a person can read it.
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from cpkit.errors import CheckpointerError, UnknownCall
 from cpkit.protocol import Checkpointer, ErasesThreads, KeepsReceipts
 from cpkit.records import CallRecord, JsonValue, ToolCall
 from cpkit.waiting import retry_unclear
-from cpkit.wakeups import Seat, SharedWaits
+from cpkit.wakeups import Reader, SharedWaits
 
 __all__ = [
     "Attempts",
@@ -113,8 +114,10 @@ class Attempts:
 
         return await self.cp.find_completed(key)
 
-    def wait_for(self, holder: CallRecord, stale_after: float | None) -> Seat:
-        """Return a seat at the reader that waits until the holder's attempt is over."""
+    def wait_for(
+        self, holder: CallRecord, stale_after: float | None
+    ) -> AbstractAsyncContextManager[Reader]:
+        """Wait, in the block, until the holder's attempt is over."""
         key = holder.call.idempotency_key
         return self.waits.join(
             key,

@@ -35,7 +35,7 @@ from cpkit.errors import (
 )
 from cpkit.records import CallRecord, ToolCall
 from cpkit.waiting import StaleDetector
-from cpkit.wakeups import Seat
+from cpkit.wakeups import Reader
 
 __all__ = ["Claim"]
 
@@ -196,15 +196,17 @@ class Claim:
             self.check(record)
             holder = record
 
-            async with self._attempts.wait_for(holder, self._plan.stale_after) as seat:
-                while record == holder and not seat.is_over:
-                    found = await self._wait(seat, holder, deadline)
+            waiting = self._attempts.wait_for(holder, self._plan.stale_after)
+
+            async with waiting as reader:
+                while record == holder and not reader.is_over:
+                    found = await self._wait(reader, holder, deadline)
                     record = found or await self._claim()
 
         return record
 
     async def _wait(
-        self, seat: Seat, holder: CallRecord, deadline: float | None
+        self, reader: Reader, holder: CallRecord, deadline: float | None
     ) -> CallRecord | None:
         """Wait while another attempt holds the key.
 
@@ -216,7 +218,7 @@ class Claim:
         while True:
             try:
                 left = None if deadline is None else max(0.0, deadline - clock())
-                found = await seat.wait(left)
+                found = await reader.wait(left)
             except TimeoutError:
                 assert limit is not None
                 waiting_for = f"the result of attempt {holder.attempt}, still issued"
