@@ -11,8 +11,8 @@ The statements are those of the normal dialect. These things differ:
   cannot both commit. An engine that fails is refused. A SERIALIZABLE that is only a
   snapshot fails, so its engine would count one attempt of a key twice after a deletion.
 
-The schema is the same otherwise, but a store is not opened by both dialects: normal
-transactions beside SERIALIZABLE ones are not checked against them.
+The schema is the same otherwise, with a negative version. The other dialect refuses the
+store, because normal transactions are not checked against SERIALIZABLE ones.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ _PATIENCE = 5.0
 
 def schema(script: str) -> str:
     """Return the script that creates the schema, for this dialect."""
-    return script.replace(' COLLATE "C"', "") + _PROBE_TABLE
+    script = script.replace(' COLLATE "C"', "")
+    return script.replace("VALUES (1)", "VALUES (-1)") + _PROBE_TABLE
 
 
 async def check_engine(connections: Connections) -> None:

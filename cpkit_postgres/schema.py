@@ -78,12 +78,11 @@ async def open_schema(
     Processes that open it at once all try to create it. One transaction succeeds; the
     others wait for it, fail because something exists, and look again.
     """
-    isolation = "serializable" if dialect == "portable" else "read committed"
-    settings = await _settings(connections, isolation)
+    settings = await _settings(connections, dialect)
 
     if settings is None:
         await _create(connections, schema, dialect)
-        settings = await _settings(connections, isolation)
+        settings = await _settings(connections, dialect)
 
     if settings is None:
         raise SchemaMismatch(
@@ -100,10 +99,10 @@ async def inspect(connections: Connections, schema: str) -> StoreInfo:
 
     version = await connections.fetch(_VERSION)
     size = await connections.fetch(_SIZE, schema)
-    return StoreInfo(True, version[0][0] if version else None, size[0][0])
+    return StoreInfo(True, abs(version[0][0]) if version else None, size[0][0])
 
 
-async def _settings(connections: Connections, needed: str) -> Settings | None:
+async def _settings(connections: Connections, dialect: str) -> Settings | None:
     """Return the settings, ``None`` if a table is missing.
 
     Raises where this code could not keep its promises.
@@ -118,8 +117,16 @@ async def _settings(connections: Connections, needed: str) -> Settings | None:
 
     version, isolation, *settings, _ = rows[0] if len(rows) == 1 else [None] * 6
 
-    if version != SCHEMA_VERSION:
+    sign = -1 if dialect == "portable" else 1
+
+    if version == -sign * SCHEMA_VERSION:
+        with_or_not = "with" if dialect == "postgres" else "without"
+        version = f"it was made {with_or_not} dialect=portable"
+
+    if version != sign * SCHEMA_VERSION:
         raise SchemaMismatch(connections.name, version, SCHEMA_VERSION)
+
+    needed = "serializable" if dialect == "portable" else "read committed"
 
     if isolation != needed:
         raise StoreFailure(

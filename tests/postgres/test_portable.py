@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from conformance import ConformanceTests, Harness
-from cpkit import BackendUnavailable, ToolCall, open_checkpointer
+from cpkit import BackendUnavailable, SchemaMismatch, ToolCall, open_checkpointer
 from cpkit.driver import StoreFailure
 from cpkit_postgres import portable
 from cpkit_postgres.connections import Connections
@@ -193,3 +193,22 @@ async def test_a_pooler_is_refused(store: MakeStore) -> None:
     with pytest.raises(BackendUnavailable, match="two connections"):
         async with store(dialect="portable", pooler="transaction"):
             pass
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "word"),
+    [("postgres", "portable", "without"), ("portable", "postgres", "with")],
+)
+async def test_the_other_dialect_is_refused(
+    first: str, second: str, word: str, store: MakeStore
+) -> None:
+    """Transactions of both kinds would not be checked against each other."""
+    async with store(dialect=first) as cp:
+        await cp.append("t", [{}])
+
+    with pytest.raises(SchemaMismatch, match=f"made {word} dialect=portable"):
+        async with store(dialect=second):
+            pass
+
+    async with store(dialect=first) as cp:
+        assert await cp.append("t", [{}]) == 2
