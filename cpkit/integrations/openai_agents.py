@@ -121,6 +121,12 @@ class Session(SessionABC):
         """Remove all items; the thread, its calls and their keys stay."""
         await self._mutate(self._clear())
 
+    def close(self) -> None:
+        """Do nothing: the store is closed where it was opened.
+
+        Programs that used the SDK's ``SQLiteSession`` call this.
+        """
+
     async def _mutate(self, work: Coroutine[Any, Any, T]) -> T:
         """Complete the work even if the caller is cancelled, or its loop ends."""
         return await _completed(self._bridge.go(_completed(work)))

@@ -234,6 +234,51 @@ async def test_a_cold_read_costs_the_newest_checkpoint(
     assert max(costs) <= 40
 
 
+async def test_a_value_without_a_version_is_kept(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """It belongs to its checkpoint alone, as with LangGraph's own savers."""
+    saver = CheckpointSaver(cp)
+    run = Run(saver)
+    await run.put(n=1)
+    checkpoint = empty_checkpoint() | {
+        "id": str(uuid6()),
+        "channel_values": {"key": "value", "large": ["x"] * 999, "n": 1},
+        "channel_versions": {"n": run.versions["n"]},
+    }
+    run.config = await saver.aput(run.config, checkpoint, {"source": "loop"}, {})
+    assert await values(saver, thread()) == checkpoint["channel_values"]
+    await run.put(n=2, large=["x"] * 1000)
+
+    for reader in (saver, CheckpointSaver(cp)):
+        newest, loose, _ = [one async for one in reader.alist(thread())]
+        assert newest.checkpoint["channel_values"] == {"n": 2, "large": ["x"] * 1000}
+        assert loose.checkpoint == checkpoint
+        assert await reader.aget_tuple(loose.config) == loose
+
+
+async def test_a_filter_may_name_a_path(cp: MemoryCheckpointer[Any]) -> None:
+    """As with LangGraph's SQLite saver; a key with a dot in it comes first."""
+    saver = CheckpointSaver(cp)
+    first: Any = {"user": {"name": "a", "deep": {"x": 1}}}
+    second: Any = {"user.name": "a", "user": "text"}
+
+    for metadata in (first, second):
+        checkpoint = empty_checkpoint() | {"id": str(uuid6())}
+        await saver.aput(thread(), checkpoint, metadata, {})
+
+    cases: list[tuple[dict[str, Any], int]] = [
+        ({"user.name": "a"}, 2),
+        ({"user.deep.x": 1}, 1),
+        ({"user.deep": {"x": 1}}, 1),
+        ({"user.name.more": "a"}, 0),
+    ]
+
+    for filter, count in cases:
+        found = [one async for one in saver.alist(thread(), filter=filter)]
+        assert len(found) == count
+
+
 async def test_a_list_with_a_limit_costs_what_it_returns(
     cp: MemoryCheckpointer[Any],
 ) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.checkpoint.base.id import uuid6
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
 from cpkit import (
     MemoryCheckpointer,
@@ -69,6 +73,32 @@ async def test_concurrent_puts_are_all_stored(url: str) -> None:
                 for turn, config in enumerate(configs):
                     log = [*base, *(f"{number} {n}" for n in range(turn + 1))]
                     assert await values(saver, config) == {"log": log}
+
+
+async def test_a_list_of_all_threads_is_newest_first(url: str, tmp_path: Path) -> None:
+    """As with LangGraph's own saver, the threads' checkpoints are interleaved."""
+    async with (
+        open_checkpointer(url) as cp,
+        AsyncSqliteSaver.from_conn_string(str(tmp_path / "own.db")) as own,
+    ):
+        for turn, thread_id in enumerate("bcaacb" * 9):
+            checkpoint = empty_checkpoint()
+            checkpoint["id"] = str(uuid6())
+
+            for saver in (own, CheckpointSaver(cp)):
+                config = thread(thread_id, "child" if turn % 5 == 0 else "")
+                await saver.aput(config, checkpoint, {"step": turn % 4}, {})
+
+        for limit in (None, 0, 1, 5):
+            for filter in (None, {"step": 1}):
+                listed = [
+                    [
+                        (one.config["configurable"]["thread_id"], one.checkpoint["id"])
+                        async for one in saver.alist(None, limit=limit, filter=filter)
+                    ]
+                    for saver in (own, CheckpointSaver(cp))
+                ]
+                assert listed[0] == listed[1]
 
 
 # Deleted threads

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from agents import SessionSettings, SQLiteSession
 from agents.memory import Session as SessionProtocol
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpkit import (
@@ -57,13 +57,25 @@ def numbered(*numbers: int) -> list[Any]:
     return [{"role": "user", "content": str(number)} for number in numbers]
 
 
+async def test_a_program_may_close_its_session(
+    memory: MemoryCheckpointer[Any],
+) -> None:
+    """As it did with the SDK's own session. The store stays open for others."""
+    session, other = Session("s", memory), Session("s", memory)
+    await session.add_items(numbered(1))
+    session.close()
+    await other.add_items(numbered(2))
+    assert await other.get_items() == numbered(1, 2)
+
+
 @given(script=operations, first=limits)
+@settings(deadline=None)
 async def test_it_behaves_as_the_sdks_own_session(
     script: list[tuple[str, Any]], first: int | None
 ) -> None:
     """Random operations from two handles, with all kinds of limits."""
-    settings = SessionSettings(limit=first)
-    reference = SQLiteSession("s", session_settings=settings)
+    limited = SessionSettings(limit=first)
+    reference = SQLiteSession("s", session_settings=limited)
 
     async with open_checkpointer("memory://") as cp:
         session, other = (
@@ -73,11 +85,11 @@ async def test_it_behaves_as_the_sdks_own_session(
         try:
             for kind, given_value in [*script, ("get", -1)]:
                 if kind == "reopen":
-                    session, other = other, Session("s", cp, session_settings=settings)
+                    session, other = other, Session("s", cp, session_settings=limited)
                 elif kind == "set limit":
-                    settings = SessionSettings(limit=given_value)
-                    session.session_settings = other.session_settings = settings
-                    reference.session_settings = settings
+                    limited = SessionSettings(limit=given_value)
+                    session.session_settings = other.session_settings = limited
+                    reference.session_settings = limited
                 else:
                     seen, wanted = [
                         await apply(one, kind, given_value)

@@ -30,6 +30,7 @@ from cpkit.integrations.langgraph.found import (
     is_certain,
     matching,
     namespace_in,
+    newest_of,
 )
 from cpkit.integrations.langgraph.names import OWNER, thread_id_in
 from cpkit.integrations.langgraph.thread import (
@@ -99,7 +100,7 @@ class Checkpoints:
 
         # If the run appends to these lists, only the new items are stored.
         for channel, value in checkpoint[1].values.items():
-            if value.data[0] == PLAIN:
+            if value.data[0] == PLAIN or channel not in checkpoint[1].versions:
                 continue
 
             known = thread.known.get((ns, channel))
@@ -126,13 +127,12 @@ class Checkpoints:
         limit: int | None,
     ) -> list[Found]:
         ns = config["configurable"].get("checkpoint_ns") if config else None
-        left = limit
 
         def search(thread: Thread) -> list[Found]:
-            return matching(thread, config, filter, before, left, self._serde)
+            return matching(thread, config, filter, before, limit, self._serde)
 
         def is_enough(thread: Thread) -> bool:
-            return is_certain(thread, ns, search(thread), left)
+            return is_certain(thread, ns, search(thread), limit)
 
         # A step of a graph has about this many records.
         first = None if limit is None else 4 * (limit + 1)
@@ -148,17 +148,12 @@ class Checkpoints:
         found: list[Found] = []
 
         async for store_id in self._threads.store_ids("list without a config"):
-            if left is not None and left <= 0:
-                break
-
             async for thread in self._threads.windows(
                 store_id, None, None, first=first, oldest=True
             ):
                 if not thread.is_window or is_enough(thread):
-                    found += search(thread)
+                    found = newest_of(found + search(thread), limit)
                     break
-
-            left = None if limit is None else limit - len(found)
 
         return found
 
@@ -267,6 +262,13 @@ class Checkpoints:
 
             if fingerprints is not None:
                 known[ns, channel] = Known(record["id"], fingerprints)
+
+        # LangGraph's own savers keep a value without a version in its checkpoint.
+        if loose := values.keys() - versions.keys():
+            record["loose"] = {
+                channel: to_json(self._serde.dumps_typed(values[channel]))
+                for channel in loose
+            }
 
         if (
             rest is not None

@@ -12,7 +12,15 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from cpkit.integrations.langgraph.thread import Stored, Thread, Write
 from cpkit.integrations.langgraph.values import from_json
 
-__all__ = ["Filter", "Found", "config_for", "is_certain", "matching", "namespace_in"]
+__all__ = [
+    "Filter",
+    "Found",
+    "config_for",
+    "is_certain",
+    "matching",
+    "namespace_in",
+    "newest_of",
+]
 
 Filter = dict[str, Any] | None
 
@@ -89,6 +97,11 @@ def matching(
         if not end or checkpoint[0] < end
         if not filter or _has_metadata(checkpoint[1], filter, serde)
     ]
+    return newest_of(found, limit)
+
+
+def newest_of(found: list[Found], limit: int | None) -> list[Found]:
+    """Return the newest of these checkpoints, newest first."""
     found.sort(key=lambda one: one.checkpoint_id, reverse=True)
     return found if limit is None else found[: max(limit, 0)]
 
@@ -128,4 +141,15 @@ def _has_metadata(
     stored: Stored, filter: dict[str, Any], serde: SerializerProtocol
 ) -> bool:
     metadata = serde.loads_typed(from_json(stored.metadata))
-    return all(metadata.get(key) == value for key, value in filter.items())
+    return all(_item(metadata, key) == value for key, value in filter.items())
+
+
+def _item(metadata: Any, key: str) -> Any:
+    """Return the item of this key, or of this path of keys with dots between them."""
+    if key in metadata:
+        return metadata[key]
+
+    for name in key.split("."):
+        metadata = metadata.get(name) if isinstance(metadata, dict) else None
+
+    return metadata

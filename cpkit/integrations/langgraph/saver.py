@@ -91,9 +91,10 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
     ) -> AsyncIterator[CheckpointTuple]:
         """Yield matching checkpoints, newest first.
 
-        A config without a namespace matches all namespaces of the thread. Without a
-        config, all threads are read, in the order of their ids. Then the store must
-        list threads, or ``Unsupported`` is raised.
+        A config without a namespace matches all namespaces of the thread. With a
+        ``limit``, about as much is read as is returned, and what was stored after
+        ``before``. Without a config, every thread is read. Then the store must list
+        threads, or ``Unsupported`` is raised.
         """
         for found in await self._bridge.go(
             self._stored.find(config, filter, before, limit)
@@ -156,7 +157,7 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         """Hide the checkpoints of these runs, in all threads.
 
         Reads the whole store. Raises ``Unsupported`` if the store cannot list threads.
-        The bytes stay until their thread is deleted.
+        No bytes are freed: they are when the thread is deleted.
         """
         await self._bridge.go(
             self._stored.delete_for_runs(_several("run_ids", run_ids))
@@ -171,8 +172,9 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
     ) -> None:
         """Hide all but the newest checkpoint of each namespace.
 
-        Delta channels are still rebuilt from hidden checkpoints. The bytes stay until
-        the thread is deleted. The strategy ``"delete"`` erases the threads instead.
+        Delta channels are still rebuilt from hidden checkpoints. No bytes are freed: a
+        thread only grows, and a run may be writing it. They are freed when the thread
+        is deleted. The strategy ``"delete"`` does that at once.
         """
         await self._bridge.go(
             self._stored.prune(_several("thread_ids", thread_ids), strategy)

@@ -4,7 +4,8 @@ A record is one message of the store's thread. It has an id and a type:
 
 ``checkpoint``
     A checkpoint without its values, and the values that are new with it: ``plain`` ones
-    as JSON, the names of ``empty`` ones, and other ``values``. A *full* checkpoint has
+    as JSON, the names of ``empty`` ones, and other ``values``; ``loose`` ones have no
+    version and belong to this checkpoint alone. A *full* checkpoint has
     all values, so that a reader needs no earlier record. It also has the highest
     checkpoint id that its writer knew, in the namespace (``newest``) and in all
     namespaces (``top``), if it is not its own. With many channels, a checkpoint has
@@ -345,8 +346,8 @@ class Thread:
         if parent is not None and parent.is_complete:
             before, values = parent.versions, dict(parent.values)
 
-            for channel in before.keys() - versions.keys():
-                values.pop(channel, None)
+            for channel in values.keys() - versions.keys():
+                del values[channel]
 
         for channel, version in changed.items():
             if channel in new or before.get(channel) != version:
@@ -360,6 +361,9 @@ class Thread:
                     values.pop(channel, None)
                 else:
                     values[channel] = value
+
+        for channel, data in record.get("loose", {}).items():
+            values[channel] = Value(record["id"], _data(data))
 
         checkpoint_id = record["checkpoint_id"]
         space.newest = max(space.newest, checkpoint_id, record.get("newest", ""))
@@ -482,6 +486,8 @@ def _each_data(record: Record) -> Iterator[list[Any]]:
 
     for value in record.get("values", {}).values():
         yield value["data"]
+
+    yield from record.get("loose", {}).values()
 
     for write in record.get("writes", ()):
         # Index and channel come first.
