@@ -3,6 +3,7 @@
 from cpkit.extras import needs_extra
 
 with needs_extra("cpkit_redis", "redis"):
+    from cpkit_redis.cluster import ClusterStore
     from cpkit_redis.store import RedisCheckpointer, RedisStore
 
-__all__ = ["RedisCheckpointer", "RedisStore"]
+__all__ = ["ClusterStore", "RedisCheckpointer", "RedisStore"]

@@ -15,11 +15,13 @@ SETTINGS = ("appendonly", "appendfsync", "save", "maxmemory", "maxmemory-policy"
 """What to ask CONFIG for; a service or an ACL may deny it."""
 
 
-def durability_of(config: Mapping[str, str], info: Mapping[str, str]) -> Durability:
+def durability_of(
+    config: Mapping[str, str], info: Mapping[str, str], in_cluster: bool = False
+) -> Durability:
     """Return what an acknowledgement is worth.
 
-    ``config`` has the answers to CONFIG GET, ``info`` that to INFO; each is empty where
-    the server denies it.
+    ``in_cluster``: the settings are those of one node. ``config`` has the answers to
+    CONFIG GET, ``info`` that to INFO; each is empty where the server denies it.
     """
     settings = {name: config[name] for name in SETTINGS if name in config}
 
@@ -50,7 +52,15 @@ def durability_of(config: Mapping[str, str], info: Mapping[str, str]) -> Durabil
             "CONFIG SET maxmemory-policy noeviction"
         )
 
-    if info.get("connected_slaves", "0") != "0":
+    if in_cluster:
+        # The replica takes over while the killed node still has its file.
+        survives = Survives.NONE
+        advice.append(
+            "a failover of the cluster loses the last acknowledged writes, because a "
+            "node answers before its replicas have them; without a failover the other "
+            "settings decide (a store that must not lose any is Postgres)"
+        )
+    elif info.get("connected_slaves", "0") != "0":
         advice.append(
             "a failover to a replica can lose acknowledged writes: the server answers "
             "before its replicas have them (min-replicas-to-write narrows it)"

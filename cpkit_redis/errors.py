@@ -9,7 +9,15 @@ from redis import exceptions as redis
 from cpkit.driver import StoreFailure
 from cpkit.errors import CorruptThread
 
-__all__ = ["CLIENT_ERRORS", "NO_CLUSTER", "UNWRITABLE", "code_of", "failure", "refusal"]
+__all__ = [
+    "CLIENT_ERRORS",
+    "MOVING",
+    "NO_CLUSTER",
+    "UNWRITABLE",
+    "code_of",
+    "failure",
+    "refusal",
+]
 
 CLIENT_ERRORS = (redis.RedisError, OSError)
 """What the client library raises; its own timeouts and Python's are among them."""
@@ -17,7 +25,12 @@ CLIENT_ERRORS = (redis.RedisError, OSError)
 UNWRITABLE = frozenset({"MISCONF", "NOREPLICAS", "OOM", "READONLY"})
 """Codes of a server that refuses all writes for now."""
 
-NO_CLUSTER = "the server is part of a cluster, which this driver cannot use"
+MOVING = frozenset(
+    {"ASK", "CLUSTERDOWN", "MASTERDOWN", "MOVED", "READONLY", "TRYAGAIN"}
+)
+"""Codes of a cluster's node that ran nothing: another node has the slot, or none."""
+
+NO_CLUSTER = "the server is part of a cluster: write redis+cluster://host:port"
 
 # The server answered instead of running the command. redis-py counts some of these
 # answers as errors of the connection.
@@ -30,6 +43,7 @@ _ANSWERS = (
 
 # redis-py removes the code from the text of these.
 _CODES: dict[type[redis.RedisError], str] = {
+    redis.AskError: "ASK",
     redis.BusyLoadingError: "LOADING",
     redis.ClusterCrossSlotError: "CROSSSLOT",
     redis.ClusterDownError: "CLUSTERDOWN",
@@ -65,6 +79,9 @@ def failure(error: Exception | str) -> StoreFailure:
 
     An error of the connection is ``"unknown"``: the command may have been sent.
     """
+    if isinstance(error, StoreFailure):
+        return error
+
     if not isinstance(error, (str, *_ANSWERS)):
         return StoreFailure("unknown", str(error) or type(error).__name__)
 

@@ -11,19 +11,19 @@ that it takes; a user without them polls.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from redis.asyncio import Redis
 from redis.asyncio.connection import ConnectionPool
-from redis.exceptions import NoPermissionError, ResponseError
+from redis.exceptions import NoPermissionError
 
 from cpkit.driver import Heard, StoreFailure
 from cpkit_redis.errors import CLIENT_ERRORS, failure, refusal
 from cpkit_redis.schema import slot_of
 
-__all__ = ["announce", "listen", "markers"]
+__all__ = ["is_heard", "listen", "markers"]
 
 # What of a thread's times changes with it; `late` with a late result of an erased call.
 _FIELDS = ("created", "updated", "first", "last", "late")
@@ -36,11 +36,11 @@ _AT_ONCE = 1000
 _CHECK_EVERY = 10.0
 _CHECK_TIMEOUT = 5.0
 
-Ask = Callable[..., Any]
-
 
 async def markers(
-    ask: Ask, prefix: str, thread_ids: Sequence[str]
+    ask_each: Callable[..., Awaitable[list[Any]]],
+    prefix: str,
+    thread_ids: Sequence[str],
 ) -> Mapping[str, Hashable]:
     """Return the markers of these threads."""
     found: dict[str, Hashable] = {}
@@ -48,10 +48,10 @@ async def markers(
     for start in range(0, len(thread_ids), _AT_ONCE):
         some = thread_ids[start : start + _AT_ONCE]
         keys = [slot_of(prefix, one) + b"t" for one in some]
-        answers = await ask(*(("HMGET", key, *_FIELDS) for key in keys))
+        answers = await ask_each([(key, ("HMGET", key, *_FIELDS)) for key in keys])
 
         for thread_id, key, answer in zip(some, keys, answers, strict=True):
-            if isinstance(answer, ResponseError):
+            if isinstance(answer, Exception):
                 raise refusal(answer, thread_id, key) from answer
 
             if any(answer):
@@ -60,13 +60,11 @@ async def markers(
     return found
 
 
-async def announce(ask: Ask, channel: bytes, thread_ids: Sequence[str]) -> bool:
-    """Publish the ids; return whether a process listens.
+def is_heard(answers: Sequence[Any]) -> bool:
+    """Return whether a process listens, by the answers to PUBLISH.
 
     Raises ``NoPermissionError`` where the user may not publish.
     """
-    answers = await ask(*(("PUBLISH", channel, one) for one in thread_ids))
-
     for answer in answers:
         if isinstance(answer, Exception):
             raise answer
@@ -74,11 +72,18 @@ async def announce(ask: Ask, channel: bytes, thread_ids: Sequence[str]) -> bool:
     return any(answers)
 
 
-async def listen(pool: ConnectionPool, channel: bytes, heard: Heard) -> None:
-    """Subscribe on a connection of its own; return where the user may not."""
+async def listen(
+    pool: ConnectionPool, channel: bytes, heard: Heard, *, sharded: bool = False
+) -> None:
+    """Subscribe on a connection of its own; return where the user may not.
+
+    A ``sharded`` channel belongs to one node of a cluster.
+    """
+    command = "SSUBSCRIBE" if sharded else "SUBSCRIBE"
+
     try:
         async with Redis(connection_pool=pool).pubsub() as channels:
-            await channels.subscribe(channel)
+            await channels.execute_command(command, channel)
             is_asked = False
 
             while True:
@@ -103,7 +108,10 @@ async def listen(pool: ConnectionPool, channel: bytes, heard: Heard) -> None:
 
 
 def _hear(message: dict[str, Any], heard: Heard) -> None:
-    if message["type"] == "subscribe":
-        heard(None)
-    elif message["type"] == "message":
-        heard(message["data"].decode(errors="replace"))
+    match message["type"]:
+        case "subscribe" | "ssubscribe":
+            heard(None)
+        case "message" | "smessage":
+            heard(message["data"].decode(errors="replace"))
+        case "sunsubscribe":
+            raise StoreFailure("not sent", "the channel moved to another node")

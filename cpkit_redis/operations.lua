@@ -8,6 +8,10 @@
 -- KEYS     for each operation the key that it is about: what all keys of its thread
 --          start with, unless said otherwise at the operation; see schema.py
 -- ARGV     '<prefix>:', then for each operation its name and its arguments
+-- Cluster  KEYS are all keys of one slot that the operations may use, first the one that
+--          all operations are about. ARGV begins with '', a new token of 16 letters, and
+--          the mark that a new thread must have (see `unlisted`). spread.py has the steps
+--          that make one write of operations in two slots.
 -- Returns  for each operation {word, ...}; {'failed', error} is one of its own
 --
 -- Messages are JSON texts, one a line. Items are keys and values of extra by turns, one
@@ -16,6 +20,9 @@
 -- else refuses a write (memory, a disk error, a replica) refuses its first change.
 
 local BASE = ARGV[1]
+local CLUSTER = BASE == ''
+local TOKEN, MARK = ARGV[2], ARGV[3]
+local KINDS = CLUSTER and 'mxtpcw' or 'mxtpc'
 local THREADS, ERASED = BASE .. 'threads', BASE .. 'erased'
 -- unpack() puts its values on Lua's stack, which holds 8,000. An even number, for items.
 local CHUNK = 4000
@@ -68,8 +75,10 @@ local function last_change(slot, thread)
     return tonumber(updated) or corrupt('no time in ' .. slot .. 't')
   end
 
-  call('ZSCORE', THREADS, thread)
-  call('ZSCORE', ERASED, thread)
+  if not CLUSTER then
+    call('ZSCORE', THREADS, thread)
+    call('ZSCORE', ERASED, thread)
+  end
 
   if call('EXISTS', slot .. 'm') == 1 then
     corrupt('messages, but no ' .. slot .. 't')
@@ -78,11 +87,33 @@ end
 
 -- Put a new thread on the list, before anything else of it is written.
 local function enlist(slot, thread, before)
-  if not before then
+  if before then
+    return
+  elseif not CLUSTER then
     call('ZADD', THREADS, 0, thread)
     call('ZREM', ERASED, thread)
-    call('HDEL', slot .. 't', 'first', 'last')
   end
+
+  call('HDEL', slot .. 't', 'first', 'last', 'begun')
+end
+
+-- In a cluster the list is in another slot. So a new thread is first marked as begun,
+-- then put on the list, and then written if it still has that mark: a deletion removes
+-- the mark. Return an answer with the mark where the caller has to enlist the thread.
+local function unlisted(slot, before)
+  if before or not CLUSTER then
+    return nil
+  end
+
+  local begun = call('HGET', slot .. 't', 'begun')
+
+  if begun and begun == MARK then
+    return nil
+  elseif not begun then
+    call('HSET', slot .. 't', 'begun', TOKEN)
+  end
+
+  return {'unlisted', begun or TOKEN}
 end
 
 -- Mark the thread as changed now, after everything else was written.
@@ -143,6 +174,12 @@ function operations.append(slot, thread, expected, messages, items)
     call('HLEN', slot .. 'x')
   end
 
+  local new = unlisted(slot, before)
+
+  if new then
+    return new
+  end
+
   enlist(slot, thread, before)
 
   if messages ~= '' then
@@ -160,6 +197,12 @@ end
 function operations.merge(slot, thread, items)
   local before = last_change(slot, thread)
   call('HLEN', slot .. 'x')
+  local new = unlisted(slot, before)
+
+  if new then
+    return new
+  end
+
   enlist(slot, thread, before)
   with_lines('HSET', slot .. 'x', items)
   stamp(slot, before)
@@ -202,11 +245,12 @@ function operations.resolve(slot, thread, call_id, status, result)
 
   local head = string.sub(record, 1, stop - 8) .. status .. '\0'
     .. string.format('%.0f', NOW) .. '\0'
-  local args = string.sub(record, stop + 1, -2)
+  -- What follows the args and the empty result: nothing, or in a cluster the token.
+  local args, token = string.match(record, '^([^%z]*)%z(.*)$', stop + 1)
 
   -- A call without args is erased: its result is not kept, and no thread comes back.
   if args == '' then
-    record = head .. '\0'
+    record = head .. '\0' .. token
     local is_alone = call('HEXISTS', slot .. 't', 'last') == 1
     local field = is_alone and 'last' or 'late'
     local before = tonumber(call('HGET', slot .. 't', field) or 0)
@@ -216,7 +260,7 @@ function operations.resolve(slot, thread, call_id, status, result)
   end
 
   local before = last_change(slot, thread) or corrupt('calls, but no ' .. slot .. 't')
-  record = head .. args .. '\0' .. result
+  record = head .. args .. '\0' .. result .. token
   call('HLEN', slot .. 'c')
   call('HSET', slot .. 'c', call_id, record)
   call('HDEL', slot .. 'p', call_id)
@@ -227,6 +271,7 @@ end
 -- The last argument is '1' to forget the calls, and so to free their keys.
 function operations.erase(slot, thread, forget)
   local erased, registers, first, last = {}, {}, math.huge, 0
+  local freed = {'freed'}
 
   for kind in string.gmatch('pc', '.') do
     local calls = call('HGETALL', slot .. kind)
@@ -241,14 +286,24 @@ function operations.erase(slot, thread, forget)
 
       first = math.min(first, issued)
       last = math.max(last, issued, tonumber(resolved) or 0)
-      erased[calls[at]] = string.sub(calls[at + 1], 1, stop) .. '\0'
-      registers[calls[at]] = slot_of(key) .. 'k'
+      local token = CLUSTER and string.sub(calls[at + 1], -17) or ''
+      erased[calls[at]] = string.sub(calls[at + 1], 1, stop) .. '\0' .. token
+
+      if CLUSTER then
+        freed[#freed + 1] = {key, calls[at], string.sub(token, 2)}
+      else
+        registers[calls[at]] = slot_of(key) .. 'k'
+      end
     end
   end
 
   local keeps_calls = forget == '0' and next(erased)
-  call('ZSCORE', THREADS, thread)
-  call('ZSCORE', ERASED, thread)
+
+  if not CLUSTER then
+    call('ZSCORE', THREADS, thread)
+    call('ZSCORE', ERASED, thread)
+  end
+
   call('LLEN', slot .. 'm')
   call('HLEN', slot .. 'x')
   call('HLEN', slot .. 't')
@@ -257,13 +312,19 @@ function operations.erase(slot, thread, forget)
     call('ZSCORE', register, thread .. '\0' .. call_id)
   end
 
-  call('ZREM', THREADS, thread)
+  if not CLUSTER then
+    call('ZREM', THREADS, thread)
+  end
 
-  for kind in string.gmatch('mxtpc', '.') do
+  for kind in string.gmatch(KINDS, '.') do
     call('UNLINK', slot .. kind)
   end
 
   if not keeps_calls then
+    if CLUSTER then
+      return freed
+    end
+
     call('ZREM', ERASED, thread)
 
     for call_id, register in pairs(registers) do
@@ -278,7 +339,11 @@ function operations.erase(slot, thread, forget)
   end
 
   call('HSET', slot .. 't', 'first', first, 'last', last)
-  call('ZADD', ERASED, 0, thread)
+
+  if not CLUSTER then
+    call('ZADD', ERASED, 0, thread)
+  end
+
   return {'done'}
 end
 
@@ -295,6 +360,12 @@ function operations.restore(slot, thread, copy, sizes)
     return {...}
   end
 
+  if CLUSTER and call('HGET', slot .. 't', 'begun') == TOKEN then
+    call('HDEL', slot .. 't', 'begun')
+  elseif CLUSTER then
+    return refuse('gone')
+  end
+
   for kind, size in string.gmatch(sizes, '(%l)(%d+)') do
     if call('EXISTS', slot .. kind) == 1 then
       return refuse('conflict', call('LLEN', slot .. 'm'))
@@ -305,7 +376,7 @@ function operations.restore(slot, thread, copy, sizes)
     end
   end
 
-  for kind in string.gmatch('pc', '.') do
+  for kind in string.gmatch(CLUSTER and '' or 'pc', '.') do
     local calls = call('HGETALL', copy .. kind)
 
     for at = 1, #calls, 2 do
@@ -324,7 +395,10 @@ function operations.restore(slot, thread, copy, sizes)
   end
 
   local list = call('HEXISTS', copy .. 't', 'last') == 1 and ERASED or THREADS
-  call('ZSCORE', list, thread)
+
+  if not CLUSTER then
+    call('ZSCORE', list, thread)
+  end
 
   for _, kind in ipairs(kinds) do
     call('RENAME', copy .. kind, slot .. kind)
@@ -335,7 +409,10 @@ function operations.restore(slot, thread, copy, sizes)
     call('ZADD', unpack(entry))
   end
 
-  call('ZADD', list, 0, thread)
+  if not CLUSTER then
+    call('ZADD', list, 0, thread)
+  end
+
   return {'done'}
 end
 
@@ -387,20 +464,199 @@ function operations.create(key, version)
   call('UNLINK', key)
   call('RPUSH', key, 'element')
   call('UNLINK', key)
-  call('SET', BASE .. 'schema', version, 'NX')
-  return {'version', call('GET', BASE .. 'schema')}
+  call('SET', KEYS[2], version, 'NX')
+  return {'version', call('GET', KEYS[2])}
+end
+
+-- What follows is for a cluster. A member of a register is thread, call id and token.
+
+-- Return a register's newest member and its attempt, and whether that attempt failed.
+local function newest_member(slot)
+  local newest = call('ZREVRANGE', slot .. 'k', 0, 0, 'WITHSCORES')
+  local failed = newest[1] and call('GET', slot .. 's') == 'failed\0' .. newest[1]
+  return newest[1], tonumber(newest[2] or 0), failed
+end
+
+-- Write down a call that is to be claimed, without claiming it.
+function operations.prepare(slot, thread, call_id, key, tool, args)
+  local known = recorded(slot, call_id)
+
+  if known then
+    return {'call', thread, call_id, known}
+  end
+
+  call('HLEN', slot .. 'w')
+  local new = unlisted(slot, last_change(slot, thread))
+
+  if not new then
+    call('HSET', slot .. 'w', call_id, table.concat({TOKEN, key, tool, args}, '\0'))
+  end
+
+  return new or {'done'}
+end
+
+-- KEYS: a register. Enter a member as the next attempt if the newest one failed.
+function operations.grant(slot, member)
+  local newest, attempt, failed = newest_member(slot)
+
+  if newest and newest ~= member and not failed then
+    return {'taken', newest, attempt}
+  elseif newest ~= member then
+    attempt = attempt + 1
+    call('ZADD', slot .. 'k', attempt, member)
+    call('UNLINK', slot .. 's')
+  end
+
+  return {'granted', attempt}
+end
+
+-- Record the call that was prepared with this token, or return its record. Where the
+-- thread has no such call, it will never have one with this token.
+function operations.confirm(slot, thread, call_id, token, attempt)
+  local record = recorded(slot, call_id)
+
+  if record and string.sub(record, -16) == token then
+    return {'call', thread, call_id, record}
+  end
+
+  local waiting = call('HGET', slot .. 'w', call_id)
+
+  if record or not waiting or string.sub(waiting, 1, 16) ~= token then
+    if call('HGET', slot .. 't', 'begun') == token then
+      call('HDEL', slot .. 't', 'begun')
+    end
+
+    return {'gone'}
+  end
+
+  local before = last_change(slot, thread)
+  local sequence = call('HLEN', slot .. 'p') + call('HLEN', slot .. 'c') + 1
+  local key, tool, args = string.match(waiting, '^[^%z]+%z([^%z]+)%z([^%z]+)%z(.*)$')
+  local now = string.format('%.0f', NOW)
+  record = table.concat(
+    {sequence, attempt, now, key, tool, 'issued', '', args, '', token}, '\0')
+  enlist(slot, thread, before)
+  call('HSET', slot .. 'p', call_id, record)
+  call('HDEL', slot .. 'w', call_id)
+  stamp(slot, before)
+  return {'call', thread, call_id, record}
+end
+
+-- Remove a call that was prepared and not granted.
+function operations.withdraw(slot, call_id, token)
+  if string.sub(call('HGET', slot .. 'w', call_id) or '', 1, 16) == token then
+    call('HDEL', slot .. 'w', call_id)
+  end
+
+  return {'done'}
+end
+
+-- KEYS: a register. Return its newest member.
+function operations.newest(slot)
+  local newest, attempt = newest_member(slot)
+  return newest and {'taken', newest, attempt} or {'unknown'}
+end
+
+-- KEYS: a register. Note the status of its newest member.
+function operations.settle(slot, member, status)
+  if newest_member(slot) == member then
+    call('SET', slot .. 's', status .. '\0' .. member)
+  end
+
+  return {'done'}
+end
+
+-- KEYS: a register. Remove a member. All but the newest attempts have failed.
+function operations.release(slot, member)
+  local before = newest_member(slot)
+  call('ZREM', slot .. 'k', member)
+  local newest = newest_member(slot)
+
+  if not newest then
+    call('UNLINK', slot .. 's')
+  elseif newest ~= before then
+    call('SET', slot .. 's', 'failed\0' .. newest)
+  end
+
+  return {'done'}
+end
+
+-- Mark a thread as begun, to restore it.
+function operations.begin(slot)
+  if call('HEXISTS', slot .. 't', 'created') + call('HEXISTS', slot .. 't', 'first') > 0
+    or call('EXISTS', slot .. 'm', slot .. 'x', slot .. 'p', slot .. 'c') > 0 then
+    return {'conflict', call('LLEN', slot .. 'm')}
+  end
+
+  call('HSET', slot .. 't', 'begun', TOKEN)
+  return {'done'}
+end
+
+-- KEYS: a register. Enter a member of a restored thread. Of each key all attempt numbers
+-- differ, and only the newest is not failed.
+function operations.reserve(slot, member, attempt, status)
+  local newest, last, failed = newest_member(slot)
+  local number = tonumber(attempt)
+
+  if newest and newest ~= member then
+    local same = call('ZRANGEBYSCORE', slot .. 'k', attempt, attempt)[1]
+
+    if same and same ~= member then
+      return {'taken', same, number}
+    elseif last > number and status ~= 'failed' or last < number and not failed then
+      return {'taken', newest, last}
+    end
+  end
+
+  call('ZADD', slot .. 'k', attempt, member)
+
+  if newest_member(slot) == member then
+    call('SET', slot .. 's', status .. '\0' .. member)
+  end
+
+  return {'done'}
+end
+
+-- KEYS: a list of threads. Each entry has a number that no earlier entry had.
+function operations.enlist(slot, thread)
+  call('ZADD', slot .. 'l', 0, thread)
+  call('HSET', slot .. 'n', thread, call('HINCRBY', slot .. 'n', '', 1))
+  return {'done'}
+end
+
+-- KEYS: a list of threads. Remove the entry if it has this number.
+function operations.delist(slot, thread, number)
+  if call('HGET', slot .. 'n', thread) == number then
+    call('ZREM', slot .. 'l', thread)
+    call('HDEL', slot .. 'n', thread)
+  end
+
+  return {'done'}
+end
+
+-- Return what a list of threads shows of one.
+function operations.info(slot)
+  local times = call('HMGET', slot .. 't', 'created', 'updated', 'first', 'last')
+  return {'info', call('LLEN', slot .. 'm'), unpack(times, 1, 4)}
 end
 
 local ARGUMENTS = {
   append = 4, merge = 2, claim = 5, resolve = 4, erase = 2, restore = 3,
   find = 0, list = 4, read = 3, create = 1,
+  prepare = 5, grant = 1, confirm = 4, withdraw = 2, newest = 0, settle = 2, release = 1,
+  begin = 0, reserve = 3, enlist = 1, delist = 2, info = 0,
 }
-local outcomes, at = {}, 2
+local outcomes, at = {}, CLUSTER and 4 or 2
 
 while ARGV[at] do
-  local name, key = ARGV[at], KEYS[#outcomes + 1]
+  local name, key = ARGV[at], KEYS[CLUSTER and 1 or #outcomes + 1]
   local last = at + ARGUMENTS[name]
-  local done, outcome = pcall(operations[name], key, unpack(ARGV, at + 1, last))
+  local done, outcome = true, outcomes[#outcomes]
+
+  -- Operations after one that has to wait for the list wait too: they keep their order.
+  if not outcome or outcome[1] ~= 'unlisted' then
+    done, outcome = pcall(operations[name], key, unpack(ARGV, at + 1, last))
+  end
 
   if not done then
     -- Redis 7 raises a table, Redis 6.2 a string.

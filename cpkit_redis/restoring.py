@@ -25,19 +25,23 @@ _PART, _ENTRIES = 1024 * 1024, 10_000
 
 
 async def copy_thread(
-    ask: Callable[..., Awaitable[list[Any]]], write: Restore, copy: bytes, lifetime: int
+    ask: Callable[..., Awaitable[list[Any]]],
+    write: Restore,
+    copy: bytes,
+    lifetime: int,
+    token: bytes = b"",
 ) -> bytes:
     """Write the thread under keys that start with ``copy``.
 
     Returns how many entries each key has, as the operation ``restore`` takes it. The
-    keys live ``lifetime`` seconds.
+    keys live ``lifetime`` seconds. In a cluster each call has the ``token``.
     """
-    found = _contents(write)
+    found = _contents(write, token)
     commands: list[Any] = []
     size = 0
 
     async def flush() -> None:
-        for answer in await ask(*commands):
+        for answer in await ask(copy, *commands):
             if isinstance(answer, Exception):
                 raise failure(answer) from answer
 
@@ -56,7 +60,7 @@ async def copy_thread(
     return b"".join(b"%b%d" % (kind, len(one)) for kind, one in found.items())
 
 
-def _contents(write: Restore) -> dict[bytes, Content]:
+def _contents(write: Restore, token: bytes) -> dict[bytes, Content]:
     """Return what stands under each key of a restored thread, by the key's letter."""
     names, times = (b"created", b"updated"), (write.created_at, write.updated_at)
     calls: dict[bool, dict[bytes, bytes]] = {True: {}, False: {}}
@@ -77,6 +81,7 @@ def _contents(write: Restore) -> dict[bytes, Content]:
             call.resolved_at or "",
             b"" if call.erased else call.args,
             call.result or b"",
+            *([token] if token else ()),
         )
         is_pending = call.status == "issued" and not call.erased
         calls[is_pending][call.call_id.encode()] = b"\0".join(map(_bytes, fields))

@@ -63,9 +63,13 @@ def decode_call(thread_id: bytes, call_id: bytes, record: bytes) -> StoredCall:
     fields = record.split(b"\0")
 
     try:
-        numbers, (key, tool, status, resolved, args, result) = fields[:3], fields[3:]
+        # In a cluster a token follows.
+        numbers, (key, tool, status, resolved, args, result) = fields[:3], fields[3:9]
         _, attempt, issued = map(int, numbers)
         is_issued = status == b"issued"
+
+        if len(fields) > 10:
+            raise ValueError("it has too many fields")
 
         if status not in (b"issued", b"completed", b"failed"):
             raise ValueError(f"{status!r} is not a status")

@@ -19,20 +19,28 @@ __all__ = ["Server"]
 class Server:
     """At most ``size`` connections to the server of a pool.
 
+    ``patience`` limits the seconds of connecting, the login included.
+
     It uses connections of the client library, and not its commands: these do not say
     whether anything was sent, and cost a quarter of an append.
     """
 
-    def __init__(self, pool: ConnectionPool, size: int) -> None:
+    def __init__(
+        self, pool: ConnectionPool, size: int, patience: float | None = None
+    ) -> None:
         self._pool = pool
+        self._patience = patience
         # Callers wait for a place here first: the pool raises when it is exhausted.
         self._places = asyncio.Semaphore(size)
         # Taken from the pool for good: its own way takes a fifth of an append.
         self._idle: list[AbstractConnection] = []
 
-    async def ask(self, *commands: Sequence[Any], writes: bool = False) -> list[Any]:
+    async def ask(
+        self, key: bytes, *commands: Sequence[Any], writes: bool = False
+    ) -> list[Any]:
         """Send commands in one go and return their answers; errors are answers.
 
+        ``key`` is one of the commands' keys, for `Nodes`; this server has all keys.
         Raises ``StoreFailure``. A connection that is cancelled or fails in the middle
         of an answer disconnects by itself.
         """
@@ -46,7 +54,12 @@ class Server:
                     connection = self._pool.get_available_connection()  # type: ignore[no-untyped-call]  # redis-py
 
                 try:
-                    await self._pool.ensure_connection(connection)
+                    if self._patience is None:
+                        await self._pool.ensure_connection(connection)
+                    else:
+                        async with asyncio.timeout(self._patience):
+                            await self._pool.ensure_connection(connection)
+
                     sent = connected = True
                     packed = _packed(commands)
                     await connection.send_packed_command(packed, check_health=False)
@@ -70,6 +83,12 @@ class Server:
                 failed = StoreFailure("unknown" if sent else "not sent", reason)
 
             raise failed from exc
+
+    async def ask_each(
+        self, commands: Sequence[tuple[bytes, Sequence[Any]]], *, writes: bool = False
+    ) -> list[Any]:
+        """Send commands in one go, each with one of its keys."""
+        return await self.ask(b"", *(one for _, one in commands), writes=writes)
 
     async def reconnect(self) -> None:
         """Let later commands connect again: the address may be another server's."""

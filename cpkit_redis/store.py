@@ -38,10 +38,11 @@ Permissions
             +config|get +info
 
 Caveats
-    Not for a Redis Cluster: opening refuses it, and writes nothing. No key expires
-    except those of an unfinished restore, and no command searches keys by pattern. Two
-    stores in one database are two prefixes. The server does nothing else while it runs
-    a script: an append of 64 MiB takes it about a third of a second.
+    A node of a Redis Cluster is refused, and nothing is written: `cpkit_redis.cluster`
+    has the URL for it. No key expires except those of an unfinished restore, and no
+    command searches keys by pattern. Two stores in one database are two prefixes. The
+    server does nothing else while it runs a script: an append of 64 MiB takes it about
+    a third of a second.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ from cpkit_redis import listen
 from cpkit_redis.address import URL_OPTIONS, name_of, pool_of
 from cpkit_redis.durability import SETTINGS, durability_of
 from cpkit_redis.errors import NO_CLUSTER, UNWRITABLE, code_of, failure, refusal
+from cpkit_redis.nodes import Nodes
 from cpkit_redis.operations import (
     SCRIPT,
     SHA,
@@ -141,25 +143,31 @@ class RedisStore:
     # writes should not wait.
     batching = Batching(lanes=2, kinds=(Append, Merge, Claim, Resolve, Erase))
     erases = True
+    _in_cluster = False
+    _publish = "PUBLISH"
 
     def __init__(self, where: str | Redis, options: RedisOptions) -> None:
         # Kept alive here: a Sentinel's connections have only a weak reference to it.
         self._where = where
         self._prefix = options.prefix
         self._base = f"{options.prefix}:".encode()
-        pool = pool_of(where, options.pool_size, options.connect_timeout)
-        self._server = Server(pool, options.pool_size)
-        self._ask = self._server.ask
-        address = name_of(where, pool)
+        address = self._connect(where, options)
         self.name = f"{address}{'&' if '?' in address else '?'}prefix={options.prefix}"
         self.timeouts = Timeouts(options.timeout, options.connect_timeout)
         self.limits = Limits()
-        database = pool.connection_kwargs.get("db") or 0
-        self._channel = self._base + b"changes:%d" % database
         self._may_publish = True
         self._durability = Durability(
             Survives.NONE, {}, ("not known before the store is open",)
         )
+
+    def _connect(self, where: Any, options: RedisOptions) -> str:
+        """Prepare connections, and return the address for people to read."""
+        pool = pool_of(where, options.pool_size, options.connect_timeout)
+        self._server: Server | Nodes = Server(pool, options.pool_size)
+        database = pool.connection_kwargs.get("db") or 0
+        self._channel = self._base + b"changes:%d" % database
+        self._keys_to_create = [self._base + b"rehearsal", self._base + b"schema"]
+        return name_of(where, pool)
 
     @classmethod
     def from_url(cls, url: str, options: RedisOptions) -> RedisStore:
@@ -168,11 +176,12 @@ class RedisStore:
     @classmethod
     async def inspect(cls, url: str, options: RedisOptions) -> StoreInfo | None:
         """Read the version; ``None`` where the server does not answer."""
-        store = cls(url, options)
+        store = cls.from_url(url, options)
+        key = store._base + b"schema"
 
         try:
             async with asyncio.timeout(options.connect_timeout):
-                [found] = await store._ask(("GET", store._base + b"schema"))
+                [found] = await store._server.ask(key, ("GET", key))
         except (StoreFailure, TimeoutError):
             return None
         finally:
@@ -186,8 +195,10 @@ class RedisStore:
     async def open(self) -> None:
         # Nothing is written before it is certain that the server can be used.
         names = (*SETTINGS, *_LIMITS)
-        found, answer, *answers = await self._ask(
-            ("GET", self._base + b"schema"),
+        keys = self._keys_to_create
+        found, answer, *answers = await self._server.ask(
+            keys[1],
+            ("GET", keys[1]),
             ("INFO",),
             *(("CONFIG", "GET", name) for name in names),
         )
@@ -202,7 +213,7 @@ class RedisStore:
             if isinstance(answer, list) and answer:
                 config[name] = answer[1].decode()
 
-        if info.get("redis_mode") == "cluster":
+        if info.get("redis_mode") == "cluster" and not self._in_cluster:
             raise StoreFailure("rejected", NO_CLUSTER)
 
         if isinstance(found, Exception):
@@ -214,7 +225,6 @@ class RedisStore:
             raise refused from found
 
         self._check_version(found)
-        keys = [self._base + b"rehearsal", self._base + b"schema"]
 
         try:
             [answer] = await self._run(keys, [(b"create", SCHEMA_VERSION)])
@@ -235,7 +245,7 @@ class RedisStore:
         self.limits = Limits(
             max_value=largest, max_append=largest, max_restore=Limits().max_append
         )
-        self._durability = durability_of(config, info)
+        self._durability = durability_of(config, info, self._in_cluster)
 
     async def close(self) -> None:
         await self._server.close()
@@ -271,12 +281,13 @@ class RedisStore:
         lifetime = int(self.timeouts.operation or 0) + 60
 
         try:
-            sizes = await copy_thread(self._ask, write, copy, lifetime)
+            sizes = await copy_thread(self._server.ask, write, copy, lifetime)
         except (StoreFailure, asyncio.CancelledError) as exc:
             # Nothing of the thread is written yet.
             if isinstance(exc, StoreFailure):
                 with suppress(StoreFailure):
-                    await self._ask(("UNLINK", *(copy + kind for kind in KINDS)))
+                    keys = [copy + kind for kind in KINDS]
+                    await self._server.ask(copy, ("UNLINK", *keys))
 
                 if exc.fate == "rejected":
                     raise
@@ -332,12 +343,15 @@ class RedisStore:
             found = await self.threads("", None, sys.maxsize, True)
             thread_ids = [info.thread_id for info in found]
 
-        return await listen.markers(self._ask, self._prefix, thread_ids)
+        ask_each = self._server.ask_each
+        return await listen.markers(ask_each, self._prefix, thread_ids)
 
     async def announce(self, thread_ids: Sequence[str]) -> bool:
         if self._may_publish:
             try:
-                return await listen.announce(self._ask, self._channel, thread_ids)
+                commands = [(self._publish, self._channel, one) for one in thread_ids]
+                answers = await self._server.ask(self._channel, *commands)
+                return listen.is_heard(answers)
             except NoPermissionError:
                 self._may_publish = False
 
@@ -407,7 +421,9 @@ class RedisStore:
 
     async def _read(self, thread_id: str, *commands: tuple[Any, ...]) -> list[Any]:
         """Return the answers to commands that all see the thread at one moment."""
-        *queued, answers = await self._ask(("MULTI",), *commands, ("EXEC",))
+        *queued, answers = await self._server.ask(
+            commands[0][1], ("MULTI",), *commands, ("EXEC",)
+        )
 
         if isinstance(answers, Exception):
             refused = next(
@@ -456,20 +472,24 @@ class RedisStore:
         writes: bool = False,
     ) -> list[Any]:
         """Run operations of the script; send it where the server does not know it."""
-        rest = [len(keys), *keys, self._base]
-
-        for one in operations:
-            rest += one
-
-        [answers] = await self._ask(("EVALSHA", SHA, *rest), writes=writes)
+        rest = [*self._arguments(keys), *(word for one in operations for word in one)]
+        [answers] = await self._server.ask(
+            keys[0], ("EVALSHA", SHA, *rest), writes=writes
+        )
 
         if isinstance(answers, NoScriptError):
-            [answers] = await self._ask(("EVAL", SCRIPT, *rest), writes=writes)
+            [answers] = await self._server.ask(
+                keys[0], ("EVAL", SCRIPT, *rest), writes=writes
+            )
 
         if isinstance(answers, Exception):
             raise failure(answers) from answers
 
         return answers  # type: ignore[no-any-return]  # redis-py has no type for it
+
+    def _arguments(self, keys: Sequence[bytes]) -> list[Any]:
+        """Return what a call of the script begins with."""
+        return [len(keys), *keys, self._base]
 
     def _check_version(self, found: Any) -> None:
         if found is not None and _version(found) != SCHEMA_VERSION:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import asyncpg
 import pytest
@@ -21,15 +22,17 @@ from conformance import (
     run_clause,
     select,
 )
+from cpkit import Checkpointer
 from tests.servers.postgres import PostgresServer, shared_postgres
-from tests.servers.redis import RedisServer, shared_redis
+from tests.servers.redis import RedisServer, redis_binary, shared_redis
+from tests.servers.redis_cluster import RedisCluster
 
 
 @dataclass
 class ServerHarness(URLHarness):
     """A store on a private server that the suite may kill and pause."""
 
-    server: PostgresServer | RedisServer
+    server: PostgresServer | RedisServer | RedisCluster
 
     options = Harness.options | {"timeout"}
 
@@ -50,6 +53,8 @@ class ServerHarness(URLHarness):
 
 
 class PostgresHarness(ServerHarness):
+    server: PostgresServer
+
     async def gather_statistics(self) -> None:
         connection = await asyncpg.connect(self.server.url)
 
@@ -83,6 +88,8 @@ class PostgresHarness(ServerHarness):
 
 
 class RedisHarness(ServerHarness):
+    server: RedisServer
+
     async def connections(self) -> int:
         async with Redis.from_url(self.server.url) as client:
             return len(await client.client_list()) - 1
@@ -91,6 +98,38 @@ class RedisHarness(ServerHarness):
         async with Redis.from_url(self.server.url) as client:
             info = await client.info("persistence")
             return int(info["aof_current_size"])
+
+
+class ClusterHarness(ServerHarness):
+    """All nodes are killed and paused together: without a failover nothing is lost."""
+
+    server: RedisCluster
+
+    def open(self, **options: Any) -> AbstractAsyncContextManager[Checkpointer[Any]]:
+        # An operation waits so long for nodes that are away.
+        return super().open(**{"timeout": 10.0, **options})
+
+    async def connections(self) -> int:
+        def count() -> int:
+            found = 0
+
+            for node in self.server.nodes:
+                listed = self.server.ask(node, "CLIENT", "LIST", "TYPE", "normal")
+                found += len(listed.splitlines()) - 1
+
+            return found
+
+        return await asyncio.to_thread(count)
+
+    async def bytes_written(self) -> int:
+        def count() -> int:
+            infos = (
+                self.server.ask(node, "INFO", "persistence")
+                for node in self.server.nodes
+            )
+            return sum(int(info["aof_current_size"]) for info in infos)
+
+        return await asyncio.to_thread(count)
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +155,17 @@ def redis() -> Iterator[Harness]:
 
     with server:
         yield RedisHarness(f"{server.url}?connect_timeout=3", server)
+
+
+@pytest.fixture(scope="module")
+def redis_cluster() -> Iterator[Harness]:
+    try:
+        redis_binary()
+    except FileNotFoundError:
+        pytest.skip("needs a redis-server")
+
+    with RedisCluster() as cluster:
+        yield ClusterHarness(cluster.url(connect_timeout=3), cluster)
 
 
 class Short(ConformanceTests):
@@ -183,6 +233,40 @@ class TestRedis(Short):
         return redis
 
 
+QUICK = select(ids=["claim", "erase", "move"])
+
+
+class TestRedisCluster(Short):
+    """What takes several steps in a cluster; `TestWholeRedisCluster` has the rest."""
+
+    @pytest.fixture
+    def harness(self, redis_cluster: Harness) -> Harness:
+        return redis_cluster
+
+    @pytest.mark.parametrize("clause", QUICK, ids=lambda clause: clause.id)
+    def test_clause(self, clause: Clause, harness: Harness) -> None:
+        super().test_clause(clause, harness)
+
+
+@pytest.mark.long
+class TestWholeRedisCluster(ConformanceTests):
+    @pytest.fixture
+    def harness(self, redis_cluster: Harness) -> Harness:
+        return redis_cluster
+
+
+@pytest.mark.long
+class TestRedisClusterInOneSlot(ConformanceTests):
+    """A tag in the prefix keeps the store in one slot."""
+
+    @pytest.fixture
+    def harness(self, redis_cluster: Harness) -> Harness:
+        assert isinstance(redis_cluster, ClusterHarness)
+        cluster = redis_cluster.server
+        url = cluster.url(prefix="{one}", connect_timeout=3)
+        return ClusterHarness(url, cluster)
+
+
 SWEEPS = select(ids=["cancel", "concurrent", "kill", "linearizable", "model", "server"])
 
 
@@ -192,7 +276,7 @@ class TestSweeps(ConformanceTests):
 
     rounds = ConformanceTests.rounds * 3
 
-    @pytest.fixture(params=["sqlite", "file", "postgres", "redis"])
+    @pytest.fixture(params=["sqlite", "file", "postgres", "redis", "redis_cluster"])
     def harness(self, request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
         match request.param:
             case "sqlite":

@@ -16,7 +16,7 @@ HEAD, TAIL = "zq9x", "k7wv"
 # Text between the two halves of a password; each has a meaning in a URL.
 BETWEEN = ["", "@", ":", "/", "//", "?", "#", "%", "%zz", "&", "=", "?a=", "@h?a=", " "]
 
-SERVERS = ["postgresql", "postgres", "redis", "rediss", "redis+unix"]
+SERVERS = "postgresql postgres redis rediss redis+unix redis+cluster".split()
 
 URLS = [
     "{scheme}://user:{password}@localhost:1/0",

@@ -18,7 +18,10 @@ from cpkit import (
 from cpkit.driver import Handle
 from cpkit.registry import DEFAULT_URL, driver_names, url_path
 
-SCHEMES = "file memory postgres postgresql redis redis+unix rediss sqlite".split()
+SCHEMES = (
+    "file memory postgres postgresql redis redis+cluster redis+unix rediss "
+    "rediss+cluster sqlite"
+).split()
 SQLITE_OPTIONS = (
     "busy_timeout, durability, max_append, max_payload, notify, poll, strict_roundtrip"
 )

@@ -1,0 +1,250 @@
+"""The nodes of a Redis Cluster: which of them has a slot, and the way there.
+
+The map of slots is read again after an answer or a failure that shows that it is old.
+Commands are never repeated here: what was proven not to have run is ``"not sent"``, and
+the handle repeats it within ``timeout``. redis-py's own cluster client is not used for
+commands: it repeats them by itself, sends ASKING on another connection than the command
+that it is for, and does not say whether a command was sent.
+
+An operation that meets a slot on its way to another node waits for its arrival. All its
+keys but one exist, so Redis answers ASK or TRYAGAIN until the whole slot is moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+from redis.asyncio import ConnectionPool
+from redis.crc import key_slot
+from redis.exceptions import ResponseError
+
+from cpkit.driver import StoreFailure
+from cpkit.errors import InvalidURL
+from cpkit.registry import redacted
+from cpkit_redis.address import pool_of
+from cpkit_redis.errors import MOVING, code_of, failure
+from cpkit_redis.server import Server
+
+__all__ = ["Nodes"]
+
+Place: TypeAlias = tuple[str, int]
+
+# Seconds to connect to a node, and for it to answer where the slots are. There are
+# other nodes to ask.
+_PATIENCE = 2.0
+
+
+class Nodes:
+    """The servers of a cluster, from a URL with some of them.
+
+    ``size`` is how many connections each has at most. A read that a node does not
+    answer within ``patience`` seconds fails, so that it can be repeated at the node
+    that took over.
+    """
+
+    def __init__(
+        self, url: str, size: int, connect_timeout: float, patience: float
+    ) -> None:
+        seeds = _seeds(url, size, min(connect_timeout, _PATIENCE))
+        self._size = size
+        self._patience = patience
+        self._settings = seeds[0]
+        self._seeds = [_place_of(pool) for pool in seeds]
+        self._servers: dict[Place, Server] = {}
+        # Where ranges of slots begin and end, and who has them.
+        self._starts: list[int] = []
+        self._ranges: list[tuple[int, Place]] = []
+        self._version = 0
+        self._is_old = True
+        self._refreshing = asyncio.Lock()
+
+    @property
+    def name(self) -> str:
+        """The addresses in the URL."""
+        return ",".join(f"{host}:{port}" for host, port in self._seeds)
+
+    async def ask(
+        self, key: bytes, *commands: Sequence[Any], writes: bool = False
+    ) -> list[Any]:
+        """Send commands in one go to the node that has the key; as `Server.ask`."""
+        version, place = await self._place(key)
+        return await self._send(version, place, commands, writes)
+
+    async def ask_each(
+        self, commands: Sequence[tuple[bytes, Sequence[Any]]], *, writes: bool = False
+    ) -> list[Any]:
+        """Send each command to the node of its key, in one go for each node.
+
+        A failure is the answer to each command of its node.
+        """
+        answers: list[Any] = [None] * len(commands)
+        by_node: dict[tuple[int, Place], list[int]] = {}
+
+        for at, (key, _) in enumerate(commands):
+            try:
+                by_node.setdefault(await self._place(key), []).append(at)
+            except StoreFailure as failed:
+                answers[at] = failed
+
+        async def send(version: int, place: Place, indexes: list[int]) -> None:
+            some = [commands[at][1] for at in indexes]
+            found: list[Any]
+
+            try:
+                found = await self._send(version, place, some, writes)
+            except StoreFailure as failed:
+                found = [failed] * len(some)
+
+            for at, answer in zip(indexes, found, strict=True):
+                answers[at] = answer
+
+        await asyncio.gather(*(send(*node, at) for node, at in by_node.items()))
+        return answers
+
+    async def pool(self, key: bytes) -> ConnectionPool:
+        """Return a new pool for one connection to the node that has the key."""
+        _, (host, port) = await self._place(key)
+        return self._pool(host, port, 1)
+
+    def forget(self) -> None:
+        """Read the map of slots again before the next command."""
+        self._is_old = True
+
+    async def reconnect(self) -> None:
+        self.forget()
+
+    async def close(self) -> None:
+        await asyncio.gather(*(server.close() for server in self._servers.values()))
+
+    async def _send(
+        self, version: int, place: Place, commands: Sequence[Any], writes: bool
+    ) -> list[Any]:
+        limit = None if writes else self._patience
+
+        try:
+            async with asyncio.timeout(limit):
+                answers = await self._server(place).ask(b"", *commands, writes=writes)
+        except (StoreFailure, TimeoutError) as exc:
+            self._is_old = self._is_old or version == self._version
+
+            if isinstance(exc, StoreFailure):
+                raise
+
+            raise StoreFailure("unknown", f"{place[0]}:{place[1]} is silent") from exc
+
+        for at, answer in enumerate(answers):
+            if isinstance(answer, ResponseError):
+                failed = failure(answer)
+
+                if code_of(failed.reason) in MOVING:
+                    self._is_old = self._is_old or version == self._version
+                    answers[at] = StoreFailure("not sent", failed.reason)
+
+        return answers
+
+    async def _place(self, key: bytes) -> tuple[int, Place]:
+        """Return who has the key, and the version of the map that says so."""
+        if self._is_old:
+            await self._refresh(self._version)
+
+        slot = key_slot(key)
+        at = bisect_right(self._starts, slot) - 1
+
+        if at < 0 or slot > self._ranges[at][0]:
+            self._is_old = True
+            raise StoreFailure("not sent", f"no node has slot {slot} now")
+
+        return self._version, self._ranges[at][1]
+
+    async def _refresh(self, version: int) -> None:
+        async with self._refreshing:
+            if version != self._version:
+                return
+
+            known = list({*(place for _, place in self._ranges), *self._seeds})
+            random.shuffle(known)
+            failed = StoreFailure("not sent", "no node of the cluster answers")
+
+            for place in known:
+                try:
+                    async with asyncio.timeout(_PATIENCE):
+                        [found] = await self._server(place).ask(
+                            b"", ("CLUSTER", "SLOTS"), writes=True
+                        )
+                except StoreFailure as exc:
+                    failed = exc
+
+                    if exc.fate == "unknown":
+                        failed = StoreFailure("not sent", exc.reason)
+
+                    continue
+                except TimeoutError:
+                    continue
+
+                if isinstance(found, Exception):
+                    failed = failure(found)
+                    continue
+
+                ranges = sorted(
+                    # A node that does not know its own host leaves it out.
+                    (start, stop, ((host or b"").decode() or place[0], port))
+                    for start, stop, (host, port, *_), *_ in found
+                )
+                self._starts = [start for start, _, _ in ranges]
+                self._ranges = [(stop, place) for _, stop, place in ranges]
+                self._version += 1
+                self._is_old = False
+                return
+
+            raise failed
+
+    def _server(self, place: Place) -> Server:
+        if place not in self._servers:
+            pool = self._pool(*place, self._size)
+            self._servers[place] = Server(pool, self._size, _PATIENCE)
+
+        return self._servers[place]
+
+    def _pool(self, host: str, port: int, size: int) -> ConnectionPool:
+        theirs = self._settings
+        settings = theirs.connection_kwargs | {"host": host, "port": port}
+        return ConnectionPool(theirs.connection_class, size, **settings)
+
+
+def _place_of(pool: ConnectionPool) -> Place:
+    settings = pool.connection_kwargs
+    return settings.get("host", "localhost"), settings.get("port", 6379)
+
+
+def _seeds(url: str, size: int, connect_timeout: float) -> list[ConnectionPool]:
+    """Return a pool for each host of a URL; nothing is connected."""
+    shown = repr(redacted(url))
+    scheme, _, rest = url.partition("://")
+    netloc, _, _ = rest.partition("?")
+    netloc, slash, path = netloc.partition("/")
+    login, at, hosts = netloc.rpartition("@")
+    query = rest[len(netloc) + len(slash) + len(path) :]
+
+    if path not in ("", "0") or "db=" in query:
+        raise InvalidURL(f"{shown}: a cluster has one database, and a URL no path")
+
+    if not all(hosts.split(",")):
+        raise InvalidURL(
+            f"{shown}: write redis+cluster://host:6379,host:6379 with one or more nodes"
+        )
+
+    single = scheme.lower().removesuffix("+cluster")
+    urls = [f"{single}://{login}{at}{host}{query}" for host in hosts.split(",")]
+
+    try:
+        for one in urls:
+            urlsplit(one)
+
+        return [pool_of(one, size, connect_timeout) for one in urls]
+    except ValueError:
+        raise InvalidURL(f"{shown} is not a URL that redis-py can read") from None

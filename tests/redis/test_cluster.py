@@ -1,0 +1,258 @@
+"""A store over the slots of a real cluster: layout, lists, watching, and URLs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from redis.crc import key_slot
+
+import cpkit_redis.cluster
+from cpkit import BackendUnavailable, InvalidURL, ToolCall, open_checkpointer
+from cpkit.driver import handle_over
+from cpkit_redis import ClusterStore
+from cpkit_redis.cluster import ClusterOptions
+from cpkit_redis.one_slot import OneSlotStore
+from cpkit_redis.spread import SpreadStore
+from cpkit_redis.steps import LISTS
+from tests.model import check_moves, check_outcomes
+from tests.redis.test_access import documented, everything
+from tests.redis.test_keys import HOSTILE, fill
+from tests.servers.redis import RedisServer
+from tests.servers.redis_cluster import RedisCluster, shared_cluster
+
+NEVER = 86_400.0
+
+
+@pytest.fixture(scope="session")
+def cluster() -> RedisCluster:
+    return shared_cluster()
+
+
+@pytest.fixture
+async def cp(cluster: RedisCluster, prefix: str) -> AsyncIterator[Any]:
+    async with open_checkpointer(cluster.url(prefix=prefix)) as handle:
+        yield handle
+
+
+def keys_of(cluster: RedisCluster, prefix: str) -> dict[RedisServer, list[str]]:
+    """Return the keys that each primary has of a store."""
+    found = {}
+
+    for node in cluster.nodes:
+        if cluster.ask(node, "ROLE")[0] == b"master":
+            keys = cluster.ask(node, "KEYS", f"{prefix}:*")
+            found[node] = sorted(key.decode() for key in keys)
+
+    return found
+
+
+@pytest.mark.parametrize(
+    ("tag", "seed"),
+    [
+        pytest.param(tag, seed, marks=pytest.mark.long if seed > 0 else ())
+        for tag in (False, True)
+        for seed in range(20)
+    ],
+)
+async def test_every_outcome_is_that_of_the_store_in_memory(
+    cluster: RedisCluster, prefix: str, tag: bool, seed: int
+) -> None:
+    """Random writes give equal outcomes, and leave equal states."""
+    name = f"{{{prefix}}}" if tag else prefix
+    options = ClusterOptions(prefix=name)
+    await check_outcomes(ClusterStore.from_url(cluster.url(), options), seed)
+
+
+async def test_a_thread_is_moved_exactly(cluster: RedisCluster, prefix: str) -> None:
+    """Between the slots, and to a store in one slot."""
+
+    def handle(name: str) -> Any:
+        options = ClusterOptions(prefix=name)
+        return handle_over(ClusterStore.from_url(cluster.url(), options))
+
+    async with handle(prefix) as there, handle(f"{{{prefix}}}") as third:
+        await check_moves(there, third)
+        await there.delete_thread("t", forget_keys=True)
+        dump = await third.dump_thread("t")
+        assert dump is not None
+        await there.restore_thread(dump)
+        assert await there.dump_thread("t") == dump
+
+
+async def test_threads_spread_over_all_nodes(
+    cp: Any, cluster: RedisCluster, prefix: str
+) -> None:
+    """The keys of a thread are in one slot, and each primary has threads."""
+    await asyncio.gather(*(fill(cp, thread) for thread in HOSTILE))
+    found = keys_of(cluster, prefix)
+    assert len(found) == 3
+    assert all(len(keys) > 20 for keys in found.values())
+    listed = await cp.list_threads(limit=1000)
+    assert [info.thread_id for info in listed] == sorted(HOSTILE)
+
+    for thread in HOSTILE:
+        await cp.delete_thread(thread, forget_keys=True)
+
+    assert await cp.list_threads(erased=True) == []
+    left = [key for keys in keys_of(cluster, prefix).values() for key in keys]
+    counters = {f"{prefix}:{{threads-{n:02d}}}:n" for n in range(LISTS)}
+    assert set(left) - counters == {f"{prefix}:schema"}
+
+
+async def test_a_tag_keeps_the_store_in_one_slot(
+    cluster: RedisCluster, prefix: str
+) -> None:
+    """Every key has the slot of the tag, and an operation is one call."""
+    tagged = f"{{{prefix}}}x"
+
+    async with open_checkpointer(cluster.url(prefix=tagged)) as handle:
+        cp: Any = handle
+        await asyncio.gather(*(fill(cp, thread) for thread in HOSTILE))
+        keys = [key for keys in keys_of(cluster, tagged).values() for key in keys]
+        assert len(keys) > 4 * len(HOSTILE)
+        assert {key_slot(key.encode()) for key in keys} == {key_slot(prefix.encode())}
+        assert type(cp.store) is OneSlotStore
+
+
+async def test_the_list_is_in_order_by_page(cp: Any) -> None:
+    """Pages of any size have the same threads in the same order."""
+    names = [f"t{n:04}" for n in range(600)]
+    await asyncio.gather(*(cp.append(name, [{}]) for name in names))
+
+    for limit in (1, 2, 63, 64, 65, 599, 600, 5000):
+        listed = await cp.list_threads(limit=limit)
+        assert [info.thread_id for info in listed] == names[:limit]
+
+    listed = await cp.list_threads(prefix="t01", after="t0150", limit=5000)
+    assert [info.thread_id for info in listed] == names[151:200]
+    await asyncio.gather(*(cp.delete_thread(name) for name in names[::2]))
+    assert [info.thread_id for info in await cp.list_threads(limit=9)] == names[1:19:2]
+
+
+async def test_notifications_wake(cluster: RedisCluster, prefix: str) -> None:
+    """A change of another handle wakes without a poll: the channel is of one node."""
+    url = cluster.url(prefix=prefix)
+
+    async with (
+        open_checkpointer(url, poll=NEVER) as handle,
+        open_checkpointer(url) as other,
+    ):
+        cp: Any = handle
+        channel = f"{prefix}:changes"
+        node = cluster.primary_of(channel)
+
+        async with cp.watch("t") as changes:
+            if int(cluster.ask(node, "INFO", "server")["redis_version"][0]) < 7:
+                pytest.skip("needs Redis 7")
+
+            while not cluster.ask(node, "PUBSUB", "SHARDNUMSUB", channel)[1]:  # noqa: ASYNC110  # the server has no event
+                await asyncio.sleep(0.01)
+
+            for n in range(3):
+                await other.append("t", [{"n": n}])
+                assert await anext(changes) == "t"
+
+
+async def test_flushed_scripts_are_sent_again(cp: Any, cluster: RedisCluster) -> None:
+    """On every node, in the middle of a claim too."""
+    for n in range(10):
+        for node in cluster.nodes:
+            cluster.ask(node, "SCRIPT", "FLUSH")
+
+        assert await cp.append("t", [{}], expected_version=n) == n + 1
+        assert await cp.record_issued("t", ToolCall(f"c{n}", "x", {}, f"k{n}")) is None
+
+
+async def test_the_documented_permissions_are_enough(
+    cluster: RedisCluster, prefix: str
+) -> None:
+    """A user with the rules of both manuals can use every operation and listen."""
+    manual = cpkit_redis.cluster.__doc__ or ""
+    found = re.search(r"ACL SETUSER agent ((?:.|\n)*?)\n\n", manual)
+    assert found
+    rules = ["on", ">password", *documented(), *found[1].split()]
+    name = uuid4().hex
+    own = [rule.replace("cpkit:", f"{prefix}:") for rule in rules]
+
+    for node in cluster.nodes:
+        cluster.ask(node, "ACL", "SETUSER", name, *own)
+
+    url = cluster.url(prefix=prefix).replace("://", f"://{name}:password@")
+
+    async with open_checkpointer(url, poll=NEVER) as handle:
+        cp: Any = handle
+
+        async with cp.watch("t") as changes:
+            await everything(cp)
+            assert await anext(changes) == "t"
+
+    for node in cluster.nodes:
+        denied = cluster.ask(node, "ACL", "LOG")
+        mine = [entry for entry in denied if entry["username"] == name]
+        # redis-py introduces itself, and does without.
+        assert {str(one["object"]).partition("|")[0] for one in mine} <= {"client"}
+        cluster.ask(node, "ACL", "DELUSER", name)
+
+
+async def test_a_wrong_password_fails_at_once(cluster: RedisCluster) -> None:
+    """The handle does not retry what would be refused again."""
+    url = cluster.url(connect_timeout=60).replace("://", "://stranger:wrong@")
+
+    with pytest.raises(BackendUnavailable, match="(?i)password") as caught:
+        async with open_checkpointer(url):
+            pytest.fail("it opened")
+
+    assert not caught.value.maybe_applied
+
+
+async def test_a_single_server_is_refused(
+    servers: Callable[..., RedisServer],
+) -> None:
+    """And nothing is written."""
+    server = servers()
+    url = server.url.replace("redis://", "redis+cluster://").removesuffix("/0")
+
+    with pytest.raises(BackendUnavailable, match="cluster support disabled"):
+        async with open_checkpointer(url):
+            pytest.fail("it opened")
+
+
+async def test_a_cluster_is_not_opened_as_a_single_server(
+    cluster: RedisCluster,
+) -> None:
+    """The message has the scheme to use."""
+    with pytest.raises(BackendUnavailable, match=r"redis\+cluster://"):
+        async with open_checkpointer(cluster.nodes[0].url):
+            pytest.fail("it opened")
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("redis+cluster://", "one or more nodes"),
+        ("redis+cluster://a:1,,b:2", "one or more nodes"),
+        ("redis+cluster://a:1/3", "one database"),
+        ("redis+cluster://a:1?db=3", "one database"),
+        ("redis+cluster://a:1,b:99999", "redis-py"),
+        ("redis+cluster://a:1?prefix={a", "prefix"),
+        ("redis+cluster://a:1?prefix={a}{b}", "prefix"),
+        ("redis+cluster://a:1?prefix={}", "prefix"),
+    ],
+)
+def test_a_url_that_cannot_be_used_says_so(url: str, advice: str) -> None:
+    """``InvalidURL`` is raised before any connection is made."""
+    with pytest.raises(InvalidURL, match=re.escape(advice)):
+        open_checkpointer(url)
+
+
+def test_a_handle_shows_its_nodes_without_the_password() -> None:
+    """Scheme, hosts, ports and prefix."""
+    handle = open_checkpointer("rediss+cluster://u:secret@a,b:7000?prefix=p")
+    assert repr(handle) == "<Handle rediss+cluster://a:6379,b:7000?prefix=p>"
+    store: Any = handle
+    assert type(store.store) is SpreadStore
