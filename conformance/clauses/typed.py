@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer
+from pydantic import BaseModel, Field, field_serializer
 from typing_extensions import TypedDict
 
 from conformance.case import Case, raises
@@ -31,7 +31,7 @@ class Circle(BaseModel):
 
 
 class Square(BaseModel):
-    model_config = ConfigDict(populate_by_name=True)
+    """Is loaded by the alias of its field only."""
 
     kind: Literal["square"] = "square"
     side: float = Field(alias="sideLength")

@@ -7,10 +7,12 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
 from cpkit import (
     CallRecord,
+    CheckpointData,
     InvalidId,
     JsonValue,
     PayloadTooLarge,
@@ -290,3 +292,33 @@ class ForgetsTypes(Broken):
         plain = [to_jsonable_python(m, fallback=repr) for m in messages]
         objects = [m if isinstance(m, dict) else {"value": m} for m in plain]
         return await super().append(thread_id, objects, **options)
+
+
+@breaks("typed.comes-back")
+class IgnoresAliases(Broken):
+    """Stores the fields of a model under their names in Python."""
+
+    def __init__(self, *, message_type: Any = dict, **options: Any) -> None:
+        super().__init__(**options)
+        self._type = TypeAdapter[Any](message_type)
+
+    async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
+        plain = [
+            self._type.dump_python(one, mode="json", by_alias=False) for one in messages
+        ]
+
+        try:
+            for one in plain:
+                self._type.validate_python(one)
+        except ValidationError as exc:
+            raise SerializationError((0,), str(exc)) from exc
+
+        return await super().append(thread_id, plain, **options)
+
+    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
+        loaded = await super().load(thread_id)
+
+        if loaded is not None:
+            loaded.messages[:] = map(self._type.validate_python, loaded.messages)
+
+        return loaded
