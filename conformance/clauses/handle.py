@@ -8,6 +8,7 @@ from typing import Any
 
 from conformance.case import Case, Store, raises
 from conformance.clause import clause
+from conformance.sample_dumps import made_dump
 from cpkit import (
     Checkpointer,
     Closed,
@@ -19,10 +20,10 @@ from cpkit import (
 )
 
 
-def _six(case: Case, cp: Store) -> dict[str, Callable[[], Awaitable[object]]]:
-    """Return a call of each of the six methods, with empty writes too."""
+def _calls(case: Case, cp: Store) -> dict[str, Callable[[], Awaitable[object]]]:
+    """Return a call of each method that the handle has, with empty writes too."""
     thread = case.id()
-    return {
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
         "load": lambda: cp.load(thread),
         "append": lambda: cp.append(thread, [{"n": 1}]),
         "append of nothing": lambda: cp.append(thread, []),
@@ -31,6 +32,39 @@ def _six(case: Case, cp: Store) -> dict[str, Callable[[], Awaitable[object]]]:
         "record_issued": lambda: cp.record_issued(thread, case.call()),
         "record_result": lambda: cp.record_result(thread, case.id("call"), 1),
         "find_completed": lambda: cp.find_completed(case.id("key")),
+        "read": lambda: cp.read(thread),
+        "list_threads": lambda: cp.list_threads(prefix=thread),
+        "list_calls": lambda: cp.list_calls(thread),
+        "find_call": lambda: cp.find_call(case.id("key")),
+        "delete_thread": lambda: cp.delete_thread(thread),
+        "dump_thread": lambda: cp.dump_thread(thread),
+        "restore_thread": lambda: cp.restore_thread(made_dump(case.id())),
+    }
+    return _that_it_has(cp, calls)
+
+
+def _wrong_calls(case: Case, cp: Store) -> dict[str, Callable[[], Awaitable[object]]]:
+    """Return a call of methods that the handle has with wrong arguments."""
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "load": lambda: cp.load(""),
+        "append": lambda: cp.append(case.id(), [object()]),
+        "find_completed": lambda: cp.find_completed(""),
+        "read": lambda: cp.read(""),
+        "list_threads": lambda: cp.list_threads(limit=0),
+        "list_calls": lambda: cp.list_calls(""),
+        "find_call": lambda: cp.find_call(""),
+        "delete_thread": lambda: cp.delete_thread(""),
+        "dump_thread": lambda: cp.dump_thread(""),
+        "restore_thread": lambda: cp.restore_thread(made_dump("")),
+    }
+    return _that_it_has(cp, calls)
+
+
+def _that_it_has(
+    cp: Store, calls: dict[str, Callable[[], Awaitable[object]]]
+) -> dict[str, Callable[[], Awaitable[object]]]:
+    return {
+        name: call for name, call in calls.items() if hasattr(cp, name.split(" ")[0])
     }
 
 
@@ -47,7 +81,7 @@ async def closed_after(case: Case) -> None:
     async with case.open() as cp:
         await cp.load(case.id())
 
-    for name, use in _six(case, cp).items():
+    for name, use in _calls(case, cp).items():
         with raises(Closed, name):
             await use()
 
@@ -60,7 +94,7 @@ async def closed_before(case: Case) -> None:
     if not isinstance(manager, Checkpointer):
         case.skip("the harness returns no handle object before it is open")
 
-    for name, use in _six(case, manager).items():
+    for name, use in _calls(case, manager).items():
         with raises(Closed, name):
             await use()
 
@@ -71,11 +105,9 @@ async def closed_comes_first(case: Case) -> None:
     async with case.open() as cp:
         await cp.load(case.id())
 
-    with raises(Closed, "an invalid id on a closed handle"):
-        await cp.load("")
-
-    with raises(Closed, "an invalid message on a closed handle"):
-        await cp.append(case.id(), [object()])
+    for name, use in _wrong_calls(case, cp).items():
+        with raises(Closed, f"{name} with a wrong argument on a closed handle"):
+            await use()
 
 
 @clause("handle.close-is-idempotent")
@@ -186,7 +218,7 @@ async def shares_calls(case: Case) -> None:
 @clause("handle.wrong-loop")
 async def wrong_loop(case: Case) -> None:
     """Use from another event loop raises WrongEventLoop at once and never hangs."""
-    for name, use in _six(case, case.cp).items():
+    for name, use in _calls(case, case.cp).items():
 
         async def elsewhere(
             name: str = name, use: Callable[[], Awaitable[object]] = use

@@ -14,6 +14,7 @@ from cpkit import (
     VersionConflict,
     WrongEventLoop,
 )
+from cpkit.driver.ids import check_id
 from tests.broken.reference import Reference
 from tests.broken.store import Broken, breaks, pause
 
@@ -27,6 +28,20 @@ class LacksAMethod(Broken):
 class AnswersWhenClosed(Broken):
     async def load(self, thread_id: str) -> CheckpointData[Any] | None:
         return await super().load(thread_id) if self._is_open else None
+
+
+@breaks("handle.closed-after", "handle.closed-before")
+class ReadsWhenClosed(Broken):
+    """Answers an optional method."""
+
+    async def read(self, *args: Any, **options: Any) -> list[Any]:
+        return await super().read(*args, **options) if self._is_open else []
+
+
+@breaks("handle.closed-comes-first")
+class ChecksTheIdFirst(Broken):
+    async def read(self, thread_id: str, *args: Any, **options: Any) -> list[Any]:
+        return await super().read(check_id("thread_id", thread_id), *args, **options)
 
 
 @breaks("handle.close-is-idempotent")
