@@ -120,6 +120,7 @@ class FaultyStore:
     ) -> int:
         return await self._write(
             "append",
+            thread_id,
             lambda: self._inner.append(
                 thread_id, messages, expected_version=expected_version, extra=extra
             ),
@@ -127,12 +128,18 @@ class FaultyStore:
 
     async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
         await self._write(
-            "save_extra", lambda: self._inner.save_extra(thread_id, extra), extra
+            "save_extra",
+            thread_id,
+            lambda: self._inner.save_extra(thread_id, extra),
+            extra,
         )
 
     async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
         return await self._write(
-            "record_issued", lambda: self._inner.record_issued(thread_id, call), call
+            "record_issued",
+            thread_id,
+            lambda: self._inner.record_issued(thread_id, call),
+            call,
         )
 
     async def record_result(
@@ -145,6 +152,7 @@ class FaultyStore:
     ) -> CallRecord:
         return await self._write(
             "record_result",
+            thread_id,
             lambda: self._inner.record_result(
                 thread_id, call_id, result, success=success
             ),
@@ -152,6 +160,9 @@ class FaultyStore:
 
     async def find_completed(self, idempotency_key: str) -> CallRecord | None:
         return await self._read(lambda: self._inner.find_completed(idempotency_key))
+
+    def _changed(self, thread_id: str) -> None:
+        """Hear of a change that was just applied; nothing watches this store."""
 
     async def _read(
         self, operation: Callable[[], Awaitable[T]], subject: Any = None
@@ -167,7 +178,11 @@ class FaultyStore:
         return found
 
     async def _write(
-        self, name: str, operation: Callable[[], Awaitable[T]], subject: Any = None
+        self,
+        name: str,
+        thread_id: str,
+        operation: Callable[[], Awaitable[T]],
+        subject: Any = None,
     ) -> T:
         await self._life.point()
         weather = self._life.weather
@@ -184,6 +199,7 @@ class FaultyStore:
 
         answer = await operation()
         self._applied(self._life, name, (subject, answer))
+        self._changed(thread_id)
         await self._life.point()
 
         if fault == "unanswered":
@@ -213,5 +229,6 @@ class FaultyAbleStore(FaultyStore):
     async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
         await self._write(
             "delete_thread",
+            thread_id,
             lambda: self._able.delete_thread(thread_id, forget_keys=forget_keys),
         )

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from random import Random
-from typing import Any
 
-from cpkit import BackendUnavailable, Checkpointer, VersionConflict
+from cpkit import BackendUnavailable, VersionConflict
 from cpkit.driver.backoff import Backoff
 from cpkit.lease import Lease, LeaseLost, thread_lease
 from tests.broken.reference import Reference
 from tests.simulation.faults import Crash, FaultyStore, Life, Weather
 from tests.simulation.history import History
 from tests.simulation.loop import simulated_loop
+from tests.simulation.notices import Notices, WatchedStore
 
 __all__ = ["simulate_lease"]
 
@@ -52,11 +52,12 @@ async def _main(random: Random) -> Runners:
 class Runners:
     """Three runners of one thread, and the rules that they may not break."""
 
-    def __init__(self, random: Random, store: Checkpointer[Any]) -> None:
+    def __init__(self, random: Random, store: Reference) -> None:
         self.random = random
         self.store = store
         self.weather = Weather(random)
         self.faultless = random.random() < 0.2
+        self.notices = Notices(random) if random.random() < 0.5 else None
         self.violations: list[str] = []
         self.log: list[str] = []
         self.inside: set[int] = set()
@@ -93,7 +94,7 @@ class Runners:
 
         while left:
             life = Life(f"runner-{number}", self.weather)
-            cp = FaultyStore(self.store, life, lambda *_: None)
+            cp = self._store(life)
 
             try:
                 async with self._lease(cp) as lease:
@@ -105,6 +106,13 @@ class Runners:
             except (LeaseLost, VersionConflict, BackendUnavailable) as exc:
                 self._note(life, str(exc))
                 await asyncio.sleep(self.random.uniform(0, 1))
+
+    def _store(self, life: Life) -> FaultyStore:
+        """Return the store as a runner sees it; in some seeds it has a watch."""
+        if self.notices is None:
+            return FaultyStore(self.store, life, _ignore)
+
+        return WatchedStore(self.store, life, _ignore, self.notices)
 
     def _lease(self, cp: FaultyStore) -> Lease:
         return thread_lease(
@@ -140,3 +148,7 @@ class Runners:
         finally:
             self.inside.discard(lease.token)
             self._note(life, f"ends term {lease.token}")
+
+
+def _ignore(*_: object) -> None:
+    """Stand for the books that the effects keep."""

@@ -26,6 +26,7 @@ from tests.broken.reference import Reference
 from tests.simulation.faults import Crash, FaultyAbleStore, FaultyStore, Life, Weather
 from tests.simulation.history import History
 from tests.simulation.loop import Stuck, simulated_loop
+from tests.simulation.notices import Notices, WatchedAbleStore, WatchedStore
 from tests.simulation.world import Declined, World
 
 __all__ = ["simulate"]
@@ -103,6 +104,9 @@ class Scenario:
             STALE_AFTER,
         )
         self.able = random.random() < 0.4
+        self.notices = Notices(random) if random.random() < 0.5 else None
+        # Where a dead holder is taken over, each wait must end by itself.
+        self.timeout = None if self.notices and self.takeovers else PATIENCE
         self.by_hand = random.choice([0.0, 0.0, 0.6])
         self.tool = Tool(
             self._nothing, name="charge", verify=self.world.verify, key_fields=["order"]
@@ -151,17 +155,25 @@ class Scenario:
                 await asyncio.sleep(self.random.uniform(0, 3))
 
     def _ledger(self, life: Life) -> EffectLedger:
-        faulty = FaultyAbleStore if self.able else FaultyStore
         return self.make_ledger(
-            faulty(self.store, life, self.world.applied),
+            self._store(life),
             requires_approval=self._policy,
-            timeout=PATIENCE,
-            approval_timeout=PATIENCE,
+            timeout=self.timeout,
+            approval_timeout=self.timeout,
             stale_after=STALE_AFTER if self.takeovers else None,
             heartbeat=2.0,
             backoff=Backoff(0.05, 2.0, self.random.random),
             patience=PATIENCE,
         )
+
+    def _store(self, life: Life) -> FaultyStore:
+        """Return the store as a worker sees it; some seeds also have a watch."""
+        if self.notices is None:
+            faulty = FaultyAbleStore if self.able else FaultyStore
+            return faulty(self.store, life, self.world.applied)
+
+        watched = WatchedAbleStore if self.able else WatchedStore
+        return watched(self.store, life, self.world.applied, self.notices)
 
     async def _order(self, life: Life, ledger: EffectLedger, order: str) -> None:
         """Try an order until it has an outcome."""
