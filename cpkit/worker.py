@@ -432,24 +432,22 @@ class Worker:
     async def _run(self, thread_id: str, terms: Terms, lease: Lease) -> None:
         """Run the thread if it still needs it; the lease removes a dead run's mark."""
         entries = _decided(await self._open_requests(thread_id)).get(thread_id, [])
+        has_mark = (await terms.look()).died is not None
 
-        if not entries and (await terms.look()).died is None:
+        if not entries and not has_mark:
             lease.keep_mark()
             return
+
+        # The mark comes first: however this run ends, the store shows that the thread
+        # needs a run, until the lease removes the mark after a run that ended well.
+        if not has_mark:
+            await terms.mark_died()
 
         log.info("running %r", thread_id)
         self.health.running.append(thread_id)
 
         try:
             await self._call(thread_id, lease)
-        except BaseException:
-            # The lease is released on the way out, so only the mark shows that the
-            # thread needs a run. A lost lease is not released: the runner that takes
-            # it over sets the mark, and removes it when its own run ended well.
-            if not lease.lost:
-                await terms.mark_died()
-
-            raise
         finally:
             self.health.running.remove(thread_id)
 

@@ -64,6 +64,11 @@ class RunResult:
     raised: Exception | None = None
     unrecorded: Outcome | None = None
 
+    @property
+    def is_released(self) -> bool:
+        """Whether the attempt ended without an effect, so that its key is free."""
+        return self.record is not None and self.record.status == "failed"
+
     def value(self) -> JsonValue:
         """Return the effect's result, or raise its failure."""
         if self.raised is not None:
@@ -116,7 +121,8 @@ class EffectRun:
         try:
             result = await self._run(handler, record, wants_attempt)
 
-            if self._claim.request:
+            # A released attempt has not acted on the approval: the next run may.
+            if self._claim.request and not result.is_released:
                 await self._claim.acted_upon()
 
             return result

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from cpkit import Checkpointer
-from cpkit.effects import Backoff, EffectLedger
+from cpkit import BackendUnavailable, Checkpointer, JsonValue
+from cpkit.effects import Backoff, Effect, EffectLedger, EffectTimeout, NoEffect
 from cpkit.lease import Lease, thread_lease
 from cpkit.terms import Terms
 from cpkit.worker import Worker
@@ -131,6 +131,72 @@ async def test_a_run_that_fails_is_repeated(cp: Store, thread: str) -> None:
     assert another.health.ran == 1
     assert await asked(cp, thread)
     assert await another.run_due() == 0
+
+
+async def test_an_approval_without_an_effect_still_needs_a_run(
+    cp: Store, thread: str
+) -> None:
+    """A released attempt leaves its request on the list, so that a worker acts."""
+    payer = Payer(thread)
+    ledger = payer.ledger(cp)
+
+    async def refuses(effect: Effect) -> None:
+        raise NoEffect("the bank is closed")
+
+    with pytest.raises(EffectTimeout):
+        await ledger.run(thread, "pay", {}, refuses)
+
+    assert await ledger.approve(ledger.key(thread, "pay", {}))
+
+    with pytest.raises(NoEffect):
+        await ledger.run(thread, "pay", {}, refuses)
+
+    worker = payer.worker(cp)
+    assert await worker.run_due() == 1
+    assert len(payer.shop.effects) == 1
+    assert await worker.run_due() == 0
+
+
+class AwayAfterwards(OnlySix):
+    """A store that refuses to merge extra, once it is away."""
+
+    def __init__(self, cp: Store) -> None:
+        super().__init__(cp)
+        self.is_away = False
+        merge = cp.save_extra
+
+        async def save_extra(thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+            if self.is_away:
+                raise BackendUnavailable("test", "away", maybe_applied=False)
+
+            await merge(thread_id, extra)
+
+        self.save_extra = save_extra
+
+
+async def test_a_run_that_fails_with_the_store_is_repeated(
+    cp: Store, thread: str
+) -> None:
+    """The store shows that the thread needs a run before the function is called."""
+    payer = Payer(thread)
+    away = AwayAfterwards(cp)
+
+    async def agent(cp: Checkpointer[Any], lease: Lease) -> None:
+        await payer(cp, lease)
+        away.is_away = True
+        raise RuntimeError("the process has no network")
+
+    ledger = payer.ledger(cp)
+
+    with pytest.raises(EffectTimeout):
+        await ledger.run(thread, "pay", {}, payer.shop.charge)
+
+    assert await ledger.approve(ledger.key(thread, "pay", {}))
+    worker = Worker(away, agent, prefix=thread, poll=0.1)
+    assert await worker.run_due() == 1
+    assert worker.health.failed == 1
+    assert await payer.worker(cp).run_due() == 1
+    assert len(payer.shop.effects) == 1
 
 
 async def test_any_number_of_workers_run_a_thread_once_at_a_time(
