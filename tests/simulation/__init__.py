@@ -1,1 +1,1 @@
-"""Simulates effects and leases, in thousands of seeded schedules."""
+"""Simulates effects, leases and workers, in thousands of seeded schedules."""

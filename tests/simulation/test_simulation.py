@@ -1,4 +1,8 @@
-"""In thousands of schedules with crashes and lost answers, effects happen once."""
+"""In thousands of schedules with crashes and lost answers, effects happen once.
+
+In half of the schedules of effects and leases, and in all of the workers', the store
+has a watch whose notifications are lost, delayed and doubled.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from cpkit import wakeups
 from cpkit.effects import EffectLedger
+from cpkit.worker import Worker
 from tests.broken.reference import Reference
 from tests.simulation.history import History
 from tests.simulation.leases import simulate_lease
@@ -17,13 +23,17 @@ from tests.simulation.planted import (
     OverwritesResults,
 )
 from tests.simulation.scenario import MakeLedger, MakeStore, simulate
+from tests.simulation.workers import simulate_worker
 
 ROUNDS = float(os.environ.get("CPKIT_ROUNDS") or 1)
 SEEDS = round(400 * ROUNDS)
 """Seeds of a normal run: four times as many as the rarest planted bug needs."""
 
-LONG = [range(SEEDS * n, SEEDS * (n + 1)) for n in range(1, 8)]
-"""Seeds of the long run, in parts that workers share."""
+# The long run has 10,000 seeds of effects, 4,000 of leases and 2,500 of workers: two
+# minutes of one core in all.
+LONG = [range(SEEDS * n, SEEDS * (n + 5)) for n in range(1, 25, 5)]
+LONG_LEASES = range(SEEDS // 4, 10 * SEEDS)
+LONG_WORKERS = range(SEEDS // 4, 25 * SEEDS // 4)
 
 
 def first_failure(
@@ -72,9 +82,10 @@ def test_planted_bugs_are_found(
 
 @pytest.mark.parametrize(
     "seeds",
-    [range(SEEDS // 4), pytest.param(range(SEEDS // 4, SEEDS), marks=pytest.mark.long)],
+    [range(SEEDS // 4), pytest.param(LONG_LEASES, marks=pytest.mark.long)],
     ids=str,
 )
+@pytest.mark.timeout(600)
 def test_no_seed_breaks_a_lease(seeds: range) -> None:
     """Tokens are unique, no runner writes after its successor, and all get a turn."""
     histories = map(simulate_lease, seeds)
@@ -82,9 +93,51 @@ def test_no_seed_breaks_a_lease(seeds: range) -> None:
     assert found is None, f"python -m tests.simulation lease {found.seed}\n{found}"
 
 
+@pytest.mark.parametrize(
+    "seeds",
+    [range(SEEDS // 4), pytest.param(LONG_WORKERS, marks=pytest.mark.long)],
+    ids=str,
+)
+@pytest.mark.timeout(600)
+def test_no_seed_leaves_a_thread_without_a_run(seeds: range) -> None:
+    """Whatever dies or gets lost, each thread is charged once, or denied."""
+    histories = map(simulate_worker, seeds)
+    found = next((history for history in histories if history.violations), None)
+    assert found is None, f"python -m tests.simulation worker {found.seed}\n{found}"
+
+
+@pytest.mark.parametrize("seed", [414, 2001])
+def test_a_failed_run_is_repeated_though_its_mark_was_refused(seed: int) -> None:
+    """An approved effect did not happen, and then the store refused a write."""
+    assert simulate_worker(seed).violations == []
+
+
+def test_a_wait_that_trusts_notifications_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a look from time to time, a lost notification stops a waiter."""
+    monkeypatch.setattr(wakeups, "_UNWATCHED", 1e6)
+    found = first_failure(range(SEEDS))
+    assert found is not None
+    assert found.violations == ["no progress"]
+
+
+def test_a_worker_that_does_not_look_for_dead_runs_is_found() -> None:
+    """Their threads have no run, and nothing else calls for one."""
+    histories = (simulate_worker(seed, OnlyDecisions) for seed in range(SEEDS // 4))
+    assert any(history.violations == ["no progress"] for history in histories)
+
+
+class OnlyDecisions(Worker):
+    """A worker that acts on decisions alone."""
+
+    async def _dead(self) -> dict[str, str | None]:
+        return {}
+
+
 def test_a_seed_always_gives_the_same_history() -> None:
     """The history of a failing seed can be printed again, line by line."""
-    for run in (simulate, simulate_lease):
+    for run in (simulate, simulate_lease, simulate_worker):
         histories = [str(run(seed)) for seed in (3, 3, 4)]
         assert histories[0] == histories[1] != histories[2]
 

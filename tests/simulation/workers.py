@@ -92,7 +92,7 @@ class _Store(WatchedAbleStore):
 
 
 class Office:
-    """Threads to run, workers that die and are started again, and one who decides."""
+    """Threads to run, workers that die and are started again, and a person."""
 
     def __init__(
         self, random: Random, store: Reference, make_worker: MakeWorker
