@@ -218,6 +218,9 @@ class URLHarness(Harness):
         if place.scheme.startswith("rediss") or "cluster" in place.scheme:
             return None
 
+        if "," in place.netloc:  # several hosts: the suite relays to one
+            return None
+
         return (place.hostname, place.port) if place.hostname and place.port else None
 
     def through(self, host: str, port: int) -> Harness:

@@ -158,3 +158,13 @@ def test_a_password_stays_out_of_the_name() -> None:
     harness = URLHarness("redis://user:s3cret@localhost:6379/0")
     assert "s3cret" not in harness.name
     assert "s3cret" not in repr(harness)
+
+
+def test_a_relay_needs_one_server() -> None:
+    """The suite relays to the server of a URL, unless the URL names several."""
+    one = URLHarness("postgresql://u@127.0.0.1:5433/d")
+    assert one.lacks("proxy") is None
+    assert one.server_address() == ("127.0.0.1", 5433)
+    several = URLHarness("postgresql://u@127.0.0.1:5433,127.0.0.1:5434/d")
+    assert several.lacks("proxy") == "the harness does not say where its server listens"
+    assert several.lacks("nodes") == "the harness has no nodes that can fail"
