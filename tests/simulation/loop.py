@@ -102,6 +102,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._ready.append(handle)
         return handle
 
+    # The loop has one thread.
+    call_soon_threadsafe = call_soon
+
     def call_later(
         self,
         delay: float,

@@ -55,7 +55,8 @@ class Slow(MemoryStore):
         return await super().markers(thread_ids)
 
     async def listen(self, heard: Heard) -> None:
-        self._data.listeners.add(lambda _: heard(None))  # type: ignore[arg-type]  # it is called like a listener
+        loop = asyncio.get_running_loop()
+        self._data.listeners.add((loop, lambda _: heard(None)))
         await asyncio.Event().wait()
 
 

@@ -47,19 +47,19 @@ class Faulty(MemoryStore):
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
 
-        def faulty(thread_id: str) -> None:
+        def faulty(thread_id: str | None) -> None:
             for _ in range(self.random.choice((0, 0, 1, 1, 2))):
                 loop.call_later(self.random.random() * 3, heard, thread_id)
 
             if self.random.random() < 0.05 and not ended.done():
                 ended.set_exception(StoreFailure("unknown", "the connection is lost"))
 
-        self._data.listeners.add(faulty)  # type: ignore[arg-type]  # it is called like a listener
+        self._data.listeners.add((loop, faulty))
 
         try:
             await ended
         finally:
-            self._data.listeners.discard(faulty)
+            self._data.listeners.discard((loop, faulty))
 
 
 class _Run:
