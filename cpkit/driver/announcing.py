@@ -1,7 +1,7 @@
 """Announcing: listeners in other processes hear of this handle's commits.
 
-It runs in the background after a commit, so a write costs what it costs without it. A
-process that dies between the two loses the notification, which the listeners' poll
+It runs in the background after a commit, so it adds nothing to a write. A process that
+dies between commit and announcement loses the notification, which the listeners' poll
 makes up for.
 """
 
@@ -13,13 +13,14 @@ from contextlib import suppress
 
 from cpkit.driver.lifecycle import Lifecycle
 from cpkit.driver.store import AnnouncesChanges
+from cpkit.driver.writes import StoreFailure
 
 __all__ = ["Announcing"]
 
 logger = logging.getLogger(__name__)
 
 # Seconds from one announcement to the next, where a process listens and where none
-# does. The second is how late the first notification for a new listener can be.
+# does. `_IDLE_PAUSE` bounds the delay of a new listener's first notification.
 _PAUSE = 0.01
 _IDLE_PAUSE = 0.05
 
@@ -50,7 +51,7 @@ class Announcing:
             self._task = self._lifecycle.spawn(self._announce())
 
     def _close(self) -> None:
-        """Do not wait before the last announcement."""
+        """Cut the pause short, so that what is left is sent at once."""
         self._closing.set()
 
     async def _announce(self) -> None:
@@ -77,6 +78,9 @@ class Announcing:
         try:
             async with asyncio.timeout(_TIMEOUT):
                 return await self._store.announce(thread_ids)
-        except Exception as exc:
+        except (StoreFailure, TimeoutError) as exc:
             logger.debug("a change was not announced: %s", exc)
-            return False
+        except Exception:
+            logger.warning("a change was not announced", exc_info=True)
+
+        return False

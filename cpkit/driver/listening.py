@@ -26,9 +26,6 @@ async def listen_in_thread(follow: Follow, heard: Heard) -> None:
     ended: asyncio.Future[None] = loop.create_future()
 
     def end(error: Exception | None) -> None:
-        if ended.cancelled():
-            return
-
         if error is None:
             ended.set_result(None)
         else:
@@ -45,8 +42,11 @@ async def listen_in_thread(follow: Follow, heard: Heard) -> None:
             follow(lambda: tell(heard, None), stop)
         except Exception as exc:
             error = exc
-        finally:
-            tell(end, error)
+        except BaseException as exc:
+            # A SystemExit of this thread is not the program's.
+            error = RuntimeError(f"the listening thread ended with {exc!r}")
+
+        tell(end, error)
 
     thread = threading.Thread(target=run, name="cpkit-listen", daemon=True)
     thread.start()
@@ -56,7 +56,5 @@ async def listen_in_thread(follow: Follow, heard: Heard) -> None:
     finally:
         stop.set()
         await asyncio.wait({ended})
-        thread.join()  # it has told its end, and only returns
-
-        if not ended.cancelled():
-            ended.exception()  # seen, where the caller was cancelled
+        thread.join()  # it reported its end; it has only to return
+        ended.exception()  # retrieved, so that asyncio does not log it

@@ -1,8 +1,8 @@
 """Metrics of a handle, by OpenTelemetry where a program has set it up.
 
 ``docs/metrics.md`` lists them. A handle asks once, when it opens. A program without a
-meter provider pays nothing: OpenTelemetry is not imported here, and the handle's
-methods are those of its class, unless `Handle.tally` was called.
+meter provider pays nothing: OpenTelemetry is not imported here, and no method is
+wrapped unless `Handle.tally` was called.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from cpkit.driver.writes import Conflict, Write
 
-__all__ = ["Metrics", "provided_meter"]
+__all__ = ["OPERATIONS", "Metrics", "provided_meter"]
 
 OPERATIONS = (
     "load append save_extra record_issued record_result find_completed read "
@@ -24,7 +24,7 @@ OPERATIONS = (
 
 
 class Metrics:
-    """The instruments of one handle; ``scheme`` is an attribute of each figure."""
+    """The instruments of one handle; ``scheme`` is an attribute of each measurement."""
 
     def __init__(self, meter: Any, scheme: str) -> None:
         self._store = {"cpkit.store": scheme}

@@ -29,7 +29,7 @@ from cpkit.driver.ids import check_id
 from cpkit.driver.lifecycle import Lifecycle
 from cpkit.driver.markers import Markers
 from cpkit.driver.store import AnnouncesChanges, ListensForChanges, Store
-from cpkit.driver.writes import Write, may_have_changed
+from cpkit.driver.writes import StoreFailure, Write, may_have_changed
 from cpkit.errors import BackendUnavailable, InvalidId
 
 __all__ = ["Watching"]
@@ -57,7 +57,8 @@ class Watcher:
         self.has_ended = False
         self._lifecycle = lifecycle
         self._changed: dict[str, None] = {}
-        self._wake = asyncio.Event()
+        self._error: Exception | None = None
+        self._woken = asyncio.Event()
 
     def __aiter__(self) -> AsyncIterator[str]:
         return self
@@ -69,23 +70,32 @@ class Watcher:
 
             self._lifecycle.check()
 
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+
             if self._changed:
-                # After the last await, so that a cancellation loses nothing.
+                # No await follows, so a cancelled caller cannot lose the id.
                 thread_id = next(iter(self._changed))
                 del self._changed[thread_id]
                 return thread_id
 
-            self._wake.clear()
-            await self._wake.wait()
+            self._woken.clear()
+            await self._woken.wait()
 
     def add(self, thread_id: str) -> None:
-        """Yield the id."""
+        """Note that the thread changed, and wake the iterator."""
         self._changed[thread_id] = None
-        self._wake.set()
+        self._woken.set()
+
+    def fail(self, error: Exception) -> None:
+        """Let the iterator raise an error, once."""
+        self._error = error
+        self._woken.set()
 
     def wake(self) -> None:
-        """Let the iterator look at its state: it or the handle was closed."""
-        self._wake.set()
+        """Wake the iterator after it or the handle was closed."""
+        self._woken.set()
 
 
 class Watching:
@@ -117,10 +127,10 @@ class Watching:
         self._by_id: dict[str, set[Watcher]] = {}
         self._of_all: set[Watcher] = set()
         self._markers: dict[str, Hashable] = {}
-        # Whether a thread that has no entry in ``_markers`` is known to be absent.
+        # If true, a thread without an entry in ``_markers`` does not exist.
         self._knows_all = False
         self._hints: set[str] = set()
-        self._look_at_all = False
+        self._scan_due = False
         self._hinted = asyncio.Event()
         self.on_wake: list[Callable[[float], None]] = []
         """Each is called with the seconds from a hint to the wake-up that it led to."""
@@ -154,13 +164,13 @@ class Watching:
 
         for write, outcome in zip(batch, outcomes, strict=True):
             if may_have_changed(write, outcome):
-                self._changed(write.thread_id)
+                self._written(write.thread_id)
 
     @property
     def _is_watched(self) -> bool:
         return bool(self._by_id or self._of_all)
 
-    def _changed(self, thread_id: str) -> None:
+    def _written(self, thread_id: str) -> None:
         self._heard(thread_id)
 
         if self._announcing is not None:
@@ -229,7 +239,7 @@ class Watching:
 
     def _heard(self, thread_id: str | None) -> None:
         if thread_id is None:
-            self._look_at_all = True
+            self._scan_due = True
         elif thread_id in self._by_id or self._of_all:
             self._hints.add(thread_id)
         else:
@@ -241,19 +251,30 @@ class Watching:
         self._hinted.set()
 
     async def _listen(self) -> None:
-        pauses = Backoff(first=0.05, longest=5.0).pauses()
+        clock = asyncio.get_running_loop().time
+        backoff = Backoff(first=0.05, longest=5.0)
+        pauses = backoff.pauses()
 
         while True:
+            began = clock()
+
             try:
                 await self._store.listen(self._heard_from_store)
                 return
-            except Exception as exc:
+            except StoreFailure as exc:
                 logger.info("%s: listening again: %s", self._lifecycle.name, exc)
+            except Exception:
+                logger.warning(
+                    "%s: listening again", self._lifecycle.name, exc_info=True
+                )
+
+            if clock() - began > backoff.longest:
+                pauses = backoff.pauses()  # it worked: this is a new failure
 
             await asyncio.sleep(next(pauses))
 
     def _heard_from_store(self, thread_id: str | None) -> None:
-        with suppress(InvalidId):  # it was not cpkit that sent it
+        with suppress(InvalidId):  # another program sent it
             self._heard(thread_id and check_id("thread_id", thread_id))
 
     async def _poll(self) -> None:
@@ -262,7 +283,7 @@ class Watching:
         costs = 0.0, 0.0
 
         while True:
-            due = rested if self._look_at_all else max(rested, looked + self._interval)
+            due = rested if self._scan_due else max(rested, looked + self._interval)
 
             if not self._hints and clock() < due:
                 self._hinted.clear()
@@ -275,17 +296,25 @@ class Watching:
 
             began = clock()
             hints, self._hints = self._hints, set()
+            hinted_at, self._hinted_at = self._hinted_at, None
+            is_scan = began >= due
 
-            if began < due:
-                await self._look({one for one in hints if self._watches(one)})
-                continue
+            if is_scan:
+                looked = began
+                self._scan_due = False
+                asked = None if self._of_all else {*self._by_id}
+            else:
+                asked = {one for one in hints if self._watches(one)}
 
-            looked = began
-            self._look_at_all = False
-            await self._look(None if self._of_all else {*self._by_id})
-            # A single slow look, at a server that was stopped, does not count.
-            costs = costs[1], clock() - began
-            rested = clock() + min(9 * min(costs), self._longest_rest())
+            if await self._look(asked) and hinted_at is not None:
+                for tell in self.on_wake:
+                    tell(time.monotonic() - hinted_at)
+
+            if is_scan:
+                # The faster of the last two scans counts, so one stall, of a server
+                # that was stopped, does not slow the poll.
+                costs = costs[1], clock() - began
+                rested = clock() + min(9 * min(costs), self._longest_rest())
 
     def _longest_rest(self) -> float:
         if self._of_all:
@@ -293,28 +322,37 @@ class Watching:
 
         return max(_SHORTEST_REST, len(self._by_id) * _REST_PER_THREAD)
 
-    async def _look(self, asked: set[str] | None) -> None:
-        """Compare markers; where that fails, the watchers find out by themselves."""
+    async def _look(self, asked: set[str] | None) -> bool:
+        """Read and compare markers; return whether one changed.
+
+        If that cannot succeed, wake the watchers, whose own read then raises. A watcher
+        of all threads has no id to read, and gets the error.
+        """
         if asked is not None and not asked:
-            return
+            return False
 
         try:
-            self._compare(asked, await self._read(asked))
+            return self._compare(asked, await self._read(asked))
         except BackendUnavailable:
-            return  # the next look finds what changed
+            return False  # the next look finds what changed
         except Exception as exc:
             logger.warning("%s: watching failed: %s", self._lifecycle.name, exc)
 
-            for thread_id in asked or self._by_id:
-                self._wake(thread_id)
-        finally:
-            self._hinted_at = None
+            for thread_id in self._by_id if asked is None else asked:
+                self._notify(thread_id)
+
+            for watcher in self._of_all:
+                watcher.fail(exc)
+
+            return False
 
     def _watches(self, thread_id: str) -> bool:
         return bool(self._of_all) or thread_id in self._by_id
 
-    def _compare(self, asked: Collection[str] | None, found: Markers) -> None:
+    def _compare(self, asked: Collection[str] | None, found: Markers) -> bool:
         """Keep the markers, and wake the watchers of those that changed."""
+        has_changed = False
+
         if asked is None:
             asked = {*self._markers, *found}
             knows_all, self._knows_all = self._knows_all, bool(self._of_all)
@@ -331,12 +369,11 @@ class Watching:
                 self._markers[thread_id] = marker
 
             if known is not _NOT_READ and known != marker:
-                self._wake(thread_id)
+                has_changed = True
+                self._notify(thread_id)
 
-    def _wake(self, thread_id: str) -> None:
-        if self._hinted_at is not None:
-            for tell in self.on_wake:
-                tell(time.monotonic() - self._hinted_at)
+        return has_changed
 
+    def _notify(self, thread_id: str) -> None:
         for watcher in (*self._by_id.get(thread_id, ()), *self._of_all):
             watcher.add(thread_id)

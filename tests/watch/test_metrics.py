@@ -12,6 +12,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from cpkit import Checkpointer, MemoryCheckpointer, VersionConflict, WatchesThreads
+from cpkit.driver import FullHandle
+from cpkit.driver.metrics import OPERATIONS
 from cpkit.driver.tally import Figure
 from cpkit.effects import ApprovalRequest, EffectLedger, EffectTimeout
 from cpkit.lease import Lease
@@ -27,6 +29,11 @@ def figures(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
         for scope in resource.scope_metrics
         for metric in scope.metrics
     }
+
+
+def test_every_operation_that_is_measured_exists() -> None:
+    """A handle has only the methods that its store supports, so others are skipped."""
+    assert [one for one in OPERATIONS if not hasattr(FullHandle, one)] == []
 
 
 async def test_a_handle_measures(monkeypatch: pytest.MonkeyPatch) -> None:

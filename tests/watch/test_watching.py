@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
 from contextlib import asynccontextmanager
+from random import Random
 from typing import Any
 
 import pytest
@@ -25,8 +27,10 @@ from cpkit.driver import (
     StoreFailure,
     handle_over,
 )
+from cpkit.driver.listening import listen_in_thread
 from cpkit.memory import MemoryStore
 from tests.driver.gated import GatedStore, run_ready_tasks
+from tests.simulation.loop import simulated_loop
 
 Handle = FullHandle[dict[str, Any]]
 Step = Callable[[Handle], Coroutine[Any, Any, Any]]
@@ -302,6 +306,118 @@ async def test_a_look_that_cannot_succeed_wakes() -> None:
     async with cp, cp.watch("t") as changes:
         store.damaged = True
         assert await anext(changes) == "t"
+
+
+async def test_a_scan_that_cannot_succeed_raises() -> None:
+    """A watcher of all threads has no id to read, so it gets the error, and goes on."""
+    store: Any = MemoryStore()
+    cp: Any = handle_over(store, options=DriverOptions(poll=0.01))
+
+    async with cp, cp.watch() as changes:
+        read = cp._watching._read
+        failed = asyncio.Event()
+
+        async def fail_once(asked: Any) -> Any:
+            if failed.is_set():
+                return await read(asked)
+
+            failed.set()
+            raise CorruptThread("t", "its times", "they are missing")
+
+        cp._watching._read = fail_once
+
+        with pytest.raises(CorruptThread):
+            await anext(changes)
+
+        await cp.append("t", [{"n": 1}])
+        assert await anext(changes) == "t"
+
+
+def test_the_time_of_a_wake_up_begins_at_its_notification() -> None:
+    """Not at an earlier one, whose watcher left, or whose thread did not change."""
+    times: list[float] = []
+
+    async def main() -> None:
+        options = DriverOptions(poll=5, notify=False)
+        cp: Any = handle_over(MemoryStore(), options=options)
+
+        async with cp:
+            cp._watching.on_wake.append(times.append)
+
+            async with cp.watch("b") as changes:
+                async with cp.watch("a"):
+                    cp._watching._heard("a")
+
+                await asyncio.sleep(1)
+                assert cp._watching._hinted_at is None
+                assert times == []
+                await cp.append("b", [{"n": 1}])
+                assert await anext(changes) == "b"
+
+            assert len(times) == 1
+
+    simulated_loop(Random(0)).run(main())
+
+
+async def test_a_notification_during_a_read_keeps_its_time() -> None:
+    """The read that is under way does not see the change, and the next one does."""
+    cp: Any = handle_over(MemoryStore(), options=DriverOptions(poll=5, notify=False))
+
+    async with cp, cp.watch("a", "b") as changes:
+        watching = cp._watching
+        times: list[float] = []
+        watching.on_wake.append(times.append)
+        read = watching._read
+        reading, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow(asked: Any) -> Any:
+            found = await read(asked)
+            reading.set()
+            await go_on.wait()
+            return found
+
+        watching._read = slow
+        watching._heard("a")
+        await reading.wait()
+        await cp.append("b", [{"n": 1}])
+        go_on.set()
+        assert await anext(changes) == "b"
+        await run_ready_tasks()
+        assert len(times) == 1
+
+
+def test_listening_is_tried_again_soon_after_it_worked() -> None:
+    """The pauses grow while it fails, and begin again after it worked."""
+    tries: list[float] = []
+
+    class Flaky(MemoryStore):
+        async def listen(self, heard: Heard) -> None:
+            tries.append(asyncio.get_running_loop().time())
+
+            if len(tries) == 20:
+                await asyncio.sleep(100)
+                tries.append(asyncio.get_running_loop().time())
+
+            raise StoreFailure("unknown", "the connection is lost")
+
+    async def main() -> None:
+        cp: Any = handle_over(Flaky(), options=DriverOptions(poll=100))
+
+        async with cp, cp.watch("t"):
+            await asyncio.sleep(400)
+
+    simulated_loop(Random(0)).run(main())
+    assert tries[21] - tries[20] <= 0.05
+
+
+async def test_a_listening_thread_that_exits_is_an_error() -> None:
+    """SystemExit of that thread is not a normal end: the caller listens again."""
+
+    def follow(changed: Any, stop: threading.Event) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(RuntimeError, match=r"SystemExit\(3\)"):
+        await listen_in_thread(follow, lambda _: None)
 
 
 class Announced(MemoryStore):
