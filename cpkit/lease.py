@@ -99,10 +99,8 @@ class LeaseTimeout(CheckpointerError):
         self.holder = holder
 
     def __str__(self) -> str:
-        return (
-            f"thread {self.thread_id!r} is run by {self.holder}; "
-            f"waited {self.seconds:g} s for its lease"
-        )
+        waited = f"; waited {self.seconds:g} s for its lease" if self.seconds else ""
+        return f"thread {self.thread_id!r} is run by {self.holder}{waited}"
 
 
 def thread_lease(
@@ -321,7 +319,9 @@ class Lease:
         for lease in _active:
             if lease._call.call_id == call_id and lease._task is current_task():
                 raise LeaseTimeout(
-                    self.thread_id, 0.0, "this task, which can pass its lease on"
+                    self.thread_id,
+                    0.0,
+                    "this task: pass its lease on, or set a timeout",
                 )
 
     async def _claim(self) -> CallRecord | None:

@@ -33,10 +33,10 @@ __all__ = [
     "state_of",
 ]
 
-log = logging.getLogger("cpkit.lease")
+log = logging.getLogger("cpkit.lease")  # as the module that people use
 
 LEASES = "cpkit:lease"
-"""How the ids of lease threads begin; also the tool name of a term."""
+"""Prefix of lease thread ids; also the tool name of a term."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,10 @@ class LeaseState:
 
 @dataclass(frozen=True, slots=True)
 class LeaseWait:
-    """What a runner waits for: another runner's term, and how long at most.
+    """What a runner waits for: another runner's term, and when it is taken over.
 
-    ``token`` is the number of that term. Without a heartbeat of its holder, the term is
-    taken over after ``stale_after`` seconds.
+    ``token`` is the number of that term. It is taken over after ``stale_after`` seconds
+    without a heartbeat of its holder.
     """
 
     thread_id: str
@@ -111,14 +111,14 @@ class Terms:
     async def claim(self, call: ToolCall) -> CallRecord:
         """Try to start a term; return the record of the current term.
 
-        The record is this call's, perhaps ended by another runner already, if the claim
-        was applied.
+        If the claim was applied, the record is this call's, perhaps already ended by
+        another runner.
         """
-        # Issuing a recorded call again writes nothing and returns its record. The
-        # record has the attempt, which is the token.
-        record = await self._issue(call) or await self._issue(call)
-        record = record or await self._issue(call)
-        assert record is not None
+        # Issuing a recorded call again writes nothing and returns its record, which has
+        # the token. If the thread was just forgotten, the try is the first one again.
+        while (record := await self._issue(call)) is None:
+            pass
+
         return record
 
     async def _issue(self, call: ToolCall) -> CallRecord | None:
@@ -136,7 +136,7 @@ class Terms:
         """Write a heartbeat.
 
         All terms share one extra key, so that extra does not grow. A lost term may
-        still write it, one time at most. The successor's next renewal overwrites that.
+        still write it, at most once. The successor's next renewal overwrites that.
         """
         await self._cp.save_extra(self.lease_thread, {"renewed": [call.call_id, count]})
 
@@ -168,7 +168,7 @@ class Terms:
                 self._patience,
             )
         except UnknownCall:
-            log.debug("the lease thread of %r was forgotten", self.thread_id)
+            log.debug("no term %r of %r is on record", call_id, self.thread_id)
 
 
 def state_of(data: CheckpointData[Any] | None) -> LeaseState:

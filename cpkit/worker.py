@@ -453,7 +453,7 @@ class Worker:
 
         await lease.check()
 
-        # The function has seen the decisions, and ended well.
+        # The function saw the decisions, and ended, was denied, or waits for another.
         for entry in entries:
             await self._requests.end_entry(entry, "a worker ran the thread")
 

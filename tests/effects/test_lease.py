@@ -317,3 +317,36 @@ async def test_a_lease_is_entered_once(cp: Store, thread: str) -> None:
 
     with pytest.raises(RuntimeError, match="thread_lease again"):
         await lease.__aenter__()
+
+
+async def test_a_task_does_not_wait_for_itself(cp: Store, thread: str) -> None:
+    """It gets an error at once, which says what to do."""
+    async with lease_of(cp, thread):
+        with pytest.raises(LeaseTimeout) as caught:
+            await lease_of(cp, thread).__aenter__()
+
+    assert str(caught.value) == (
+        f"thread {thread!r} is run by this task: pass its lease on, or set a timeout"
+    )
+
+
+async def test_a_thread_forgotten_while_it_is_claimed_is_claimed_again(
+    cp: Store, thread: str
+) -> None:
+    """The second issue, which is to read the token, is then the claim."""
+    forgotten = OnlySix(cp)
+    issues = 0
+
+    async def issue(thread_id: str, call: ToolCall) -> Any:
+        nonlocal issues
+        issues += 1
+
+        if issues in (2, 3):
+            await cp.delete_thread(thread_id, forget_keys=True)
+
+        return await cp.record_issued(thread_id, call)
+
+    forgotten.record_issued = issue
+
+    async with lease_of(forgotten, thread) as lease:
+        assert (issues, lease.token) == (4, 1)

@@ -410,6 +410,38 @@ def test_listening_is_tried_again_soon_after_it_worked() -> None:
     assert tries[21] - tries[20] <= 0.05
 
 
+async def test_a_bug_in_a_store_is_logged_with_its_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A lost connection is not: it is expected."""
+
+    class Buggy(MemoryStore):
+        async def listen(self, heard: Heard) -> None:
+            raise ZeroDivisionError
+
+        async def announce(self, thread_ids: list[str]) -> bool:
+            raise ZeroDivisionError
+
+    class Lost(MemoryStore):
+        async def listen(self, heard: Heard) -> None:
+            raise StoreFailure("unknown", "the connection is lost")
+
+        async def announce(self, thread_ids: list[str]) -> bool:
+            raise StoreFailure("unknown", "the connection is lost")
+
+    for kind, count in ((Lost, 0), (Buggy, 2)):
+        caplog.clear()
+        cp: Any = handle_over(kind())
+
+        async with cp, cp.watch("t"):
+            await cp.append("t", [{"n": 1}])
+            await run_ready_tasks()
+
+        traced = [one for one in caplog.records if one.exc_info]
+        assert len(traced) == count
+        assert all(one.levelname == "WARNING" for one in traced)
+
+
 async def test_a_listening_thread_that_exits_is_an_error() -> None:
     """SystemExit of that thread is not a normal end: the caller listens again."""
 
