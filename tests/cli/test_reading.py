@@ -28,6 +28,7 @@ from tests.cli.command import (
     run_main,
     table,
 )
+from tests.sweeps import sweep
 
 EVIL = "\x1b[31mred\x07 \x9b2J \u202e[bold]x[/bold] \x7f"
 COMMANDS = """
@@ -179,14 +180,17 @@ def test_drivers_are_listed() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["threads"],
-        ["threads", "--json"],
-        ["show", "chat"],
-        ["show", "chat", "--full"],
-        ["show", "chat", "--json"],
-        ["export", "chat"],
-    ],
+    sweep(
+        [
+            ["threads"],
+            ["threads", "--json"],
+            ["show", "chat"],
+            ["show", "chat", "--full"],
+            ["show", "chat", "--json"],
+            ["export", "chat"],
+        ],
+        [["show", "chat"], ["show", "chat", "--full"], ["export", "chat"]],
+    ),
 )
 def test_stored_text_cannot_control_a_terminal(
     sqlite_url: str, words: list[str]
@@ -245,12 +249,14 @@ def test_only_a_terminal_gets_colours(sqlite_url: str) -> None:
     in_store(sqlite_url, fill)
     assert "\x1b[" in on_terminal("show", sqlite_url, "chat")
     assert "\x1b[31m" in on_terminal("show", sqlite_url, "missing")
-    piped = cpkit("show", sqlite_url, "chat")
+    piped = run_main("show", sqlite_url, "chat")
     assert "\x1b" not in piped.out + piped.err
     assert "\x1b" not in cpkit("show", sqlite_url, "missing").err
 
 
-@pytest.mark.parametrize("words", [["threads"], ["export"], ["show", "long"]])
+@pytest.mark.parametrize(
+    "words", sweep([["threads"], ["export"], ["show", "long"]], [["threads"]])
+)
 def test_a_closed_pipe_is_quiet(sqlite_url: str, words: list[str]) -> None:
     """The command prints nothing, and exits with the code of SIGPIPE."""
 

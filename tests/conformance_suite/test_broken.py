@@ -16,6 +16,7 @@ from tests.broken.powerloss import Synced
 from tests.broken.reference import ReferenceHarness, forget_named_stores
 from tests.broken.replicas import Replicated, ReplicatedHarness
 from tests.broken.servers import AppliesAfterThePause, Served, ServedHarness
+from tests.sweeps import sweep
 
 CLAUSES = {clause.id: clause for clause in all_clauses()}
 
@@ -29,7 +30,13 @@ def _empty_stores() -> None:
     forget_named_stores()
 
 
-@pytest.mark.parametrize("broken", BROKEN, ids=lambda one: f"{one.name}-{one.clause}")
+FIRST = list({broken.clause: broken for broken in reversed(BROKEN)}.values())
+"""One broken backend for each clause."""
+
+
+@pytest.mark.parametrize(
+    "broken", sweep(BROKEN, FIRST), ids=lambda one: f"{one.name}-{one.clause}"
+)
 def test_a_broken_backend_is_caught(
     broken: Break, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from cpkit import open_checkpointer
 from cpkit.effects import EffectLedger
 from tests.servers.postgres import shared_postgres
 from tests.servers.redis import shared_redis
+from tests.sweeps import sweep
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BUNDLED = EXAMPLES / "data" / "conversations.jsonl"
@@ -171,13 +172,48 @@ def test_bundled_conversations_are_the_default(
     [
         (["--url", "oracle://x"], 2, "no driver for 'oracle'"),
         (["--url", "memory://"], 2, "nothing in it can survive a kill"),
-        (["--url", "memory://name"], 2, "nothing in it can survive a kill"),
-        (["--url", "sqlite:///:memory:"], 2, "nothing in it can survive a kill"),
-        (["--url", "sqlite:///%3Amemory:"], 2, "nothing in it can survive a kill"),
-        (["--url", "sqlite:///a.db?speed=high"], 2, "no option 'speed'"),
-        (["--data", "nowhere.jsonl"], 2, "nowhere.jsonl: No such file"),
-        (["--data", "empty"], 2, "no conversation has a call that changes something"),
-        (["--data", "prose"], 2, "prose, line 1: not a recorded conversation"),
+        pytest.param(
+            ["--url", "memory://name"],
+            2,
+            "nothing in it can survive a kill",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ["--url", "sqlite:///:memory:"],
+            2,
+            "nothing in it can survive a kill",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ["--url", "sqlite:///%3Amemory:"],
+            2,
+            "nothing in it can survive a kill",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ["--url", "sqlite:///a.db?speed=high"],
+            2,
+            "no option 'speed'",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ["--data", "nowhere.jsonl"],
+            2,
+            "nowhere.jsonl: No such file",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ["--data", "empty"],
+            2,
+            "no conversation has a call that changes something",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ["--data", "prose"],
+            2,
+            "prose, line 1: not a recorded conversation",
+            marks=pytest.mark.long,
+        ),
         (
             ["--data", "unanswered"],
             2,
@@ -212,7 +248,9 @@ def test_bad_use_is_one_line(
     assert "secret" not in done.stderr + done.stdout
 
 
-@pytest.mark.parametrize("option", ["--kills", "--conversations", "--pace"])
+@pytest.mark.parametrize(
+    "option", sweep(["--kills", "--conversations", "--pace"], ["--kills"])
+)
 def test_wrong_numbers_are_refused(option: str, tmp_path: Path) -> None:
     """The error names the option and the smallest valid number."""
     done = run_demo(option, "-1", folder=tmp_path)
