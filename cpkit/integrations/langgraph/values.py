@@ -112,11 +112,13 @@ class Known:
     """The fingerprints of a list's items, and the record that stores the list."""
 
     record_id: str
-    fingerprints: list[bytes]
+    fingerprints: list[bytes | str]
 
 
-def fingerprints_of(value: Any) -> list[bytes] | None:
-    """Return a fingerprint of each item: bytes that are equal only for equal items.
+def fingerprints_of(value: Any) -> list[bytes | str] | None:
+    """Return a fingerprint of each item, which is equal only for equal items.
+
+    It is bytes, or the item itself if that is a ``str``.
 
     Return ``None`` for a value that is always stored completely: a value that is not a
     list, an empty list, and a list with an item that cannot be packed. A list of
@@ -126,24 +128,23 @@ def fingerprints_of(value: Any) -> list[bytes] | None:
         return None
 
     try:
-        return [_fingerprint(item) for item in value]
+        return [item if type(item) is str else _fingerprint(item) for item in value]
     except Exception:
         # The code of a value may raise any type. The serializer reports the error.
         return None
 
 
-def tail_start(known: Known | None, fingerprints: list[bytes] | None) -> int:
+def tail_start(known: Known | None, fingerprints: list[bytes | str] | None) -> int:
     """Return how many items the known list shares, or 0 to store all items."""
     if known is None or fingerprints is None:
         return 0
 
-    keep = 0
+    keep = len(known.fingerprints)
 
-    for before, now in zip(known.fingerprints, fingerprints, strict=False):
-        if before != now:
-            break
-
-        keep += 1
+    if fingerprints[:keep] != known.fingerprints:
+        pairs = enumerate(zip(known.fingerprints, fingerprints, strict=False))
+        shorter = len(fingerprints)
+        keep = next((n for n, (before, now) in pairs if before != now), shorter)
 
     # A tail that is most of the list would save little and make the chain longer.
     kept = sum(map(len, fingerprints[:keep]))
