@@ -116,7 +116,7 @@ def test_a_wait_that_trusts_notifications_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without a look from time to time, a lost notification stops a waiter."""
-    monkeypatch.setattr(wakeups, "_UNWATCHED", 1e6)
+    monkeypatch.setattr(wakeups, "_RECHECK", 1e6)
     found = first_failure(range(SEEDS))
     assert found is not None
     assert found.violations == ["no progress"]
