@@ -209,6 +209,7 @@ class Claims:
             # A register that does not know of a failure yet is asked again.
             if holder is not None:
                 if holder.status != "failed" or settled == found[0]:
-                    return KeyHeld(call.idempotency_key, holder.thread_id)
+                    newest, _, _ = found[2].partition(b"\0")
+                    return KeyHeld(call.idempotency_key, newest.decode())
 
                 settled = found[0]

@@ -468,176 +468,178 @@ function operations.create(key, version)
   return {'version', call('GET', KEYS[2])}
 end
 
--- What follows is for a cluster. A member of a register is thread, call id and token.
-
--- Return a register's newest member and its attempt, and whether that attempt failed.
-local function newest_member(slot)
-  local newest = call('ZREVRANGE', slot .. 'k', 0, 0, 'WITHSCORES')
-  local failed = newest[1] and call('GET', slot .. 's') == 'failed\0' .. newest[1]
-  return newest[1], tonumber(newest[2] or 0), failed
-end
-
--- Write down a call that is to be claimed, without claiming it.
-function operations.prepare(slot, thread, call_id, key, tool, args)
-  local known = recorded(slot, call_id)
-
-  if known then
-    return {'call', thread, call_id, known}
+-- What is for a cluster alone. Every call of the script defines these functions.
+-- A member of a register is thread, call id and token.
+if CLUSTER then
+  -- Return a register's newest member and its attempt, and whether that attempt failed.
+  local function newest_member(slot)
+    local newest = call('ZREVRANGE', slot .. 'k', 0, 0, 'WITHSCORES')
+    local failed = newest[1] and call('GET', slot .. 's') == 'failed\0' .. newest[1]
+    return newest[1], tonumber(newest[2] or 0), failed
   end
 
-  call('HLEN', slot .. 'w')
-  local new = unlisted(slot, last_change(slot, thread))
+  -- Write down a call that is to be claimed, without claiming it.
+  function operations.prepare(slot, thread, call_id, key, tool, args)
+    local known = recorded(slot, call_id)
 
-  if not new then
-    call('HSET', slot .. 'w', call_id, table.concat({TOKEN, key, tool, args}, '\0'))
+    if known then
+      return {'call', thread, call_id, known}
+    end
+
+    call('HLEN', slot .. 'w')
+    local new = unlisted(slot, last_change(slot, thread))
+
+    if not new then
+      call('HSET', slot .. 'w', call_id, table.concat({TOKEN, key, tool, args}, '\0'))
+    end
+
+    return new or {'done'}
   end
 
-  return new or {'done'}
-end
+  -- KEYS: a register. Enter a member as the next attempt if the newest one failed.
+  function operations.grant(slot, member)
+    local newest, attempt, failed = newest_member(slot)
 
--- KEYS: a register. Enter a member as the next attempt if the newest one failed.
-function operations.grant(slot, member)
-  local newest, attempt, failed = newest_member(slot)
+    if newest and newest ~= member and not failed then
+      return {'taken', newest, attempt}
+    elseif newest ~= member then
+      attempt = attempt + 1
+      call('ZADD', slot .. 'k', attempt, member)
+      call('UNLINK', slot .. 's')
+    end
 
-  if newest and newest ~= member and not failed then
-    return {'taken', newest, attempt}
-  elseif newest ~= member then
-    attempt = attempt + 1
-    call('ZADD', slot .. 'k', attempt, member)
-    call('UNLINK', slot .. 's')
+    return {'granted', attempt}
   end
 
-  return {'granted', attempt}
-end
+  -- Record the call that was prepared with this token, or return its record. Where the
+  -- thread has no such call, it will never have one with this token.
+  function operations.confirm(slot, thread, call_id, token, attempt)
+    local record = recorded(slot, call_id)
 
--- Record the call that was prepared with this token, or return its record. Where the
--- thread has no such call, it will never have one with this token.
-function operations.confirm(slot, thread, call_id, token, attempt)
-  local record = recorded(slot, call_id)
+    if record and string.sub(record, -16) == token then
+      return {'call', thread, call_id, record}
+    end
 
-  if record and string.sub(record, -16) == token then
+    local waiting = call('HGET', slot .. 'w', call_id)
+
+    if record or not waiting or string.sub(waiting, 1, 16) ~= token then
+      if call('HGET', slot .. 't', 'begun') == token then
+        call('HDEL', slot .. 't', 'begun')
+      end
+
+      return {'gone'}
+    end
+
+    local before = last_change(slot, thread)
+    local sequence = call('HLEN', slot .. 'p') + call('HLEN', slot .. 'c') + 1
+    local key, tool, args = string.match(waiting, '^[^%z]+%z([^%z]+)%z([^%z]+)%z(.*)$')
+    local now = string.format('%.0f', NOW)
+    record = table.concat(
+      {sequence, attempt, now, key, tool, 'issued', '', args, '', token}, '\0')
+    enlist(slot, thread, before)
+    call('HSET', slot .. 'p', call_id, record)
+    call('HDEL', slot .. 'w', call_id)
+    stamp(slot, before)
     return {'call', thread, call_id, record}
   end
 
-  local waiting = call('HGET', slot .. 'w', call_id)
-
-  if record or not waiting or string.sub(waiting, 1, 16) ~= token then
-    if call('HGET', slot .. 't', 'begun') == token then
-      call('HDEL', slot .. 't', 'begun')
+  -- Remove a call that was prepared and not granted.
+  function operations.withdraw(slot, call_id, token)
+    if string.sub(call('HGET', slot .. 'w', call_id) or '', 1, 16) == token then
+      call('HDEL', slot .. 'w', call_id)
     end
 
-    return {'gone'}
+    return {'done'}
   end
 
-  local before = last_change(slot, thread)
-  local sequence = call('HLEN', slot .. 'p') + call('HLEN', slot .. 'c') + 1
-  local key, tool, args = string.match(waiting, '^[^%z]+%z([^%z]+)%z([^%z]+)%z(.*)$')
-  local now = string.format('%.0f', NOW)
-  record = table.concat(
-    {sequence, attempt, now, key, tool, 'issued', '', args, '', token}, '\0')
-  enlist(slot, thread, before)
-  call('HSET', slot .. 'p', call_id, record)
-  call('HDEL', slot .. 'w', call_id)
-  stamp(slot, before)
-  return {'call', thread, call_id, record}
-end
-
--- Remove a call that was prepared and not granted.
-function operations.withdraw(slot, call_id, token)
-  if string.sub(call('HGET', slot .. 'w', call_id) or '', 1, 16) == token then
-    call('HDEL', slot .. 'w', call_id)
+  -- KEYS: a register. Return its newest member.
+  function operations.newest(slot)
+    local newest, attempt = newest_member(slot)
+    return newest and {'taken', newest, attempt} or {'unknown'}
   end
 
-  return {'done'}
-end
-
--- KEYS: a register. Return its newest member.
-function operations.newest(slot)
-  local newest, attempt = newest_member(slot)
-  return newest and {'taken', newest, attempt} or {'unknown'}
-end
-
--- KEYS: a register. Note the status of its newest member.
-function operations.settle(slot, member, status)
-  if newest_member(slot) == member then
-    call('SET', slot .. 's', status .. '\0' .. member)
-  end
-
-  return {'done'}
-end
-
--- KEYS: a register. Remove a member. All but the newest attempts have failed.
-function operations.release(slot, member)
-  local before = newest_member(slot)
-  call('ZREM', slot .. 'k', member)
-  local newest = newest_member(slot)
-
-  if not newest then
-    call('UNLINK', slot .. 's')
-  elseif newest ~= before then
-    call('SET', slot .. 's', 'failed\0' .. newest)
-  end
-
-  return {'done'}
-end
-
--- Mark a thread as begun, to restore it.
-function operations.begin(slot)
-  if call('HEXISTS', slot .. 't', 'created') + call('HEXISTS', slot .. 't', 'first') > 0
-    or call('EXISTS', slot .. 'm', slot .. 'x', slot .. 'p', slot .. 'c') > 0 then
-    return {'conflict', call('LLEN', slot .. 'm')}
-  end
-
-  call('HSET', slot .. 't', 'begun', TOKEN)
-  return {'done'}
-end
-
--- KEYS: a register. Enter a member of a restored thread. Of each key all attempt numbers
--- differ, and only the newest is not failed.
-function operations.reserve(slot, member, attempt, status)
-  local newest, last, failed = newest_member(slot)
-  local number = tonumber(attempt)
-
-  if newest and newest ~= member then
-    local same = call('ZRANGEBYSCORE', slot .. 'k', attempt, attempt)[1]
-
-    if same and same ~= member then
-      return {'taken', same, number}
-    elseif last > number and status ~= 'failed' or last < number and not failed then
-      return {'taken', newest, last}
+  -- KEYS: a register. Note the status of its newest member.
+  function operations.settle(slot, member, status)
+    if newest_member(slot) == member then
+      call('SET', slot .. 's', status .. '\0' .. member)
     end
+
+    return {'done'}
   end
 
-  call('ZADD', slot .. 'k', attempt, member)
+  -- KEYS: a register. Remove a member. All but the newest attempts have failed.
+  function operations.release(slot, member)
+    local before = newest_member(slot)
+    call('ZREM', slot .. 'k', member)
+    local newest = newest_member(slot)
 
-  if newest_member(slot) == member then
-    call('SET', slot .. 's', status .. '\0' .. member)
+    if not newest then
+      call('UNLINK', slot .. 's')
+    elseif newest ~= before then
+      call('SET', slot .. 's', 'failed\0' .. newest)
+    end
+
+    return {'done'}
   end
 
-  return {'done'}
-end
+  -- Mark a thread as begun, to restore it.
+  function operations.begin(slot)
+    if call('HEXISTS', slot .. 't', 'created') + call('HEXISTS', slot .. 't', 'first') > 0
+      or call('EXISTS', slot .. 'm', slot .. 'x', slot .. 'p', slot .. 'c') > 0 then
+      return {'conflict', call('LLEN', slot .. 'm')}
+    end
 
--- KEYS: a list of threads. Each entry has a number that no earlier entry had.
-function operations.enlist(slot, thread)
-  call('ZADD', slot .. 'l', 0, thread)
-  call('HSET', slot .. 'n', thread, call('HINCRBY', slot .. 'n', '', 1))
-  return {'done'}
-end
-
--- KEYS: a list of threads. Remove the entry if it has this number.
-function operations.delist(slot, thread, number)
-  if call('HGET', slot .. 'n', thread) == number then
-    call('ZREM', slot .. 'l', thread)
-    call('HDEL', slot .. 'n', thread)
+    call('HSET', slot .. 't', 'begun', TOKEN)
+    return {'done'}
   end
 
-  return {'done'}
-end
+  -- KEYS: a register. Enter a member of a restored thread. Of each key all attempt numbers
+  -- differ, and only the newest is not failed.
+  function operations.reserve(slot, member, attempt, status)
+    local newest, last, failed = newest_member(slot)
+    local number = tonumber(attempt)
 
--- Return what a list of threads shows of one.
-function operations.info(slot)
-  local times = call('HMGET', slot .. 't', 'created', 'updated', 'first', 'last')
-  return {'info', call('LLEN', slot .. 'm'), unpack(times, 1, 4)}
+    if newest and newest ~= member then
+      local same = call('ZRANGEBYSCORE', slot .. 'k', attempt, attempt)[1]
+
+      if last > number and status ~= 'failed' or last < number and not failed then
+        return {'taken', newest, last, newest}
+      elseif same and same ~= member then
+        return {'taken', same, number, newest}
+      end
+    end
+
+    call('ZADD', slot .. 'k', attempt, member)
+
+    if newest_member(slot) == member then
+      call('SET', slot .. 's', status .. '\0' .. member)
+    end
+
+    return {'done'}
+  end
+
+  -- KEYS: a list of threads. Each entry has a number that no earlier entry had.
+  function operations.enlist(slot, thread)
+    call('ZADD', slot .. 'l', 0, thread)
+    call('HSET', slot .. 'n', thread, call('HINCRBY', slot .. 'n', '', 1))
+    return {'done'}
+  end
+
+  -- KEYS: a list of threads. Remove the entry if it has this number.
+  function operations.delist(slot, thread, number)
+    if call('HGET', slot .. 'n', thread) == number then
+      call('ZREM', slot .. 'l', thread)
+      call('HDEL', slot .. 'n', thread)
+    end
+
+    return {'done'}
+  end
+
+  -- Return what a list of threads shows of one.
+  function operations.info(slot)
+    local times = call('HMGET', slot .. 't', 'created', 'updated', 'first', 'last')
+    return {'info', call('LLEN', slot .. 'm'), unpack(times, 1, 4)}
+  end
 end
 
 local ARGUMENTS = {

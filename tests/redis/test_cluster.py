@@ -54,7 +54,7 @@ def keys_of(cluster: RedisCluster, prefix: str) -> dict[RedisServer, list[str]]:
 @pytest.mark.parametrize(
     ("tag", "seed"),
     [
-        pytest.param(tag, seed, marks=pytest.mark.long if seed > 0 else ())
+        pytest.param(tag, seed, marks=() if seed == 12 else pytest.mark.long)
         for tag in (False, True)
         for seed in range(20)
     ],
@@ -175,6 +175,11 @@ async def test_the_documented_permissions_are_enough(
     manual = cpkit_redis.cluster.__doc__ or ""
     found = re.search(r"ACL SETUSER agent ((?:.|\n)*?)\n\n", manual)
     assert found
+    version = cluster.ask(cluster.nodes[0], "INFO", "server")["redis_version"]
+
+    if version.startswith("6."):
+        pytest.skip("needs Redis 7")
+
     rules = ["on", ">password", *documented(), *found[1].split()]
     name = uuid4().hex
     own = [rule.replace("cpkit:", f"{prefix}:") for rule in rules]
