@@ -29,12 +29,13 @@ from pathlib import Path
 
 from conformance import Harness, Report, URLHarness, certify
 from tests.servers.postgres import PostgresServer
+from tests.servers.postgres_pair import PairHarness, PostgresPair
 from tests.servers.redis import RedisServer
 from tests.test_conformance import PostgresHarness, RedisHarness
 
 FOLDER = Path(__file__).parents[1] / "docs" / "certificates"
 
-STORES = ["memory", "sqlite", "file", "postgresql", "redis"]
+STORES = ["memory", "sqlite", "file", "postgresql", "postgresql-pair", "redis"]
 
 
 @contextmanager
@@ -50,6 +51,10 @@ def harness_of(store: str) -> Iterator[Harness]:
         case "postgresql":
             with PostgresServer() as server:
                 yield PostgresHarness(f"{server.url}?connect_timeout=3", server)
+        case "postgresql-pair":
+            with PostgresPair() as pair:
+                url = f"{pair.url}?dialect=portable&connect_timeout=10"
+                yield PairHarness(url, pair)
         case _:
             with RedisServer() as redis:
                 yield RedisHarness(f"{redis.url}?connect_timeout=3", redis)

@@ -147,3 +147,17 @@ class SplitBrained(Replicated):
             return self.pair.lost
 
         return super()._node()
+
+
+LOSSY = LaggingPair()
+LOSSY.may_lose = True
+
+
+class SaysThatItMayLose(AcknowledgesAlone):
+    """Not broken: its engine promises less, and the certificate counts what it lost."""
+
+    pair = LOSSY
+
+
+def lossy() -> Harness:
+    return ReplicatedHarness(f"{__name__}:{SaysThatItMayLose.__qualname__}", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -227,3 +228,13 @@ def test_a_store_that_hangs_does_not_hang_the_command(tmp_path: Path) -> None:
     code, out, _ = command(tmp_path, "short:Stuck", "--clause", "append.keeps-order")
     assert code == 1
     assert "a thread that still runs" in out
+
+
+def test_the_command_says_what_failovers_lost() -> None:
+    """An engine that may lose writes passes, and its certificate counts them."""
+    target = "tests.broken.replicas:lossy"
+    clause = "replicated.leader-killed"
+    ended = run_main("certify", target, "--clause", clause, "--rounds", "0.5")
+    assert ended.code == 0
+    lost, acknowledged = re.findall(r"lost (\d+) of (\d+) acknowledged", ended.out)[0]
+    assert 0 < int(lost) < int(acknowledged)
