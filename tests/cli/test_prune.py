@@ -37,6 +37,8 @@ def test_old_threads_are_deleted_and_their_keys_are_kept(url: str) -> None:
 
     dry = invoke("prune", url, "--older-than", "0s", "--dry-run", "--json").json
     assert (dry["threads"], dry["messages"], dry["pending"]) == (1, 2, ["waits"])
+    said = invoke("prune", url, "--older-than", "0s", "--dry-run").out
+    assert said.startswith("would delete 1 thread with 2 messages\n")
     assert in_store(url, ids) == every_id
 
     unsure = invoke("prune", url, "--older-than", "0s")
