@@ -233,6 +233,9 @@ async def tuples_are_arrays(case: Case) -> None:
     for place in ("message", "extra", "args", "result"):
         seen = await _round_trip(case, place, (1, ("a", ()), {"b": (2,)}))
         assert exactly(seen, [1, ["a", []], {"b": [2]}]), f"a tuple in {place}"
+        others: tuple[Any, ...] = ("é\0", 0.1, -1.5e300, 2**70, True, None, [], {})
+        seen = await _round_trip(case, place, others)
+        assert exactly(seen, [*others]), f"a tuple of every type in {place}"
 
 
 @clause("values.subclasses-are-their-base")

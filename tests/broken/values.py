@@ -136,6 +136,19 @@ class RefusesSubclasses(_Changed):
         return value
 
 
+@breaks("values.tuples-are-arrays")
+class RefusesFloatsInTuples(_Changed):
+    def changed(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            for inner in value.values():
+                self.changed(inner)
+
+        elif isinstance(value, tuple) and any(isinstance(one, float) for one in value):
+            raise SerializationError((), "does not survive JSON")
+
+        return value
+
+
 def _folded(text: Any) -> Any:
     return unicodedata.normalize("NFC", text) if isinstance(text, str) else text
 
