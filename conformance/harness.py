@@ -239,7 +239,8 @@ class URLHarness(Harness):
 
         # With four slashes, because some drivers take a path with three as relative.
         base, question, query = self.url.partition("?")
-        path = quote(f"{folder}/store")
+        # The driver creates the folder of its store, and has to make it lasting.
+        path = quote(f"{folder}/new/store")
         scheme = base.partition(":")[0]
         return URLHarness(f"{scheme}:///{path}{question}{query}")
 

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, BinaryIO, Self
 from zlib import crc32
 
+from conformance import Harness
 from cpkit import BackendUnavailable, Durability, Survives
 from cpkit.records import ThreadInfo
 from cpkit_sqlite import SQLiteCheckpointer
@@ -253,3 +254,19 @@ class TrustsTheClock(Synced):
         now = datetime.fromtimestamp(time.time(), UTC)
         listed = await super().list_threads(**options)
         return [replace(one, updated_at=now) for one in listed]
+
+
+class NewFolderHarness(DiskHarness):
+    """The store is in a folder that it has to create."""
+
+    async def in_folder(self, folder: str) -> Harness:
+        return NewFolderHarness(self.kind, f"{folder}/new")
+
+
+@breaks("powerloss.acknowledged-survives", harness=NewFolderHarness)
+class LeavesItsFolderUnsynced(Synced):
+    """Creates the folder of its store, and does not sync the parent's names."""
+
+    async def __aenter__(self) -> Self:
+        self._folder.mkdir(exist_ok=True)
+        return await super().__aenter__()
