@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from conformance.slowdown import slowdown
 from cpkit import BackendUnavailable, ToolCall, VersionConflict
 from cpkit.lease import Lease, LeaseLost, LeaseTimeout, thread_lease
 from tests.effects.shop import QUICK, OnlySix, Store, until
@@ -56,9 +57,9 @@ async def test_leases_of_different_threads_are_independent(
 
 async def test_a_held_lease_is_renewed(cp: Store, thread: str) -> None:
     """A runner that waits longer than ``stale_after`` does not get the lease."""
-    async with lease_of(cp, thread, stale_after=0.4) as lease:
+    async with lease_of(cp, thread, stale_after=0.4 * slowdown()) as lease:
         with pytest.raises(LeaseTimeout):
-            await lease_of(cp, thread, timeout=1.2).__aenter__()
+            await lease_of(cp, thread, timeout=1.2 * slowdown()).__aenter__()
 
         await lease.check()
         assert not lease.lost
