@@ -46,7 +46,8 @@ class Approvals:
         self._requests = requests
         self._policy = policy
         self._notify = notify
-        self._notified: set[tuple[str, int]] = set()
+        self._notified: dict[tuple[str, int], bool] = {}
+        """The requests that people are being told of; true once they were told."""
 
     # A run
 
@@ -68,7 +69,7 @@ class Approvals:
             request = await self._request(plan)
 
             if request.decision is not None:
-                self._notified.discard((request.key, request.number))
+                self._notified.pop((request.key, request.number), None)
 
                 if not request.is_approved:
                     await self._refuse(plan, request)
@@ -90,7 +91,7 @@ class Approvals:
             request = await self._requests.get(effect.key, number, effect.thread_id)
 
             if request is None and newest is not None:
-                return newest
+                return await self._behind_gap(newest)
 
             if request is None:
                 request = await self._requests.create(
@@ -119,6 +120,14 @@ class Approvals:
                 raise KeyReused(effect.key, effect.tool)
 
         raise AssertionError
+
+    async def _behind_gap(self, newest: ApprovalRequest) -> ApprovalRequest:
+        """Return the newest request for the same arguments.
+
+        The number of a withdrawn request finds nothing; later ones may exist.
+        """
+        requests = await self._requests.all_of(newest.key, newest.thread_id)
+        return [newest, *(one for one in requests if one.same_args(newest.args))][-1]
 
     async def _refuse(self, plan: EffectPlan, request: ApprovalRequest) -> None:
         """Raise: the request was denied, withdrawn, or expired."""
@@ -181,25 +190,22 @@ class Approvals:
     async def _notify_once(self, request: ApprovalRequest, trail: Trail) -> bool:
         """Call the notifier, once for this request in this process.
 
-        Returns whether people were notified, or are to be notified by another run.
+        Returns whether they were told. If not, try again after a while: the notifier
+        failed, or another run is calling it.
         """
         mark = request.key, request.number
 
         if mark in self._notified:
-            return True
+            return self._notified[mark]
 
-        self._notified.add(mark)
+        self._notified[mark] = False
         trail.note("approval requested")
 
-        if self._notify is None:
-            return True
-
         try:
-            await call_callback(self._notify, request)
+            if self._notify is not None:
+                await call_callback(self._notify, request)
         except BaseException as exc:
-            # The notification was not delivered, so it is tried again: by this run
-            # after a while, or by the next run.
-            self._notified.discard(mark)
+            self._notified.pop(mark, None)
 
             if not isinstance(exc, Exception):
                 raise
@@ -207,6 +213,7 @@ class Approvals:
             log.exception("on_approval_required failed for %s", request.tool)
             return False
 
+        self._notified[mark] = True
         return True
 
     async def acted_upon(self, plan: EffectPlan, number: int) -> None:
@@ -257,16 +264,19 @@ class Approvals:
     ) -> ApprovalRequest | None:
         """Return the request that a person means, or ``None``.
 
-        That is the newest request with the given arguments, or else with those of the
-        effect's first request. Raises ``ValueError`` if another is undecided too.
+        That is the newest request with the given number and arguments, or else with
+        those of the effect's first request. Raises ``ValueError`` if another is
+        undecided too.
         """
         requests = await self._requests.all_of(key, thread_id)
 
         if number is not None:
             requests = [one for one in requests if one.number == number]
-        elif args is not None:
+
+        # Beside the number, too: numbers begin again after a thread was forgotten.
+        if args is not None:
             requests = [one for one in requests if one.same_args(args)]
-        elif requests:
+        elif requests and number is None:
             first = requests[0]
             same = [one for one in requests if one.same_args(first.args)]
 
@@ -302,10 +312,16 @@ class Approvals:
             seconds = (request.expires_at - request.requested_at).total_seconds()
 
         while request.decision is not None:
-            numbers = [one.number for one in await self._requests.all_of(key)]
+            requests = await self._requests.all_of(key)
+
+            # Another process may have asked again, or for other arguments, meanwhile.
+            for other in requests:
+                if other.decision is None and other.same_args(request.args):
+                    return other
+
             again = await self._requests.create(
                 key,
-                max([request.number, *numbers]) + 1,
+                max([request.number, *(one.number for one in requests)]) + 1,
                 request.thread_id,
                 request.run_thread or request.thread_id,
                 request.tool,
@@ -313,7 +329,6 @@ class Approvals:
                 seconds,
             )
 
-            # Another process may ask for other arguments at the same moment.
             if again is not None and again.same_args(request.args):
                 request = again
 

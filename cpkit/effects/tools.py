@@ -7,6 +7,7 @@ import inspect
 import json
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol, cast, overload
@@ -50,8 +51,9 @@ class Tool:
     effect, with the key to pass downstream and the attempt. The result is JSON, or a
     value that pydantic can write as JSON.
 
-    A sync function runs in a worker thread, so that it does not block the event loop.
-    Cancelling its run does not stop that thread.
+    A sync function runs in a worker thread, so that it does not block the event loop. A
+    thread cannot be cancelled: a cancelled run of a writing tool waits for its thread,
+    records the outcome, and ends as cancelled then.
 
     ``side_effects`` is ``"write"`` or ``"read"``. ``verify``, ``key_fields``,
     ``scope``, ``stale_after`` and ``release_failures`` are those of
@@ -152,7 +154,9 @@ class Tool:
         if inspect.iscoroutinefunction(self.function):
             result = await call()
         else:
-            result = await asyncio.to_thread(call)
+            # Only a tool that reads may be left to its thread when it is cancelled.
+            run = asyncio.to_thread if effect is None else _to_thread_to_the_end
+            result = await run(call)
 
             if inspect.isawaitable(result):
                 result = await result
@@ -245,6 +249,32 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         return Tool(function)
 
     return partial(Tool, **options)
+
+
+async def _to_thread_to_the_end(call: Callable[[], Any]) -> Any:
+    """Run a function in a thread; return its result even if the caller is cancelled.
+
+    The cancellation is raised at the caller's next await, when the result is known. An
+    effect must not go on in a thread while another process takes it for dead.
+    """
+    # Not a task: the end of asyncio.run cancels all tasks, and no thread.
+    loop = asyncio.get_running_loop()
+    work = loop.run_in_executor(None, copy_context().run, call)
+    caller = asyncio.current_task()
+    assert caller is not None
+    cancelled = False
+
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError:
+            cancelled = True
+
+    if cancelled:
+        caller.uncancel()
+        caller.cancel()
+
+    return work.result()
 
 
 def arguments_json(valid: Mapping[str, Any]) -> dict[str, JsonValue]:
@@ -370,7 +400,9 @@ class ToolRegistry:
 
         A read-only tool runs each time and is not recorded. A mutating tool is an
         effect of the ledger. Its validated arguments, with defaults filled in, name the
-        effect, and policies see them. ``tool_call_id`` is kept with the record only:
+        effect, people approve them, and the function gets exactly what was recorded.
+        Arguments of which JSON does not keep everything (an excluded field, a secret)
+        are refused. ``tool_call_id`` is kept with the record only:
         models repeat it within a thread, so it does not tell two calls apart.
 
         Raises ``EffectTimeout``, ``EffectErased`` and what the store raises. These
@@ -403,10 +435,34 @@ async def _write(
     try:
         spec = tool.spec(thread_id, valid, tool_call_id)
         plan = plan_effect(spec, ledger.settings)
+        recorded = _recorded(tool, valid, spec.args)
     except (SerializationError, PayloadTooLarge) as exc:
         return ToolOutcome(f"arguments of {tool.name!r}: {exc}", True)
 
-    return await _execute(ledger, plan, tool, valid)
+    return await _execute(ledger, plan, tool, recorded)
+
+
+def _recorded(
+    tool: Tool, valid: dict[str, Any], args: Mapping[str, JsonValue]
+) -> dict[str, Any]:
+    """Return the arguments as they are read from the record, which people approve.
+
+    Raises ``SerializationError`` if they are not the validated ones.
+    """
+    try:
+        recorded = tool.validated(args)
+    except ValidationError as exc:
+        raise SerializationError(("args",), _problems(exc)) from exc
+
+    for name, value in valid.items():
+        if recorded.get(name, tool) != value:
+            raise SerializationError(
+                ("args", name),
+                "its JSON does not keep everything, so another process could not run "
+                "the same call; is a field excluded, renamed or masked there?",
+            )
+
+    return recorded
 
 
 async def run_recorded(
@@ -414,7 +470,7 @@ async def run_recorded(
 ) -> ToolOutcome | None:
     """Run a tool with the arguments of a recorded effect, without waiting for people.
 
-    Returns ``None`` if the tool would give the effect another key.
+    Returns ``None`` if the tool would give the effect another key or other arguments.
     """
     try:
         valid = tool.validated(effect.args)
@@ -425,6 +481,10 @@ async def run_recorded(
     plan = plan_effect(replace(spec, approval_timeout=0), ledger.settings)
 
     if plan.effect.key != effect.key:
+        return None
+
+    # Fields that are not in the key may differ too, if the tool has changed.
+    if canonical_json(plan.effect.args) != canonical_json(effect.args):
         return None
 
     try:

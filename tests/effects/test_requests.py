@@ -305,3 +305,115 @@ async def test_an_entry_without_a_request_is_not_listed(cp: Store, thread: str) 
     assert not await quick(cp).approve(key)
     await ask(cp, thread)
     assert [one.key for one in await own(cp, key, limit=1_000)] == [key]
+
+
+async def test_a_number_never_decides_other_arguments(cp: Store, thread: str) -> None:
+    """Two requests share a key; a link shows the number and arguments of one."""
+    ledger = careful(cp)
+    order: Any = {"key_fields": ["order"]}
+    shown: dict[str, JsonValue] = {"order": "7", "amount": 10}
+    other: dict[str, JsonValue] = {"order": "7", "amount": 9999}
+
+    for args in (shown, other):
+        with pytest.raises(EffectTimeout):
+            await ledger.run(thread, "charge", args, Shop().charge, **order)
+
+    key = ledger.key(thread, "charge", shown, **order)
+    assert not await ledger.approve(key, number=2, args=shown)
+    assert {one.decision for one in await own(cp, key)} == {None}
+    assert await ledger.approve(key, number=1, args=shown)
+
+
+async def test_a_withdrawn_request_does_not_hide_a_later_approval(
+    cp: Store, thread: str
+) -> None:
+    """The second of three requests is withdrawn; the third one licenses the run."""
+    ledger, shop = careful(cp), Shop()
+    key = await ask(cp, thread)
+    await ledger.deny(key)
+    second = await ledger.ask_again(key)
+    await cp.record_result(thread, second.record.call.call_id, {}, success=False)
+    third = await ledger.ask_again(key)
+
+    assert (second.number, third.number) == (2, 3)
+    assert await ledger.approve(key, number=3)
+    await ledger.run(thread, "charge", ARGS, shop.charge)
+    assert len(shop.effects) == 1
+
+
+async def test_asking_again_twice_is_one_request(cp: Store, thread: str) -> None:
+    """The second person reads the old decision before the first one has asked again."""
+    key = await ask(cp, thread)
+    await careful(cp).deny(key)
+    first, second = careful(cp), careful(cp)
+    listed = second._approvals._requests.all_of
+    found, go = asyncio.Event(), asyncio.Event()
+    calls = 0
+
+    async def paused(*args: Any) -> list[ApprovalRequest]:
+        nonlocal calls
+        calls += 1
+
+        if calls == 2:  # the first call found the denied request
+            found.set()
+            await go.wait()
+
+        return await listed(*args)
+
+    second._approvals._requests.all_of = paused  # type: ignore[method-assign, assignment]
+
+    async with asyncio.TaskGroup() as group:
+        late = group.create_task(second.ask_again(key))
+        await found.wait()
+        early = await first.ask_again(key)
+        go.set()
+
+    assert late.result().number == early.number == 2
+
+
+async def test_a_cancelled_notifier_is_called_again_by_another_run(
+    cp: Store, thread: str
+) -> None:
+    """The run that waits beside it does not count its call as a notification."""
+    calls: list[ApprovalRequest] = []
+    entered, told = asyncio.Event(), asyncio.Event()
+
+    async def notify(request: ApprovalRequest) -> None:
+        calls.append(request)
+
+        if len(calls) == 1:
+            entered.set()
+            await asyncio.Event().wait()
+
+        told.set()
+
+    ledger = quick(
+        cp,
+        requires_approval=lambda _: True,
+        on_approval_required=notify,
+        patience=0.05,
+    )
+    begun = [asyncio.Event(), asyncio.Event()]
+
+    async def run(number: int) -> None:
+        begun[number].set()
+        await ledger.run(thread, "charge", ARGS, Shop().charge)
+
+    first = asyncio.create_task(run(0))
+    await entered.wait()
+    second = asyncio.create_task(run(1))
+    await begun[1].wait()
+
+    for _ in range(50):  # so that it waits beside the first run, whose call goes on
+        await asyncio.sleep(0.001)
+
+    first.cancel()
+
+    try:
+        async with asyncio.timeout(10 * slowdown()):
+            await told.wait()
+    finally:
+        second.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+
+    assert len(calls) == 2

@@ -14,19 +14,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from pydantic import BaseModel, Field, RootModel
+from pydantic import BaseModel, Field, RootModel, SecretStr
 
 from cpkit import JsonValue
 from cpkit.effects import (
     Effect,
     EffectTimeout,
     NoEffect,
+    NotLanded,
     Tool,
     ToolOutcome,
     ToolRegistry,
     tool,
 )
-from tests.effects.shop import Store, quick
+from tests.effects.shop import Store, quick, until
 
 BOOKS: list[Any] = []
 
@@ -230,6 +231,137 @@ async def test_a_cancelled_tool_raises_cancelled_error(cp: Store, thread: str) -
 
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_a_cancelled_run_waits_for_its_thread_and_records(
+    cp: Store, thread: str
+) -> None:
+    """A thread goes on when its run is cancelled; nothing may run beside it."""
+    began, go = threading.Event(), threading.Event()
+    paid: list[int] = []
+
+    @tool(verify=lambda _: NotLanded())
+    def pay(amount: int) -> str:
+        began.set()
+        go.wait(30)
+        paid.append(amount)
+        return "paid"
+
+    ledger = quick(cp)
+    registry = ToolRegistry(ledger, [pay])
+    task = asyncio.create_task(registry.dispatch(thread, "pay", {"amount": 5}))
+    await asyncio.to_thread(began.wait)
+    task.cancel()
+    await ledger.recover(thread, [pay])
+    assert not task.done()
+    task.cancel()
+    go.set()
+
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    replayed = await registry.dispatch(thread, "pay", {"amount": 5})
+    assert (replayed.content, replayed.replayed, paid) == ("paid", True, [5])
+
+
+async def test_a_timeout_around_a_sync_tool_is_still_a_timeout(
+    cp: Store, thread: str
+) -> None:
+    """The delayed cancellation is the one that asyncio.timeout asked for."""
+    go = threading.Event()
+
+    @tool
+    def pay() -> str:
+        go.wait(30)
+        return "paid"
+
+    registry = ToolRegistry(quick(cp), [pay])
+    asyncio.get_running_loop().call_later(0.2, go.set)
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await registry.dispatch(thread, "pay", {})
+
+    assert (await registry.dispatch(thread, "pay", {})).replayed
+
+
+async def test_the_function_gets_what_people_approved(cp: Store, thread: str) -> None:
+    """The caller changes its arguments while a person decides."""
+    paid: list[Any] = []
+
+    @tool
+    async def pay(order: dict[str, Any]) -> None:
+        paid.append(order["amount"])
+
+    ledger = quick(cp, requires_approval=lambda _: True)
+    args: dict[str, Any] = {"order": {"amount": 10}}
+    dispatch = ToolRegistry(ledger, [pay]).dispatch(thread, "pay", args)
+    task = asyncio.create_task(dispatch)
+    key = ledger.key(thread, "pay", {"order": {"amount": 10}})
+
+    async def requested() -> bool:
+        return any(one.key == key for one in await ledger.requests(limit=1_000))
+
+    await until(requested)
+    args["order"]["amount"] = 9999
+    assert await ledger.approve(key)
+    await task
+    assert paid == [10]
+
+
+class Masked(BaseModel):
+    """Writes less than it reads."""
+
+    secret: SecretStr = SecretStr("")
+    amount: int = Field(10, exclude=True)
+    renamed: int = Field(0, serialization_alias="other")
+
+
+@pytest.mark.parametrize(
+    "order",
+    [{"secret": "token"}, {"amount": 500}, {"renamed": 5}],
+    ids=["masked", "excluded", "renamed"],
+)
+async def test_arguments_that_json_does_not_keep_are_refused(
+    cp: Store, thread: str, order: dict[str, JsonValue]
+) -> None:
+    """People would approve other arguments, and recover would run them."""
+    ran: list[Masked] = []
+
+    @tool
+    async def pay(order: Masked) -> None:
+        ran.append(order)
+
+    outcome = await ToolRegistry(quick(cp), [pay]).dispatch(
+        thread, "pay", {"order": order}
+    )
+    assert outcome.is_error
+    assert "does not keep everything" in str(outcome.content)
+    assert (ran, await cp.list_calls(thread)) == ([], [])
+
+
+async def test_recover_skips_a_tool_that_reads_other_arguments_now(
+    cp: Store, thread: str
+) -> None:
+    """A field outside the key got another default since the call was recorded."""
+    ran: list[int] = []
+
+    async def old(order: int, amount: int = 500) -> None:
+        await asyncio.Event().wait()
+
+    async def new(order: int, amount: int = 10, currency: str = "EUR") -> None:
+        ran.append(amount)
+
+    options: Any = {"name": "pay", "key_fields": ["order"]}
+    before = Tool(old, **options)
+    after = Tool(new, verify=lambda _: NotLanded(), **options)
+    run = ToolRegistry(quick(cp), [before]).dispatch(thread, "pay", {"order": 1})
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(run, 0.2)
+
+    await quick(cp).recover(thread, [after])
+    assert ran == []
 
 
 class Crowd(RootModel[frozenset[str]]):
