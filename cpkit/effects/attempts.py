@@ -10,6 +10,7 @@ without a clear answer is in the same place, so that a person can read it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from types import TracebackType
@@ -41,11 +42,15 @@ __all__ = [
     "delete_heartbeats",
     "read_doubt",
     "read_heartbeat",
+    "run_shielded",
     "store_doubt",
 ]
 
 _LONGEST_DOUBT = 500
 """Characters kept of what ``verify`` said: enough to recognize the error."""
+
+_LONGEST_SHIELD = 30.0
+"""Seconds that a cancelled run still waits for the store to record its outcome."""
 
 
 class Attempts:
@@ -153,6 +158,33 @@ class Attempts:
         )
         self.waits.post(record.call.idempotency_key, record)
         return record
+
+
+async def run_shielded(work: Coroutine[Any, Any, None]) -> None:
+    """Wait until ``work`` is done, for at most 30 seconds; log what it raises.
+
+    If the caller is cancelled, ``work`` continues, however often that happens (anyio
+    cancels again at every await). The cancellation is raised afterwards.
+    """
+
+    async def bounded() -> None:
+        try:
+            async with asyncio.timeout(_LONGEST_SHIELD):
+                await work
+        except Exception:
+            log.warning("could not record an outcome", exc_info=True)
+
+    task = asyncio.create_task(bounded())
+    cancelled: asyncio.CancelledError | None = None
+
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+
+    if cancelled is not None:
+        raise cancelled
 
 
 def _is_call(record: CallRecord, call: ToolCall) -> bool:

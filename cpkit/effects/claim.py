@@ -14,7 +14,9 @@ from cpkit.effects.attempts import (
     Attempts,
     ask_verify,
     close_attempt,
+    delete_heartbeats,
     read_heartbeat,
+    run_shielded,
     store_doubt,
 )
 from cpkit.effects.effect import EffectPlan, Landed, NotLanded, Verdict
@@ -22,6 +24,7 @@ from cpkit.effects.errors import EffectErased, EffectTimeout, KeyReused
 from cpkit.effects.records import (
     Outcome,
     call_args,
+    error_envelope,
     fresh_call_id,
     released_envelope,
     value_envelope,
@@ -65,6 +68,7 @@ class Claim:
         self._trail = trail
         self._running = running
         self._call_id = ""
+        self._held = False
         self.request = 0
         """The number of the approval request that licenses this run, or 0."""
         self.handler_ran = False
@@ -90,6 +94,8 @@ class Claim:
                 if record is not None:
                     return False, record
 
+                self._held = True
+
                 if not wants_record or self.handler_ran:
                     return True, None
 
@@ -107,16 +113,46 @@ class Claim:
             raise
 
     async def abandon(self, outcome: Outcome) -> None:
-        """Record the outcome of a call that its run gives up; try this once."""
+        """Record the outcome of a run that ends here; a cancellation does not stop it.
+
+        This tries once. If the handler ran and its attempt was released meanwhile, the
+        outcome becomes that of a new attempt, unless another attempt holds the key.
+        """
+        await run_shielded(self._abandon(outcome))
+
+    async def _abandon(self, outcome: Outcome) -> None:
         try:
-            await self._attempts.cp.record_result(
-                self._thread_id,
-                self.call.call_id,
-                outcome.result,
-                success=outcome.success,
-            )
+            await self._record_last(outcome)
+        except (PayloadTooLarge, SerializationError) as exc:
+            # The effect happened, and the store cannot hold its result.
+            await self._abandon(Outcome(error_envelope(exc)))
         except CheckpointerError as exc:
             self._trail.note("left as it is", because=type(exc).__name__)
+        else:
+            if self.handler_ran:
+                key = self._plan.effect.key
+                await delete_heartbeats(self._attempts.cp, key)
+
+    async def _record_last(self, outcome: Outcome) -> None:
+        # An outcome without success frees the key, so that it needs no new claim.
+        if self._held or not outcome.success:
+            record = await self._record_once(outcome)
+
+            if record.status != "failed" or record.erased or not outcome.success:
+                return
+
+            self._new_call()
+
+        if await self._claim() is None:
+            await self._record_once(outcome)
+
+    async def _record_once(self, outcome: Outcome) -> CallRecord:
+        return await self._attempts.cp.record_result(
+            self._thread_id,
+            self.call.call_id,
+            outcome.result,
+            success=outcome.success,
+        )
 
     def forget(self) -> None:
         """Stop protecting the call from a resume in the same ledger."""
@@ -154,6 +190,7 @@ class Claim:
         self._running.discard(self._call_id)
         self._call_id = fresh_call_id()
         self._running.add(self._call_id)
+        self._held = False
         self.call = ToolCall(self._call_id, effect.tool, call_args(effect), effect.key)
 
     async def _claim(self, holder: CallRecord | None = None) -> CallRecord | None:

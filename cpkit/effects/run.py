@@ -132,23 +132,31 @@ class EffectRun:
     async def _run(
         self, handler: Handler, holder: CallRecord | None, wants_attempt: bool
     ) -> RunResult:
-        while True:
-            held, record = await self._claim.acquire(
-                wait=True, wants_record=wants_attempt, holder=holder
-            )
-            holder = None
+        try:
+            while True:
+                held, record = await self._claim.acquire(
+                    wait=True, wants_record=wants_attempt, holder=holder
+                )
+                holder = None
 
-            if not held:
-                assert record is not None
-                return self._replay(record)
+                if not held:
+                    assert record is not None
+                    return self._replay(record)
 
-            attempt = 0 if record is None else record.attempt
-            result = await self._perform(handler, self._effect(attempt))
+                attempt = 0 if record is None else record.attempt
+                result = await self._perform(handler, self._effect(attempt))
 
-            # None: taken over, and the key is free. Claim again and record the same
-            # outcome; the handler is not called twice.
-            if result is not None:
-                return result
+                # None: taken over, and the key is free. Claim again and record the
+                # same outcome; the handler is not called twice.
+                if result is not None:
+                    return result
+        except asyncio.CancelledError:
+            # If the handler has ended, its outcome is known. Recording it twice is
+            # safe.
+            if self._outcome is not None:
+                await self._claim.abandon(self._outcome)
+
+            raise
 
     async def begin(self) -> tuple[CallRecord, bool]:
         """Claim the effect; return the key's record, and whether the caller runs it."""
@@ -191,24 +199,14 @@ class EffectRun:
             self._attempts.cp, effect.key, effect.call_id, self._plan.heartbeat
         )
 
-        try:
-            if self._outcome is None:
-                self._trail.note("claimed", attempt=effect.attempt)
+        if self._outcome is None:
+            self._trail.note("claimed", attempt=effect.attempt)
 
-                async with heartbeat:
-                    self._outcome = await self._call_handler(handler, effect)
-                    self._claim.handler_ran = True
+            async with heartbeat:
+                self._outcome = await self._call_handler(handler, effect)
+                self._claim.handler_ran = True
 
-            result = await self._record(effect, self._outcome)
-        except asyncio.CancelledError:
-            # If the handler has ended, its outcome is known. Recording it twice is
-            # safe.
-            if self._outcome is not None:
-                await self._claim.abandon(self._outcome)
-                await heartbeat.delete()
-
-            raise
-
+        result = await self._record(effect, self._outcome)
         await heartbeat.delete()
         return result
 
