@@ -121,7 +121,10 @@ def _client(name: str, count: int, random: Random, abilities: list[str]) -> Clie
 
     def restore() -> Step:
         messages = [body() for _ in range(3)]
-        dump = ThreadDump(thread, messages, extra(), (), _RESTORED, _RESTORED)
+        # Its key is free: all calls of the thread were forgotten before.
+        call = ToolCall(f"{name}.{len(steps)}", "pay", body(), random.choice(keys))
+        record = CallRecord(thread, call, "completed", 1, _RESTORED, "done", _RESTORED)
+        dump = ThreadDump(thread, messages, extra(), [record], _RESTORED, _RESTORED)
         return Step("restore_thread", (dump,))
 
     choices = [append] * 5 + [fenced] * 2 + [merge] * 2 + [claim] * 4 + [resolve] * 4

@@ -9,6 +9,7 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 from uuid import uuid4
@@ -25,6 +26,8 @@ from cpkit import (
 )
 from tests.broken.reference import Reference
 from tests.broken.store import breaks
+
+RESTORED = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @dataclass
@@ -112,12 +115,11 @@ class Disk(Reference):
             self._write(log, ["delete_thread", thread_id, forget_keys])
 
     async def restore_thread(self, dump: ThreadDump) -> None:
-        assert not dump.calls, "the scripts of the suite restore no calls"
-
         async with self._turn() as log:
             await super().restore_thread(dump)
-            values = [list(dump.messages), dict(dump.extra)]
-            self._write(log, ["append", dump.thread_id, *values])
+            calls = [[asdict(one.call), one.result] for one in dump.calls]
+            values = [list(dump.messages), dict(dump.extra), calls]
+            self._write(log, ["restore_thread", dump.thread_id, *values])
 
     async def list_calls(self, thread_id: str) -> list[CallRecord]:
         async with self._turn():
@@ -172,6 +174,24 @@ class Disk(Reference):
             )
         elif kind == "delete_thread":
             await super().delete_thread(thread_id, forget_keys=args[0])
+        elif kind == "restore_thread":
+            messages, extra, calls = args
+            # The scripts of the suite restore first attempts that are completed.
+            records = [
+                CallRecord(
+                    thread_id,
+                    ToolCall(**call),
+                    "completed",
+                    1,
+                    RESTORED,
+                    result,
+                    RESTORED,
+                )
+                for call, result in calls
+            ]
+            await super().restore_thread(
+                ThreadDump(thread_id, messages, extra, records, RESTORED, RESTORED)
+            )
         else:
             call_id, result, success = args
             await super().record_result(thread_id, call_id, result, success=success)

@@ -270,3 +270,12 @@ class LeavesItsFolderUnsynced(Synced):
     async def __aenter__(self) -> Self:
         self._folder.mkdir(exist_ok=True)
         return await super().__aenter__()
+
+
+@breaks("powerloss.acknowledged-survives", harness=DiskHarness)
+class ForgetsRestoredCalls(Synced):
+    """Writes the calls of a restored thread into memory only."""
+
+    def _write(self, log: BinaryIO, values: list[Any]) -> None:
+        kept = [*values[:-1], []] if values[0] == "restore_thread" else values
+        super()._write(log, kept)
