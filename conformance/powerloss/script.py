@@ -135,6 +135,9 @@ def _client(name: str, count: int, random: Random, abilities: list[str]) -> Clie
     # Begin with a write of each kind, so that a short script has all of them.
     first = random.sample([append, claim, merge], 3) + [resolve]
 
+    if {"erase", "move"} <= {*abilities}:
+        first.append(forget)  # and restore
+
     while len(steps) < count:
         step = (first.pop(0) if first else random.choice(choices))()
         steps.append(step)
