@@ -277,7 +277,10 @@ class Claim:
         runs the effect.
         """
         cp = self._attempts.cp
-        await self.wait_until_approved()
+
+        # If the handler ran, its outcome is recorded whatever the approval says now.
+        if not self.handler_ran:
+            await self.wait_until_approved()
 
         if self._plan.verify is None:
             verdict: Verdict = NotLanded()

@@ -382,6 +382,30 @@ async def test_a_takeover_needs_the_approval(cp: Store, thread: str) -> None:
     assert shop.effects == []
 
 
+async def test_a_takeover_after_the_handler_ran_needs_no_approval(
+    cp: Store, thread: str
+) -> None:
+    """The approval may have expired meanwhile, and the effect has happened."""
+    shop = Shop("kept", gate=asyncio.Event())
+    assert shop.gate is not None
+    task = asyncio.create_task(
+        quick(
+            cp,
+            requires_approval=lambda _: bool(shop.effects),
+            approval_timeout=0,
+            stale_after=0.05,
+        ).run(thread, "charge", ARGS, shop.charge)
+    )
+    await shop.began.wait()
+    await cp.record_result(thread, shop.effects[0].call_id, {}, success=False)
+    assert (await quick(cp).begin(thread, "charge", ARGS)).fresh  # a silent holder
+    shop.gate.set()
+    assert await task == "kept"
+    record = await cp.find_completed(shop.effects[0].key)
+    assert record is not None
+    assert (record.attempt, len(shop.effects)) == (3, 1)
+
+
 async def test_other_calls_do_not_show_as_requests(cp: Store, thread: str) -> None:
     """``pending`` returns approval requests only."""
     await cp.record_issued(thread, ToolCall("c1", "charge", {}, f"k-{thread}"))
