@@ -210,6 +210,7 @@ async def resume_thread(
     pending = [record for record in pending if record.call.tool_name != APPROVAL]
     orphans = [record for record in pending if record.call.call_id not in running]
     alive: set[str] = set(running)
+    stale: dict[str, StaleDetector] = {}
 
     if stale_after is not None:
         stale = await _stale_calls(attempts, orphans, stale_after)
@@ -223,29 +224,37 @@ async def resume_thread(
 
     for record in pending:
         if record.call.call_id in alive:
-            resumed.append(Resumed(record, "alive", "a run is executing it"))
+            resumed.append(_alive(record))
         else:
-            resumed.append(await _recover(attempts, record, tools))
+            detector = stale.get(record.call.call_id)
+            resumed.append(await _recover(attempts, record, tools, detector))
 
         log.info("resume of %r: %s", thread_id, resumed[-1].action)
 
     return ResumeReport(thread_id, tuple(resumed))
 
 
+def _alive(record: CallRecord) -> Resumed:
+    return Resumed(record, "alive", "a run is executing it")
+
+
 async def _stale_calls(
     attempts: Attempts, records: list[CallRecord], stale_after: float
-) -> set[str]:
-    """Watch the calls for ``stale_after`` seconds; return the ids of the stale ones."""
+) -> dict[str, StaleDetector]:
+    """Watch the calls for ``stale_after`` seconds.
+
+    Returns the detectors of the stale ones, by call id.
+    """
     watched = {record.call.call_id: record for record in records}
     detectors = {call_id: StaleDetector(stale_after) for call_id in watched}
-    stale: set[str] = set()
+    stale: dict[str, StaleDetector] = {}
 
     while watched:
         for call_id, record in list(watched.items()):
             detector = detectors[call_id]
 
             if await detector.is_stale(partial(read_heartbeat, attempts.cp, record)):
-                stale.add(call_id)
+                stale[call_id] = detector
 
             if call_id in stale or detector.changed:
                 del watched[call_id]
@@ -257,9 +266,15 @@ async def _stale_calls(
 
 
 async def _recover(
-    attempts: Attempts, record: CallRecord, tools: Mapping[str, Tool]
+    attempts: Attempts,
+    record: CallRecord,
+    tools: Mapping[str, Tool],
+    stale: StaleDetector | None,
 ) -> Resumed:
-    """Find out what happened to one orphaned call, and record it if that is known."""
+    """Find out what happened to one orphaned call, and record it if that is known.
+
+    ``stale`` says that the call is an orphan; ``None`` if the lease says so.
+    """
     tool = tools.get(record.call.tool_name)
 
     if effect_of(record) is None:
@@ -271,7 +286,7 @@ async def _recover(
     if tool.side_effects == "read":
         result = released_envelope("discarded: the tool only reads")
         return await _close(
-            attempts, record, result, "discarded", "the tool only reads"
+            attempts, record, stale, result, "discarded", "the tool only reads"
         )
 
     if tool.verify is None:
@@ -281,13 +296,14 @@ async def _recover(
 
     if isinstance(verdict, Landed):
         result = value_envelope(verdict.result)
-        return await _close(attempts, record, result, "landed", "verify found it")
+        return await _close(
+            attempts, record, stale, result, "landed", "verify found it"
+        )
 
     if isinstance(verdict, NotLanded):
         result = released_envelope("verify: it did not land")
-        return await _close(
-            attempts, record, result, "released", "verify says that it did not land"
-        )
+        reason = "verify says that it did not land"
+        return await _close(attempts, record, stale, result, "released", reason)
 
     return Resumed(record, "surfaced", "verify gave no clear answer")
 
@@ -295,10 +311,18 @@ async def _recover(
 async def _close(
     attempts: Attempts,
     record: CallRecord,
+    stale: StaleDetector | None,
     result: dict[str, JsonValue],
     action: Action,
     reason: str,
 ) -> Resumed:
+    # The callbacks took time. A holder that was only slow may be alive again.
+    if stale is not None:
+        heartbeat = partial(read_heartbeat, attempts.cp, record)
+
+        if not await stale.is_stale(heartbeat):
+            return _alive(record)
+
     try:
         stored, closed_here = await close_attempt(
             attempts, record, result, success=action == "landed"

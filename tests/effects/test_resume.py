@@ -21,6 +21,7 @@ from cpkit.effects import (
     tool,
 )
 from cpkit.effects.attempts import read_doubt
+from cpkit.effects.records import heartbeat_thread
 from cpkit.lease import LeaseTimeout, LeaseWait, thread_lease
 from cpkit.terms import Terms
 from tests.effects.shop import OnlySix, Shop, Store, claim, quick, until
@@ -252,6 +253,22 @@ async def test_with_stale_after_resume_touches_only_stale_calls(
     assert shop.gate is not None
     shop.gate.set()
     await task
+
+
+async def test_a_heartbeat_during_verify_stops_the_resume(
+    cp: Store, thread: str
+) -> None:
+    """The holder was paused and is alive, so the answer of ``verify`` is too old."""
+    call_id = (await quick(cp).begin(thread, "pay", {})).record.call.call_id
+
+    async def slow(effect: Effect) -> NotLanded:
+        await cp.save_extra(heartbeat_thread(effect.key), {call_id: 1})
+        return NotLanded()
+
+    tools = [Tool(nothing, name="pay", verify=slow)]
+    report = await quick(cp).resume(thread, tools, stale_after=0.05)
+    assert [call.action for call in report.calls] == ["alive"]
+    assert [record.status for record in await cp.list_calls(thread)] == ["issued"]
 
 
 async def test_an_outcome_recorded_during_the_resume_wins(
