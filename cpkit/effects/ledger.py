@@ -35,6 +35,7 @@ from cpkit.effects.records import (
 )
 from cpkit.effects.recovery import (
     RecoverReport,
+    Resumed,
     ResumeReport,
     by_name,
     resume_thread,
@@ -48,7 +49,7 @@ from cpkit.effects.requests import (
     Requests,
 )
 from cpkit.effects.run import EffectRun, RunResult
-from cpkit.effects.tools import Tool
+from cpkit.effects.tools import Tool, ToolOutcome
 from cpkit.effects.tracing import Trail
 from cpkit.errors import PayloadTooLarge, SerializationError
 from cpkit.lease import Lease
@@ -375,11 +376,16 @@ class EffectLedger:
     ) -> RecoverReport:
         """Do all that a thread needs after a crash of its run, under its lease.
 
-        First this does what `resume` does: it asks each tool's ``verify``. It then runs
-        again, through their tools, the calls of which ``verify`` says that nothing
-        happened. Last it calls ``heal(cp, thread_id, report)``, which can close tool
-        calls that the conversation left open. ``surfaced`` calls are for a person, and
-        effects that need an undecided approval are reported, not waited for.
+        For each pending call this does what `resume` does: it asks the tool's
+        ``verify``. If nothing happened, it runs the call again, through its tool,
+        before it goes on to the next call. Last it calls ``heal(cp, thread_id,
+        report)``, which can close tool calls that the conversation left open.
+        ``surfaced`` calls are for a person, and effects that need an undecided approval
+        are reported, not waited for.
+
+        After a crash or an error of the store, recover again: the calls not reached yet
+        are still pending. A call that was just released, and not yet claimed again, is
+        not: its key is free, and only a new request of the agent runs it.
 
         While another process holds the lease, the log says at once for whom this waits
         and how long, and ``on_wait`` is called with a `LeaseWait`. A lease that the
@@ -391,13 +397,19 @@ class EffectLedger:
             check_callback("heal", heal, "cp", "thread_id", "report")
 
         named = by_name(tools)
+        outcomes: list[tuple[Resumed, ToolOutcome]] = []
+
+        async def run(call: Resumed) -> None:
+            outcome = await run_released(self, thread_id, named, call)
+
+            if outcome is not None:
+                outcomes.append((call, outcome))
 
         async with self._lease(thread_id, lease, on_wait):
             report = await resume_thread(
-                self._attempts, thread_id, named, self._running, None
+                self._attempts, thread_id, named, self._running, None, run
             )
-            outcomes = await run_released(self, thread_id, report, named)
-            recovered = RecoverReport(thread_id, report.calls, outcomes)
+            recovered = RecoverReport(thread_id, report.calls, tuple(outcomes))
 
             if heal is None:
                 return recovered

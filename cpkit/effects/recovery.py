@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -167,31 +167,20 @@ def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
 
 
 async def run_released(
-    ledger: RunsEffects,
-    thread_id: str,
-    report: ResumeReport,
-    tools: Mapping[str, Tool],
-) -> tuple[tuple[Resumed, ToolOutcome], ...]:
-    """Run the released calls of a report again, each with its recorded arguments.
+    ledger: RunsEffects, thread_id: str, tools: Mapping[str, Tool], call: Resumed
+) -> ToolOutcome | None:
+    """Run a released call again, with its recorded arguments.
 
-    A call whose key its tool would not give is left alone: another key would be another
-    effect. An effect that waits for an approval is reported as an error.
+    Returns ``None`` for a call whose key its tool would not give: another key would be
+    another effect. An effect that waits for an approval is reported as an error.
     """
-    outcomes = []
+    effect = effect_of(call.record)
 
-    for call in report.calls:
-        effect = effect_of(call.record)
+    if effect is None:
+        return None
 
-        if call.action != "released" or effect is None:
-            continue
-
-        tool = tools[call.record.call.tool_name]
-        outcome = await run_recorded(ledger, thread_id, tool, effect)
-
-        if outcome is not None:
-            outcomes.append((call, outcome))
-
-    return tuple(outcomes)
+    tool = tools[call.record.call.tool_name]
+    return await run_recorded(ledger, thread_id, tool, effect)
 
 
 async def resume_thread(
@@ -200,10 +189,12 @@ async def resume_thread(
     tools: Mapping[str, Tool],
     running: Set[str],
     stale_after: float | None,
+    when_released: Callable[[Resumed], Awaitable[None]] | None = None,
 ) -> ResumeReport:
     """Recover the thread's pending calls; see `EffectLedger.resume`.
 
-    ``running`` has the call ids that the ledger itself is executing.
+    ``running`` has the call ids that the ledger itself is executing. ``when_released``
+    is called with each released call, before the next call is recovered.
     """
     data = await attempts.cp.load(thread_id)
     pending = [] if data is None else data.pending
@@ -230,6 +221,9 @@ async def resume_thread(
             resumed.append(await _recover(attempts, record, tools, detector))
 
         log.info("resume of %r: %s", thread_id, resumed[-1].action)
+
+        if resumed[-1].action == "released" and when_released is not None:
+            await when_released(resumed[-1])
 
     return ResumeReport(thread_id, tuple(resumed))
 

@@ -205,6 +205,35 @@ async def test_recover_runs_what_was_released(cp: Store, thread: str) -> None:
         await quick(cp).recover(thread, [heal])  # type: ignore[list-item]
 
 
+async def test_a_recover_that_dies_leaves_the_other_calls_pending(
+    cp: Store, thread: str
+) -> None:
+    """It dies in the first call that it runs again; the next recover runs all."""
+    dead = Shop(gate=asyncio.Event())
+    sent: list[JsonValue] = []
+
+    def verify(_: Effect) -> NotLanded:
+        return NotLanded()
+
+    @tool(name="mail", verify=verify)
+    async def dies(effect: Effect, to: str) -> JsonValue:
+        return await dead.charge(effect)
+
+    @tool(verify=verify)
+    async def mail(to: str) -> None:
+        sent.append(to)
+
+    for name in ("ann", "bob", "eve"):
+        await leave(cp, thread, "mail", {"to": name})
+
+    task = asyncio.create_task(quick(cp).recover(thread, [dies]))
+    await dead.began.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    await quick(cp).recover(thread, [mail])
+    assert sorted(map(str, sent)) == ["ann", "bob", "eve"]
+
+
 async def test_a_wait_for_a_dead_holder_is_reported_at_once(
     cp: Store, thread: str, caplog: pytest.LogCaptureFixture
 ) -> None:
