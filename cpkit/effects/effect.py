@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from hashlib import sha256
 from json import JSONEncoder
@@ -123,10 +123,19 @@ SupersededHook = Callable[[Effect, CallRecord], Awaitable[object] | object]
 async def call_callback(callback: Callable[..., Any], *args: object) -> Any:
     """Call a callback that may be sync or async, and return its answer.
 
-    A sync callback runs in the event loop's thread and must not block.
+    A sync callback runs in the event loop's thread and must not block. It gets a copy
+    of an `Effect`, so that changes to the arguments stay its own.
     """
-    answer = callback(*args)
+    answer = callback(*map(_own, args))
     return await answer if inspect.isawaitable(answer) else answer
+
+
+def _own(value: object) -> object:
+    if not isinstance(value, Effect):
+        return value
+
+    args: Any = copy_json(dict(value.args), "args")
+    return replace(value, args=args)
 
 
 def check_callback(name: str, callback: object, *parameters: str) -> None:

@@ -538,6 +538,27 @@ async def test_a_superseded_run_records_its_result_if_the_key_is_free(
     ]
 
 
+async def test_a_callback_that_changes_the_arguments_changes_its_own_copy(
+    cp: Store, thread: str
+) -> None:
+    """A policy may redact them: the handler and the record have them all."""
+    args: dict[str, JsonValue] = {"card": {"number": "4111"}, "amount": 1000}
+    seen: list[JsonValue] = []
+
+    def redacts(effect: Effect) -> bool:
+        card: Any = effect.args["card"]
+        card.clear()
+        return False
+
+    def handler(effect: Effect) -> None:
+        seen.append(dict(effect.args))
+
+    ledger = quick(cp, requires_approval=redacts)
+    await ledger.run(thread, "charge", args, handler)
+    (record,) = await cp.list_calls(thread)
+    assert [seen, record.call.args] == [[args], {"args": args}]
+
+
 async def test_find_returns_issued_holders_too(cp: Store, thread: str) -> None:
     """A store with only the six methods returns completed records alone."""
     begun = await quick(cp).begin(thread, "charge", ARGS)
