@@ -1,7 +1,7 @@
 """Getting hold of an effect's key: approval, claim, waiting, takeover.
 
-A run holds a key when its own call, with a fresh id, is the key's issued record. At
-most one attempt holds a key at any time, in the whole store.
+A run holds a key if the key's issued record has the call id that this run made. At most
+one attempt holds a key at any time, in the whole store.
 """
 
 from __future__ import annotations
@@ -42,14 +42,17 @@ from cpkit.wakeups import Reader
 
 __all__ = ["Claim"]
 
+_SLOW = 1.0
+"""Seconds after which a claim looks again whether its approval still counts."""
+
 _NOT_STARTED = Outcome(released_envelope("given up before it began"), success=False)
 
 
 class Claim:
     """One run's claim of one effect's key.
 
-    ``call`` is the current attempt. Its id is in ``running`` until `forget`, so that a
-    resume in the same ledger does not touch it.
+    ``call`` is the current attempt. While its id is in ``running``, a resume by the
+    same ledger leaves the call alone. `forget` removes it.
     """
 
     call: ToolCall
@@ -69,6 +72,7 @@ class Claim:
         self._running = running
         self._call_id = ""
         self._held = False
+        self._approved_at = 0.0
         self.request = 0
         """The number of the approval request that licenses this run, or 0."""
         self.handler_ran = False
@@ -96,15 +100,25 @@ class Claim:
 
                 self._held = True
 
-                if not wants_record or self.handler_ran:
+                if self.handler_ran:
                     return True, None
 
-                record = await self._attempts.find_claimed(self._thread_id, self.call)
+                if wants_record:
+                    record = await self._attempts.find_claimed(
+                        self._thread_id, self.call
+                    )
 
-                # None if the attempt was taken over already: then it must not run.
-                if record is not None and record.status == "issued":
+                    # None if the attempt was taken over already: it must not run.
+                    if record is None or record.status != "issued":
+                        continue
+
                     self.check(record)
+
+                if not await self._is_expired():
                     return True, record
+
+                # The next try asks for the approval again, without holding the key.
+                await self.abandon(_NOT_STARTED)
         except (asyncio.CancelledError, BackendUnavailable):
             # The claim may have been applied, and its handler will not be called.
             if not self.handler_ran:
@@ -180,6 +194,20 @@ class Claim:
         self.request = await self._approvals.wait_until_approved(
             self._plan, self._trail
         )
+        self._approved_at = asyncio.get_running_loop().time()
+
+    async def _is_expired(self) -> bool:
+        """Return whether the approval expired while the claim was retried."""
+        now = asyncio.get_running_loop().time()
+
+        if not self.request or now - self._approved_at < _SLOW:
+            return False
+
+        effect = self._plan.effect
+        request = await self._approvals.find(
+            effect.key, effect.thread_id, effect.args, self.request
+        )
+        return request is None or not request.is_approved
 
     @property
     def _thread_id(self) -> str:
@@ -196,7 +224,7 @@ class Claim:
     async def _claim(self, holder: CallRecord | None = None) -> CallRecord | None:
         """Claim the key. Return ``None`` if this run holds it, else its record.
 
-        A known ``holder`` is returned without a try, which would be a write.
+        If ``holder`` is known, return it: a claim would fail, and would cost a write.
         """
         while True:
             if not self.handler_ran:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from datetime import datetime, timedelta, tzinfo
 from random import Random
 from typing import Any
 
 import pytest
 
-from cpkit import JsonValue, MemoryCheckpointer, ToolCall
+from cpkit import (
+    BackendUnavailable,
+    CallRecord,
+    JsonValue,
+    MemoryCheckpointer,
+    ToolCall,
+)
 from cpkit.effects import (
     Effect,
     EffectDenied,
@@ -17,6 +24,9 @@ from cpkit.effects import (
     EffectLedger,
     EffectTimeout,
     KeyReused,
+    ToolRegistry,
+    requests,
+    tool,
 )
 from tests.effects.shop import OnlySix, Shop, Store, claim, quick, until
 from tests.simulation.loop import simulated_loop
@@ -404,6 +414,63 @@ async def test_a_takeover_after_the_handler_ran_needs_no_approval(
     record = await cp.find_completed(shop.effects[0].key)
     assert record is not None
     assert (record.attempt, len(shop.effects)) == (3, 1)
+
+
+@pytest.mark.parametrize("wants_effect", [True, False])
+def test_an_approval_that_expires_while_its_claim_is_retried_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, wants_effect: bool
+) -> None:
+    """The key is free again, and the handler did not run."""
+    late = timedelta()
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Clock:
+            return super().now(tz) + late
+
+    monkeypatch.setattr(requests, "datetime", Clock)
+
+    class Slow(MemoryCheckpointer[dict[str, Any]]):
+        async def record_issued(
+            self, thread_id: str, call: ToolCall
+        ) -> CallRecord | None:
+            nonlocal late
+
+            if call.tool_name == "charge" and not late:
+                await asyncio.sleep(10)
+                late = timedelta(hours=2)
+                raise BackendUnavailable("test", "lost", maybe_applied=True)
+
+            return await super().record_issued(thread_id, call)
+
+    ran: list[int] = []
+
+    @tool
+    async def charge(order: str) -> None:
+        ran.append(1)
+
+    @tool(name="charge")
+    async def charge_with_effect(order: str, effect: Effect) -> None:
+        ran.append(2)
+
+    async def main() -> None:
+        async with Slow() as cp:
+            ledger = careful(cp, expires_after=3600)
+            one = charge_with_effect if wants_effect else charge
+            run = ToolRegistry(ledger, [one]).dispatch("t", "charge", {"order": "7"})
+            task = asyncio.create_task(run)
+            await requested(cp, "t")
+            (request,) = await ledger.pending("t")
+            assert await ledger.approve(request.key)
+            outcome = await task
+            assert outcome.is_error
+            assert "expired" in str(outcome.content)
+            calls = await cp.list_calls("t")
+            statuses = [one.status for one in calls if one.call.tool_name == "charge"]
+            assert statuses == ["failed"]
+
+    simulated_loop(Random(0)).run(main())
+    assert ran == []
 
 
 async def test_other_calls_do_not_show_as_requests(cp: Store, thread: str) -> None:
