@@ -24,8 +24,8 @@ _NOT_READ = object()
 class StaleDetector:
     """Decides whether a heartbeat stayed the same for ``stale_after`` seconds.
 
-    The observer's own clock alone counts. Of the time between two reads, at most a
-    quarter of ``stale_after`` counts. So an observer that was paused, or whose clock
+    The observer's own clock alone counts. Each pause between two reads counts for at
+    most a quarter of ``stale_after``. So an observer that was paused, or whose clock
     jumped, reads the heartbeat three more times before it calls a holder stale.
     """
 

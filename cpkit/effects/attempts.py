@@ -71,8 +71,8 @@ class Attempts:
     async def claim(self, thread_id: str, call: ToolCall) -> CallRecord | None:
         """Claim the call's key. ``None`` means that this call holds the key.
 
-        The caller must have made the call's id for this attempt alone. Only then does
-        an issued record with that id prove that an earlier answer was lost.
+        Make a new id for each attempt. An issued record with that id is then this
+        attempt's own.
         """
         record = await self.issue(thread_id, call)
 
@@ -101,8 +101,8 @@ class Attempts:
                 retry_rejected=True,  # an error here would leave the key held
             )
         else:
-            # Issuing a recorded call again writes nothing and returns its record. Only
-            # if its thread was just forgotten, the first try writes it again.
+            # A second issue only reads, unless the thread was forgotten meanwhile; then
+            # it writes the call again, hence two tries.
             found = await self.issue(thread_id, call) or await self.issue(
                 thread_id, call
             )

@@ -342,7 +342,8 @@ class Requests:
         try:
             await self._attempts.cp.record_result(REQUESTS, call_id, {"ended": why})
         except CheckpointerError:
-            # The entry stays on the list, until a worker or a later run ends it.
+            # The entry stays on the list, until a worker ends it or it is old. A replay
+            # does not end it, because that would cost each replay a write.
             log.debug("could not end the entry %r", call_id, exc_info=True)
 
     def of(self, record: CallRecord) -> ApprovalRequest | None:
