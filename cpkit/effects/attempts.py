@@ -10,7 +10,7 @@ without a clear answer is in the same place, so that a person can read it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from types import TracebackType
@@ -160,28 +160,35 @@ class Attempts:
         return record
 
 
-async def run_shielded(work: Coroutine[Any, Any, None]) -> None:
+async def run_shielded(work: Callable[[], Awaitable[None]]) -> None:
     """Wait until ``work`` is done, for at most 30 seconds; log what it raises.
 
     If the caller is cancelled, ``work`` continues, however often that happens (anyio
-    cancels again at every await). The cancellation is raised afterwards.
+    cancels again at every await). The cancellation is raised afterwards. ``work`` must
+    be idempotent: it is called again if its own task is cancelled, which
+    ``asyncio.run`` does when it ends.
     """
 
     async def bounded() -> None:
         try:
             async with asyncio.timeout(_LONGEST_SHIELD):
-                await work
+                await work()
         except Exception:
             log.warning("could not record an outcome", exc_info=True)
 
-    task = asyncio.create_task(bounded())
     cancelled: asyncio.CancelledError | None = None
 
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as exc:
-            cancelled = exc
+    for _ in range(2):
+        task = asyncio.create_task(bounded())
+
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as exc:
+                cancelled = exc
+
+        if not task.cancelled():
+            break
 
     if cancelled is not None:
         raise cancelled

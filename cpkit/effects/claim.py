@@ -132,7 +132,7 @@ class Claim:
         This tries once. If the handler ran and its attempt was released meanwhile, the
         outcome becomes that of a new attempt, unless another attempt holds the key.
         """
-        await run_shielded(self._abandon(outcome))
+        await run_shielded(lambda: self._abandon(outcome))
 
     async def _abandon(self, outcome: Outcome) -> None:
         try:

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from cpkit import CallRecord, JsonValue, PayloadTooLarge, ToolCall
+from cpkit import (
+    CallRecord,
+    JsonValue,
+    MemoryCheckpointer,
+    PayloadTooLarge,
+    ToolCall,
+)
 from cpkit.effects import Effect
 from tests.effects.shop import OnlySix, Shop, Store, quick
 
@@ -87,6 +93,30 @@ async def test_a_finished_handler_is_recorded_however_often_it_is_cancelled(
     await cancel_often(task)
     later = quick(cp, stale_after=0.05)
     assert await later.run(thread, "charge", ARGS, shop.charge) == {"charge": 1}
+    assert len(shop.effects) == 1
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_run_cancelled_when_the_program_ends_records_its_outcome(turns: int) -> None:
+    """``asyncio.run`` cancels all tasks, also the one that records the outcome."""
+    name, shop = f"ends-{turns}", Shop()
+
+    async def program() -> None:
+        slow = Slow(await MemoryCheckpointer[Any](name).__aenter__())
+        task = asyncio.create_task(quick(slow).run("t", "charge", ARGS, shop.charge))
+        await slow.began.wait()
+        task.cancel()
+
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+    async def later() -> None:
+        async with MemoryCheckpointer[Any](name) as cp:
+            ledger = quick(cp, stale_after=0.05)
+            assert await ledger.run("t", "charge", ARGS, shop.charge) == {"charge": 1}
+
+    asyncio.run(program())
+    asyncio.run(later())
     assert len(shop.effects) == 1
 
 
