@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from random import Random
-from typing import Any
 
 from conformance.case import Case, raises
 from conformance.clause import Level, clause
 from conformance.clauses.late import append_at_loaded_version
 from conformance.clauses.linearizable import check_keys, check_threads
 from conformance.clauses.server import CLIENTS, OPERATIONS, PACE
+from conformance.clauses.wire import short_timeout
 from conformance.history.client import use_keys, use_threads
 from conformance.history.recorder import Recorder
 from conformance.slowdown import slowdown
@@ -20,18 +20,11 @@ from cpkit import BackendUnavailable
 
 DURABLE = Level.DURABLE
 
-TIMEOUT = 1.0
-"""Seconds: the option ``timeout``, where the harness takes it."""
-
 PATIENCE = 15.0
 """Seconds that an operation with ``timeout=1`` may take, with much to spare."""
 
 LOOKS = 20
 """Loads after the server goes on: it may apply a received request only then."""
-
-
-def _options(case: Case) -> dict[str, Any]:
-    return {"timeout": TIMEOUT} if "timeout" in case.harness.options else {}
 
 
 @asynccontextmanager
@@ -48,7 +41,7 @@ async def _paused(case: Case) -> AsyncIterator[None]:
 @clause("server.paused-is-unavailable", "pause", level=DURABLE, deadline=120)
 async def paused_is_unavailable(case: Case) -> None:
     """While the server is stopped, everything raises BackendUnavailable in time."""
-    options = _options(case)
+    options = short_timeout(case.harness)
     thread, other = case.id(), case.id()
     call, new = case.call(), case.call()
 
@@ -82,7 +75,7 @@ async def paused_is_unavailable(case: Case) -> None:
 
         answers = await asyncio.gather(*tasks, return_exceptions=True)
 
-    assert waits == [], f"with timeout={TIMEOUT:g}"
+    assert waits == [], f"with {options}"
 
     for name, answer in zip(uses, answers, strict=True):
         assert isinstance(answer, BackendUnavailable), name
@@ -91,7 +84,7 @@ async def paused_is_unavailable(case: Case) -> None:
 @clause("server.paused-is-honest", "pause", level=DURABLE, deadline=120)
 async def paused_is_honest(case: Case) -> None:
     """A write on a stopped server that says it was not applied is not applied later."""
-    async with case.open(**_options(case)) as cp:
+    async with case.open(**short_timeout(case.harness)) as cp:
         for _ in range(case.times(3)):
             threads = [case.id() for _ in range(2)]
             keys = [case.id("key") for _ in range(4)]
@@ -136,7 +129,7 @@ async def paused_handle_comes_back(case: Case) -> None:
     """A handle whose operations timed out works again when the server goes on."""
     threads = [case.id() for _ in range(20)]
 
-    async with case.open(**_options(case)) as cp:
+    async with case.open(**short_timeout(case.harness)) as cp:
         await asyncio.gather(*(cp.append(one, [{"n": 1}]) for one in threads))
 
         async with _paused(case):
