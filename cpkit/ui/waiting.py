@@ -88,11 +88,15 @@ async def in_doubt(site: Site, request: Request) -> Page:
 
 
 async def decision(site: Site, request: Request) -> Page:
-    """Show one request with its exact arguments, and how it was decided."""
+    """Show one request with its exact arguments, and how it was decided.
+
+    ``choose`` is the decision that the person came for, so that its button comes first.
+    """
     found = await _request(
         site, wanted(request, "id"), wanted(request, "request"), "there is nothing here"
     )
-    return Page("decide.html", await _decided(site, found))
+    data = await _decided(site, found)
+    return Page("decide.html", data | {"choice": request.query_params.get("choose")})
 
 
 async def decide(site: Site, request: Request) -> Page:
@@ -139,7 +143,7 @@ async def decide(site: Site, request: Request) -> Page:
     )
     return Page(
         "decide.html",
-        {**data, "tried": verdict, "is_mine": is_mine},
+        data | {"choice": None, "tried": verdict, "is_mine": is_mine},
         200 if is_mine else 409,
     )
 

@@ -166,6 +166,33 @@ def test_a_request_is_decided_by_keyboard(browser: Browser, tmp_path: Path) -> N
         expect(page.locator("h1")).to_have_text("send_voucher")
 
 
+@pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "no-scripts"])
+def test_enter_in_the_reason_decides_nothing(
+    browser: Browser, tmp_path: Path, scripts: bool
+) -> None:
+    """A browser presses a form's first button then, which must not be a decision."""
+    url = fresh_url("sqlite", tmp_path)
+    in_store(url, stock)
+
+    with (
+        serving(url) as link,
+        visit(browser, link, java_script_enabled=scripts) as window,
+    ):
+        page = window.go("/waiting")
+        page.get_by_role("link", name="Deny…").first.click()
+        buttons = page.locator(".decide button:visible")
+        expect(buttons.first).to_contain_text("Deny")
+        posted: list[str] = []
+        page.on("request", lambda request: posted.append(request.method))
+        page.get_by_label("Reason").fill("not needed")
+        page.get_by_label("Reason").press("Enter")
+        page.wait_for_timeout(300)
+        assert "POST" not in posted
+        buttons.first.click()
+        expect(page.get_by_role("status").first).to_contain_text("denied by anna")
+        expect(page.locator("dl")).to_contain_text("will not happen")
+
+
 def test_a_request_is_decided_without_scripts(browser: Browser, tmp_path: Path) -> None:
     """Reading and deciding need no script."""
     url = fresh_url("sqlite", tmp_path)
