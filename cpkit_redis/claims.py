@@ -35,6 +35,7 @@ from cpkit.driver import Claim, KeyHeld, Outcome, Resolve, StoredCall, StoreFail
 from cpkit.errors import CorruptThread
 from cpkit_redis.operations import operation
 from cpkit_redis.schema import decode_call
+from cpkit_redis.server import cancellation
 from cpkit_redis.steps import Steps, new_token, not_sent
 
 __all__ = ["Claims"]
@@ -90,6 +91,7 @@ class Claims:
                 return holder
 
         is_lost = False
+        is_cancelled = cancellation()
 
         while True:
             try:
@@ -98,7 +100,7 @@ class Claims:
             except StoreFailure as exc:
                 # The next caller of the key may confirm it, so it may hold. The time
                 # limit of the operation ends this.
-                if exc.fate == "rejected":
+                if exc.fate == "rejected" or is_cancelled():
                     raise StoreFailure("unknown", exc.reason) from exc
 
                 is_lost = is_lost or exc.fate == "unknown"

@@ -28,7 +28,7 @@ from cpkit.errors import InvalidURL
 from cpkit.registry import redacted
 from cpkit_redis.address import pool_of
 from cpkit_redis.errors import MOVING, code_of, failure
-from cpkit_redis.server import Server
+from cpkit_redis.server import Server, cancellation
 
 __all__ = ["Nodes"]
 
@@ -83,12 +83,16 @@ class Nodes:
         A failure is the answer to each command of its node.
         """
         answers: list[Any] = [None] * len(commands)
+        is_cancelled = cancellation()
         by_node: dict[tuple[int, Place], list[int]] = {}
 
         for at, (key, _) in enumerate(commands):
             try:
                 by_node.setdefault(await self._place(key), []).append(at)
             except StoreFailure as failed:
+                if is_cancelled():  # nothing is sent yet
+                    raise
+
                 answers[at] = failed
 
         async def send(version: int, place: Place, indexes: list[int]) -> None:
@@ -169,6 +173,7 @@ class Nodes:
             known = list({*(place for _, place in self._ranges), *self._seeds})
             random.shuffle(known)
             failed = StoreFailure("not sent", "no node of the cluster answers")
+            is_cancelled = cancellation()
 
             for place in known:
                 try:
@@ -181,6 +186,9 @@ class Nodes:
 
                     if exc.fate == "unknown":
                         failed = StoreFailure("not sent", exc.reason)
+
+                    if is_cancelled():
+                        raise failed from exc
 
                     continue
                 except TimeoutError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 from cpkit.driver import StoreFailure
 from cpkit_redis.errors import CLIENT_ERRORS, failure
 
-__all__ = ["Server"]
+__all__ = ["Server", "cancellation"]
 
 
 class Server:
@@ -99,6 +99,19 @@ class Server:
     async def close(self) -> None:
         with suppress(*CLIENT_ERRORS):  # the connections are closed all the same
             await self._pool.aclose()
+
+
+def cancellation() -> Callable[[], bool]:
+    """Return a function that tells whether this task has been cancelled since now.
+
+    `Server.ask` turns the cancellation of what it did not send into a ``StoreFailure``.
+    Who tries something else after a failure asks this first: if the task was cancelled,
+    the time of the operation is over.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    return lambda: task.cancelling() > before
 
 
 def _packed(commands: Iterable[Sequence[Any]]) -> list[bytes]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from redis.crc import key_slot
 
+from conformance.slowdown import slowdown
 from cpkit import BackendUnavailable, ToolCall, VersionConflict, open_checkpointer
 from cpkit_redis.schema import slot_of
 from tests.servers.redis_cluster import RedisCluster
@@ -241,3 +243,48 @@ async def test_a_paused_primary_is_given_up(cluster: RedisCluster) -> None:
             await cp.append("t", [{"n": 3}], expected_version=1)
 
         assert await cp.read("t") == [{"n": 1}, {"n": 2}]
+
+
+@pytest.mark.long
+async def test_a_paused_cluster_keeps_nobody_longer_than_its_timeout(
+    cluster: RedisCluster,
+) -> None:
+    """The limit cancels once; a failure that comes of it ends all further tries."""
+    url = cluster.url(prefix=f"silent-{uuid4().hex}", timeout=1)
+    names = [f"t{n}" for n in range(60)]
+
+    async with open_checkpointer(url) as handle:
+        cp: Any = handle
+        await asyncio.gather(*(cp.append(name, [{"n": 1}]) for name in names))
+        claims = [
+            asyncio.create_task(claim_until_refused(cp, name)) for name in names[:8]
+        ]
+        await asyncio.sleep(0.05)
+        await asyncio.to_thread(cluster.pause)
+
+        try:
+            async with asyncio.timeout(40 * slowdown()):
+                await asyncio.gather(*claims)
+
+                for _ in range(2):  # the second time, the map of slots is old
+                    uses = [cp.append(name, [{"n": 2}]) for name in names]
+                    uses += [cp.load(name) for name in names]
+                    answers = await asyncio.gather(*uses, return_exceptions=True)
+                    assert {type(one) for one in answers} == {BackendUnavailable}
+        finally:
+            await asyncio.to_thread(cluster.resume)
+
+        # Whatever was in flight is decided now, and the handle works again.
+        loaded = await asyncio.gather(*(cp.load(name) for name in names))
+        assert all(data is not None and data.version >= 1 for data in loaded)
+
+
+async def claim_until_refused(cp: Any, name: str) -> None:
+    """Claim new keys, one after another, until the store does not answer."""
+    for number in count():
+        key = f"{name}-{number}"
+
+        try:
+            await cp.record_issued(name, ToolCall(key, "pay", {}, idempotency_key=key))
+        except BackendUnavailable:
+            return
