@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -264,6 +264,15 @@ async def one_way_is_unavailable(case: Case) -> None:
             assert await cp.append(thread, [{"n": 3}]) == version + 1
 
 
+async def _load(cp: Store, thread: str) -> Any:
+    """Load a thread; the handle connects again first, which may take several tries."""
+    for _ in range(10):
+        with suppress(BackendUnavailable):
+            return await cp.load(thread)
+
+    return await cp.load(thread)
+
+
 @clause("wire.exhausted-is-unavailable", "proxy", level=DURABLE, deadline=120)
 async def exhausted_is_unavailable(case: Case) -> None:
     """Operations that wait for a connection of a stalled link raise in time."""
@@ -281,7 +290,7 @@ async def exhausted_is_unavailable(case: Case) -> None:
             assert isinstance(answer, BackendUnavailable)
 
         # No connection is lost: as many operations as before run again.
-        loaded = await asyncio.gather(*(cp.load(one) for one in threads))
+        loaded = await asyncio.gather(*(_load(cp, one) for one in threads))
 
         for found, written in zip(loaded, answers[CALLERS:], strict=True):
             assert found is not None

@@ -246,7 +246,7 @@ async def test_a_paused_primary_is_given_up(cluster: RedisCluster) -> None:
 
 
 @pytest.mark.long
-async def test_a_paused_cluster_keeps_nobody_longer_than_its_timeout(
+async def test_a_paused_cluster_answers_within_the_timeout(
     cluster: RedisCluster,
 ) -> None:
     """The limit cancels once; a failure that comes of it ends all further tries."""
