@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 __all__ = ["Nodes"]
 
 
-class Nodes:
+class Nodes(ABC):
     """What a harness of a replicated store lets the suite do to its nodes.
 
     A node has a name. The *leader* of a thread is the node that takes its writes; all
@@ -20,38 +22,38 @@ class Nodes:
     fails the clause.
     """
 
+    @abstractmethod
     async def names(self) -> list[str]:
         """Return the names of all nodes."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def leader(self, thread_id: str) -> str:
         """Return the node that takes the writes of this thread."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def kill(self, node: str) -> None:
         """Kill a node with SIGKILL."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def pause(self, node: str) -> None:
         """Stop every process of a node with SIGSTOP; its connections stay open."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def resume(self, node: str) -> None:
         """Continue a paused node, which may still believe that it is the leader."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def cut(self, one: str, other: str) -> None:
         """Cut the link between two nodes. Clients still reach both."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def take_over(self, lost: str) -> None:
         """Return when another node leads what the lost one led.
 
         Where the engine does not promote by itself, do what its operator's tools do:
         fence the lost node, and promote another one.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     async def restore(self) -> None:
         """Run every node again, with all links, and wait until all are in sync."""
-        raise NotImplementedError
