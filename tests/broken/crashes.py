@@ -272,24 +272,6 @@ class LeavesItsLock(Disk):
     """Locks with a directory that stays when its creator is killed."""
 
     @asynccontextmanager
-    async def _watch(
-        self, thread_ids: frozenset[str]
-    ) -> AsyncIterator[AsyncIterator[str]]:
-        await self.load("any")
-        replaying = asyncio.create_task(self._replay_often())
-
-        try:
-            async with super()._watch(thread_ids) as changes:
-                yield changes
-        finally:
-            replaying.cancel()
-
-    async def _replay_often(self) -> None:
-        while self._is_open:
-            await asyncio.sleep(0.02)
-            await self.load("any")
-
-    @asynccontextmanager
     async def _turn(self) -> AsyncIterator[BinaryIO]:
         lock = self._folder / "lock"
 

@@ -199,9 +199,10 @@ class WritesAfterTheAnswer(Synced):
         self._unwritten = values
 
 
-@breaks("faults.failed-sync", harness=DiskHarness)
-class SaysThatItIsNotWritten(Synced):
-    """Keeps a line that was not synced, and says that nothing was written."""
+class ForgetsAnError(Synced):
+    """Reads the log again after an error, and leaves what was written of a line."""
+
+    _maybe_applied = True
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[BinaryIO]:
@@ -213,7 +214,16 @@ class SaysThatItIsNotWritten(Synced):
                 yield log
             except OSError as exc:
                 self._forget()
-                raise BackendUnavailable("broken", "the disk failed") from exc
+                raise BackendUnavailable(
+                    "broken", "the disk failed", maybe_applied=self._maybe_applied
+                ) from exc
+
+
+@breaks("faults.failed-sync", harness=DiskHarness)
+class SaysThatItIsNotWritten(ForgetsAnError):
+    """Keeps a line that was not synced, and says that nothing was written."""
+
+    _maybe_applied = False
 
 
 @breaks("faults.failed-write", harness=DiskHarness)
@@ -230,20 +240,8 @@ class RaisesTheSystemsError(Synced):
 
 
 @breaks("faults.short-write", harness=DiskHarness)
-class LeavesHalfALine(WritesBehindTheTear):
+class LeavesHalfALine(ForgetsAnError, WritesBehindTheTear):
     """Appends behind a line that a full disk cut short."""
-
-    @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[BinaryIO]:
-        with self._log.open("ab+") as log:
-            fcntl.flock(log, fcntl.LOCK_EX)
-
-            try:
-                await self._read_on(log)
-                yield log
-            except OSError as exc:
-                self._forget()
-                raise BackendUnavailable("broken", "", maybe_applied=True) from exc
 
 
 @breaks("faults.clock-jumps", harness=DiskHarness)

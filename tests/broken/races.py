@@ -98,19 +98,21 @@ class LoadsInTwoSteps(Broken):
         if first is None or second is None:
             return second
 
+        return self._joined(first, second)
+
+    def _joined(
+        self, first: CheckpointData[Any], second: CheckpointData[Any]
+    ) -> CheckpointData[Any]:
         return CheckpointData(first.messages, second.extra, second.pending)
 
 
 @breaks("concurrent.loads-are-of-one-moment")
 class LoadsMessagesLast(LoadsInTwoSteps):
-    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
-        first = await super().load(thread_id)
-        await pause()
-        second = await super().load(thread_id)
+    """Reads the messages last; extra is older."""
 
-        if first is None or second is None:
-            return second
-
+    def _joined(
+        self, first: CheckpointData[Any], second: CheckpointData[Any]
+    ) -> CheckpointData[Any]:
         return CheckpointData(second.messages, first.extra, second.pending)
 
 
