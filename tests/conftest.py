@@ -33,7 +33,11 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Scale all time limits with the load, measured before the first test."""
+    """Let SIGINT interrupt, and scale all time limits with the load at the start."""
+    # A shell starts a command in the background (`make test &`) with SIGINT ignored,
+    # and child processes inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
     if not hasattr(config, "workerinput"):
         workers = getattr(config.option, "numprocesses", None) or 1
         crowd = max(1.0, workers / CPUS)
@@ -59,18 +63,6 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
-
-
-@pytest.fixture
-def interrupts() -> Iterator[None]:
-    """Let SIGINT interrupt this process and its children, under nohup as well.
-
-    A shell starts a command in the background with SIGINT ignored, and child processes
-    inherit that.
-    """
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 # The packages that may not block a loop, and the modules through which they could.

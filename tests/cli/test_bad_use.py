@@ -172,7 +172,6 @@ def test_missing_permissions_are_reported(tmp_path: Path, kind: str) -> None:
         place.chmod(0o700)
 
 
-@pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize(
     ("words", "said"),
     [

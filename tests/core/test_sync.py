@@ -275,7 +275,6 @@ def test_closing_waits_for_calls_in_flight() -> None:
     assert future.result() == 1
 
 
-@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_cancels_and_leaves_nothing() -> None:
     """The waiting call is cancelled, and the store stays usable."""
     main = threading.main_thread().ident
@@ -298,7 +297,6 @@ def test_an_interrupt_cancels_and_leaves_nothing() -> None:
         assert cp.append("t", [{}]) == 1
 
 
-@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_while_opening_leaves_nothing() -> None:
     """A store that was opened during the interrupt is closed."""
     main = threading.main_thread().ident

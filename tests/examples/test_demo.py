@@ -298,7 +298,6 @@ def test_terminal_shows_bars_and_a_table(tmp_path: Path) -> None:
     assert b"no booking happened twice" in seen
 
 
-@pytest.mark.usefixtures("interrupts")
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks into /proc")
 @pytest.mark.parametrize(
     ("how", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
