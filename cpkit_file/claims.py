@@ -18,7 +18,7 @@ under way in a shard that is locked. All links after the newest attempt's are vo
 
 A restored thread may have attempts that belong between others. Its links are inserted
 before its log gets its name: links move up one by one from the last on, so that at
-each moment all are there and sorted.
+each moment all are there, sorted, and no slot between them is empty.
 
 Locks are taken in one order: shards sorted, then one log.
 """
@@ -53,6 +53,7 @@ from cpkit_file.schema import (
     lock_held,
     locked_file,
     log_name,
+    sync_names,
 )
 from cpkit_file.writing import LogWriter, locked, replace, torn_path
 
@@ -294,14 +295,26 @@ class _Key:
 
     def insert(self, slot: int, log: str, calls: Sequence[StoredCall]) -> None:
         """Add the links of restored calls to those up to a slot, sorted by attempt."""
-        found = [target for target in map(self._read, range(1, slot + 1)) if target]
+        links = [target for target in map(self._read, range(1, slot + 1)) if target]
         mine = {self.target(log, call.attempt) for call in calls}
-        wanted = found + sorted(mine.difference(found))
-        wanted.sort(key=lambda target: int(target.rpartition("#")[2]))
+        changes: list[tuple[int, str]] = []
 
-        for number in range(len(wanted), 0, -1):
-            if number > len(found) or wanted[number - 1] != found[number - 1]:
-                self.link(number, wanted[number - 1])
+        # One after the other, each from the last slot on: a process that ends between
+        # two links leaves no slot empty. `_top` would not see the links behind it.
+        for target in sorted(mine.difference(links)):
+            wanted = sorted([*links, target], key=_attempt_of)
+            changes += (
+                (number, wanted[number - 1])
+                for number in range(len(wanted), 0, -1)
+                if number > len(links) or wanted[number - 1] != links[number - 1]
+            )
+            links = wanted
+
+        for index, change in enumerate(changes):
+            if index:  # a power loss must not keep the later of two links alone
+                sync_names(self.shard)
+
+            self.link(*change)
 
     def remove_void(self) -> None:
         """Remove the links after the newest attempt's; the key is locked."""
@@ -350,6 +363,10 @@ class _Key:
 
             log.sync(always=synced)
             return log.calls().by_attempt(log.read, self._key, int(found[2]))
+
+
+def _attempt_of(target: str) -> int:
+    return int(target.rpartition("#")[2])
 
 
 def _known(folder: Folder, thread_id: str, call_id: str) -> StoredCall | None:

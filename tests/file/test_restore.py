@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Coroutine
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cpkit import (
+    BackendUnavailable,
     CallRecord,
     CheckpointerError,
     KeyTaken,
@@ -137,6 +140,68 @@ async def test_a_key_of_many_threads_is_found_after_each_is_forgotten(
 
         shard = tmp_path / "claims" / claim_stem("key")[0]
         assert not list(shard.iterdir())
+
+
+@pytest.mark.parametrize("made", range(6))
+async def test_a_restore_that_ends_between_two_links_leaves_one_holder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: int
+) -> None:
+    """No link stands behind a gap, where a later claim would take it for the newest."""
+    symlink = os.symlink
+    left = made
+
+    def fail_later(target: str, path: str) -> None:
+        nonlocal left
+
+        if left == 0:
+            raise OSError(5, "Input/output error")
+
+        symlink(target, path)
+        left -= 1
+
+    async with Store(tmp_path) as cp:
+        for number in (1, 5, 6):
+            await cp.restore_thread(dump_of(f"t{number}", number))
+
+        monkeypatch.setattr(os, "symlink", fail_later)
+
+        with pytest.raises(BackendUnavailable, match="Input/output"):
+            await cp.restore_thread(dump_of("late", 2, 3))
+
+        monkeypatch.undo()
+        assert await cp.record_issued("a", ToolCall("c", "tool", {}, "key")) is None
+        holder = await cp.record_issued("b", ToolCall("c", "tool", {}, "key"))
+        assert holder is not None
+        assert (holder.thread_id, holder.attempt) == ("a", 7)
+        await cp.delete_thread("a", forget_keys=True)
+        await cp.restore_thread(dump_of("late", 2, 3))
+        assert await cp.record_issued("a", ToolCall("c", "tool", {}, "key")) is None
+
+
+async def test_links_of_one_key_reach_the_disk_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power loss could keep a link and lose the earlier one that it relies on."""
+    async with Store(tmp_path) as cp:
+        for number in (1, 5, 6):
+            await cp.restore_thread(dump_of(f"t{number}", number))
+
+        done: list[str] = []
+
+        for name in ("symlink", "fsync"):
+            original = getattr(os, name)
+
+            def noted(*args: Any, name: str = name, original: Any = original) -> None:
+                original(*args)
+                done.append(name)
+
+            monkeypatch.setattr(os, name, noted)
+
+        await cp.restore_thread(dump_of("late", 2, 3))
+
+    links = [place for place, name in enumerate(done) if name == "symlink"]
+    assert len(links) == 6
+    assert all("fsync" in done[one:other] for one, other in pairwise(links))
 
 
 async def outcome_of(operation: Any) -> Any:
