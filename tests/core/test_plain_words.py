@@ -55,27 +55,20 @@ def test_a_marker_without_a_reason_excuses_nothing() -> None:
     assert check("a.md", "whoever <!-- plain-words: ignore -->")
 
 
-def test_the_list_of_unclean_folders_only_shrinks(
+def test_the_command_checks_the_tracked_files(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    """A listed folder is excused as long as it has findings, and then fails."""
-    (tmp_path / "old").mkdir()
-    page = tmp_path / "old" / "page.md"
+    """It prints the findings, and fails as long as there is one."""
+    page = tmp_path / "page.md"
     page.write_text("anew")  # plain-words: ignore sample
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     subprocess.run(["git", "add", "."], cwd=tmp_path, check=True)
     monkeypatch.setattr(plain_words, "ROOT", tmp_path)
-    monkeypatch.setattr(plain_words, "NOT_YET_PLAIN", {"old"})
-    assert (main(), capsys.readouterr().out) == (0, "")
-
-    page.write_text("again")
-    assert main() == 1
-    assert "old is plain now: remove it" in capsys.readouterr().out
-
-    page.write_text("anew")  # plain-words: ignore sample
-    monkeypatch.setattr(plain_words, "NOT_YET_PLAIN", set())
     assert main() == 1
     # plain-words: ignore sample
-    assert "old/page.md:1: 'anew'" in capsys.readouterr().out
+    assert "page.md:1: 'anew'" in capsys.readouterr().out
+
+    page.write_text("again")
+    assert (main(), capsys.readouterr().out) == (0, "")

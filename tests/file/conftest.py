@@ -1,4 +1,4 @@
-"""A folder to write to, a look at its logs, and other processes."""
+"""Fixtures: the store's folder, one of its logs, and worker processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.processes import Workers, started
 
 
 def open_files(folder: Path) -> list[str]:
-    """Return what this process has open below a folder."""
+    """Return the paths below a folder that this process has open."""
     found = []
 
     for number in os.listdir("/proc/self/fd"):
@@ -27,7 +27,7 @@ def open_files(folder: Path) -> list[str]:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A folder that is not there yet."""
+    """The store's folder, which does not exist yet."""
     return tmp_path / "store"
 
 

@@ -1,11 +1,11 @@
 """A disk that can lose its power at any step of an operation.
 
 `Disk` watches a folder while a store works in it. At every change of a file or a
-directory, and in the middle of every write, it notes what is there, which is what a
-killed process leaves, and what has been synced, which is the least that a power loss
-leaves. A file system is free to have written more: any file or directory can be in its
-newer state while another is in its older one, and what was appended to a file can have
-holes or be cut short. `Crash.outcomes` makes a folder of each such mixture.
+directory, and in the middle of every write, it records the contents, which a killed
+process leaves, and what has been synced, which is the least that a power loss leaves.
+A file system may have written more: any file or directory can be in its newer state
+while another is in its older one, and what was appended to a file can have holes or be
+cut short. `Crash.outcomes` creates a folder for each such combination.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Snapshot:
 
 @dataclass
 class Crash:
-    """What was there, and what was synced, at one step; ``after`` names the step."""
+    """What was written and what was synced after one step; ``after`` names the step."""
 
     after: str
     root: int
@@ -139,7 +139,7 @@ class Crash:
 
 
 class Disk:
-    """Watches everything below a folder; `crashes` has a state for each step."""
+    """Records each step that writes below a folder, in `crashes`."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -168,7 +168,7 @@ class Disk:
             os.close(fd)
 
     def end(self) -> None:
-        """Note the state after the last step, when all is acknowledged."""
+        """Record the state after the last step, when everything is acknowledged."""
         self._note("the end")
 
     def _watch(
@@ -215,7 +215,7 @@ class Disk:
         kind = "directories" if stat.S_ISDIR(status.st_mode) else "files"
         found = getattr(now, kind).get(status.st_ino)
 
-        # A file that is not in the folder any more is nobody's concern.
+        # A file that was removed from the folder does not count.
         if found is not None:
             getattr(self._synced, kind)[status.st_ino] = found
 

@@ -1,4 +1,4 @@
-"""Cancelled at any point: done or not done, nothing held, nothing left behind."""
+"""Cancellation at any point: an operation takes effect as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cpkit_file import FileCheckpointer
 Store = FileCheckpointer[Any]
 
 STEPS = [0, 1, 2, 3, 4, 5, 6, 8, 12, 20, 50, 200, 1000]
-"""How often other tasks have their turn before a task is cancelled."""
+"""How many event-loop turns a task has before it is cancelled."""
 
 USES: dict[str, Callable[[Store], Coroutine[Any, Any, Any]]] = {
     "append": lambda cp: cp.append("t", [{"half": 0}, {"half": 1}]),
@@ -48,7 +48,7 @@ async def cancelled_after(work: Coroutine[Any, Any, Any], count: int) -> bool:
 
 
 class Gate:
-    """Holds up every sync until it is opened; ``entered`` once one waits there."""
+    """Blocks every sync until `opened` is set; sets ``entered`` when one waits."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered = threading.Event()
@@ -73,10 +73,10 @@ async def cp(home: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", USES)
-async def test_an_operation_cancelled_anywhere_is_done_or_not(
+async def test_a_cancelled_operation_is_applied_as_a_whole_or_not_at_all(
     home: Path, name: str
 ) -> None:
-    """Never half of it, and the next writer finds nothing held."""
+    """No half of an operation is stored, and the next writer is not blocked."""
     async with Store(home, durability="normal") as cp:
         await cp.record_issued("t", ToolCall("given", "x", {}, "given"))
 
@@ -95,7 +95,7 @@ async def test_an_operation_cancelled_anywhere_is_done_or_not(
 async def test_a_write_cancelled_in_the_queue_is_not_done(
     cp: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits behind a sync and is given up leaves no trace."""
+    """A write that is cancelled while it waits for a sync is not stored."""
     await cp.append("t", [{"n": 0}])
     gate = Gate(monkeypatch)
     first = asyncio.create_task(cp.append("t", [{"n": 1}]))
@@ -112,10 +112,10 @@ async def test_a_write_cancelled_in_the_queue_is_not_done(
     assert await cp.read("t", 1) == [{"n": 1}, {"n": 3}]
 
 
-async def test_a_queue_that_is_given_up_entirely_holds_nobody_up(
+async def test_a_queue_whose_callers_are_all_cancelled_blocks_no_other_write(
     cp: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Groups without a caller are no trips, and their threads are as free as before."""
+    """Nothing of it is written, and other appends to its threads work."""
     await cp.append("t", [{}])
     gate = Gate(monkeypatch)
     first = asyncio.create_task(cp.append("t", [{}]))
@@ -133,10 +133,10 @@ async def test_a_queue_that_is_given_up_entirely_holds_nobody_up(
     assert await cp.load("v") is None
 
 
-async def test_a_write_cancelled_under_way_is_done(
+async def test_a_write_cancelled_during_its_sync_is_done(
     cp: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its caller is gone, its line is not torn from its neighbours'."""
+    """The other writes of its batch are done too."""
     await cp.append("t", [{"n": 0}])
     gate = Gate(monkeypatch)
     first, second = (asyncio.create_task(cp.append("t", [{"n": n}])) for n in (1, 2))
@@ -150,10 +150,10 @@ async def test_a_write_cancelled_under_way_is_done(
     assert await cp.read("t", 1) == [{"n": 1}, {"n": 2}]
 
 
-async def test_a_lone_write_cancelled_under_way_is_done_before_the_next(
+async def test_a_write_cancelled_during_its_sync_comes_before_later_ones(
     cp: Store, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The order of a thread's writes is that of their calls, whoever still waits."""
+    """The writes of a thread are stored in the order of their calls."""
     await cp.append("t", [{"n": 0}])
     gate = Gate(monkeypatch)
     alone = asyncio.create_task(cp.append("t", [{"n": 1}]))
@@ -174,10 +174,10 @@ async def test_a_lone_write_cancelled_under_way_is_done_before_the_next(
         assert await again.read("t") == [{"n": 0}, {"n": 1}, {"n": 2}]
 
 
-async def test_closing_finishes_what_is_under_way_and_what_waits_for_it(
+async def test_closing_waits_for_what_is_in_flight_and_queued(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was begun comes back, also from the queue; what comes later is refused."""
+    """Operations that began are answered; later calls raise ``Closed``."""
     cp = await Store(home).__aenter__()
     await cp.append("t", [{}])
     gate = Gate(monkeypatch)
@@ -206,10 +206,8 @@ async def test_closing_finishes_what_is_under_way_and_what_waits_for_it(
 
 
 @pytest.mark.parametrize("count", STEPS)
-async def test_an_opening_cancelled_anywhere_leaves_nothing(
-    home: Path, count: int
-) -> None:
-    """No thread, by the guard over all tests, and the folder can be opened after."""
+async def test_a_cancelled_opening_leaves_nothing_open(home: Path, count: int) -> None:
+    """No thread is left (a guard over all tests checks it); the folder opens again."""
     cp = Store(home)
 
     if await cancelled_after(cp.__aenter__(), count):
@@ -223,8 +221,8 @@ async def test_an_opening_cancelled_anywhere_leaves_nothing(
 
 
 @pytest.mark.parametrize("count", STEPS)
-def test_a_loop_that_ends_in_the_middle_leaves_nothing(home: Path, count: int) -> None:
-    """``asyncio.run`` cancels what is left: an opening, and writes under way."""
+def test_an_event_loop_that_ends_leaves_nothing(home: Path, count: int) -> None:
+    """``asyncio.run`` cancels an opening, and writes that are in flight."""
 
     async def use() -> None:
         async with Store(home) as cp:
@@ -249,7 +247,7 @@ def test_a_loop_that_ends_in_the_middle_leaves_nothing(home: Path, count: int) -
 async def test_a_write_in_the_cleanup_of_a_cancelled_task_is_done(
     cp: Store, count: int
 ) -> None:
-    """Also where every task of the loop was cancelled, the queue's own too."""
+    """Also where every task of the loop is cancelled, those of the handle too."""
 
     async def write_for_ever(name: str) -> None:
         try:
@@ -273,8 +271,8 @@ async def test_a_write_in_the_cleanup_of_a_cancelled_task_is_done(
         assert ({"last": f"t{i}"} in await cp.read(f"t{i}")) is began
 
 
-async def test_an_error_that_is_kept_holds_nothing_open(home: Path, log: Path) -> None:
-    """Frames live on in the traceback of an error; files do not stay locked in them."""
+async def test_an_error_that_is_kept_keeps_no_file_open(home: Path, log: Path) -> None:
+    """A traceback keeps the frames alive, but no open or locked file in them."""
     kept = []
 
     async with Store(home) as cp:

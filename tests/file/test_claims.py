@@ -1,4 +1,4 @@
-"""Claims and deletions that meet each other in the middle."""
+"""Claims and deletions that overlap at a chosen step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def meanwhile(
     *,
     before: bool = False,
 ) -> list[object]:
-    """Let something happen once, right after (or before) a function's next call."""
+    """Run a function once, right after (or before) the next call of another one."""
     original = getattr(place, name)
     happened: list[object] = []
 
@@ -73,7 +73,7 @@ def links(home: Path) -> list[str]:
 async def test_one_call_id_under_two_keys_at_once_is_claimed_once(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The keys have different locks, so the log is asked under its own."""
+    """The two keys have different locks; the lock of the log decides."""
     other = ToolCall("c", "pay", {"n": 1}, "a second key")
     assert claim_stem("key")[0] != claim_stem("a second key")[0]
 
@@ -98,7 +98,7 @@ async def test_one_call_id_under_two_keys_at_once_is_claimed_once(
 async def test_a_thread_deleted_in_the_middle_of_a_claim_keeps_the_claim(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It came after the deletion, and holds its key."""
+    """The claim comes after the deletion, and holds its key."""
     async with Store(home) as cp, Store(home) as rival:
         await cp.append("t", [{}])
         meanwhile(
@@ -117,7 +117,7 @@ async def test_a_thread_deleted_in_the_middle_of_a_claim_keeps_the_claim(
 async def test_a_thread_forgotten_while_its_key_is_looked_up(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader that counted links which are gone by now finds the key free."""
+    """A reader that counted links which were removed meanwhile finds the key free."""
     async with Store(home) as cp, Store(home) as rival:
         await cp.record_issued("t", CALL)
         meanwhile(
@@ -135,7 +135,7 @@ async def test_a_thread_forgotten_while_its_key_is_looked_up(
 async def test_the_log_is_replaced_while_a_writer_waits_for_it(
     home: Path, monkeypatch: pytest.MonkeyPatch, kept_open: bool, forget: bool
 ) -> None:
-    """What was waited for is not there any more; the write goes to what is."""
+    """The writer waited for a file that was replaced; it writes to the new one."""
     async with Store(home) as cp, Store(home) as rival:
         await rival.append("t", [{"old": 1}])
         await rival.record_issued("t", CALL)
@@ -155,8 +155,8 @@ async def test_the_log_is_replaced_while_a_writer_waits_for_it(
         assert await cp.read("t") == await rival.read("t") == [{"new": 1}]
 
 
-async def test_a_log_begun_again_is_another_log(home: Path) -> None:
-    """A handle that remembers calls of the old one does not find them in the new."""
+async def test_a_log_that_was_created_again_is_read_again(home: Path) -> None:
+    """A handle that has read calls of the old log does not find them in the new one."""
     async with Store(home) as cp, Store(home) as other:
         for round_ in range(5):
             call = ToolCall("c", "pay", {"round": round_}, "key")
@@ -173,7 +173,7 @@ async def test_a_log_begun_again_is_another_log(home: Path) -> None:
 async def test_a_key_is_not_forgotten_in_the_middle_of_a_claim(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The number of an attempt counts on the attempt before it."""
+    """The number of an attempt depends on the attempt before it."""
     again = ToolCall("c2", "pay", {"n": 1}, "key")
 
     async with Store(home) as cp, Store(home) as rival:
@@ -191,14 +191,14 @@ async def test_a_key_is_not_forgotten_in_the_middle_of_a_claim(
 
 
 async def test_a_deletion_that_waits_for_a_lock_deletes_once(home: Path) -> None:
-    """It has done nothing before it holds all locks, and finds later claims too."""
+    """It changes nothing before it holds all locks, and deletes later claims too."""
     later = ToolCall("c2", "pay", {}, "a second key")
     shard = home / "claims" / claim_stem("key")[0]
 
     async with Store(home, timeout=0.2) as cp, Store(home) as rival:
         await cp.record_issued("t", CALL)
 
-        # A lock of another opening is like one of another process.
+        # A lock of another file description acts as one of another process.
         stopped = os.open(shard, os.O_RDONLY)
         fcntl.flock(stopped, fcntl.LOCK_EX)
 
@@ -215,8 +215,8 @@ async def test_a_deletion_that_waits_for_a_lock_deletes_once(home: Path) -> None
         assert links(home) == []
 
 
-async def test_void_links_are_passed_over_and_used_again(home: Path) -> None:
-    """As crashes leave them, at the end and, where a thread was forgotten, between."""
+async def test_dangling_links_are_skipped_and_replaced(home: Path) -> None:
+    """Crashes leave them after the last attempt, or between two attempts."""
     stem = claim_stem("key")
 
     async with Store(home) as cp:
@@ -261,7 +261,7 @@ async def test_void_links_are_passed_over_and_used_again(home: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 9, 31, 32, 33, 100])
 async def test_the_last_of_many_attempts_is_found(home: Path, count: int) -> None:
-    """By halving, so a key that was taken a thousand times costs no more."""
+    """By binary search, so a key with a thousand attempts costs little more."""
     async with Store(home, durability="normal") as cp:
         for attempt in range(1, count + 1):
             call = ToolCall(f"c{attempt}", "pay", {}, "key")
@@ -276,9 +276,9 @@ async def test_the_last_of_many_attempts_is_found(home: Path, count: int) -> Non
 
 
 async def test_claims_and_deletions_of_many_tasks_never_deadlock(home: Path) -> None:
-    """Locks are taken in one order, and more tasks than worker threads wait for them.
+    """Locks are taken in one order, by more tasks than there are worker threads.
 
-    Each key has one holder at the end, whoever it is.
+    Each key has one holder afterwards.
     """
 
     async def work(cp: Store, name: int) -> None:
@@ -287,7 +287,7 @@ async def test_claims_and_deletions_of_many_tasks_never_deadlock(home: Path) -> 
             call = ToolCall(f"{name} {i}", "pay", {}, f"key {i % 5}")
 
             if await cp.record_issued(thread_id, call) is None and i % 2:
-                with suppress(UnknownCall):  # forgotten by another by now
+                with suppress(UnknownCall):  # another task has deleted it
                     await cp.record_result(
                         thread_id, call.call_id, i, success=i % 3 == 0
                     )

@@ -1,4 +1,4 @@
-"""What an operation costs, counted and never timed: trips, syncs, bytes."""
+"""What an operation costs, counted and not timed: thread hops, syncs, bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Store = FileCheckpointer[Any]
 Operation = Callable[[Store], Coroutine[Any, Any, Any]]
 
 CALL = ToolCall("c", "tool", {}, "key")
-# Each with the syncs that it takes: of its log, and of names where there are new ones.
+# Each with its syncs: of the log, and of directories where a name is new.
 OPERATIONS: dict[str, tuple[int, Operation]] = {
     "append": (1, lambda cp: cp.append("t", [{}], expected_version=1)),
     "first append": (2, lambda cp: cp.append("new", [{}, {}])),
@@ -42,7 +42,7 @@ OPERATIONS: dict[str, tuple[int, Operation]] = {
 
 
 class Counted:
-    """What the store did since the last `take`."""
+    """Counts of what the store did since the last `take`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.syncs = self.bytes_read = self.bytes_written = self.writes = 0
@@ -72,7 +72,7 @@ class Counted:
         monkeypatch.setattr(os, "write", count_write)
 
     def take(self) -> Counted:
-        """Return what was counted, and count from zero."""
+        """Return the counts, and start again from zero."""
         taken = Counted.__new__(Counted)
         taken.__dict__.update(self.__dict__)
         self.syncs = self.bytes_read = self.bytes_written = self.writes = 0
@@ -85,7 +85,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
 
 
 def trips_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the list to which each trip to a worker thread adds one."""
+    """Return a list that gets one item for each call in a worker thread."""
     made: list[int] = []
     submit = ThreadPoolExecutor.submit
 
@@ -97,10 +97,10 @@ def trips_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-async def test_each_operation_is_one_trip_to_a_worker_thread(
+async def test_each_operation_is_one_call_in_a_worker_thread(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many files it opens."""
+    """The number of files that it opens does not matter."""
     async with Store(home) as cp:
         await cp.append("t", [{}])
         trips = trips_of(monkeypatch)
@@ -112,7 +112,7 @@ async def test_each_operation_is_one_trip_to_a_worker_thread(
 
 
 async def test_a_write_is_one_sync_of_its_log(home: Path, counted: Counted) -> None:
-    """And one of a directory where a name is new."""
+    """And one sync of a directory where a name is new."""
     async with Store(home) as cp:
         await cp.append("t", [{}])
 
@@ -127,7 +127,7 @@ async def test_a_write_is_one_sync_of_its_log(home: Path, counted: Counted) -> N
 async def test_a_write_that_changes_nothing_syncs_nothing(
     home: Path, counted: Counted
 ) -> None:
-    """A replay is not paid for like a first time."""
+    """A repeated call costs less than the first one."""
     async with Store(home) as cp:
         await cp.append("t", [{}])
         await cp.record_issued("t", CALL)
@@ -143,10 +143,10 @@ async def test_a_write_that_changes_nothing_syncs_nothing(
         assert (taken.syncs, taken.writes) == (0, 0)
 
 
-async def test_what_another_process_left_is_synced_before_it_is_shown(
+async def test_unsynced_writes_of_another_process_are_synced_before_they_are_read(
     home: Path, counted: Counted
 ) -> None:
-    """Its writer may have been killed before it could; once is enough."""
+    """Their writer may have been killed before its sync; one sync is enough."""
     shows: dict[str, Operation] = {
         "load": lambda cp: cp.load("t"),
         "read": lambda cp: cp.read("t"),
@@ -174,10 +174,10 @@ async def test_what_another_process_left_is_synced_before_it_is_shown(
                 assert counted.take().syncs == 1, name
 
 
-async def test_a_writer_syncs_what_it_finds_before_others_hear_of_it(
+async def test_a_writer_syncs_a_call_that_it_finds_before_others_read_it(
     home: Path, counted: Counted
 ) -> None:
-    """All tasks of a handle see the calls that one of them has found in the log."""
+    """The tasks of a handle share the calls that one of them has read."""
     async with Store(home, durability="normal") as other:
         await other.record_issued("t", CALL)
 
@@ -190,10 +190,10 @@ async def test_a_writer_syncs_what_it_finds_before_others_hear_of_it(
     await asyncio.to_thread(find)
 
 
-async def test_a_relaxed_store_syncs_only_what_orders_two_files(
+async def test_with_normal_durability_only_the_order_of_two_files_is_synced(
     home: Path, counted: Counted
 ) -> None:
-    """With ``durability=normal``: a link before its line, a new log before its name."""
+    """A claim's link is synced before its line, a new log before its name."""
     orders = {"record_issued": 1, "delete_thread": 2}
 
     async with Store(home, durability="normal") as cp:
@@ -208,7 +208,7 @@ async def test_a_relaxed_store_syncs_only_what_orders_two_files(
 async def test_concurrent_appends_to_one_thread_share_a_sync(
     home: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """64 at once are one write, one sync and one trip, in the order of their calls."""
+    """64 at once are one write, one sync and one thread hop, in the order of calls."""
     async with Store(home) as cp:
         await cp.append("t", [{}])
         trips = trips_of(monkeypatch)
@@ -222,10 +222,10 @@ async def test_concurrent_appends_to_one_thread_share_a_sync(
         assert [m["i"] for m in await cp.read("t", 1)] == list(range(64))
 
 
-async def test_appends_to_many_threads_share_trips(
+async def test_appends_to_many_threads_share_thread_hops(
     home: Path, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """200 at once take 4 trips, and a sync for each log."""
+    """200 at once take 4 thread hops, and a sync for each log."""
     async with Store(home) as cp:
         for i in range(200):
             await cp.append(f"t{i}", [{}])
@@ -238,8 +238,8 @@ async def test_appends_to_many_threads_share_trips(
         assert counted.take().syncs == 200
 
 
-async def test_a_refusal_is_of_one_writer_of_a_shared_sync(home: Path) -> None:
-    """What its neighbours wrote is there."""
+async def test_a_refused_write_does_not_fail_others_of_its_batch(home: Path) -> None:
+    """The other writes of the batch are stored."""
     async with Store(home) as cp:
         await cp.append("t", [{"n": 1}])
         outcomes = await asyncio.gather(
@@ -258,8 +258,8 @@ async def test_a_refusal_is_of_one_writer_of_a_shared_sync(home: Path) -> None:
         assert await cp.read("t", 1) == [{"n": 2}, {"n": 4}]
 
 
-async def test_two_results_in_one_group_are_written_once(home: Path) -> None:
-    """The second learns of the first, which is not yet in the log."""
+async def test_two_results_of_a_call_in_one_batch_are_written_once(home: Path) -> None:
+    """The second one returns the first, which is not in the log yet."""
     async with Store(home) as cp:
         await cp.record_issued("t", CALL)
         records = await asyncio.gather(
@@ -303,7 +303,7 @@ def long(written: Path, home: Path) -> Path:
 async def test_an_append_costs_the_same_in_a_thread_of_any_length(
     long: Path, counted: Counted
 ) -> None:
-    """The first append reads the log's ends, a later one the first line alone."""
+    """The first append reads both ends of the log, a later one its first line."""
     costs = []
 
     for thread_id in ("short", "t"):
@@ -320,8 +320,10 @@ async def test_an_append_costs_the_same_in_a_thread_of_any_length(
     assert costs[1].bytes_written - costs[0].bytes_written == len("50002") - len("4")
 
 
-async def test_a_part_of_a_thread_costs_that_part(long: Path, counted: Counted) -> None:
-    """Wherever it is, from the end too."""
+async def test_reading_a_range_reads_only_that_range(
+    long: Path, counted: Counted
+) -> None:
+    """Anywhere in the thread, and counted from its end too."""
     async with Store(long, durability="normal") as cp:
         for start, stop in [(0, 1), (25_000, 25_003), (-1, None), (-30_000, -29_999)]:
             counted.take()
@@ -335,12 +337,12 @@ async def test_a_part_of_a_thread_costs_that_part(long: Path, counted: Counted) 
 
 
 async def test_listing_threads_reads_no_payload(long: Path, counted: Counted) -> None:
-    """The first and last lines of each log of the page, however large the others."""
+    """It reads the first and last lines of each log, and no other."""
     async with Store(long, durability="normal") as cp:
         for i in range(20):
             await cp.append(f"u{i}", [{"pad": "x" * 100_000}])
 
-        # By a writer that knows what is on disk, so that a look at one line is enough.
+        # By a writer that has read the log before, so that one line is enough.
     async with Store(long) as cp:
         for i in range(20):
             await cp.append(f"u{i}", [])
@@ -358,7 +360,7 @@ async def test_listing_threads_reads_no_payload(long: Path, counted: Counted) ->
 async def test_finding_a_call_reads_only_what_is_new(
     long: Path, counted: Counted
 ) -> None:
-    """A handle goes through a log once, whichever process wrote the rest."""
+    """A handle reads each line of a log once, also those of other processes."""
     async with Store(long, durability="normal") as cp:
         await cp.record_issued("t", CALL)
 
@@ -370,17 +372,17 @@ async def test_finding_a_call_reads_only_what_is_new(
         await other.append("t", [MESSAGE] * 20)
         counted.take()
         record = await cp.record_result("t", "c", {"ok": True})
-        # Once to see that the last write is whole, and once for its calls.
+        # Once to check that the last write is complete, and once for its calls.
         assert counted.take().bytes_read < 60_000
         assert await cp.find_completed("key") == record
 
 
-# The proof from outside
+# Checked by a tracer
 
 
 @needs_strace
 async def test_the_kernel_syncs_before_the_answer(home: Path) -> None:
-    """As a tracer sees it: each line is written, synced, and then acknowledged."""
+    """strace shows it: each line is written, synced, and then acknowledged."""
     script = f"""
 import asyncio, os
 from cpkit import ToolCall

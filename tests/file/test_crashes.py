@@ -1,4 +1,4 @@
-"""Killed, or without power, at every step of every write: the old state or the new."""
+"""A kill or power loss at every step of a write leaves the old state or the new."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OTHER = ToolCall("d", "pay", {"amount": 2}, "key")
 
 @dataclass(frozen=True)
 class State:
-    """All that a store says about the thread ``t`` and the key ``key``."""
+    """Everything that a store returns about the thread ``t`` and the key ``key``."""
 
     messages: list[Any] | None
     extra: dict[str, Any] | None
@@ -154,7 +154,7 @@ QUICK = [
 
 
 async def check_goes_on(cp: Store, found: State) -> None:
-    """Whatever was found, the next writes work and fit it."""
+    """Check that the next writes work and agree with what was read."""
     version = len(found.messages or [])
     assert await cp.append("t", [{"n": 9}], expected_version=version) == version + 1
     again = await cp.record_issued("later", ToolCall("e", "pay", {}, "key"))
@@ -173,10 +173,10 @@ async def check_goes_on(cp: Store, found: State) -> None:
 
 
 @pytest.mark.parametrize("name", sweep(SCENARIOS, QUICK))
-async def test_a_crash_leaves_the_old_state_or_the_new(
+async def test_a_crash_leaves_the_old_state_or_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """And the new one, once it was acknowledged, whatever else a power loss takes."""
+    """After the acknowledgement it leaves the new one."""
     before, step = SCENARIOS[name]
     home = tmp_path / "store"
     home.mkdir()
@@ -217,7 +217,7 @@ RELAXED: dict[str, list[Step]] = {
 
 
 async def check_is_consistent(cp: Store) -> None:
-    """One call at most holds the key, and it is the one that is found."""
+    """Check that at most one call holds the key, and that it is the one found."""
     calls = [*await cp.list_calls("t"), *await cp.list_calls("elsewhere")]
     holders = [record for record in calls if record.status != "failed"]
     assert len(holders) <= 1
@@ -228,10 +228,10 @@ async def check_is_consistent(cp: Store) -> None:
 
 
 @pytest.mark.parametrize("name", sweep(RELAXED, QUICK))
-async def test_a_relaxed_store_stays_consistent_after_a_power_loss(
+async def test_with_normal_durability_a_power_loss_leaves_a_consistent_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """With ``durability=normal`` the last writes are lost, and nothing else is."""
+    """It loses the last writes, and nothing else."""
     home = tmp_path / "store"
     home.mkdir()
     ends = []
@@ -252,10 +252,10 @@ async def test_a_relaxed_store_stays_consistent_after_a_power_loss(
 
 
 @pytest.mark.parametrize("step", [delete, forget])
-async def test_a_relaxed_deletion_is_done_wholly_or_not_at_all(
+async def test_with_normal_durability_a_deletion_is_done_as_a_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Step
 ) -> None:
-    """It replaces what was on disk before, which must not be lost on the way."""
+    """It replaces synced data, which may not be lost before the new data is synced."""
     home = tmp_path / "store"
     home.mkdir()
 
@@ -284,10 +284,10 @@ async def test_a_relaxed_deletion_is_done_wholly_or_not_at_all(
 
 @pytest.mark.long
 @pytest.mark.parametrize("durability", ["full", "normal"])
-async def test_a_crash_at_the_first_opening_leaves_what_can_be_opened(
+async def test_a_crash_at_the_first_opening_leaves_a_folder_that_opens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: str
 ) -> None:
-    """However far it came, the next process finishes it."""
+    """The next process completes the opening."""
     home = tmp_path / "home"
     home.mkdir()
 

@@ -1,4 +1,4 @@
-"""Damaged logs and folders: named, never repaired, never written over."""
+"""Damaged logs and folders are reported; they are not repaired or overwritten."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cpkit_file.schema import claim_stem, log_name
 
 Store = FileCheckpointer[Any]
 
-# What can stand where a message was: none is a JSON object.
+# Replacements of a message that are not JSON objects.
 DAMAGED = [b"{", b"[]", b"{},{}", b"NaN", b"\xff{}", b"1", b"", b'{"a":}']
 
 
@@ -41,10 +41,10 @@ async def error_of(use: Coroutine[Any, Any, Any]) -> CorruptThread:
 
 @pytest.mark.parametrize("damage", DAMAGED)
 @pytest.mark.parametrize("position", [0, 700, 1000])
-async def test_a_damaged_message_is_named_and_left_as_it_is(
+async def test_a_damaged_message_is_reported_and_left_unchanged(
     home: Path, log: Path, damage: bytes, position: int
 ) -> None:
-    """Thread, file and line are named, by load and read; neighbours are as before."""
+    """The error of load and read has thread, file and line; others can be read."""
     async with Store(home, durability="normal") as cp:
         await cp.append("other", [{}])
         await asyncio.gather(*(cp.append("t", [{"i": i}]) for i in range(1300)))
@@ -83,10 +83,10 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("name", STRANGE)
-async def test_a_strange_last_line_is_named_and_nothing_is_written_after_it(
+async def test_after_an_unknown_last_line_nothing_is_written(
     home: Path, log: Path, name: str
 ) -> None:
-    """A whole line without its checksum is corruption, for writers too."""
+    """A complete line without its checksum is corruption, for writers too."""
     call = ToolCall("c", "tool", {}, "key")
 
     async with Store(home, durability="normal") as cp:
@@ -114,10 +114,10 @@ async def test_a_strange_last_line_is_named_and_nothing_is_written_after_it(
 
 
 @pytest.mark.parametrize("name", [*STRANGE, "zeros", "nothing"])
-async def test_a_strange_line_in_the_middle_is_named_where_it_counts(
+async def test_an_unknown_line_is_reported_by_each_operation_that_needs_it(
     home: Path, log: Path, name: str
 ) -> None:
-    """Readers of all lines name the damaged one; no reader calls the key free."""
+    """Readers of all lines report the damaged one; no reader takes the key as free."""
     async with Store(home) as cp:
         await cp.append("t", [{}])
         await cp.record_issued("t", ToolCall("c", "tool", {}, "key"))
@@ -142,8 +142,10 @@ async def test_a_strange_line_in_the_middle_is_named_where_it_counts(
 
 
 @pytest.mark.parametrize("missing", [2, 5, 11])
-async def test_a_missing_message_is_told(home: Path, log: Path, missing: int) -> None:
-    """A hole is corruption, not a shorter thread."""
+async def test_a_missing_message_is_reported(
+    home: Path, log: Path, missing: int
+) -> None:
+    """A gap is corruption, not a shorter thread."""
     async with Store(home, durability="normal") as cp:
         for i in range(10):
             await cp.append("t", [{"i": i}])
@@ -153,7 +155,7 @@ async def test_a_missing_message_is_told(home: Path, log: Path, missing: int) ->
     log.write_bytes(b"".join(lines))
 
     async with Store(home, durability="normal") as cp:
-        if missing == 11:  # the last: a shorter thread is what is left
+        if missing == 11:  # the last one: what is left is a shorter thread
             assert len(await cp.read("t")) == 9
         else:
             error = await error_of(cp.load("t"))
@@ -177,10 +179,10 @@ async def test_a_missing_message_is_told(home: Path, log: Path, missing: int) ->
     ],
 )
 @pytest.mark.parametrize("last", [True, False])
-async def test_no_byte_of_a_line_changes_without_notice(
+async def test_each_changed_byte_of_a_line_is_reported(
     home: Path, log: Path, old: bytes, new: bytes, number: int, last: bool
 ) -> None:
-    """The error names the line, whether the change is valid JSON or not."""
+    """The error names the line, also where the change is valid JSON."""
     async with Store(home) as cp:
         await cp.append("t", [{}])
         await cp.save_extra("t", {"k": 1})
@@ -206,8 +208,8 @@ async def test_no_byte_of_a_line_changes_without_notice(
             assert error.where == f"{log}, line {number}"
 
 
-async def test_every_flipped_bit_is_noticed(home: Path, log: Path) -> None:
-    """A load raises, or returns what was written; a key is never free by damage."""
+async def test_every_flipped_bit_is_detected(home: Path, log: Path) -> None:
+    """A load raises, or returns what was written; damage does not free a key."""
     async with Store(home) as cp:
         await cp.append("t", [{"n": 1}], extra={"k": 1})
         await cp.record_issued("t", ToolCall("c", "tool", {}, "key"))
@@ -234,10 +236,10 @@ async def test_every_flipped_bit_is_noticed(home: Path, log: Path) -> None:
         assert await cp.load("t") == before
 
 
-async def test_damage_in_one_thread_is_no_trouble_for_its_neighbours(
+async def test_damage_in_one_thread_does_not_fail_writes_to_others(
     home: Path, log: Path
 ) -> None:
-    """Writes that share a trip with one that meets a damaged log are done."""
+    """Writes that share a batch with a write to a damaged log are done."""
     async with Store(home) as cp:
         await cp.append("t", [{}])
 
@@ -260,8 +262,8 @@ async def test_damage_in_one_thread_is_no_trouble_for_its_neighbours(
         assert len({id(error) for error in errors}) == 20
 
 
-async def test_a_stored_message_of_another_type_is_named(home: Path) -> None:
-    """JSON that does not fit ``message_type`` is no corruption."""
+async def test_a_stored_message_of_another_type_is_reported(home: Path) -> None:
+    """JSON that does not fit ``message_type`` is a ``SerializationError``."""
     async with Store(home) as cp:
         await cp.append("t", [{"role": "user", "content": ""}, {"role": "robot"}])
 
@@ -278,10 +280,10 @@ async def test_a_stored_message_of_another_type_is_named(home: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [1, 7, 30, 60])
-async def test_a_torn_line_is_passed_over_by_readers_and_set_aside_by_a_writer(
+async def test_a_torn_line_is_skipped_by_readers_and_set_aside_by_a_writer(
     home: Path, log: Path, caplog: pytest.LogCaptureFixture, kept: int
 ) -> None:
-    """Nothing is lost: the bytes are kept beside the log, and a warning says where."""
+    """The bytes are kept in a file beside the log, and a warning names it."""
     torn = b'{"add":{"never":"acknowledged"},"at":[2,1795232045123456,"AAAAAA"]}'
     aside = log.with_name(f"{log.name}.torn")
 
@@ -307,10 +309,10 @@ async def test_a_torn_line_is_passed_over_by_readers_and_set_aside_by_a_writer(
 
 
 @pytest.mark.parametrize("kept", [0, 1, 50, 70])
-async def test_a_log_torn_at_its_birth_is_no_thread(
+async def test_a_log_whose_first_write_is_torn_is_an_absent_thread(
     home: Path, log: Path, kept: int
 ) -> None:
-    """Its first line, or the operation that came with it, is not whole."""
+    """Its first line, or the operation after it, is incomplete."""
     async with Store(home) as cp:
         await cp.append("t", [{"n": 1}])
         log.write_bytes(log.read_bytes()[:kept])
@@ -322,8 +324,8 @@ async def test_a_log_torn_at_its_birth_is_no_thread(
         assert await cp.read("t") == [{"n": 2}]
 
 
-async def test_a_long_first_line_is_no_torn_one(home: Path, log: Path) -> None:
-    """No first line of ours is so long: it is somebody's file, and stays one."""
+async def test_a_long_first_line_is_not_a_torn_one(home: Path, log: Path) -> None:
+    """cpkit writes no first line that is so long: the file is left unchanged."""
     content = b"dear diary, today " * 500
     log.parent.mkdir(parents=True)
     log.write_bytes(content)
@@ -336,8 +338,8 @@ async def test_a_long_first_line_is_no_torn_one(home: Path, log: Path) -> None:
     assert log.read_bytes() == content
 
 
-async def test_a_deletion_takes_torn_lines_along(home: Path, log: Path) -> None:
-    """They may hold what was to be erased."""
+async def test_a_deletion_removes_torn_lines_too(home: Path, log: Path) -> None:
+    """They may have content that was to be erased."""
     async with Store(home) as cp:
         await cp.append("t", [{}])
 
@@ -354,7 +356,7 @@ async def test_a_deletion_takes_torn_lines_along(home: Path, log: Path) -> None:
     assert list(log.parent.iterdir()) == []
 
 
-# Folders and files that are none of ours
+# Folders and files of other programs
 
 
 @pytest.mark.parametrize(
@@ -368,10 +370,10 @@ async def test_a_deletion_takes_torn_lines_along(home: Path, log: Path) -> None:
         (b"\xff\xfe", "in b'"),
     ],
 )
-async def test_a_folder_of_another_version_is_refused_untouched(
+async def test_a_folder_of_another_version_is_refused_and_not_changed(
     home: Path, mark: bytes, found: object
 ) -> None:
-    """A newer store is not written by older code; the error says what to do."""
+    """Older code does not write a newer store; the error says what to do."""
     async with Store(home) as cp:
         await cp.append("t", [{}])
 
@@ -388,8 +390,8 @@ async def test_a_folder_of_another_version_is_refused_untouched(
     assert sorted(home.rglob("*")) == before
 
 
-async def test_foreign_files_in_the_folder_are_left_alone(home: Path) -> None:
-    """A folder may hold other things: notes, temporary files, other links."""
+async def test_foreign_files_in_the_folder_are_ignored(home: Path) -> None:
+    """A folder may also have notes, temporary files and other links."""
     async with Store(home) as cp:
         await cp.append("t", [{}])
         threads = home / "threads"
@@ -421,7 +423,7 @@ async def test_foreign_files_in_the_folder_are_left_alone(home: Path) -> None:
 async def test_a_link_in_the_place_of_a_log_is_not_followed(
     home: Path, log: Path
 ) -> None:
-    """Neither to read nor to write what lies behind it."""
+    """The link's target is not read and not written."""
     target = home.parent / "target"
     target.write_text("mine")
 
@@ -438,10 +440,10 @@ async def test_a_link_in_the_place_of_a_log_is_not_followed(
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../../threads/x", "nothing", "."])
-async def test_a_claim_that_leads_elsewhere_is_an_error(
+async def test_a_claim_whose_link_has_a_wrong_target_is_an_error(
     home: Path, target: str
 ) -> None:
-    """Nobody can say whether such a key is free."""
+    """It is unknown whether such a key is free."""
     stem = claim_stem("key")
 
     async with Store(home) as cp:
@@ -458,7 +460,7 @@ async def test_a_claim_that_leads_elsewhere_is_an_error(
 
 
 async def test_a_file_in_the_place_of_the_folder_is_unavailable(home: Path) -> None:
-    """The error names the store."""
+    """The error has the store's name."""
     home.write_text("mine")
 
     with pytest.raises(BackendUnavailable) as raised:
@@ -470,7 +472,7 @@ async def test_a_file_in_the_place_of_the_folder_is_unavailable(home: Path) -> N
 
 
 async def test_a_copy_that_lost_its_empty_folders_is_a_store(home: Path) -> None:
-    """As git and some archives copy it; links are part of a copy."""
+    """git and some archives leave empty folders out, and copy links."""
     async with Store(home) as cp:
         await cp.append("t", [{}])
         await cp.record_issued("t", ToolCall("c", "tool", {}, "key"))

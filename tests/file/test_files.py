@@ -1,4 +1,4 @@
-"""The folder: where it is, who may read it, what it lacks, what is left open."""
+"""The folder: its place, permissions, full disks, and open descriptors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def mode(path: str | Path) -> int:
 
 @pytest.fixture
 def no_umask() -> Iterator[None]:
-    """The most careless of users: everything is for everybody."""
+    """Let every user read and write what this process creates."""
     before = os.umask(0)
     yield
     os.umask(before)
@@ -48,7 +48,7 @@ def no_umask() -> Iterator[None]:
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A small file system of its own."""
+    """A small file system that can be filled."""
     place = tmp_path / "small"
     place.mkdir()
     mounted = subprocess.run(
@@ -65,7 +65,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def reachable() -> Iterator[Path]:
-    """A folder that every user may reach, which pytest's own is not."""
+    """A folder that every user may reach; pytest's folders are for one user."""
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
         yield Path(name)
@@ -76,7 +76,7 @@ def reachable() -> Iterator[Path]:
 
 @pytest.mark.usefixtures("no_umask")
 async def test_files_and_folders_are_for_their_owner_alone(tmp_path: Path) -> None:
-    """0600 and 0700, whatever the umask, and all new folders on the way too."""
+    """Modes are 0600 for files and 0700 for folders, with any umask."""
     home = tmp_path / "a" / "b" / "store"
 
     async with Store(home) as cp:
@@ -98,7 +98,7 @@ async def test_files_and_folders_are_for_their_owner_alone(tmp_path: Path) -> No
     assert mode(tmp_path / "a") == 0o700
 
 
-async def test_the_permissions_of_a_folder_that_is_there_are_its_owners(
+async def test_the_permissions_of_an_existing_folder_are_kept(
     home: Path,
 ) -> None:
     """A folder made for a group stays one."""
@@ -115,7 +115,7 @@ async def test_the_permissions_of_a_folder_that_is_there_are_its_owners(
     "url", ["file://{}/a%20b", "file:{}/a%20b", "FILE:{}/a b", "file://{}/a%20b/"]
 )
 async def test_each_form_of_url_names_the_folder(tmp_path: Path, url: str) -> None:
-    """With ``%``-escapes decoded."""
+    """``%``-escapes are decoded."""
     async with open_checkpointer(url.format(tmp_path)) as cp:
         await cp.append("t", [{}])
 
@@ -137,15 +137,15 @@ async def test_each_form_of_url_names_the_folder(tmp_path: Path, url: str) -> No
     ],
 )
 def test_a_url_that_names_no_folder_is_refused(url: str) -> None:
-    """At once, and with what to write instead."""
+    """The error says what to write instead."""
     with pytest.raises(InvalidURL):
         open_checkpointer(url)
 
 
-async def test_a_relative_path_stays_where_it_was_opened(
+async def test_a_relative_path_is_resolved_when_the_store_opens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that changes its folder goes on with the same store."""
+    """A process that changes its working directory keeps the same store."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
 
@@ -178,7 +178,7 @@ def test_durability_is_stated_as_facts(
     settings: dict[str, str],
     advice: str,
 ) -> None:
-    """What survives, the setting that says so, and advice only where some is due."""
+    """A level, the setting that it rests on, and advice only where it helps."""
     durability = Store(home, **options).durability
     assert durability.survives is survives
     assert durability.settings == settings
@@ -189,7 +189,7 @@ def test_durability_is_stated_as_facts(
 async def test_a_platform_without_locks_is_refused(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is written where nothing could be kept safe."""
+    """Nothing is written."""
     monkeypatch.setattr(schema, "fcntl", None)
 
     with pytest.raises(BackendUnavailable, match="sqlite:///"):
@@ -200,10 +200,10 @@ async def test_a_platform_without_locks_is_refused(
 
 @pytest.mark.parametrize("lacking", ["flock", "symlink"])
 @pytest.mark.parametrize("exists", [True, False])
-async def test_a_file_system_without_locks_or_links_is_left_as_it_is(
+async def test_a_file_system_without_locks_or_links_is_refused_and_not_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str, exists: bool
 ) -> None:
-    """Folders that were made on the way are removed again."""
+    """Folders that the opening created are removed again."""
     home = tmp_path / "a" / "store"
 
     if exists:
@@ -225,7 +225,7 @@ async def test_a_file_system_without_locks_or_links_is_left_as_it_is(
 
 
 async def test_a_folder_of_a_newer_version_gets_no_subfolders(home: Path) -> None:
-    """Its version is looked at first, also where subfolders are missing."""
+    """The version is read first, also where subfolders are missing."""
     home.mkdir()
     (home / "cpkit.json").write_bytes(b'{"cpkit":"file","version":2}')
 
@@ -243,7 +243,7 @@ async def test_every_folder_is_made_lasting_in_its_parent(
     durability: str,
     made_by_another: bool,
 ) -> None:
-    """Before the mark is written; also one that another process made just now."""
+    """It is synced before the mark is written, also if another process created it."""
     home = tmp_path / "a" / "b" / "store"
     steps: list[str] = []
     fsync, rename = os.fsync, os.rename
@@ -269,13 +269,13 @@ async def test_every_folder_is_made_lasting_in_its_parent(
         assert steps[mark + 1 :] == [str(home)]
 
 
-# Lacks
+# Limits of the system
 
 
 def test_a_file_that_may_not_grow_is_unavailable_and_then_works_again(
     home: Path, workers: Workers
 ) -> None:
-    """EFBIG in the middle of a write: what was written of it is taken back."""
+    """EFBIG in the middle of a write: the written part is removed."""
     (worker,) = workers(1)
     answer = worker.ask("fill_up_to", str(home), 500_000)
 
@@ -288,7 +288,7 @@ def test_a_file_that_may_not_grow_is_unavailable_and_then_works_again(
 
 
 async def test_a_full_disk_is_unavailable_and_then_works_again(full_disk: Path) -> None:
-    """ENOSPC: each write is refused whole, reads go on, and room mends it."""
+    """ENOSPC: each write is refused as a whole, reads work, and so do later writes."""
     ballast = full_disk / "ballast"
     ballast.write_bytes(b"x" * 50_000)
     acknowledged, failure = 0, None
@@ -328,10 +328,10 @@ async def test_a_full_disk_is_unavailable_and_then_works_again(full_disk: Path) 
 
 @pytest.mark.parametrize("broken", ["write", "fdatasync", "both"])
 @pytest.mark.parametrize("first", [True, False])
-async def test_a_write_that_fails_is_taken_back(
+async def test_a_write_that_fails_is_removed(
     home: Path, monkeypatch: pytest.MonkeyPatch, broken: str, first: bool
 ) -> None:
-    """Its bytes are cut off under the same lock; what is unclear is said to be."""
+    """Its bytes are cut off under the same lock; else ``maybe_applied`` is true."""
     write = os.write
 
     def half(fd: int, data: bytes) -> int:
@@ -366,10 +366,10 @@ async def test_a_write_that_fails_is_taken_back(
     assert not list((home / "threads").glob("*.torn"))
 
 
-async def test_a_sync_that_fails_is_the_failure_of_its_log_alone(
+async def test_a_failed_sync_fails_the_writes_of_its_log_alone(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Logs that are written in one trip have each their own end."""
+    """Writes to other logs in the same batch are done."""
     threads = [f"t{i}" for i in range(40)]
     sync = os.fdatasync
     failed: list[int] = []
@@ -400,10 +400,10 @@ async def test_a_sync_that_fails_is_the_failure_of_its_log_alone(
         assert again == [3 - (i == refused) for i in range(40)]
 
 
-async def test_a_claim_whose_link_cannot_be_made_lasting_is_not_made(
+async def test_a_claim_whose_link_cannot_be_synced_is_not_made(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The call is not on record, and the key is as free as before."""
+    """The call is not on record, and the key is free."""
 
     def fail(fd: int) -> None:
         raise OSError(5, "Input/output error")
@@ -424,10 +424,10 @@ async def test_a_claim_whose_link_cannot_be_made_lasting_is_not_made(
         assert await cp.record_issued("t", ToolCall("c", "tool", {}, "key"))
 
 
-async def test_a_deletion_whose_end_is_unclear_is_said_to_be(
+async def test_a_deletion_with_an_unknown_outcome_says_so(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once the new log is in place; before that nothing was done."""
+    """It is unknown after the new log is in place; before that nothing was done."""
 
     def fail(*_: Any) -> None:
         raise OSError(5, "Input/output error")
@@ -451,10 +451,10 @@ async def test_a_deletion_whose_end_is_unclear_is_said_to_be(
         assert await cp.load("t") is None
 
 
-async def test_without_descriptors_nothing_is_done_and_nothing_is_held(
+async def test_without_free_descriptors_nothing_is_done_and_no_lock_is_kept(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """EMFILE is a typed error, and gone when there is room again."""
+    """EMFILE is a typed error, and operations work when descriptors are free."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(24, "Too many open files")
@@ -476,7 +476,7 @@ async def test_without_descriptors_nothing_is_done_and_nothing_is_held(
 
 
 def bound(places: list[Path]) -> None:
-    """Give files to the user whom the worker becomes, whom permissions bind."""
+    """Make the user of the worker the owner of files; permissions bind that user."""
     if os.getuid() == 0:
         for place in places:
             os.lchown(place, UNPRIVILEGED, UNPRIVILEGED)
@@ -485,7 +485,7 @@ def bound(places: list[Path]) -> None:
 async def test_a_folder_that_may_only_be_read_is_read(
     reachable: Path, workers: Workers
 ) -> None:
-    """Reads and replays work, writes are refused by name, and nothing changes."""
+    """Reads and repeated calls work, writes are refused, and nothing changes."""
     home = reachable / "store"
 
     async with Store(home) as cp:
@@ -518,7 +518,7 @@ async def test_a_folder_that_may_only_be_read_is_read(
 def test_a_place_that_may_not_be_written_is_refused_at_open(
     reachable: Path, workers: Workers
 ) -> None:
-    """By name, and left as it is."""
+    """The error has its name, and nothing is changed."""
     bound([reachable])
     os.chmod(reachable, 0o555)
     (worker,) = workers(1)
@@ -534,7 +534,7 @@ def test_a_place_that_may_not_be_written_is_refused_at_open(
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 async def test_nothing_stays_open(home: Path) -> None:
-    """No file after an operation; no thread after closing, errors included."""
+    """After an operation no file is open, after closing no thread is left."""
 
     async def work() -> None:
         async with Store(home) as cp:
@@ -560,7 +560,7 @@ async def test_nothing_stays_open(home: Path) -> None:
 
 
 async def test_a_refused_write_leaves_no_file(home: Path) -> None:
-    """A thread that is not there does not get a log by what did not happen."""
+    """A missing thread does not get a log from a write that was refused."""
     async with Store(home) as cp:
         with pytest.raises(VersionConflict):
             await cp.append("t", [{}], expected_version=3)
@@ -574,7 +574,9 @@ async def test_a_refused_write_leaves_no_file(home: Path) -> None:
         assert list((home / "threads").iterdir()) == []
 
 
-def test_a_handle_that_is_not_closed_does_not_keep_the_process(home: Path) -> None:
+def test_a_handle_that_is_not_closed_does_not_keep_the_process_alive(
+    home: Path,
+) -> None:
     """The interpreter ends although worker threads are waiting for work."""
     script = f"""
 import asyncio

@@ -1,4 +1,4 @@
-"""What lies in the folder: frozen, since an older store is read for ever."""
+"""The stored format, byte for byte: later versions must read it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def fill(cp: Store) -> None:
 
 
 def frozen(text: str) -> str:
-    """Put fixed times, words and checksums in the place of those of this run."""
+    """Replace times, random words and checksums by fixed ones."""
     text = re.sub(r"\b1\d{15}\b", T, text)
     text = re.sub(r'"[\w+/]{6}"\]\}\n', '"CCCCCC"]}\n', text)
     return re.sub(r'"log":"[0-9a-f]{16}"', '"log":"0123456789abcdef"', text)
@@ -93,7 +93,7 @@ def links(home: Path) -> dict[str, str]:
 
 
 def restore(home: Path, log: str) -> None:
-    """Make a folder as another version of cpkit, on another day, would have left it."""
+    """Create the folder that another version of cpkit would have left."""
     for name in ("threads", "claims/6", "claims/0"):
         (home / name).mkdir(parents=True)
 
@@ -104,8 +104,8 @@ def restore(home: Path, log: str) -> None:
         (home / "claims" / name).symlink_to(target)
 
 
-async def test_what_is_written_is_the_frozen_format(home: Path) -> None:
-    """To the byte, times and the random word aside."""
+async def test_the_written_bytes_are_the_frozen_format(home: Path) -> None:
+    """All bytes except times and the random word."""
     async with Store(home) as cp:
         await fill(cp)
 
@@ -114,8 +114,8 @@ async def test_what_is_written_is_the_frozen_format(home: Path) -> None:
     assert links(home) == LINKS
 
 
-async def test_what_a_deletion_leaves_is_the_frozen_format(home: Path) -> None:
-    """Ids, tools, keys and times of the calls, and nothing that they were about."""
+async def test_the_bytes_after_a_deletion_are_the_frozen_format(home: Path) -> None:
+    """Ids, tools, keys and times of the calls stay; arguments and results do not."""
     async with Store(home) as cp:
         await fill(cp)
         await cp.delete_thread("t")
@@ -128,7 +128,7 @@ async def test_what_a_deletion_leaves_is_the_frozen_format(home: Path) -> None:
 
 
 async def test_a_frozen_store_is_read(home: Path) -> None:
-    """What was written by this version is there for every later one."""
+    """A later version reads everything that this version wrote."""
     restore(home, LOG)
 
     async with Store(home) as cp:
@@ -158,7 +158,7 @@ async def test_a_frozen_store_is_read(home: Path) -> None:
 
 
 async def test_a_frozen_deletion_is_read(home: Path) -> None:
-    """Erased calls keep their keys, and the new life is a thread of its own."""
+    """Erased calls keep their keys; messages written later are a new thread."""
     restore(home, ERASED)
 
     async with Store(home) as cp:
@@ -191,10 +191,10 @@ MESSAGES: dict[str, Callable[[], list[Any]]] = {
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-async def test_messages_that_look_like_our_framing_are_only_messages(
+async def test_messages_that_look_like_the_format_are_only_messages(
     home: Path, name: str
 ) -> None:
-    """In a line of their own and in a shared one, in extra, args and results."""
+    """Alone in a line and with others, in extra, args and results."""
     messages = MESSAGES[name]()
 
     async with Store(home, durability="normal") as cp:
@@ -226,7 +226,7 @@ async def test_messages_that_look_like_our_framing_are_only_messages(
 
 
 async def test_messages_that_are_arrays_keep_their_brackets(home: Path) -> None:
-    """A line of one message has no brackets of its own."""
+    """A line with one message has no brackets around it."""
     lists = [[], [[]], [1], ["],[", ",\t"], [{"extra": ["\t]"]}]]
 
     async with Store(home, message_type=list[Any]) as cp:
@@ -237,10 +237,10 @@ async def test_messages_that_are_arrays_keep_their_brackets(home: Path) -> None:
         assert await cp.read("t") == lists + lists
 
 
-async def test_every_line_is_json_for_whoever_follows_the_log(
+async def test_every_line_is_json_for_a_program_that_follows_the_log(
     home: Path, log: Path
 ) -> None:
-    """One line an operation, whole as soon as it can be seen, in plain words."""
+    """One line for each operation, complete as soon as it can be read."""
     async with Store(home) as cp:
         await cp.append("t", [{"step": 0}])
         seen: list[Any] = []
@@ -257,7 +257,7 @@ async def test_every_line_is_json_for_whoever_follows_the_log(
 
 
 async def test_times_never_go_back(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that is set back holds them still; the next change goes on from there."""
+    """While the clock is behind the last time, that time is written again."""
     now = time.time_ns()
 
     async with Store(home) as cp:

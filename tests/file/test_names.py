@@ -99,7 +99,7 @@ def ids() -> list[str]:
 
 
 def test_no_two_ids_have_one_name_on_any_file_system() -> None:
-    """Not where case does not count, nor where Unicode is normalised."""
+    """Also where letter case is ignored, and where Unicode is normalised."""
     names = [log_name(thread_id) for thread_id in ids()]
     folded = {unicodedata.normalize("NFKC", name).casefold() for name in names}
     assert len(folded) == len(names)
@@ -107,16 +107,16 @@ def test_no_two_ids_have_one_name_on_any_file_system() -> None:
 
 
 @pytest.mark.parametrize("name", [log_name(word) for word in HOSTILE + CASES])
-def test_a_name_is_a_plain_one_everywhere(name: str) -> None:
-    """In ASCII, of moderate length, no reserved one, with nothing for a shell."""
+def test_a_name_is_valid_on_every_file_system(name: str) -> None:
+    """It is ASCII, of moderate length, not reserved, and without shell characters."""
     assert LOG_NAME.fullmatch(name)
     assert re.fullmatch(r"[a-z0-9][a-z0-9-]*~[0-9a-f]{64}\.jsonl", name)
     assert not RESERVED.fullmatch(name.partition(".")[0])
     assert len(f"{name}.torn") <= 143
 
 
-def test_a_name_says_whose_it_is() -> None:
-    """What of an id can be in a name is in it."""
+def test_a_name_shows_the_id() -> None:
+    """The characters of an id that a name may have are in it."""
     assert log_name("User 42/chat").startswith("user-42-chat~")
     assert log_name("日本").startswith("thread~")
 
@@ -160,7 +160,7 @@ async def test_hostile_ids_stay_in_the_folder(tmp_path: Path) -> None:
 async def test_a_log_under_the_name_of_another_thread_is_corrupt(
     home: Path, log: Path
 ) -> None:
-    """The id in the first line is compared: a renamed log is nobody's."""
+    """The id in the first line is compared with the id that was asked for."""
     async with Store(home) as cp:
         await cp.append("other", [{}])
         other = log.with_name(log_name("other"))

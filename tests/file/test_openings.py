@@ -31,7 +31,7 @@ async def test_a_log_that_another_process_replaced_is_found(
     async with Store(home) as cp:
         for use in (cp.load, cp.read, lambda t: cp.append(t, [])):
             await cp.append("t", [{"old": 1}] * 3)
-            assert await asyncio.to_thread(worker.ask, "begin_anew", str(home)) == 1
+            assert await asyncio.to_thread(worker.ask, "begin_again", str(home)) == 1
             await use("t")
             assert await cp.append("t", [{"new": 1}], expected_version=1) == 2
             assert await cp.read("t") == [{"by": worker.process.pid}, {"new": 1}]

@@ -1,4 +1,4 @@
-"""A write that a power loss took apart: set aside, and never in the way of the next."""
+"""A write that a power loss left in parts is set aside by the next writer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ WRITES: dict[str, Callable[[Store], Awaitable[None]]] = {
 
 
 async def states_of(cp: Store) -> ThreadDump | None:
-    """Return the thread as every way of reading it shows it."""
+    """Return the thread, after checking that all ways of reading it agree."""
     dump = await cp.dump_thread("t")
     data = await cp.load("t")
     listed = [(i.thread_id, i.version) for i in await cp.list_threads()]
@@ -75,7 +75,7 @@ async def states_of(cp: Store) -> ThreadDump | None:
 
 @pytest.mark.parametrize("name", sweep(WRITES, ["one line", "a claim"]))
 @pytest.mark.parametrize("first", [True, False])
-async def test_a_write_with_holes_or_cut_short_is_not_in_the_way(
+async def test_a_write_with_holes_or_cut_short_does_not_block_the_thread(
     home: Path, log: Path, name: str, first: bool
 ) -> None:
     """Whole lines before the first hole stay; the rest is set aside by a writer."""
@@ -126,7 +126,7 @@ async def test_a_write_with_holes_or_cut_short_is_not_in_the_way(
 async def test_a_sector_of_zeros_before_written_bytes_is_set_aside(
     home: Path, log: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Appends that come after it are read for ever."""
+    """Appends after it can be read."""
     line = b'{"add":{"never":"acknowledged"},"at":[2,1795232045123456,"AAAAAA"]}\n'
 
     async with Store(home) as cp:
@@ -144,7 +144,7 @@ async def test_a_sector_of_zeros_before_written_bytes_is_set_aside(
 
 
 @pytest.mark.parametrize("content", [b"", b"\0", b"\0" * 600, b"\0" * 300 + b'"}\n'])
-async def test_a_first_write_of_zeros_is_no_thread(
+async def test_a_first_write_of_zeros_is_an_absent_thread(
     home: Path, log: Path, content: bytes
 ) -> None:
     """The thread is absent, has no calls, and begins with the next write."""
@@ -163,7 +163,7 @@ async def test_a_first_write_of_zeros_is_no_thread(
 async def test_a_damaged_newline_between_two_claims_frees_no_key(
     home: Path, log: Path, damage: bytes, last: bool
 ) -> None:
-    """Both lines were acknowledged, so that this is damage."""
+    """Both lines were acknowledged, so this is corruption."""
     async with Store(home) as cp:
         await cp.record_issued("t", CALL)
         await cp.record_issued("t", OTHER)
@@ -186,10 +186,10 @@ async def test_a_damaged_newline_between_two_claims_frees_no_key(
 
 
 @pytest.mark.parametrize("lost", sweep(range(1, 6), [1, 3, 5]))
-async def test_a_hole_in_what_was_synced_is_damage(
+async def test_a_hole_in_synced_lines_is_corruption(
     home: Path, log: Path, lost: int
 ) -> None:
-    """A line that was written after it says that it was on disk."""
+    """A later line shows that the line with the hole had been synced."""
     async with Store(home) as cp:
         for n in range(8):
             await cp.append("t", [{"n": n, "pad": "x" * 700}])
@@ -208,10 +208,10 @@ async def test_a_hole_in_what_was_synced_is_damage(
 
 
 @pytest.mark.parametrize("lost", sweep(range(1, 6), [1, 3, 5]))
-async def test_a_relaxed_store_is_cut_at_its_first_hole(
+async def test_with_normal_durability_a_log_ends_at_its_first_hole(
     home: Path, log: Path, lost: int
 ) -> None:
-    """With ``durability=normal`` a power loss takes the last writes, of one thread."""
+    """A power loss takes the last writes of the thread."""
     async with Store(home, durability="normal") as cp:
         for n in range(8):
             await cp.append("t", [{"n": n, "pad": "x" * 700}])
@@ -228,10 +228,10 @@ async def test_a_relaxed_store_is_cut_at_its_first_hole(
         assert len(await cp.read("t")) == left + 1
 
 
-async def test_a_relaxed_store_leaves_a_mebibyte_unsynced_at_most(
+async def test_with_normal_durability_at_most_a_mebibyte_is_unsynced(
     home: Path, log: Path
 ) -> None:
-    """What is older is as safe as with ``durability=full``."""
+    """Older data is as safe as with ``durability=full``."""
     async with Store(home, durability="normal") as cp:
         for n in range(30):
             await cp.append("t", [{"n": n, "pad": "x" * 100_000}])

@@ -1,4 +1,4 @@
-"""Many processes in one folder: opening it, writing it, stopped and killed."""
+"""Many processes in one folder: they open and write it, are stopped and killed."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def on_record(home: Path, thread_id: str) -> list[CallRecord]:
 
 
 @pytest.mark.long
-def test_eight_processes_open_a_fresh_folder_at_once(
+def test_eight_processes_open_a_new_folder_at_once(
     tmp_path: Path, workers: Workers
 ) -> None:
-    """Each finds the store made, whoever made it, and every write is there."""
+    """One of them creates the store, and the writes of all are stored."""
     eight = workers(8)
 
     for round_ in range(6):
@@ -63,7 +63,7 @@ def test_eight_processes_open_a_fresh_folder_at_once(
 
 @pytest.mark.long
 def test_processes_write_one_thread(home: Path, workers: Workers) -> None:
-    """Dense versions, no merge lost, one holder of each key."""
+    """Versions have no gap, no merge is lost, and each key has one holder."""
     four, count = workers(4), 40
 
     for number, worker in enumerate(four):
@@ -91,7 +91,7 @@ def test_processes_write_one_thread(home: Path, workers: Workers) -> None:
 def test_attempts_at_one_key_are_counted_across_processes(
     home: Path, workers: Workers
 ) -> None:
-    """Each attempt is one holder's, and they are dense, from threads of their own."""
+    """Each attempt has one holder, and the numbers have no gap."""
     three, count = workers(3), 20
 
     for number, worker in enumerate(three):
@@ -105,7 +105,7 @@ def test_attempts_at_one_key_are_counted_across_processes(
 def test_a_killed_writer_loses_nothing_that_it_acknowledged(
     home: Path, workers: Workers
 ) -> None:
-    """After SIGKILL at any instant: all acknowledged is there, and nothing is torn."""
+    """After SIGKILL at any instant every acknowledged write can be read."""
     chance = random.Random(5)
 
     for round_, worker in enumerate(workers(4)):
@@ -120,7 +120,7 @@ def test_a_killed_writer_loses_nothing_that_it_acknowledged(
         completed = {line[1] for line in said if line[0] == "completed"}
         status = {r.call.call_id: r.status for r in on_record(home, "t")}
 
-        # One write can have landed unanswered.
+        # One write can be stored without an answer.
         assert data.version - max(appended) in (0, 2)
         assert [m["half"] for m in data.messages] == [0, 1] * (data.version // 2)
         assert not merged or data.extra["i"] - max(merged) in (0, 1)
@@ -128,10 +128,10 @@ def test_a_killed_writer_loses_nothing_that_it_acknowledged(
         assert {status[call_id] for call_id in completed} <= {"completed"}
 
 
-def test_a_write_that_a_kill_cut_short_is_passed_over_and_set_aside(
+def test_a_write_that_a_kill_cut_short_is_skipped_and_set_aside(
     home: Path, log: Path, workers: Workers
 ) -> None:
-    """Whatever the kill left of a large line, what was acknowledged goes on."""
+    """The acknowledged lines before it can be read, and appends work."""
     for worker in workers(3):
         worker.tell("append_big_for_ever", str(home))
         worker.answer()
@@ -151,15 +151,15 @@ def test_a_write_that_a_kill_cut_short_is_passed_over_and_set_aside(
             file.unlink()
 
 
-def test_a_process_that_is_stopped_holds_up_only_those_that_come_to_its_thread(
+def test_a_stopped_process_blocks_only_writes_to_its_thread(
     home: Path, log: Path
 ) -> None:
-    """Writes to other threads and reads of them go on; the one that waits is done."""
+    """Writes and reads of other threads work; the waiting writes are done later."""
 
     async def use() -> None:
         async with Store(home) as cp:
             await cp.append("t", [{}])
-            # A lock of another opening is like one of another process.
+            # A lock of another file description acts as one of another process.
             stopped = log.open("rb")
             fcntl.flock(stopped, fcntl.LOCK_EX)
             waiting = [
@@ -225,10 +225,10 @@ async def test_no_operation_waits_longer_than_the_timeout(
 
 # From Python 3.12 on, because other threads are running; the child only waits.
 @pytest.mark.filterwarnings("ignore:.*fork")
-def test_a_child_forked_in_the_middle_of_a_write_keeps_no_lock(
+def test_a_child_forked_during_a_write_keeps_no_lock(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its copy of the descriptor is of the same lock, which is given back by name."""
+    """It inherits the descriptor and so the lock, which is released explicitly."""
     children = []
     sync = os.fdatasync
 

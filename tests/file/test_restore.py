@@ -1,4 +1,4 @@
-"""Moved threads: exact, in any order, beside claims and deletions."""
+"""Restored threads are exact, in any order, and beside claims and deletions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def dump_of(thread_id: str, *attempts: int) -> ThreadDump:
 
 
 async def fill(cp: FullHandle[Any]) -> None:
-    """Write what a thread can hold: all kinds of lines, calls of each status."""
+    """Write all kinds of lines, and calls of each status."""
     await cp.append("t", [{"n": 1}])
     await cp.append("t", [{"n": 2}, {"n": 3}], extra={"a": None, "b": [1, {}]})
     await cp.append("t", [], extra={"b": 2})
@@ -91,7 +91,7 @@ async def test_a_thread_is_moved_exactly(tmp_path: Path, steps: str) -> None:
 async def test_a_long_thread_is_read_in_parts_after_it_was_moved(
     tmp_path: Path, is_short: bool
 ) -> None:
-    """Each message has a line, as if it had been appended alone, however short."""
+    """Each message has its own line, so that a range can be found."""
     async with Store(tmp_path) as cp:
         messages = [{} if is_short else {"n": n} for n in range(3000)]
         await cp.append("t", messages)
@@ -105,7 +105,7 @@ async def test_a_long_thread_is_read_in_parts_after_it_was_moved(
 
 @pytest.mark.parametrize("order", ["1 2 3", "3 2 1", "2 3 1", "9 1 5", "3 1"])
 async def test_attempts_are_restored_in_any_order(tmp_path: Path, order: str) -> None:
-    """The newest attempt is found, and the next claim counts on from it."""
+    """The newest attempt is found, and the next claim has the number after it."""
     attempts = [int(number) for number in order.split()]
 
     async with Store(tmp_path) as cp:
@@ -125,7 +125,7 @@ async def test_attempts_are_restored_in_any_order(tmp_path: Path, order: str) ->
 async def test_a_key_of_many_threads_is_found_after_each_is_forgotten(
     tmp_path: Path,
 ) -> None:
-    """The attempt before the newest is the newest then."""
+    """Then the attempt before it is the newest."""
     async with Store(tmp_path) as cp:
         for number in (4, 2, 1, 3):
             await cp.restore_thread(dump_of(f"t{number}", number, number + 10))
@@ -205,7 +205,7 @@ async def test_links_of_one_key_reach_the_disk_in_their_order(
 
 
 async def outcome_of(operation: Any) -> Any:
-    """Return what an operation says, without times."""
+    """Return what an operation returns or raises, without times."""
     try:
         found = await operation
     except CheckpointerError as exc:
@@ -220,7 +220,7 @@ async def outcome_of(operation: Any) -> Any:
 async def random_operation(
     chance: random.Random, model: FullHandle[Any], dumps: list[ThreadDump], step: int
 ) -> tuple[str, Callable[[FullHandle[Any]], Coroutine[Any, Any, Any]]]:
-    """Choose what to do to both stores, often about calls that are on record."""
+    """Choose an operation for both stores, often on calls that are on record."""
     thread_id = f"t{chance.randrange(5)}"
     key = f"key {chance.randrange(3)}"
     kind = chance.choice("claim claim fail fail win erase forget restore".split())

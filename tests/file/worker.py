@@ -1,4 +1,4 @@
-"""What another process does with a store: the commands of `tests.processes`."""
+"""Commands that a worker process runs on a store; see `tests.processes`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def append_one(path: str) -> int:
         return await cp.append("shared", [{"by": os.getpid()}])
 
 
-async def begin_anew(path: str) -> int:
+async def begin_again(path: str) -> int:
     """Delete the thread ``t``, append one message to it, and return the version."""
     async with Store(path) as cp:
         await cp.delete_thread("t", forget_keys=True)
@@ -31,7 +31,7 @@ async def begin_anew(path: str) -> int:
 
 
 async def mixed(path: str, name: str, count: int) -> dict[str, Any]:
-    """Append, merge and claim in turn; return versions and the keys that were won."""
+    """Append, merge and claim in turn; return versions and the claimed keys."""
     versions, won = [], []
 
     async with Store(path) as cp:
@@ -47,7 +47,7 @@ async def mixed(path: str, name: str, count: int) -> dict[str, Any]:
 
 
 async def contend(path: str, name: str, count: int) -> list[int]:
-    """Claim one key again and again, let go of it, and return the attempts."""
+    """Claim one key and fail the call, repeatedly; return the attempts' numbers."""
     attempts: list[int] = []
 
     async with Store(path) as cp:
@@ -62,7 +62,7 @@ async def contend(path: str, name: str, count: int) -> list[int]:
 
 
 async def write_for_ever(path: str, name: str) -> None:
-    """Write in turn all that can be written, and say each acknowledgement."""
+    """Append, merge, claim and resolve, and write a line for each acknowledgement."""
     async with Store(path) as cp:
         for i in range(1_000_000):
             body: Any = [{"by": name, "i": i, "half": half} for half in (0, 1)]
@@ -77,7 +77,7 @@ async def write_for_ever(path: str, name: str) -> None:
 
 
 async def append_big_for_ever(path: str) -> None:
-    """Append messages so large that a kill comes in the middle of one."""
+    """Append messages so large that a kill often hits the middle of one."""
     async with Store(path, durability="normal") as cp:
         for i in range(1_000_000):
             version = await cp.append("t", [{"i": i, "pad": "x" * 4_000_000}])
@@ -85,8 +85,8 @@ async def append_big_for_ever(path: str) -> None:
 
 
 async def use_unprivileged(path: str) -> dict[str, str]:
-    """Say what fails for a user whom permissions bind (root's are not)."""
-    # What is needed is loaded while that is still allowed.
+    """Return what operations return or raise without root's rights."""
+    # Import everything while this process may still read it.
     with TemporaryDirectory() as folder:
         await append_one(folder)
 
@@ -116,7 +116,7 @@ async def use_unprivileged(path: str) -> dict[str, str]:
 
 
 async def open_unprivileged(path: str) -> str:
-    """Say how opening fails for such a user."""
+    """Return how opening fails without root's rights."""
     try:
         await use_unprivileged(path)
     except BackendUnavailable as exc:
@@ -126,7 +126,7 @@ async def open_unprivileged(path: str) -> str:
 
 
 async def fill_up_to(path: str, limit: int) -> dict[str, Any]:
-    """Write under a limit on the size of files, lift it, and write again."""
+    """Write under a limit of file sizes, remove the limit, and write again."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     acknowledged = 0
@@ -160,7 +160,7 @@ if __name__ == "__main__":
     serve(
         append_big_for_ever,
         append_one,
-        begin_anew,
+        begin_again,
         contend,
         fill_up_to,
         mixed,

@@ -60,7 +60,7 @@ class PostgresServer:
     It syncs to disk like a production server. ``settings`` go into postgresql.conf.
     With a ``password`` clients must log in (SCRAM), else anybody is trusted. It keeps
     its port and data over `stop`, `kill` and `start`; `close` removes the data, and is
-    called at the interpreter's exit if nobody did before.
+    called when the interpreter exits, if not before.
     """
 
     def __init__(
@@ -357,7 +357,7 @@ def _in_docker() -> str:
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody listens on."""
+    """Return a free port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -365,14 +365,16 @@ def free_port() -> int:
 
 
 def unprivileged() -> str | None:
-    """Return the user to run servers as: they refuse to be root's."""
+    """Return the user to run servers as: they refuse to run as root."""
     if os.geteuid() != 0:
         return None
 
+    # plain-words: ignore the name of a user
     for name in ("postgres", "nobody"):
         with contextlib.suppress(KeyError):
             return pwd.getpwnam(name).pw_name
 
+    # plain-words: ignore the name of a user
     raise RuntimeError("root needs a user 'postgres' or 'nobody' to run servers as")
 
 
