@@ -18,7 +18,9 @@ class Nodes(ABC):
     may_lose: bool = False
     """Whether the engine may lose acknowledged writes when it loses a leader.
 
-    If so, the certificate says how many of how many were lost. Otherwise a lost write
+    If so, the certificate says how many of how many were lost. A write is not lost that
+    was acknowledged before all nodes were in sync and worked, or by a client that began
+    after `take_over`, or after `resume` where a leader wakes. Otherwise a lost write
     fails the clause.
     """
 
@@ -40,7 +42,10 @@ class Nodes(ABC):
 
     @abstractmethod
     async def resume(self, node: str) -> None:
-        """Continue a paused node, which may still believe that it is the leader."""
+        """Continue a paused node, which may still believe that it is the leader.
+
+        If the engine `may_lose` writes, return when the node knows better.
+        """
 
     @abstractmethod
     async def cut(self, one: str, other: str) -> None:

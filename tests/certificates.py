@@ -31,11 +31,15 @@ from conformance import Harness, Report, URLHarness, certify
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_pair import PairHarness, PostgresPair
 from tests.servers.redis import RedisServer
+from tests.servers.redis_cluster import ClusterHarness, RedisCluster
 from tests.test_conformance import PostgresHarness, RedisHarness
 
 FOLDER = Path(__file__).parents[1] / "docs" / "certificates"
 
-STORES = ["memory", "sqlite", "file", "postgresql", "postgresql-pair", "redis"]
+STORES = [
+    *("memory", "sqlite", "file", "postgresql", "postgresql-pair"),
+    *("redis", "redis-cluster"),
+]
 
 
 @contextmanager
@@ -55,6 +59,9 @@ def harness_of(store: str) -> Iterator[Harness]:
             with PostgresPair() as pair:
                 url = f"{pair.url}?dialect=portable&connect_timeout=10"
                 yield PairHarness(url, pair)
+        case "redis-cluster":
+            with RedisCluster(links=True) as cluster:
+                yield ClusterHarness(cluster.url(connect_timeout=3), cluster)
         case _:
             with RedisServer() as redis:
                 yield RedisHarness(f"{redis.url}?connect_timeout=3", redis)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import asyncpg
 import pytest
@@ -23,35 +20,11 @@ from conformance import (
     run_clause,
     select,
 )
-from cpkit import Checkpointer
+from tests.servers.harness import ServerHarness
 from tests.servers.postgres import PostgresServer, shared_postgres
 from tests.servers.redis import RedisServer, redis_binary, shared_redis
-from tests.servers.redis_cluster import RedisCluster
+from tests.servers.redis_cluster import ClusterHarness, RedisCluster
 from tests.sweeps import sweep
-
-
-@dataclass
-class ServerHarness(URLHarness):
-    """A store on a private server that the suite may kill and pause."""
-
-    server: PostgresServer | RedisServer | RedisCluster
-
-    options = Harness.options | {"timeout"}
-
-    def elsewhere(self) -> Harness:
-        return URLHarness(self.url)
-
-    async def kill(self) -> None:
-        await asyncio.to_thread(self.server.kill)
-
-    async def start(self) -> None:
-        await asyncio.to_thread(self.server.start)
-
-    async def pause(self) -> None:
-        await asyncio.to_thread(self.server.pause)
-
-    async def resume(self) -> None:
-        await asyncio.to_thread(self.server.resume)
 
 
 class PostgresHarness(ServerHarness):
@@ -100,38 +73,6 @@ class RedisHarness(ServerHarness):
         async with Redis.from_url(self.server.url) as client:
             info = await client.info("persistence")
             return int(info["aof_current_size"])
-
-
-class ClusterHarness(ServerHarness):
-    """All nodes are killed and paused together: without a failover nothing is lost."""
-
-    server: RedisCluster
-
-    def open(self, **options: Any) -> AbstractAsyncContextManager[Checkpointer[Any]]:
-        # An operation waits so long for nodes that are away.
-        return super().open(**{"timeout": 10.0, **options})
-
-    async def connections(self) -> int:
-        def count() -> int:
-            found = 0
-
-            for node in self.server.nodes:
-                listed = self.server.ask(node, "CLIENT", "LIST", "TYPE", "normal")
-                found += len(listed.splitlines()) - 1
-
-            return found
-
-        return await asyncio.to_thread(count)
-
-    async def bytes_written(self) -> int:
-        def count() -> int:
-            infos = (
-                self.server.ask(node, "INFO", "persistence")
-                for node in self.server.nodes
-            )
-            return sum(int(info["aof_current_size"]) for info in infos)
-
-        return await asyncio.to_thread(count)
 
 
 @pytest.fixture(scope="module")

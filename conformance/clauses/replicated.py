@@ -29,8 +29,8 @@ TIMEOUT = 4.0
 """Seconds: the option ``timeout`` of the clients."""
 
 BEFORE, AFTER, PACE = 150, 40, 0.004
-"""Operations of each client that begins before the fault, those of one that begins
-after it, and seconds between them. The leader fails while the first ones work."""
+"""Operations of each client that begins before the fault, those of one that begins at
+another time, and seconds between them. The leader fails while the first ones work."""
 
 Fault = Callable[[Nodes, str], Awaitable[None]]
 
@@ -74,20 +74,28 @@ class _Load:
     def history(self) -> list[Op]:
         return [op for one in (*self.on_threads, *self.on_keys) for op in one.history]
 
-    async def check(self, cp: Store, *, may_lose: bool) -> None:
-        """Count what was lost; check the histories, or what is left of them."""
-        lost = await self._lost(cp)
+    async def check(self, cp: Store, unsure: tuple[str, ...] = ()) -> None:
+        """Count the lost writes, and check the histories.
+
+        Only clients of the phases ``unsure`` may have lost writes. Without such phases
+        the histories must be linearizable.
+        """
+        lost = await self._lost(cp, may_lose=bool(unsure))
         acknowledged = sum(_is_acknowledged_write(op) for op in self.history)
         self.case.acknowledged += acknowledged
         self.case.lost += len(lost)
+        wrong = [op for op in lost if not op.client.startswith(unsure)]
 
-        if lost and not may_lose:
+        if wrong:
+            op = wrong[0]
             raise Failure(
-                "every acknowledged write in the store",
-                f"{len(lost)} of {acknowledged} are lost, the first one is {lost[0]}",
+                "every acknowledged write in the store"
+                + (", but for those around the fault" if unsure else ""),
+                f"{len(wrong)} of {acknowledged} are lost, the first one is "
+                f"{op.kind}{op.args} by {op.client!r}",
             )
 
-        if not may_lose:
+        if not unsure:
             await check_threads(
                 cp, self.threads, [op for one in self.on_threads for op in one.history]
             )
@@ -95,8 +103,12 @@ class _Load:
                 cp, self.keys, [op for one in self.on_keys for op in one.history]
             )
 
-    async def _lost(self, cp: Store) -> list[str]:
-        """Return the acknowledged writes that are not stored; check the keys' calls."""
+    async def _lost(self, cp: Store, *, may_lose: bool) -> list[Op]:
+        """Return the acknowledged writes that are not stored.
+
+        A claim is not lost if it is on record, and holds its key or has failed. If
+        nothing may be lost, check that no key has two holders.
+        """
         stored: dict[str, set[str]] = {}
 
         for thread in self.threads:
@@ -104,6 +116,9 @@ class _Load:
             messages = loaded.messages if loaded else []
             stored[thread] = {message["token"] for message in messages}
 
+        # First: a store may now complete a claim that it acknowledged before.
+        found = [await cp.find_call(key) for key in self.keys]
+        holders = {one.call.call_id for one in found if one is not None}
         records = [
             one for place in self.places.values() for one in await cp.list_calls(place)
         ]
@@ -113,10 +128,15 @@ class _Load:
         )
         attempts = Counter((one.call.idempotency_key, one.attempt) for one in records)
 
-        for what, count in (*held.items(), *attempts.items()):
+        for what, count in () if may_lose else (*held.items(), *attempts.items()):
             if count > 1:
                 raise Failure("one holder of each key", f"{count} of {what}")
 
+        ended = {
+            op.args[0]
+            for op in self.history
+            if op.kind == "record_result" and op.args[1] == "failed"
+        }
         lost = []
 
         for op in filter(_is_acknowledged_write, self.history):
@@ -124,12 +144,13 @@ class _Load:
                 case "append":
                     kept = stored[op.subject].issuperset(op.args[0])
                 case "record_issued":
-                    kept = op.args[0] in status
+                    call_id = op.args[0]
+                    kept = call_id in status and call_id in holders | ended
                 case _:
                     kept = status.get(op.args[0], "issued") != "issued"
 
             if not kept:
-                lost.append(f"{op.kind}{op.args} by {op.client!r}")
+                lost.append(op)
 
         return lost
 
@@ -162,6 +183,11 @@ async def _lose_a_leader(case: Case, fault: Fault, *, wakes: bool = False) -> No
                 await stack.enter_async_context(case.open(**options)) for _ in range(2)
             ]
             load = _Load(case)
+
+            if nodes.may_lose:
+                await load.start(cps, "first", AFTER)
+                await nodes.restore()  # waits until all nodes are in sync
+
             before = load.start(cps, "before", BEFORE)
             await asyncio.sleep(0.05 + case.random.random() * 0.2)
             leader = await nodes.leader(load.threads[0])
@@ -175,6 +201,7 @@ async def _lose_a_leader(case: Case, fault: Fault, *, wakes: bool = False) -> No
                 if wakes:
                     await asyncio.sleep(case.random.random() * 0.1)
                     await nodes.resume(leader)
+                    await load.start(cps, "late", AFTER)
 
                 await asyncio.gather(before, after)
             finally:
@@ -186,7 +213,11 @@ async def _lose_a_leader(case: Case, fault: Fault, *, wakes: bool = False) -> No
             for cp in cps:
                 assert await cp.append(thread, [{}]) == len(await cp.read(thread))
 
-            await load.check(cps[0], may_lose=nodes.may_lose)
+            unsure = ("before", "after") if wakes else ("before",)
+            await load.check(cps[0], unsure if nodes.may_lose else ())
+            restored = _Load(case)
+            await restored.start(cps, "restored", AFTER)
+            await restored.check(cps[1])
 
         told = sum(_is_acknowledged_write(op) for op in load.history)
         assert told, "no write was acknowledged"

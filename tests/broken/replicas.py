@@ -106,6 +106,10 @@ class LaggingPair(Pair):
         await super().take_over(lost)
         self.tables[self.first] = self.behind[0]
 
+    async def restore(self) -> None:
+        await super().restore()
+        self.behind.clear()
+
 
 @breaks("replicated.leader-killed", harness=ReplicatedHarness)
 class AcknowledgesAlone(Replicated):
@@ -147,6 +151,44 @@ class SplitBrained(Replicated):
             return self.pair.lost
 
         return super()._node()
+
+
+class LastingSplitPair(SplitPair):
+    """A node that is cut off goes on beside the one that has taken over."""
+
+    may_lose = True
+
+    async def take_over(self, lost: str) -> None:
+        await super().take_over(lost)
+        self.awake = True
+
+
+@breaks(
+    "replicated.leader-cut-off",
+    "replicated.leader-wakes-late",
+    harness=ReplicatedHarness,
+)
+class SplitForGood(SplitBrained):
+    """It may lose writes until another node has taken over, and loses later ones."""
+
+    pair = LastingSplitPair()
+
+
+class StalePair(Pair):
+    """The follower has never been in sync."""
+
+    may_lose = True
+
+    async def take_over(self, lost: str) -> None:
+        await super().take_over(lost)
+        self.tables[self.first] = Tables()
+
+
+@breaks("replicated.leader-killed", harness=ReplicatedHarness)
+class LosesMoreThanTheLast(Replicated):
+    """It may lose the last writes, and loses the first ones too."""
+
+    pair = StalePair()
 
 
 LOSSY = LaggingPair()

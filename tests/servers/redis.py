@@ -43,14 +43,22 @@ SETTINGS = {
     "repl-diskless-sync-delay": "0",
 }
 
+SINCE_7 = [
+    "bind-source-addr",
+    "cluster-preferred-endpoint-type",
+    "enable-debug-command",  # it is enabled always before
+]
+"""Settings that older servers refuse."""
+
 
 class RedisServer:
     """A private server on a free port of 127.0.0.1, its data in a temporary folder.
 
-    ``settings`` go into redis.conf. With a ``password`` the default user must log in;
-    ``users`` are lines of an ACL file (``user name on >secret ~prefix:* +get ...``).
-    It listens on the Unix socket ``socket`` too. With ``tls`` it listens on a TLS port
-    as well; the authority ``ca`` has signed its certificate.
+    ``settings`` go into redis.conf at each start. With a ``password`` the default user
+    must log in; ``users`` are lines of an ACL file, such as
+    ``user name on >secret ~prefix:* +get ...``. It listens on the Unix socket
+    ``socket`` too. With ``tls`` it listens on a TLS port as well; the authority ``ca``
+    has signed its certificate.
 
     It keeps its ports and data over `stop`, `kill` and `start`. `close` removes the
     data; it is called at the interpreter's exit at the latest.
@@ -77,7 +85,7 @@ class RedisServer:
         self.data.mkdir()
         self.ca = self._folder / "ca.crt"
         self.tls_port = _port() if tls else 0
-        self._settings = {
+        self.settings = {
             **SETTINGS,
             "port": str(self.port),
             "dir": str(self.data),
@@ -87,9 +95,6 @@ class RedisServer:
             "appendfsync": appendfsync,
         }
 
-        if _version(self._binary) < (7,):
-            del self._settings["enable-debug-command"]  # it is enabled always
-
         if users is not None:
             file = self._folder / "users.acl"
             # Hashed, because an ACL file has no quotes for a password with a space.
@@ -97,13 +102,13 @@ class RedisServer:
             login = "nopass" if password is None else f"#{secret}"
             default = f"user default on {login} ~* &* +@all"
             file.write_text("\n".join([default, *users, ""]))
-            self._settings["aclfile"] = str(file)
+            self.settings["aclfile"] = str(file)
         elif password is not None:
-            self._settings["requirepass"] = f'"{password}"'
+            self.settings["requirepass"] = f'"{password}"'
 
         if tls:
             _make_certificate(self._folder)
-            self._settings |= {
+            self.settings |= {
                 "tls-port": str(self.tls_port),
                 "tls-cert-file": str(self._folder / "server.crt"),
                 "tls-key-file": str(self._folder / "server.key"),
@@ -111,7 +116,11 @@ class RedisServer:
                 "tls-auth-clients": "no",
             }
 
-        self._settings.update(settings or {})
+        self.settings.update(settings or {})
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None
 
     @property
     def url(self) -> str:
@@ -148,7 +157,9 @@ class RedisServer:
         """Start the server and wait until it has read its data and answers."""
         assert self._process is None, "already running"
         conf = self._folder / "redis.conf"
-        conf.write_text("".join(f"{k} {v}\n" for k, v in self._settings.items()))
+        unknown = SINCE_7 if _version(self._binary) < (7,) else []
+        settings = {k: v for k, v in self.settings.items() if k not in unknown}
+        conf.write_text("".join(f"{k} {v}\n" for k, v in settings.items()))
         deadline = time.monotonic() + PATIENCE
 
         while not self._started(conf, deadline):

@@ -1,13 +1,17 @@
 """A real Redis Cluster for the tests: six servers, three primaries with a replica each.
 
 `shared_cluster` is one cluster for the whole test session. `RedisCluster` is a private
-one, whose nodes a test may kill and pause.
+one, whose nodes a test may kill and pause. With ``links`` the links between its nodes
+can be cut, too.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 import threading
 import time
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode
@@ -16,10 +20,22 @@ from redis import Redis
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
+from conformance import Harness, Nodes
 from conformance.slowdown import slowdown
+from cpkit import Checkpointer
+from cpkit_redis.schema import slot_of
+from tests.servers.cluster_links import ClusterLinks
+from tests.servers.harness import ServerHarness
 from tests.servers.redis import PATIENCE, RedisServer
 
-__all__ = ["SLOTS", "RedisCluster", "shared_cluster"]
+__all__ = [
+    "SLOTS",
+    "ClusterHarness",
+    "ClusterNodes",
+    "RedisCluster",
+    "harness",
+    "shared_cluster",
+]
 
 SLOTS = 16384
 
@@ -30,11 +46,16 @@ class RedisCluster:
     """A private cluster. The first three ``nodes`` begin as primaries.
 
     A replica takes over about ``node_timeout`` seconds after its primary is gone.
-    ``settings`` go into every redis.conf.
+    With ``links`` the nodes reach each other through relays. ``settings`` go into every
+    redis.conf.
     """
 
-    def __init__(self, *, node_timeout: float = 2.0, **settings: str) -> None:
+    def __init__(
+        self, *, node_timeout: float = 2.0, links: bool = False, **settings: str
+    ) -> None:
         self.nodes: list[RedisServer] = []
+        self.links = ClusterLinks() if links else None
+        self.failing = ClusterNodes(self)
         self._settings = {
             "cluster-enabled": "yes",
             "cluster-config-file": "nodes.conf",
@@ -69,6 +90,9 @@ class RedisCluster:
     def close(self) -> None:
         for node in self.nodes:
             node.close()
+
+        if self.links is not None:
+            self.links.close()
 
     def kill(self) -> None:
         """Kill all nodes."""
@@ -145,12 +169,25 @@ class RedisCluster:
 
     def wait_until_ok(self) -> None:
         """Return when every node knows all slots and each replica has its data."""
-        self._until(lambda: all(self._is_ok(node) for node in self.nodes))
+        self._until(self._is_ok)
+
+    def wait_until_replaced(self, lost: RedisServer) -> None:
+        """Return when all other nodes know who has the slots of a lost primary."""
+        others = [node for node in self.nodes if node is not lost]
+        self._until(lambda: all(self._knows(node, lost) for node in others))
+
+    def wait_until_replica(self, node: RedisServer) -> None:
+        """Return when a primary that was replaced knows it."""
+        self._until(lambda: self.ask(node, "ROLE")[0] == b"slave")
 
     def _start(self) -> None:
         for _ in range(2 * PRIMARIES):
             node = RedisServer(settings=self._settings)
             self.nodes.append(node)
+
+            if self.links is not None:
+                node.settings |= self.links.add(node.port)
+
             node.start()
 
         first = self.nodes[0]
@@ -161,7 +198,8 @@ class RedisCluster:
             self.ask(node, "CLUSTER", "SET-CONFIG-EPOCH", n + 1)
 
         for node in self.nodes[1:]:
-            self.ask(first, "CLUSTER", "MEET", "127.0.0.1", node.port)
+            host = node.settings.get("cluster-announce-ip", "127.0.0.1")
+            self.ask(first, "CLUSTER", "MEET", host, node.port)
 
         count = f"cluster_known_nodes:{len(self.nodes)}"
         self._until(lambda: all(count in self._info(node) for node in self.nodes))
@@ -181,10 +219,35 @@ class RedisCluster:
     def _info(self, node: RedisServer) -> str:
         return str(self.ask(node, "CLUSTER", "INFO").decode())
 
-    def _is_ok(self, node: RedisServer) -> bool:
+    def _is_ok(self) -> bool:
+        roles = [self.ask(node, "ROLE") for node in self.nodes]
+        primaries = {
+            n.port: r[1]
+            for n, r in zip(self.nodes, roles, strict=True)
+            if r[0] == b"master"
+        }
+
+        return (
+            len(primaries) == PRIMARIES
+            and all("cluster_state:ok" in self._info(node) for node in self.nodes)
+            and all(self._is_in_sync(node, primaries) for node in self.nodes)
+        )
+
+    def _is_in_sync(self, node: RedisServer, primaries: dict[int, int]) -> bool:
+        """Tell whether a node has what the primaries had."""
         role: Any = self.ask(node, "ROLE")
-        in_sync = role[0] == b"master" or role[3] == b"connected"
-        return in_sync and "cluster_state:ok" in self._info(node)
+
+        if role[0] == b"master":
+            return True
+
+        _, _, port, state, offset = role
+        return state == b"connected" and int(offset) >= primaries.get(port, math.inf)
+
+    def _knows(self, node: RedisServer, lost: RedisServer) -> bool:
+        """Tell whether a node knows that another one has the slots of the lost one."""
+        slots: Any = self.ask(node, "CLUSTER", "SLOTS")
+        owners = {port for _, _, (_, port, *_), *_ in slots}
+        return lost.port not in owners and "cluster_state:ok" in self._info(node)
 
     def _owner(self, slot: int) -> int:
         for node in self.nodes:
@@ -215,10 +278,103 @@ class RedisCluster:
                 last = "not yet"
 
             if time.monotonic() > deadline:
-                states = [self._info(node) for node in self.nodes]
+                states = [self.ask(n, "CLUSTER", "NODES") for n in self.nodes]
                 raise RuntimeError(f"the cluster does not come up: {last}, {states}")
 
             time.sleep(0.02)
+
+
+class ClusterNodes(Nodes):
+    """The nodes of a cluster with links, named by their ports."""
+
+    may_lose = True
+
+    def __init__(self, cluster: RedisCluster) -> None:
+        self._cluster = cluster
+        self._paused: set[RedisServer] = set()
+
+    async def names(self) -> list[str]:
+        return [str(node.port) for node in self._cluster.nodes]
+
+    async def leader(self, thread_id: str) -> str:
+        key = slot_of("cpkit", thread_id)
+        return str((await asyncio.to_thread(self._cluster.primary_of, key)).port)
+
+    async def kill(self, node: str) -> None:
+        await asyncio.to_thread(self._node(node).kill)
+
+    async def pause(self, node: str) -> None:
+        self._paused.add(self._node(node))
+        self._node(node).pause()
+
+    async def resume(self, node: str) -> None:
+        self._paused.discard(self._node(node))
+        self._node(node).resume()
+        await asyncio.to_thread(self._cluster.wait_until_replica, self._node(node))
+
+    async def cut(self, one: str, other: str) -> None:
+        assert self._cluster.links is not None
+        self._cluster.links.cut(int(one), int(other))
+
+    async def take_over(self, lost: str) -> None:
+        await asyncio.to_thread(self._cluster.wait_until_replaced, self._node(lost))
+
+    async def restore(self) -> None:
+        assert self._cluster.links is not None
+        self._cluster.links.reconnect()
+
+        for node in self._cluster.nodes:
+            if node in self._paused:
+                node.resume()
+            elif not node.running:
+                await asyncio.to_thread(node.start)
+
+        self._paused.clear()
+        await asyncio.to_thread(self._cluster.wait_until_ok)
+
+    def _node(self, name: str) -> RedisServer:
+        return next(one for one in self._cluster.nodes if str(one.port) == name)
+
+
+class ClusterHarness(ServerHarness):
+    """All nodes are killed and paused together: without a failover nothing is lost."""
+
+    server: RedisCluster
+
+    def open(self, **options: Any) -> AbstractAsyncContextManager[Checkpointer[Any]]:
+        # An operation waits so long for nodes that are away.
+        return super().open(**{"timeout": 10.0, **options})
+
+    def nodes(self) -> Nodes | None:
+        return None if self.server.links is None else self.server.failing
+
+    async def connections(self) -> int:
+        def count() -> int:
+            found = 0
+
+            for node in self.server.nodes:
+                listed = self.server.ask(node, "CLIENT", "LIST", "TYPE", "normal")
+                found += len(listed.splitlines()) - 1
+
+            return found
+
+        return await asyncio.to_thread(count)
+
+    async def bytes_written(self) -> int:
+        def count() -> int:
+            infos = (
+                self.server.ask(node, "INFO", "persistence")
+                for node in self.server.nodes
+            )
+            return sum(int(info["aof_current_size"]) for info in infos)
+
+        return await asyncio.to_thread(count)
+
+
+def harness() -> Harness:
+    """Return a harness of a new cluster, for ``cpkit certify module:harness``."""
+    cluster = RedisCluster(links=True).__enter__()
+    return ClusterHarness(cluster.url(connect_timeout=3), cluster)
 
 
 _shared: list[RedisCluster] = []
