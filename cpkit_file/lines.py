@@ -168,13 +168,19 @@ def _bytes(text: bytes | str) -> bytes:
 
 def _checksum(before: bytes, data: bytes | memoryview) -> bytes:
     """Continue the chain from a line's `SEAL` over the bytes that follow it."""
-    if before:
-        start = int.from_bytes(a2b_base64(before[:6] + b"=="), "big")
-        found = crc32(data, crc32(before, start))
-    else:
-        found = crc32(data)
+    return _as_text(crc32(data, _checksum_after(before)))
 
-    return b2a_base64(found.to_bytes(4, "big"))[:6]
+
+def _checksum_after(before: bytes) -> int:
+    """Return the checksum of all bytes up to the end of the line with this `SEAL`."""
+    if not before:
+        return 0
+
+    return crc32(before, int.from_bytes(a2b_base64(before[:6] + b"=="), "big"))
+
+
+def _as_text(checksum: int) -> bytes:
+    return b2a_base64(checksum.to_bytes(4, "big"))[:6]
 
 
 # Reading. What cpkit would not have written raises ``ValueError``.
@@ -225,14 +231,27 @@ def is_torn(before: bytes, rest: bytes, offset: int) -> bool:
         if stop - start >= _HOLE or at_end or fills_sector:
             return True
 
-    # A whole line is not torn, not even one with a damaged newline.
-    complete = (
-        found.end() < len(line) and follows(before, line[: found.end()] + b"\n")
-        for found in _SEALED.finditer(line)
-    )
     # Another program's file is not a torn first write.
     is_log = offset > 0 or line.startswith(_HEAD) or _HEAD.startswith(line)
-    return not newline and is_log and not any(complete)
+    return not newline and is_log and not _has_damaged_newline(before, line)
+
+
+def _has_damaged_newline(before: bytes, text: bytes) -> bool:
+    """Tell whether the text starts with a whole line, with other bytes for its newline.
+
+    A message can look like the end of a line in many places, so the checksum goes on
+    from each place to the next.
+    """
+    done, checksum = 0, _checksum_after(before)
+
+    for found in _SEALED.finditer(text):
+        start = found.start() + 1
+        done, checksum = start, crc32(memoryview(text)[done:start], checksum)
+
+        if found.end() < len(text) and found[0][1:7] == _as_text(checksum):
+            return True
+
+    return False
 
 
 def end_of(line: bytes) -> End:

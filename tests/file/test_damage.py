@@ -8,6 +8,7 @@ import os
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -19,7 +20,7 @@ from cpkit import (
     ToolCall,
 )
 from cpkit.messages import Message
-from cpkit_file import FileCheckpointer
+from cpkit_file import FileCheckpointer, lines
 from cpkit_file.schema import claim_stem, log_name
 
 Store = FileCheckpointer[Any]
@@ -306,6 +307,28 @@ async def test_a_torn_line_is_skipped_by_readers_and_set_aside_by_a_writer(
     assert first.name == "cpkit_file"
     assert first.levelno == logging.WARNING
     assert str(aside) in first.getMessage()
+
+
+async def test_a_torn_line_is_read_once_whatever_is_in_it(
+    home: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message may look like the end of a line in thousands of places."""
+    summed = 0
+
+    def counted(data: bytes, start: int = 0) -> int:
+        nonlocal summed
+        summed += len(data)
+        return crc32(data, start)
+
+    async with Store(home) as cp:
+        await cp.append("t", [{"n": 1}])
+        whole = log.read_bytes()
+        await cp.append("t", [{"x": [{"b": ["AAAAAA"]}] * 2000}])
+        log.write_bytes(torn := log.read_bytes()[:-3])
+        monkeypatch.setattr(lines, "crc32", counted)
+
+        assert await cp.read("t") == [{"n": 1}]
+        assert len(torn) - len(whole) < summed < 5 * len(torn)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 50, 70])
