@@ -55,7 +55,7 @@ from cpkit_file.schema import (
     log_name,
     sync_names,
 )
-from cpkit_file.writing import LogWriter, locked, replace, torn_path
+from cpkit_file.writing import LogWriter, draft_path, locked, replace, torn_path
 
 _TARGET = re.compile(rf"\.\./\.\./threads/({LOG_NAME.pattern})#([0-9]+)")
 
@@ -128,10 +128,12 @@ def _replaced(folder: Folder, write: Erase, keys: Container[str]) -> bool:
         try:
             log = stack.enter_context(locked(folder, write.thread_id, create=False))
         except FileNotFoundError:
+            # What a crash left may have messages all the same.
+            path = f"{folder.threads}/{log_name(write.thread_id)}"
+            _remove(torn_path(path), draft_path(path))
             return False
 
-        with suppress(FileNotFoundError):
-            os.unlink(torn_path(log))
+        _remove(torn_path(log.file.path))
 
         if not log.end or (log.at is None and not write.forget_keys):
             return False
@@ -145,6 +147,12 @@ def _replaced(folder: Folder, write: Erase, keys: Container[str]) -> bool:
         replace(log, write.thread_id, _recorded(kept, None))
 
     return True
+
+
+def _remove(*paths: str) -> None:
+    for path in paths:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 def _keys(folder: Folder, thread_id: str) -> set[str]:

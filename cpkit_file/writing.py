@@ -134,12 +134,14 @@ def locked(folder: Folder, thread_id: str, *, create: bool = True) -> Iterator[L
 
             yield log
         finally:
-            # After `replace` the name is another file's.
+            # After `replace` the name is another file's. An empty log does no harm, and
+            # an error here would be that of every log in the batch.
             if not log.end:
-                status = os.fstat(file.fd)
+                with suppress(OSError):
+                    status = os.fstat(file.fd)
 
-                if not status.st_size and status.st_nlink:
-                    os.unlink(file.path)
+                    if not status.st_size and status.st_nlink:
+                        os.unlink(file.path)
 
 
 class LogWriter:
@@ -257,7 +259,7 @@ def replace(log: Log, thread_id: str, kept: Iterable[tuple[bytes, At | None]]) -
     """
     folder = log.folder
     path = log.file.path
-    draft = f"{path}.tmp"
+    draft = draft_path(path)
     header = lines.seal(b"", lines.header(thread_id, secrets.token_hex(8)), None)
     written = [header]
 
@@ -271,9 +273,15 @@ def replace(log: Log, thread_id: str, kept: Iterable[tuple[bytes, At | None]]) -
     flags = os.O_WRONLY | os.O_CREAT
 
     with locked_file(draft, flags) as file:
-        write_all(file.fd, b"".join(written))
-        sync_content(file.fd)
-        os.rename(draft, path)
+        try:
+            write_all(file.fd, b"".join(written))
+            sync_content(file.fd)
+            os.rename(draft, path)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(draft)
+
+            raise
 
         try:
             sync_names(folder.threads)
@@ -286,14 +294,19 @@ def replace(log: Log, thread_id: str, kept: Iterable[tuple[bytes, At | None]]) -
     folder.index(log.name, header).synced = sum(map(len, written))
 
 
-def torn_path(log: Log) -> str:
-    """Return the file that keeps torn writes of the log for a person to see."""
-    return f"{log.file.path}.torn"
+def torn_path(path: str) -> str:
+    """Return the file that keeps torn writes of a log for a person to see."""
+    return f"{path}.torn"
+
+
+def draft_path(path: str) -> str:
+    """Return the file that becomes the log when it is complete."""
+    return f"{path}.tmp"
 
 
 def _set_aside(log: Log) -> None:
     """Copy a torn write to another file, and cut it off the log."""
-    path = torn_path(log)
+    path = torn_path(log.file.path)
 
     with opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as fd:
         write_all(fd, log.read(log.end, log.torn) + b"\n")

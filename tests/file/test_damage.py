@@ -379,6 +379,19 @@ async def test_a_deletion_removes_torn_lines_too(home: Path, log: Path) -> None:
     assert list(log.parent.iterdir()) == []
 
 
+@pytest.mark.parametrize("end", ["torn", "tmp"])
+async def test_a_deletion_removes_what_a_crash_left_without_a_log(
+    home: Path, log: Path, end: str
+) -> None:
+    """A killed restore, or a torn first write that was set aside."""
+    async with Store(home) as cp:
+        left = log.with_name(f"{log.name}.{end}")
+        left.write_bytes(b'{"add":{"secret":')
+        await cp.delete_thread("t")
+        assert not left.exists()
+        await cp.delete_thread("t")
+
+
 # Folders and files of other programs
 
 

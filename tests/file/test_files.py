@@ -400,6 +400,62 @@ async def test_a_failed_sync_fails_the_writes_of_its_log_alone(
         assert again == [3 - (i == refused) for i in range(40)]
 
 
+async def test_an_empty_log_that_cannot_be_removed_fails_no_other_write(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that shares its trip with one that fails is applied once."""
+    write = os.write
+
+    def refuse_new(fd: int, data: bytes) -> int:
+        if data.startswith(b'{"thread"'):
+            raise OSError(30, "Read-only file system")
+
+        return write(fd, data)
+
+    def refuse(path: str) -> None:
+        raise OSError(30, "Read-only file system")
+
+    async with Store(home) as cp:
+        await cp.append("t", [{"n": 0}])
+        monkeypatch.setattr(os, "write", refuse_new)
+        monkeypatch.setattr(os, "unlink", refuse)
+        ids = ["t", *(f"new {n}" for n in range(8)), "t"]
+        outcomes = await asyncio.gather(
+            *(cp.append(one, [{"n": n}]) for n, one in enumerate(ids)),
+            return_exceptions=True,
+        )
+        monkeypatch.undo()
+
+        assert (outcomes[0], outcomes[-1]) == (2, 3)
+        assert all(isinstance(one, BackendUnavailable) for one in outcomes[1:-1])
+        assert await cp.read("t") == [{"n": 0}, {"n": 0}, {"n": 9}]
+
+
+@pytest.mark.parametrize("broken", ["fdatasync", "rename"])
+async def test_a_restore_that_fails_leaves_no_draft(
+    home: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """Otherwise the messages would stay on a disk that may be full."""
+
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with Store(home) as cp:
+        await cp.append("t", [{"n": 1}])
+        dump = await cp.dump_thread("t")
+        assert dump is not None
+        await cp.delete_thread("t")
+        monkeypatch.setattr(os, broken, fail)
+
+        with pytest.raises(BackendUnavailable, match="No space"):
+            await cp.restore_thread(dump)
+
+        monkeypatch.undo()
+        assert list((home / "threads").iterdir()) == []
+        await cp.restore_thread(dump)
+        assert await cp.dump_thread("t") == dump
+
+
 async def test_a_claim_whose_link_cannot_be_synced_is_not_made(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
