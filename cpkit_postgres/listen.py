@@ -28,19 +28,17 @@ _CHECK_EVERY = 10.0
 _CHECK_TIMEOUT = 5.0
 
 
-async def announce(
-    connections: Connections, schema: str, thread_ids: Sequence[str]
-) -> bool:
+async def announce(connections: Connections, thread_ids: Sequence[str]) -> bool:
     """Notify the processes that listen; return whether there are any."""
-    channel, *lock = _address(schema)
+    channel, *lock = _address(connections.schema)
     return bool(await connections.fetch(queries.ANNOUNCE, channel, *lock, thread_ids))
 
 
-async def listen(connections: Connections, schema: str, heard: Heard) -> None:
+async def listen(connections: Connections, heard: Heard) -> None:
     """Listen on a connection that serves nothing else."""
     loop = asyncio.get_running_loop()
     lost: asyncio.Future[None] = loop.create_future()
-    channel, *lock = _address(schema)
+    channel, *lock = _address(connections.schema)
 
     def on_notify(*args: Any) -> None:
         heard(args[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from importlib.resources import files
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from cpkit.records import Durability, Survives
 from cpkit_postgres import portable
 from cpkit_postgres.connections import Connections
 from cpkit_postgres.errors import EXISTS, FORBIDDEN, MISSING, sqlstate
+from cpkit_postgres.options import PostgresOptions
 
 __all__ = ["SCHEMA_VERSION", "Settings", "inspect", "open_schema"]
 
@@ -35,6 +37,12 @@ _HAS_SCHEMA = "SELECT FROM pg_namespace WHERE nspname = $1"
 
 _HAS_TABLE = "SELECT FROM pg_tables WHERE schemaname = $1 AND tablename = $2"
 _VERSION = "SELECT version FROM {schema}.schema_version"
+_PARTITIONS = """
+SELECT count(*) FROM pg_inherits AS i
+JOIN pg_class AS c ON c.oid = i.inhparent
+JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = $1 AND c.relname = 'messages'
+"""
 _SIZE = """
 SELECT sum(pg_total_relation_size(c.oid))::bigint
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
@@ -70,24 +78,33 @@ class Settings(NamedTuple):
         return Durability(survives, self._asdict(), (advice,))
 
 
-async def open_schema(
-    connections: Connections, schema: str, dialect: str = "postgres"
-) -> Settings:
+async def open_schema(connections: Connections, options: PostgresOptions) -> Settings:
     """Check the schema, and create it if it is missing.
 
     Processes that open it at once all try to create it. One transaction succeeds; the
     others wait for it, fail because something exists, and look again.
     """
-    settings = await _settings(connections, dialect)
+    settings = await _settings(connections, options.dialect)
 
     if settings is None:
-        await _create(connections, schema, dialect)
-        settings = await _settings(connections, dialect)
+        await _create(connections, options)
+        settings = await _settings(connections, options.dialect)
 
     if settings is None:
         raise SchemaMismatch(
             connections.name, "tables of the same name, not cpkit's", SCHEMA_VERSION
         )
+
+    if options.partitions is not None:
+        ((found,),) = await connections.fetch(_PARTITIONS, options.schema)
+
+        if found != options.partitions:
+            raise SchemaMismatch(
+                connections.name,
+                f"it has {found or 'no'} partitions, not {options.partitions}: open it "
+                "without partitions=, or copy it with 'cpkit copy' into another schema",
+                SCHEMA_VERSION,
+            )
 
     return settings
 
@@ -139,13 +156,36 @@ async def _settings(connections: Connections, dialect: str) -> Settings | None:
     return Settings(*settings)
 
 
-async def _create(connections: Connections, schema: str, dialect: str) -> None:
+def _partitioned(script: str, count: int) -> str:
+    """Return the script with the two large tables in partitions by hash of the thread.
+
+    ``threads`` and ``calls`` stay whole: a thread id and an attempt of a key are unique
+    over all threads, and a unique index holds within a partition only.
+    """
+
+    def parts(table: re.Match[str]) -> str:
+        made = [f"{table[1]} PARTITION BY HASH (thread_number);\n"]
+        made += [
+            f"CREATE TABLE {table[2]}_{n} PARTITION OF {table[2]} "
+            f"FOR VALUES WITH (MODULUS {count}, REMAINDER {n});\n"
+            for n in range(count)
+        ]
+        return "".join(made)
+
+    tables = r"(CREATE TABLE (\S+\.(?:messages|extra)) \(.*?\n\));\n"
+    return re.sub(tables, parts, script, flags=re.DOTALL)
+
+
+async def _create(connections: Connections, options: PostgresOptions) -> None:
     """Create the schema in one transaction, unless another process is faster."""
     script = files("cpkit_postgres").joinpath("schema.sql")
     text = await asyncio.to_thread(script.read_text)
 
-    if dialect == "portable":
+    if options.dialect == "portable":
         text = portable.schema(text)
+
+    if options.partitions is not None:
+        text = _partitioned(text, options.partitions)
 
     statements = text.split(";\n")
 
@@ -161,7 +201,7 @@ async def _create(connections: Connections, schema: str, dialect: str) -> None:
                 )
 
             # IF NOT EXISTS would require the right to create schemas even so.
-            if not await fetch(_HAS_SCHEMA, schema):
+            if not await fetch(_HAS_SCHEMA, options.schema):
                 await fetch("CREATE SCHEMA {schema}")
 
             for statement in filter(None, statements):
@@ -172,7 +212,7 @@ async def _create(connections: Connections, schema: str, dialect: str) -> None:
         if code == FORBIDDEN:
             raise StoreFailure(
                 "rejected",
-                f"schema {schema!r} is missing and this role may not create it "
+                f"schema {options.schema!r} is missing and this role may not create it "
                 f"({exc.__cause__}): open the store once as a role that may, or have "
                 "it GRANT CREATE",
             ) from exc

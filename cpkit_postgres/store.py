@@ -7,10 +7,11 @@ URL forms
     settings of the server are left to asyncpg. Options: ``schema`` (``cpkit`` by
     default, any name), ``pooler`` (``transaction`` behind PgBouncer in that mode),
     ``dialect`` (``portable`` for other engines, see `cpkit_postgres.portable`),
-    ``pool_size`` (connections at most), and those of every server: ``timeout`` for an
-    operation, ``connect_timeout`` for a server that cannot be reached. In place of a
-    URL: the caller's own `asyncpg.Pool`, which stays open. Give that pool ``reset=`` a
-    coroutine that does nothing, or each operation costs one round trip more.
+    ``partitions`` (see below), ``pool_size`` (connections at most), and those of every
+    server: ``timeout`` for an operation, ``connect_timeout`` for a server that cannot
+    be reached. In place of a URL: the caller's own `asyncpg.Pool`, which stays open.
+    Give that pool ``reset=`` a coroutine that does nothing, or each operation costs one
+    round trip more.
 
 Durability
     A commit survives what the server's ``synchronous_commit``, ``fsync`` and
@@ -28,6 +29,13 @@ What happens when the server goes away
     A write is repeated only where it is proven not to have run; otherwise
     ``BackendUnavailable`` says that it may have been applied. An operation that is
     cancelled or that takes longer than ``timeout`` closes its connection.
+
+Partitions
+    ``partitions=64`` creates the tables of messages and extra in 64 partitions, by hash
+    of the thread. A store stays as it was created: with another number opening raises
+    ``SchemaMismatch``, and without the option it opens any. ``cpkit copy`` copies a
+    store into a schema with other partitions. 64 is the most: each operation locks
+    every partition, and a server has room for so many locks.
 
 Watching
     While a thread is watched, one connection more listens for notifications; of a
@@ -115,8 +123,8 @@ class PostgresStore:
 
         self.name = f"{place}?schema={quote(options.schema)}"
         self.timeouts = Timeouts(options.timeout, options.connect_timeout)
-        self._schema = options.schema
         self._dialect = options.dialect
+        self._options = options
         self._connections = Connections(where, self.name, options)
         self._settings: schema.Settings | None = None
 
@@ -137,9 +145,7 @@ class PostgresStore:
             await store.close()
 
     async def open(self) -> None:
-        self._settings = await schema.open_schema(
-            self._connections, self._schema, self._dialect
-        )
+        self._settings = await schema.open_schema(self._connections, self._options)
 
         if self._dialect == "portable":
             await portable.check_engine(self._connections)
@@ -431,11 +437,11 @@ class PostgresStore:
         if self._dialect == "portable":
             return False
 
-        return await listen.announce(self._connections, self._schema, thread_ids)
+        return await listen.announce(self._connections, thread_ids)
 
     async def listen(self, heard: Heard) -> None:
         if self._dialect == "postgres":
-            await listen.listen(self._connections, self._schema, heard)
+            await listen.listen(self._connections, heard)
 
     async def dump(self, thread_id: str) -> StoredDump | None:
         found, bodies = await self._read(thread_id, 0, None, every_call=True)

@@ -171,6 +171,40 @@ class TestPostgres(Short):
         return postgres
 
 
+IN_PARTITIONS = select(
+    ids=["append", "bounded.load-beside-huge", "erase", "move", "read"]
+)
+
+
+class TestPostgresInPartitions(Short):
+    """What moves or reads messages; `TestWholePostgresInPartitions` has the rest."""
+
+    @pytest.fixture
+    def harness(self, postgres: Harness) -> Harness:
+        return _with(postgres, "schema=in_partitions&partitions=16")
+
+    @pytest.mark.parametrize("clause", IN_PARTITIONS, ids=lambda clause: clause.id)
+    def test_clause(self, clause: Clause, harness: Harness) -> None:
+        super().test_clause(clause, harness)
+
+
+@pytest.mark.long
+class TestWholePostgresInPartitions(ConformanceTests):
+    """In both dialects."""
+
+    @pytest.fixture(params=["schema=whole", "schema=plain&dialect=portable"])
+    def harness(self, request: pytest.FixtureRequest, postgres: Harness) -> Harness:
+        return _with(postgres, f"{request.param}&partitions=64")
+
+
+def _with(postgres: Harness, options: str) -> Harness:
+    """Return a harness of the same server with more options."""
+    if not isinstance(postgres, PostgresHarness):
+        pytest.skip("the schema of the shared server is not this test's")
+
+    return PostgresHarness(f"{postgres.url}&{options}", postgres.server)
+
+
 def test_postgres_plans_with_few_threads(postgres: Harness) -> None:
     """The planner scans the table only where it knows of few threads: a new schema."""
     if not isinstance(postgres, PostgresHarness):
