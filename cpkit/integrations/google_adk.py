@@ -20,6 +20,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, unquote
 from uuid import uuid4
@@ -161,7 +162,7 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
             ) from None
 
         self._remember(thread_id, 1, {})
-        await self._pay(app_name, user_id, thread_id, extra)
+        await self._pay(app_name, user_id, thread_id, extra, 1)
 
     async def _get(
         self,
@@ -176,7 +177,7 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         if data is None or not data.messages:
             return None
 
-        await self._pay(app_name, user_id, thread_id, data.extra)
+        await self._pay(app_name, user_id, thread_id, data.extra, len(data.messages))
         records = [record["event"] for record in data.messages if "event" in record]
         self._remember(thread_id, len(data.messages), records[-1] if records else {})
         events = [Event.model_validate(one) for one in _wanted(records, config)]
@@ -252,8 +253,15 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
 
         # Tasks that share a session object append one after the other.
         async with turn:
-            await self._append(thread_id, session, record, extra)
-            await self._pay(app_name, user_id, thread_id, extra)
+            if any(
+                _record(one)[0] == record
+                for one in session.events
+                if one.id == event.id
+            ):
+                return event  # it was delivered before
+
+            version = await self._append(thread_id, session, record, extra)
+            await self._pay(app_name, user_id, thread_id, extra, version)
             event = await super().append_event(session=session, event=event)
             session.last_update_time = event.timestamp
             return event
@@ -264,7 +272,8 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         session: Session,
         record: dict[str, Any],
         extra: dict[str, Any],
-    ) -> None:
+    ) -> int:
+        """Store the event, unless an earlier try did; return the version after it."""
         version, last = self._ends.get(thread_id, (0, {}))
 
         if not _is_at(session, version, last):
@@ -277,7 +286,7 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
             if last == record["event"]:
                 # An earlier try stored it, and its answer was lost.
                 self._remember(thread_id, version, last)
-                return
+                return version
 
             if not _is_at(session, version, last):
                 raise StaleSessionError(
@@ -306,6 +315,7 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
             raise
 
         self._remember(thread_id, version + 1, record["event"])
+        return version + 1
 
     async def _last(self, thread_id: str) -> tuple[int, dict[str, Any]]:
         """Return the version of the thread and its last message."""
@@ -318,13 +328,28 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         return 0, {}
 
     async def _pay(
-        self, app_name: str, user_id: str, thread_id: str, extra: Mapping[str, Any]
+        self,
+        app_name: str,
+        user_id: str,
+        thread_id: str,
+        extra: Mapping[str, Any],
+        version: int,
     ) -> None:
-        """Apply the changes of the app's and the user's state, if the extra has any."""
+        """Apply the changes of the app's and the user's state, if the extra has any.
+
+        ``version`` is the session's with this extra. Where a later event is stored, its
+        writer has applied these changes before, and they must not undo newer ones.
+        """
         owed = extra.get(_OWED)
 
         if not owed:
             return
+
+        try:
+            await self._cp.append(thread_id, [], expected_version=version)
+        except VersionConflict as exc:
+            if exc.actual > version:  # otherwise the session was deleted
+                return
 
         if owed["app"]:
             await self._cp.save_extra(_thread(_APPS, app_name), owed["app"])
@@ -332,7 +357,10 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         if owed["user"]:
             await self._cp.save_extra(_thread(_USERS, app_name, user_id), owed["user"])
 
-        await self._cp.save_extra(thread_id, {_OWED: None})
+        with suppress(VersionConflict):
+            await self._cp.append(
+                thread_id, [], expected_version=version, extra={_OWED: None}
+            )
 
     async def _shared_state(self, thread_id: str) -> dict[str, Any]:
         data = await self._cp.load(thread_id)

@@ -236,6 +236,87 @@ async def test_a_change_of_shared_state_survives_a_crash(
     assert await service.get_user_state(**WHO) == {"mine": 2}
 
 
+class Paused(SessionService):
+    """Applies changes of shared state only after ``go_on`` is set."""
+
+    def __init__(self, cp: Any) -> None:
+        super().__init__(cp)
+        self.is_paused = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def _pay(self, *args: Any) -> None:
+        self.is_paused.set()
+        await self.go_on.wait()
+        await super()._pay(*args)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_a_paused_writer_undoes_no_later_change_of_shared_state(
+    cp: MemoryCheckpointer[Any], dies: bool
+) -> None:
+    """And a change whose process died before it was applied stays marked."""
+    quick, slow = SessionService(cp), Paused(cp)
+    first: Any = await quick.create_session(**IDS)
+    change: Any = {"app:n": 1, "user:n": 1}
+    writing = asyncio.create_task(slow.append_event(first, event("a", **change)))
+    await slow.is_paused.wait()
+    second: Any = await quick.get_session(**IDS)
+    assert second.state == change
+    later: Any = {"app:n": 2, "user:n": 2}
+
+    if dies:
+        dead = Paused(cp)
+        write = asyncio.create_task(dead.append_event(second, event("b", **later)))
+        await dead.is_paused.wait()
+        write.cancel()
+        await asyncio.wait([write])
+    else:
+        await quick.append_event(second, event("b", **later))
+
+    slow.go_on.set()
+    await writing
+    found: Any = await quick.get_session(**IDS)
+    assert (texts(found), found.state) == (["a", "b"], later)
+
+
+async def test_a_deleted_session_leaves_its_change_of_shared_state_and_nothing_else(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """The deletion came between the event and the change."""
+    service = Paused(cp)
+    service.go_on.set()
+    session: Any = await service.create_session(**IDS)
+    service.go_on.clear()
+    service.is_paused.clear()
+    change: Any = {"app:n": 1}
+    writing = asyncio.create_task(service.append_event(session, event("a", **change)))
+    await service.is_paused.wait()
+    await service.delete_session(**IDS)
+    service.go_on.set()
+    await writing
+    assert await cp.load(session_thread("app", "user", "session")) is None
+    assert (await service.create_session(**IDS)).state == change
+
+
+@pytest.mark.parametrize("is_copy", [False, True])
+async def test_an_event_that_is_delivered_again_is_stored_once(
+    url: str, is_copy: bool
+) -> None:
+    """As by the ADK's own service, also if other events followed it."""
+    async with open_checkpointer(url) as cp:
+        for service in (InMemorySessionService(), SessionService(cp)):
+            session: Any = await service.create_session(**IDS)
+            first = event("a", n=1)
+            again = first.model_copy(deep=True) if is_copy else first
+            await service.append_event(session, first)
+            await service.append_event(session, again)
+            await service.append_event(session, event("b", n=2))
+            assert await service.append_event(session, again) == first
+            stored: Any = await service.get_session(**IDS)
+            assert texts(stored) == texts(session) == ["a", "b"]
+            assert stored.state == session.state == {"n": 2}
+
+
 class Echo(BaseAgent):  # type: ignore[misc]  # types are not followed
     """Answers with the number of events that it was shown."""
 
