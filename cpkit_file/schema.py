@@ -132,11 +132,13 @@ def inspect(path: str) -> StoreInfo | None:
     if not isinstance(version, int):
         return None
 
-    size = sum(
-        os.lstat(os.path.join(folder, name)).st_size
-        for folder, _, names in os.walk(path)
-        for name in names
-    )
+    size = 0
+
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(FileNotFoundError):  # removed since it was listed
+                size += os.lstat(os.path.join(folder, name)).st_size
+
     return StoreInfo(True, version, size, path)
 
 

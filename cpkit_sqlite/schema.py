@@ -6,7 +6,7 @@ import os
 import sqlite3
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -90,8 +90,11 @@ def look_at(path: str) -> StoreInfo | None:
         with closing(sqlite3.connect(uri, uri=True)) as db:
             version = _version(db)
 
-        parts = [path + end for end in ("", "-wal", "-shm")]
-        size = sum(os.path.getsize(part) for part in parts if os.path.exists(part))
+        size = os.path.getsize(path)
+
+        for end in ("-wal", "-shm"):
+            with suppress(FileNotFoundError):  # the last process removes them
+                size += os.path.getsize(path + end)
     except (FileNotFoundError, NotADirectoryError):
         return StoreInfo(False)
     except ERRORS:

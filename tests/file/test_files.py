@@ -27,6 +27,7 @@ from cpkit import (
     VersionConflict,
     open_checkpointer,
 )
+from cpkit.registry import inspect_store
 from cpkit_file import FileCheckpointer, schema
 from tests.file.conftest import open_files
 from tests.processes import UNPRIVILEGED, Workers
@@ -613,6 +614,29 @@ async def test_nothing_stays_open(home: Path) -> None:
 
     assert not any("cpkit-file" in t.name for t in threading.enumerate())
     assert not open_files(home)
+
+
+async def test_a_look_at_a_store_in_use_survives_files_that_go(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deletion, or a claim that replaces a link, can remove a file meanwhile."""
+    lstat = os.lstat
+
+    def removed(path: str) -> os.stat_result:
+        if path.endswith(".jsonl"):
+            os.unlink(path)
+
+        return lstat(path)
+
+    async with Store(home) as cp:
+        await cp.append("t", [{}])
+        monkeypatch.setattr(os, "lstat", removed)
+        found = await inspect_store(f"file://{home}")
+        assert found is not None
+        assert (found.exists, found.size) == (
+            True,
+            (home / "cpkit.json").stat().st_size,
+        )
 
 
 async def test_a_refused_write_leaves_no_file(home: Path) -> None:

@@ -363,6 +363,27 @@ async def test_a_store_without_one_of_its_indexes_is_refused(
         await Store(path).__aenter__()
 
 
+async def test_a_log_that_is_removed_during_the_look_is_not_a_missing_store(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last process that closes the store removes it."""
+    getsize = os.path.getsize
+
+    def removed(name: str) -> int:
+        if name != path:
+            raise FileNotFoundError(2, "No such file or directory", name)
+
+        return getsize(name)
+
+    async with Store(path) as cp:
+        await cp.append("t", [{}])
+        monkeypatch.setattr(os.path, "getsize", removed)
+        found = await inspect_store(f"sqlite:///{path}")
+
+    assert found is not None
+    assert (found.exists, found.version, found.path) == (True, 1, path)
+
+
 @pytest.mark.parametrize("content", [b"xy", b"dear diary, today " * 500])
 async def test_looking_at_a_file_creates_and_changes_nothing(
     path: str, content: bytes
