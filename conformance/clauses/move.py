@@ -435,6 +435,7 @@ async def refuses_invalid_dumps(case: Case) -> None:
         ),
         "a call of another thread": made_dump(thread, made_call(case.id())),
         "attempt 0": made_dump(thread, replace(call, attempt=0)),
+        "attempt 2**31": made_dump(thread, replace(call, attempt=2**31)),
         "attempt True": made_dump(thread, replace(call, attempt=True)),
         "an unknown status": made_dump(thread, replace(failed, status="done")),
         "a failed call without a time": made_dump(

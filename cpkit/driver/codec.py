@@ -58,6 +58,9 @@ _ROWS_AT_ONCE = 512
 _MANY_MESSAGES = 512
 _MANY_BYTES = 512 * 1024
 
+# Of a restored call. Every store can count on from it.
+_MAX_ATTEMPT = 1_000_000_000
+
 _STATUSES = ("issued", "completed", "failed")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -304,8 +307,10 @@ class Codec(Generic[MessageT]):
                 f"resolved_at {record.resolved_at}"
             )
 
-        if type(record.attempt) is not int or record.attempt < 1:
-            raise ValueError(f"attempt {record.attempt!r} must be an int from 1 on")
+        if type(record.attempt) is not int or not 1 <= record.attempt <= _MAX_ATTEMPT:
+            raise ValueError(
+                f"attempt {record.attempt!r} must be an int from 1 to {_MAX_ATTEMPT}"
+            )
 
         keeps_result = resolved and not record.erased
         return StoredCall(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,16 @@ def test_a_deeply_nested_message_is_exported(sqlite_url: str, tmp_path: Path) ->
     assert invoke("copy", str(file), fresh_url("sqlite", tmp_path, "b")).code == 0
 
 
+def field_changed(name: str, value: bytes) -> Callable[[list[bytes]], list[bytes]]:
+    """Return what gives a field of the first thread's line another value."""
+
+    def change(lines: list[bytes]) -> list[bytes]:
+        fields = json.loads(lines[1]) | {name: json.loads(value)}
+        return [lines[0], json.dumps(fields).encode() + b"\n", *lines[2:]]
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("cut", "said"),
     [
@@ -91,6 +102,15 @@ def test_a_deeply_nested_message_is_exported(sqlite_url: str, tmp_path: Path) ->
             "not a line of an export",
         ),
         (lambda lines: [lines[0][:-3] + b"9}\n", *lines[1:]], "not JSON"),
+        (
+            lambda lines: [lines[0], b'{"thread":' + 100_000 * b"[" + b"\n"],
+            "not JSON",
+        ),
+        (field_changed("thread", b"{}"), "line 2: not a thread"),
+        (field_changed("thread", b"1"), "line 2: not a thread"),
+        (field_changed("version", b'"1"'), "line 2: not a thread"),
+        (field_changed("erased", b"0"), "line 2: not a thread"),
+        (field_changed("created_at", b"null"), "line 2: not a thread"),
         (lambda lines: [b'{"cpkit_export":3}\n', *lines[1:]], "upgrade cpkit"),
         (lambda lines: [b'{"cpkit_export":1}\n', *lines[1:]], "the cpkit that made"),
     ],

@@ -264,7 +264,7 @@ class ExportFile:
     def _parsed(self, text: bytes, number: int) -> dict[str, Any]:
         try:
             line = json.loads(text)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise self._corrupt(number, f"not JSON: {exc}") from exc
 
         if not isinstance(line, dict):
@@ -274,15 +274,26 @@ class ExportFile:
 
     def _place(self, line: dict[str, Any], start: int, number: int) -> _Place:
         try:
-            info = ThreadInfo(
+            thread_id, version, is_erased = (
                 line["thread"],
                 line["version"],
-                datetime.fromisoformat(line["created_at"]),
-                datetime.fromisoformat(line["updated_at"]),
+                line["erased"],
             )
-            return _Place(info, line["erased"], start, number)
+            times = [
+                datetime.fromisoformat(line[name])
+                for name in ("created_at", "updated_at")
+            ]
         except (KeyError, TypeError, ValueError) as exc:
             raise self._corrupt(number, f"not a thread ({exc})") from exc
+
+        if not (
+            isinstance(thread_id, str)
+            and type(version) is int
+            and isinstance(is_erased, bool)
+        ):
+            raise self._corrupt(number, "not a thread (a field of another type)")
+
+        return _Place(ThreadInfo(thread_id, version, *times), is_erased, start, number)
 
     def _call(self, thread_id: str, line: dict[str, Any], number: int) -> CallRecord:
         try:
