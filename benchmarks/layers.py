@@ -24,8 +24,7 @@ from cpkit.tools.benchmark import Contender, Scale, Stored, Trial
 from cpkit.tools.benchmark.messages import messages
 from cpkit_postgres import queries
 from cpkit_postgres.queries import filled
-from cpkit_redis.operations import SHA
-from cpkit_redis.schema import slot_of
+from cpkit_redis.operations import SHA, operation, words
 from cpkit_sqlite.connection import run
 
 __all__ = ["decoding", "layers"]
@@ -175,11 +174,10 @@ async def _redis(
     stack.push_async_callback(client.aclose)
     store = cp._store
     write = Append(thread, [_BODY], None)
-    base, body = store._base, _BODY
-    slot, register = (slot_of(store._prefix, one) for one in (thread, key))
+    [shard] = store._layout.shards
     await store.commit([write])  # so that the server knows the script
-    append = (slot, base, "append", thread, "", body, "")
-    find = (register, base, "find")
+    append = (shard, *operation([write]))
+    find = (shard, *words(b"find", key))
     return {
         "the script, by the client": lambda: client.evalsha(SHA, 1, *append),
         "the script, by the store": lambda: store.commit([write]),

@@ -7,11 +7,38 @@ URL forms
     and failovers for ``timeout`` seconds.
 
 Where things are
-    Each thread is in one slot and each idempotency key in one, so threads and claims
-    spread over all nodes (`cpkit_redis.spread`). With a tag in the prefix
-    (``?prefix={agents}``) the whole store is in one slot, on one node: a write is one
-    round trip, as on a single server. A store with a tag and one without are two
-    stores.
+    A store has 64 shards (`cpkit_redis.schema`), each in one slot, so that threads and
+    claims spread over the nodes. All of a thread is in one shard, its place on the list
+    too. With a tag in the prefix (``?prefix={agents}``) the store is one shard, on one
+    node, and a claim is one step. A store with a tag and one without are two stores.
+
+Claims
+    The thread and the key may be in two shards, so a claim takes three steps:
+
+    1. *Prepare* (thread): write the call and a new token into ``w``. An attempt of the
+       same call that did not get further loses its token.
+    2. *Enter* (register): add the member as the next attempt, if the register is empty
+       or the newest member is known to have failed.
+    3. *Confirm* (thread): make the prepared call a record, if it has the token still.
+       Only then the caller is told that it holds the key.
+
+    A caller that finds another member in the register confirms that member's call
+    itself, and answers with its record. Where the thread has no call with the token,
+    the member is void: the caller removes it and tries to enter again.
+
+    Two callers never hold one key. Two holders would need a member that was replaced
+    as void and is confirmed later. A member is entered after its token was written in
+    its thread, and no token is written twice. So a token that is missing there is
+    missing for ever: its confirmation fails.
+
+    If the process dies after step 1, the prepared call holds nothing; the same call,
+    repeated, replaces it. After step 2, the next caller of the key confirms the call.
+    A lost answer is the same as such a death.
+
+    A deletion with ``forget_keys`` removes the calls, which makes their members void,
+    and then the members. A restore copies the thread, marks it as ``begun`` with a
+    token, enters its members with that token, and renames the copy if the mark is still
+    there; confirming one of its members before removes the mark.
 
 Durability
     A node answers before its replicas have a write. A failover loses the last
@@ -25,31 +52,315 @@ Durability
 Permissions
     Those of `cpkit_redis.store`, and on every node::
 
-        ACL SETUSER agent +cluster|slots +hincrby +zrangebyscore
-            +spublish +ssubscribe +sunsubscribe
+        ACL SETUSER agent +cluster|slots +spublish +ssubscribe +sunsubscribe
 
     Without the last three, or before Redis 7, a watch polls.
 
 Caveats
     While a slot moves to another node, operations on its threads and keys wait for its
-    arrival, up to ``timeout``. A slot of a store with a tag may take long. A read that
-    a node does not answer within a quarter of ``timeout`` is repeated, at the node that
-    has the slot then.
+    arrival, up to ``timeout``. A slot has a 64th of a store, or all of a store with a
+    tag. A read that a node does not answer within a quarter of ``timeout`` is repeated,
+    at the node that has the slot then.
 """
 
 from __future__ import annotations
 
-from cpkit_redis.one_slot import ClusterOptions, OneSlotStore
-from cpkit_redis.spread import SpreadStore
-from cpkit_redis.store import RedisOptions
+import asyncio
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
-__all__ = ["ClusterOptions", "ClusterStore"]
+from pydantic import Field
+from redis.exceptions import ResponseError
+
+from cpkit.driver import (
+    Append,
+    Batching,
+    Claim,
+    Conflict,
+    Erase,
+    Heard,
+    KeyHeld,
+    Merge,
+    Outcome,
+    Resolve,
+    Restore,
+    StoredCall,
+    StoreFailure,
+    Timeouts,
+    Write,
+)
+from cpkit.errors import CorruptThread
+from cpkit_redis import listen
+from cpkit_redis.errors import not_sent
+from cpkit_redis.nodes import Nodes
+from cpkit_redis.operations import operation, outcome, words
+from cpkit_redis.schema import SHARDS, decode_call
+from cpkit_redis.server import cancellation
+from cpkit_redis.store import RedisOptions, RedisStore
+
+__all__ = ["ClusterOptions", "ClusterStore", "SpreadStore"]
+
+# Seconds between attempts to confirm a claim that was entered.
+_PAUSE = 0.05
 
 
-class ClusterStore(OneSlotStore):
-    """The driver of the URLs: it returns a store in one slot, or over all of them."""
+class ClusterOptions(RedisOptions):
+    """A ``{tag}`` in the ``prefix`` keeps the store in one slot."""
+
+    prefix: str = Field(
+        default="cpkit", min_length=1, pattern=r"^[^{}]*(\{[^{}]+\}[^{}]*)?$"
+    )
+
+
+class ClusterStore(RedisStore):
+    """A store in a cluster: in the slot of the prefix's tag, or a `SpreadStore`."""
+
+    Options = ClusterOptions
+    _in_cluster = True
+    _publish = "SPUBLISH"
+    _server: Nodes
 
     @classmethod
-    def from_url(cls, url: str, options: RedisOptions) -> OneSlotStore:
-        kind = OneSlotStore if "{" in options.prefix else SpreadStore
+    def from_url(cls, url: str, options: RedisOptions) -> ClusterStore:
+        kind = ClusterStore if "{" in options.prefix else SpreadStore
         return kind(url, options)
+
+    def _connect(self, where: Any, options: RedisOptions) -> str:
+        # A read is tried at least three times before ``timeout``.
+        patience = options.timeout / 4
+        self._server = Nodes(
+            where, options.pool_size, options.connect_timeout, patience
+        )
+        self._channel = f"{options.prefix}:changes".encode()
+        scheme = where.partition("://")[0].lower()
+        return f"{scheme}://{self._server.name}"
+
+    async def open(self) -> None:
+        await super().open()
+        timeout = self.timeouts.operation
+        assert timeout is not None
+        self.timeouts = Timeouts(timeout, timeout)
+
+    async def announce(self, thread_ids: Sequence[str]) -> bool:
+        try:
+            return await super().announce(thread_ids)
+        except ResponseError:  # Redis before 7
+            self._may_publish = False
+            return False
+
+    async def listen(self, heard: Heard) -> None:
+        pool = await self._server.pool(self._channel)
+
+        try:
+            await listen.listen(pool, self._channel, heard, sharded=True)
+        except StoreFailure as failed:
+            if "unknown command" in failed.reason:  # Redis before 7
+                return
+
+            self._server.forget()
+            raise
+
+
+class SpreadStore(ClusterStore):
+    """A store over all slots of a cluster."""
+
+    # The other writes take several steps, and each goes its own way.
+    batching = Batching(lanes=2, kinds=(Append, Merge, Resolve))
+    _shards = SHARDS
+
+    async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
+        match batch[0]:
+            case Claim():
+                return [await self._claim(batch[0])]
+            case Erase():
+                return [await self._erase(batch[0])]
+
+        return await super().commit(batch)
+
+    async def holder(self, key: str) -> StoredCall | None:
+        while True:
+            word, *found = await self._step(key, b"newest", key.encode(), writes=False)
+
+            if word == b"unknown":
+                return None
+
+            if call := await self._holder_of(key, found[0], found[1]):
+                return call
+
+    # Claims
+
+    async def _claim(self, write: Claim) -> Outcome:
+        thread_id, key = write.thread_id, write.call.idempotency_key
+        _, _, thread, call_id, *rest = operation([write])
+        token = self._new_token()
+        member = b"\0".join((thread, call_id, token))
+
+        try:
+            prepared = (thread, call_id, token, *rest)
+            answer = await self._step(thread_id, b"prepare", *prepared)
+        except StoreFailure as exc:
+            raise not_sent(exc) from exc
+
+        if answer[0] == b"call":
+            return outcome(answer, b"", thread_id)
+
+        attempt = await self._enter(key, member)
+
+        if isinstance(attempt, StoredCall):
+            with suppress(StoreFailure):
+                await self._step(thread_id, b"withdraw", thread, call_id, token)
+
+            return attempt
+
+        is_lost = False
+        is_cancelled = cancellation()
+
+        while True:
+            try:
+                if await self._confirm(member, attempt) is not None:
+                    return None
+            except StoreFailure as exc:
+                # The next caller of the key may confirm it, so it may hold. The time
+                # limit of the operation ends this.
+                if exc.fate == "rejected" or is_cancelled():
+                    raise StoreFailure("unknown", exc.reason) from exc
+
+                is_lost = is_lost or exc.fate == "unknown"
+                await asyncio.sleep(_PAUSE)
+            else:
+                raise StoreFailure(
+                    "unknown" if is_lost else "not sent",
+                    "another writer deleted the thread during the claim",
+                )
+
+    async def _enter(
+        self,
+        key: str,
+        member: bytes,
+        attempt: int | bytes = b"",
+        status: str = "",
+        failed: bytes = b"",
+    ) -> int | StoredCall:
+        """Enter a member in a register, at an attempt or as the next one.
+
+        ``failed`` is a member that is known to have failed. Returns the attempt, or the
+        call in its way.
+        """
+        while True:
+            name, *found = await self._step(
+                key, b"enter", key.encode(), member, attempt, status, failed
+            )
+
+            if name == b"entered":
+                return int(found[0])
+
+            try:
+                other = await self._holder_of(key, found[0], found[1])
+            except StoreFailure as exc:
+                raise not_sent(exc) from exc
+
+            if other is None:
+                continue
+
+            is_newer = attempt != b"" and other.attempt >= int(attempt)
+
+            if other.status != "failed" or is_newer:
+                return other
+
+            failed = found[0]
+
+    async def _confirm(self, member: bytes, attempt: int) -> list[Any] | None:
+        """Take the last step of a member's claim; ``None`` where it is void."""
+        try:
+            thread, call_id, token = member.split(b"\0")
+        except ValueError as exc:
+            text = member.decode(errors="backslashreplace")
+            raise CorruptThread("?", repr(text), "not a member") from exc
+
+        arguments = (thread, call_id, token, attempt)
+        word, *found = await self._step(
+            thread.decode(), b"confirm", *arguments, writes=False
+        )
+        return None if word == b"gone" else found
+
+    async def _holder_of(
+        self, key: str, member: bytes, attempt: int
+    ) -> StoredCall | None:
+        """Return a member's call; remove the member where it is void."""
+        found = await self._confirm(member, attempt)
+
+        if found is None:
+            await self._step(key, b"release", key.encode(), member, writes=False)
+            return None
+
+        return decode_call(*found)
+
+    # Deleting and moving
+
+    async def _erase(self, write: Erase) -> Outcome:
+        _, _, *arguments = operation([write])
+        word, *freed = await self._step(write.thread_id, b"erase", *arguments)
+
+        if word == b"freed":
+            # The next caller of a key removes what is left of it.
+            with suppress(StoreFailure, TimeoutError):
+                async with asyncio.timeout(1):
+                    await self._release(freed)
+
+        return None
+
+    async def _release(self, members: Sequence[Sequence[bytes]]) -> None:
+        """Remove members, each with its key, from their registers."""
+        await self._run(
+            [
+                (self._layout.shard_of(key.decode()), [words(b"release", key, member)])
+                for key, member in members
+            ],
+            writes=True,
+        )
+
+    def _new_token(self) -> bytes:
+        return secrets.token_hex(8).encode()
+
+    async def _reserve(self, write: Restore, token: bytes) -> Outcome:
+        thread = write.thread_id.encode()
+        word, *found = await self._step(write.thread_id, b"begin", thread, token)
+
+        if word == b"conflict":
+            return Conflict(found[0])
+
+        entered: dict[bytes, bytes] = {}
+
+        for (key, member), call in zip(
+            _members(write, token), write.calls, strict=True
+        ):
+            place = (call.attempt, call.status, entered.get(key, b""))
+            other = await self._enter(key.decode(), member, *place)
+            entered[key] = member
+
+            if isinstance(other, StoredCall):
+                newest = await self.holder(call.idempotency_key)
+                return KeyHeld(call.idempotency_key, (newest or other).thread_id)
+
+        return None
+
+    async def _undo_restore(self, write: Restore, token: bytes, copy: bytes) -> None:
+        thread = write.thread_id
+        # Where no such call is prepared, this removes the mark.
+        await self._step(thread, b"confirm", thread.encode(), b"", token, 0)
+        await self._release(_members(write, token))
+        await super()._undo_restore(write, token, copy)
+
+
+def _members(write: Restore, token: bytes) -> list[tuple[bytes, bytes]]:
+    """Return each call of a restored thread as a key and a member of its register."""
+    thread = write.thread_id.encode()
+    return [
+        (
+            call.idempotency_key.encode(),
+            b"\0".join((thread, call.call_id.encode(), token)),
+        )
+        for call in write.calls
+    ]

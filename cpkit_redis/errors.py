@@ -16,6 +16,7 @@ __all__ = [
     "UNWRITABLE",
     "code_of",
     "failure",
+    "not_sent",
     "refusal",
 ]
 
@@ -90,6 +91,14 @@ def failure(error: Exception | str) -> StoreFailure:
     code = code_of(text)
     advice = f" ({_ADVICE[code]})" if code in _ADVICE else ""
     return StoreFailure("not sent" if code in _SOON else "rejected", text + advice)
+
+
+def not_sent(failed: StoreFailure) -> StoreFailure:
+    """Return the failure of a step that changes nothing that can be read."""
+    if failed.fate == "rejected":
+        return failed
+
+    return StoreFailure("not sent", failed.reason)
 
 
 def refusal(

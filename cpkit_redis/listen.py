@@ -21,7 +21,6 @@ from redis.exceptions import NoPermissionError
 
 from cpkit.driver import Heard, StoreFailure
 from cpkit_redis.errors import CLIENT_ERRORS, failure, refusal
-from cpkit_redis.schema import slot_of
 
 __all__ = ["is_heard", "listen", "markers"]
 
@@ -38,19 +37,17 @@ _CHECK_TIMEOUT = 5.0
 
 
 async def markers(
-    ask_each: Callable[..., Awaitable[list[Any]]],
-    prefix: str,
-    thread_ids: Sequence[str],
+    ask_each: Callable[..., Awaitable[list[Any]]], keys: Mapping[str, bytes]
 ) -> Mapping[str, Hashable]:
-    """Return the markers of these threads."""
+    """Return the markers of threads; ``keys`` are those of their times."""
     found: dict[str, Hashable] = {}
+    items = list(keys.items())
 
-    for start in range(0, len(thread_ids), _AT_ONCE):
-        some = thread_ids[start : start + _AT_ONCE]
-        keys = [slot_of(prefix, one) + b"t" for one in some]
-        answers = await ask_each([(key, ("HMGET", key, *_FIELDS)) for key in keys])
+    for start in range(0, len(items), _AT_ONCE):
+        some = items[start : start + _AT_ONCE]
+        answers = await ask_each([(key, ("HMGET", key, *_FIELDS)) for _, key in some])
 
-        for thread_id, key, answer in zip(some, keys, answers, strict=True):
+        for (thread_id, key), answer in zip(some, answers, strict=True):
             if isinstance(answer, Exception):
                 raise refusal(answer, thread_id, key) from answer
 

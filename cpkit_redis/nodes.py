@@ -6,8 +6,9 @@ the handle repeats it within ``timeout``. redis-py's own cluster client is not u
 commands: it repeats them by itself, sends ASKING on another connection than the command
 that it is for, and does not say whether a command was sent.
 
-An operation that meets a slot on its way to another node waits for its arrival. All its
-keys but one exist, so Redis answers ASK or TRYAGAIN until the whole slot is moved.
+An operation that meets a slot on its way to another node waits for its arrival. A key
+that it names does not exist, so Redis answers ASK or TRYAGAIN until the whole slot is
+moved.
 """
 
 from __future__ import annotations
@@ -73,7 +74,13 @@ class Nodes:
     ) -> list[Any]:
         """Send commands in one go to the node that has the key; as `Server.ask`."""
         version, place = await self._place(key)
-        return await self._send(version, place, commands, writes)
+        answers = await self._send(version, place, commands, writes)
+
+        for answer in answers:
+            if isinstance(answer, StoreFailure):
+                raise answer
+
+        return answers
 
     async def ask_each(
         self, commands: Sequence[tuple[bytes, Sequence[Any]]], *, writes: bool = False

@@ -1,17 +1,13 @@
 -- Run operations of the store one after another, each one wholly or not at all.
 --
---   redis-cli --eval operations.lua 'cpkit:{t}:' , cpkit: append t '' '{"a": 1}' ''
---   redis-cli --eval operations.lua 'cpkit:{t}:' , cpkit: claim t call key tool '{}'
---   redis-cli --eval operations.lua 'cpkit:{key}:' , cpkit: find
---   redis-cli --eval operations.lua cpkit:threads , cpkit: list - + 100 0
+--   redis-cli --eval operations.lua 'cpkit:{0}:' , append 4 t '' '{"a": 1}' ''
+--   redis-cli --eval operations.lua 'cpkit:{0}:' , claim 5 t call key tool '{}'
+--   redis-cli --eval operations.lua 'cpkit:{0}:' , find 1 key
+--   redis-cli --eval operations.lua 'cpkit:{0}:' , list 4 - + 100 0
 --
--- KEYS     for each operation the key that it is about: what all keys of its thread
---          start with, unless said otherwise at the operation; see schema.py
--- ARGV     '<prefix>:', then for each operation its name and its arguments
--- Cluster  KEYS are all keys of one slot that the operations may use, first the one that
---          all operations are about. ARGV begins with '', a new token of 16 letters, and
---          the mark that a new thread must have (see `unlisted`). spread.py has the steps
---          that make one write of operations in two slots.
+-- KEYS     what all keys of a shard start with; see schema.py. No key has this name, so
+--          a node of a cluster refuses the script while the slot is on its way to another
+-- ARGV     for each operation its name, the number of its arguments, and these
 -- Returns  for each operation {word, ...}; {'failed', error} is one of its own
 --
 -- Messages are JSON texts, one a line. Items are keys and values of extra by turns, one
@@ -19,24 +15,19 @@
 -- will change before its first change: a key of a wrong type fails it there. Whatever
 -- else refuses a write (memory, a disk error, a replica) refuses its first change.
 
-local BASE = ARGV[1]
-local CLUSTER = BASE == ''
-local TOKEN, MARK = ARGV[2], ARGV[3]
-local KINDS = CLUSTER and 'mxtpcw' or 'mxtpc'
+local BASE = KEYS[1]
 local THREADS, ERASED = BASE .. 'threads', BASE .. 'erased'
 -- unpack() puts its values on Lua's stack, which holds 8,000. An even number, for items.
 local CHUNK = 4000
--- How a call's record begins: up to its tool; it captures attempt, time and key.
-local HEAD = '^%d+%z(%d+)%z(%d+)%z([^%z]+)%z[^%z]+%z'
+-- How a call's record begins: up to its args.
+local HEAD = '^%d+%z(%d+)%z(%d+)%z([^%z]+)%z[^%z]+%z(%x*)%z()(%l+)%z(%d*)%z()'
 
 local call = redis.call
 local clock = call('TIME')
-local NOW = clock[1] * 1000000 + clock[2]
+local NOW = string.format('%d%06d', clock[1], clock[2])
 
--- The same rule as in schema.py.
-local function slot_of(id)
-  local escapes = {['%'] = '%25', ['{'] = '%7B', ['}'] = '%7D'}
-  return BASE .. '{' .. string.gsub(id, '[%%{}]', escapes) .. '}:'
+local function key_of(kind, id)
+  return BASE .. kind .. ':' .. id
 end
 
 local function corrupt(what)
@@ -45,121 +36,124 @@ end
 
 -- Call a command with the lines of a text as its last arguments.
 local function with_lines(command, key, text)
-  local stop = string.find(text, '\n', 1, true)
-
-  if not stop then
-    return call(command, key, text)
-  end
-
   local lines, at, answer = {}, 1, nil
 
-  while at do
-    lines[#lines + 1] = string.sub(text, at, stop and stop - 1)
+  repeat
+    local stop = string.find(text, '\n', at, true)
+    lines[#lines + 1] = string.sub(text, at, (stop or 0) - 1)
     at = stop and stop + 1
-    stop = at and string.find(text, '\n', at, true)
 
     if #lines == CHUNK or not at then
       answer = call(command, key, unpack(lines))
       lines = {}
     end
-  end
+  until not at
 
   return answer
 end
 
 -- Return when the thread changed last, or nil for a missing thread.
-local function last_change(slot, thread)
-  local updated = call('HGET', slot .. 't', 'updated')
+local function last_change(thread)
+  local times = key_of('t', thread)
+  local updated = call('HGET', times, 'updated')
 
   if updated then
-    return tonumber(updated) or corrupt('no time in ' .. slot .. 't')
+    return tonumber(updated) or corrupt('no time in ' .. times)
   end
 
-  if not CLUSTER then
-    call('ZSCORE', THREADS, thread)
-    call('ZSCORE', ERASED, thread)
-  end
+  call('ZSCORE', THREADS, thread)
+  call('ZSCORE', ERASED, thread)
 
-  if call('EXISTS', slot .. 'm') == 1 then
-    corrupt('messages, but no ' .. slot .. 't')
+  if call('EXISTS', key_of('m', thread)) == 1 then
+    corrupt('messages, but no ' .. times)
   end
 end
 
--- Put a new thread on the list, before anything else of it is written.
-local function enlist(slot, thread, before)
+-- Note that the thread changes now, and put a new one on the list. ``before`` is when it
+-- changed last.
+local function stamp(thread, before)
+  local times = key_of('t', thread)
+
   if before then
-    return
-  elseif not CLUSTER then
+    -- Later than before, even if the clock is not: readers and watchers compare it.
+    call('HSET', times, 'updated', math.max(NOW, before + 1))
+  else
     call('ZADD', THREADS, 0, thread)
     call('ZREM', ERASED, thread)
-  end
-
-  call('HDEL', slot .. 't', 'first', 'last', 'begun')
-end
-
--- In a cluster the list is in another slot. So a new thread is first marked as begun,
--- then put on the list, and then written if it still has that mark: a deletion removes
--- the mark. Return an answer with the mark where the caller has to enlist the thread.
-local function unlisted(slot, before)
-  if before or not CLUSTER then
-    return nil
-  end
-
-  local begun = call('HGET', slot .. 't', 'begun')
-
-  if begun and begun == MARK then
-    return nil
-  elseif not begun then
-    call('HSET', slot .. 't', 'begun', TOKEN)
-  end
-
-  return {'unlisted', begun or TOKEN}
-end
-
--- Mark the thread as changed now, after everything else was written.
-local function stamp(slot, before)
-  if not before then
-    call('HSET', slot .. 't', 'created', NOW, 'updated', NOW)
-  else
-    -- Later than before, even if the clock is not: watchers compare it.
-    call('HSET', slot .. 't', 'updated', math.max(NOW, before + 1))
+    call('HDEL', times, 'first', 'last', 'begun')
+    call('HSET', times, 'created', NOW, 'updated', NOW)
   end
 end
 
 -- Return a call's record, or false.
-local function recorded(slot, call_id)
-  return call('HGET', slot .. 'p', call_id) or call('HGET', slot .. 'c', call_id)
+local function recorded(thread, call_id)
+  return call('HGET', key_of('p', thread), call_id)
+    or call('HGET', key_of('c', thread), call_id)
 end
 
--- Return the newest attempt in a register: its number, thread, call id and record.
+-- Return what a call's record says, and where its status and its args begin.
+local function head_of(record)
+  local attempt, issued, key, token, status_at, status, resolved, args_at =
+    string.match(record, HEAD)
+
+  return {
+    attempt = attempt, issued = issued, key = key, token = token,
+    status_at = status_at or corrupt('the record of a call'),
+    status = status, resolved = resolved, args_at = args_at,
+  }
+end
+
+-- Return the newest member of a register and its attempt, or nil and 0.
 local function newest_of(register)
   local newest = call('ZREVRANGE', register, 0, 0, 'WITHSCORES')
+  return newest[1], tonumber(newest[2] or 0)
+end
 
-  if newest[1] then
-    local thread, call_id = string.match(newest[1], '^([^%z]+)%z([^%z]+)$')
-    local record = thread and recorded(slot_of(thread), call_id)
-    return tonumber(newest[2]), thread, call_id,
-      record or corrupt('no such call as in ' .. register)
+-- Return the call of a member of a register in the same shard, and its status.
+local function held_by(member, register)
+  local thread, call_id = string.match(member, '^([^%z]+)%z([^%z]+)%z$')
+  local record = thread and recorded(thread, call_id)
+    or corrupt('no such call as in ' .. register)
+
+  return {'call', thread, call_id, record}, head_of(record).status
+end
+
+-- Return the member that is in the way of an attempt, and its number. Of each key all
+-- attempt numbers differ, and only the newest is not failed. ``failed`` is the newest
+-- member if it is known to have failed.
+local function obstacle(register, member, attempt, status, failed)
+  local newest, last = newest_of(register)
+
+  if newest and newest ~= member then
+    local same = call('ZRANGEBYSCORE', register, attempt, attempt)[1]
+
+    if same and same ~= member then
+      return same, attempt
+    elseif last > attempt and status ~= 'failed' or last < attempt and newest ~= failed then
+      return newest, last
+    end
   end
 end
 
-local function is_failed(record)
-  return string.match(record, HEAD .. 'failed%z') ~= nil
+-- Put a call on record as issued.
+local function issue(thread, call_id, attempt, key, tool, token, args)
+  local before = last_change(thread)
+  local pending = key_of('p', thread)
+  local sequence = call('HLEN', pending) + call('HLEN', key_of('c', thread)) + 1
+  local record = table.concat(
+    {sequence, attempt, NOW, key, tool, token, 'issued', '', args, ''}, '\0')
+  call('HSET', pending, call_id, record)
+  stamp(thread, before)
+  return {'call', thread, call_id, record}
 end
 
 local operations = {}
 
--- KEYS: the register of an idempotency key without its last letter.
-function operations.find(slot)
-  local attempt, thread, call_id, record = newest_of(slot .. 'k')
-  return attempt and {'call', thread, call_id, record} or {'unknown'}
-end
-
-function operations.append(slot, thread, expected, messages, items)
-  local version
+function operations.append(thread, expected, messages, items)
+  local list, version = key_of('m', thread), nil
 
   if expected ~= '' or messages == '' then
-    version = call('LLEN', slot .. 'm')
+    version = call('LLEN', list)
 
     if expected ~= '' and tonumber(expected) ~= version then
       return {'conflict', version}
@@ -168,189 +162,159 @@ function operations.append(slot, thread, expected, messages, items)
     end
   end
 
-  local before = last_change(slot, thread)
+  local before = last_change(thread)
 
   if items ~= '' then
-    call('HLEN', slot .. 'x')
+    call('HLEN', key_of('x', thread))
   end
-
-  local new = unlisted(slot, before)
-
-  if new then
-    return new
-  end
-
-  enlist(slot, thread, before)
 
   if messages ~= '' then
-    version = with_lines('RPUSH', slot .. 'm', messages)
+    version = with_lines('RPUSH', list, messages)
   end
 
   if items ~= '' then
-    with_lines('HSET', slot .. 'x', items)
+    with_lines('HSET', key_of('x', thread), items)
   end
 
-  stamp(slot, before)
+  stamp(thread, before)
   return {'version', version}
 end
 
-function operations.merge(slot, thread, items)
-  local before = last_change(slot, thread)
-  call('HLEN', slot .. 'x')
-  local new = unlisted(slot, before)
-
-  if new then
-    return new
-  end
-
-  enlist(slot, thread, before)
-  with_lines('HSET', slot .. 'x', items)
-  stamp(slot, before)
+function operations.merge(thread, items)
+  local before = last_change(thread)
+  with_lines('HSET', key_of('x', thread), items)
+  stamp(thread, before)
   return {'done'}
 end
 
-function operations.claim(slot, thread, call_id, key, tool, args)
-  local known = recorded(slot, call_id)
+-- The key's register is in the same shard.
+function operations.claim(thread, call_id, key, tool, args)
+  local known = recorded(thread, call_id)
 
   if known then
     return {'call', thread, call_id, known}
   end
 
-  local register = slot_of(key) .. 'k'
-  local attempt, holder, holder_call, held = newest_of(register)
+  local register = key_of('k', key)
+  local newest, attempt = newest_of(register)
 
-  if attempt and not is_failed(held) then
-    return {'call', holder, holder_call, held}
+  if newest then
+    local holder, status = held_by(newest, register)
+
+    if status ~= 'failed' then
+      return holder
+    end
   end
 
-  local before = last_change(slot, thread)
-  local sequence = call('HLEN', slot .. 'p') + call('HLEN', slot .. 'c') + 1
-  local now = string.format('%.0f', NOW)
-  attempt = (attempt or 0) + 1
-  enlist(slot, thread, before)
-  call('HSET', slot .. 'p', call_id,
-    table.concat({sequence, attempt, now, key, tool, 'issued', '', args, ''}, '\0'))
-  call('ZADD', register, attempt, thread .. '\0' .. call_id)
-  stamp(slot, before)
+  issue(thread, call_id, attempt + 1, key, tool, '', args)
+  call('ZADD', register, attempt + 1, thread .. '\0' .. call_id .. '\0')
   return {'done'}
 end
 
-function operations.resolve(slot, thread, call_id, status, result)
-  local record = recorded(slot, call_id)
-  local _, stop = string.find(record or '', HEAD .. 'issued%z%z')
+-- Return the newest call of a key, whose register is in the same shard.
+function operations.find(key)
+  local register = key_of('k', key)
+  local newest = newest_of(register)
+  return newest and (held_by(newest, register)) or {'unknown'}
+end
 
-  if not stop then
-    return record and {'call', thread, call_id, record} or {'unknown'}
-  end
+function operations.resolve(thread, call_id, status, result)
+  local record = recorded(thread, call_id)
+  local head = record and head_of(record)
 
-  local head = string.sub(record, 1, stop - 8) .. status .. '\0'
-    .. string.format('%.0f', NOW) .. '\0'
-  -- What follows the args and the empty result: nothing, or in a cluster the token.
-  local args, token = string.match(record, '^([^%z]*)%z(.*)$', stop + 1)
-
-  -- A call without args is erased: its result is not kept, and no thread comes back.
-  if args == '' then
-    record = head .. '\0' .. token
-    local is_alone = call('HEXISTS', slot .. 't', 'last') == 1
-    local field = is_alone and 'last' or 'late'
-    local before = tonumber(call('HGET', slot .. 't', field) or 0)
-    call('HSET', slot .. 'c', call_id, record)
-    call('HSET', slot .. 't', field, math.max(NOW, before + 1))
+  if not record then
+    return {'unknown'}
+  elseif head.status ~= 'issued' then
     return {'call', thread, call_id, record}
   end
 
-  local before = last_change(slot, thread) or corrupt('calls, but no ' .. slot .. 't')
-  record = head .. args .. '\0' .. result .. token
-  call('HLEN', slot .. 'c')
-  call('HSET', slot .. 'c', call_id, record)
-  call('HDEL', slot .. 'p', call_id)
-  stamp(slot, before)
+  -- An issued call has no result: its args are all that follows.
+  local args = string.sub(record, head.args_at, -2)
+  local times, calls = key_of('t', thread), key_of('c', thread)
+  record = table.concat({string.sub(record, 1, head.status_at - 2), status, NOW, args,
+    args ~= '' and result or ''}, '\0')
+
+  -- A call without args is erased: its result is not kept, and its thread stays as it is.
+  if args == '' then
+    local field = call('HEXISTS', times, 'last') == 1 and 'last' or 'late'
+    local before = tonumber(call('HGET', times, field) or 0)
+    call('HSET', calls, call_id, record)
+    call('HSET', times, field, math.max(NOW, before + 1))
+  else
+    local before = last_change(thread) or corrupt('calls, but no ' .. times)
+    call('HSET', calls, call_id, record)
+    call('HDEL', key_of('p', thread), call_id)
+    stamp(thread, before)
+  end
+
   return {'call', thread, call_id, record}
 end
 
--- The last argument is '1' to forget the calls, and so to free their keys.
-function operations.erase(slot, thread, forget)
-  local erased, registers, first, last = {}, {}, math.huge, 0
-  local freed = {'freed'}
+-- ``forget`` is '1' to remove the calls too, and so to free their keys. A call with a
+-- token has its register in another shard: it is returned, to be released there.
+function operations.erase(thread, forget)
+  local erased, registers, freed = {}, {}, {'freed'}
+  local first, last = math.huge, 0
 
   for kind in string.gmatch('pc', '.') do
-    local calls = call('HGETALL', slot .. kind)
+    local calls = call('HGETALL', key_of(kind, thread))
 
     for at = 1, #calls, 2 do
-      local pattern = HEAD .. '%l+%z(%d*)%z'
-      local _, stop, _, issued, key, resolved = string.find(calls[at + 1], pattern)
+      local head = head_of(calls[at + 1])
+      local member = thread .. '\0' .. calls[at] .. '\0' .. head.token
+      first = math.min(first, head.issued)
+      last = math.max(last, head.issued, tonumber(head.resolved) or 0)
+      erased[calls[at]] = string.sub(calls[at + 1], 1, head.args_at - 1) .. '\0'
 
-      if not stop then
-        corrupt('no times of a call in ' .. slot .. kind)
-      end
-
-      first = math.min(first, issued)
-      last = math.max(last, issued, tonumber(resolved) or 0)
-      local token = CLUSTER and string.sub(calls[at + 1], -17) or ''
-      erased[calls[at]] = string.sub(calls[at + 1], 1, stop) .. '\0' .. token
-
-      if CLUSTER then
-        freed[#freed + 1] = {key, calls[at], string.sub(token, 2)}
+      if head.token == '' then
+        registers[member] = key_of('k', head.key)
       else
-        registers[calls[at]] = slot_of(key) .. 'k'
+        freed[#freed + 1] = {head.key, member}
       end
     end
   end
 
   local keeps_calls = forget == '0' and next(erased)
 
-  if not CLUSTER then
-    call('ZSCORE', THREADS, thread)
-    call('ZSCORE', ERASED, thread)
+  for member, register in pairs(keeps_calls and {} or registers) do
+    call('ZSCORE', register, member)
   end
 
-  call('LLEN', slot .. 'm')
-  call('HLEN', slot .. 'x')
-  call('HLEN', slot .. 't')
+  call('ZSCORE', THREADS, thread)
+  call('ZSCORE', ERASED, thread)
+  call('LLEN', key_of('m', thread))
+  call('HLEN', key_of('x', thread))
+  call('HLEN', key_of('t', thread))
 
-  for call_id, register in pairs(keeps_calls and {} or registers) do
-    call('ZSCORE', register, thread .. '\0' .. call_id)
-  end
+  call('ZREM', THREADS, thread)
+  call('ZREM', ERASED, thread)
 
-  if not CLUSTER then
-    call('ZREM', THREADS, thread)
-  end
-
-  for kind in string.gmatch(KINDS, '.') do
-    call('UNLINK', slot .. kind)
+  for kind in string.gmatch('mxtpcw', '.') do
+    call('UNLINK', key_of(kind, thread))
   end
 
   if not keeps_calls then
-    if CLUSTER then
-      return freed
+    for member, register in pairs(registers) do
+      call('ZREM', register, member)
     end
 
-    call('ZREM', ERASED, thread)
-
-    for call_id, register in pairs(registers) do
-      call('ZREM', register, thread .. '\0' .. call_id)
-    end
-
-    return {'done'}
+    return freed
   end
 
   for call_id, record in pairs(erased) do
-    call('HSET', slot .. 'c', call_id, record)
+    call('HSET', key_of('c', thread), call_id, record)
   end
 
-  call('HSET', slot .. 't', 'first', first, 'last', last)
-
-  if not CLUSTER then
-    call('ZADD', ERASED, 0, thread)
-  end
-
+  call('HSET', key_of('t', thread), 'first', first, 'last', last)
+  call('ZADD', ERASED, 0, thread)
   return {'done'}
 end
 
 -- Make a copied thread the thread of its id, or remove the copy. ``copy`` is what the
 -- keys of the copy start with; ``sizes`` how many entries it has under m, x, t, p and c.
-function operations.restore(slot, thread, copy, sizes)
-  local kinds, registers = {}, {}
+-- With a token its calls are in their registers already, and the thread is begun.
+function operations.restore(thread, copy, sizes, token)
+  local kinds, members = {}, {}
 
   local function refuse(...)
     for kind in string.gmatch('mxtpc', '.') do
@@ -360,15 +324,15 @@ function operations.restore(slot, thread, copy, sizes)
     return {...}
   end
 
-  if CLUSTER and call('HGET', slot .. 't', 'begun') == TOKEN then
-    call('HDEL', slot .. 't', 'begun')
-  elseif CLUSTER then
+  if token ~= '' and call('HGET', key_of('t', thread), 'begun') ~= token then
     return refuse('gone')
+  elseif token ~= '' then
+    call('HDEL', key_of('t', thread), 'begun')
   end
 
   for kind, size in string.gmatch(sizes, '(%l)(%d+)') do
-    if call('EXISTS', slot .. kind) == 1 then
-      return refuse('conflict', call('LLEN', slot .. 'm'))
+    if call('EXISTS', key_of(kind, thread)) == 1 then
+      return refuse('conflict', call('LLEN', key_of('m', thread)))
     elseif call(kind == 'm' and 'LLEN' or 'HLEN', copy .. kind) ~= tonumber(size) then
       error('the copy is not complete: the server evicted a part of it', 0)
     elseif size ~= '0' then
@@ -376,77 +340,67 @@ function operations.restore(slot, thread, copy, sizes)
     end
   end
 
-  for kind in string.gmatch(CLUSTER and '' or 'pc', '.') do
+  for kind in string.gmatch(token == '' and 'pc' or '', '.') do
     local calls = call('HGETALL', copy .. kind)
 
     for at = 1, #calls, 2 do
-      local attempt, _, key = string.match(calls[at + 1], HEAD)
-      local register = slot_of(key) .. 'k'
-      local newest, holder, _, held = newest_of(register)
+      local head = head_of(calls[at + 1])
+      local register = key_of('k', head.key)
+      local member = thread .. '\0' .. calls[at] .. '\0'
+      local newest, holder, status = newest_of(register), nil, nil
 
-      -- Of each key all attempt numbers differ, and only the newest is not failed.
-      if newest and (call('ZCOUNT', register, attempt, attempt) > 0
-        or not is_failed(newest < tonumber(attempt) and held or calls[at + 1])) then
-        return refuse('held', key, holder)
+      if newest then
+        holder, status = held_by(newest, register)
       end
 
-      registers[#registers + 1] = {register, attempt, thread .. '\0' .. calls[at]}
+      local failed = status == 'failed' and newest
+
+      if obstacle(register, member, tonumber(head.attempt), head.status, failed) then
+        return refuse('held', head.key, holder[2])
+      end
+
+      members[#members + 1] = {register, head.attempt, member}
     end
   end
 
   local list = call('HEXISTS', copy .. 't', 'last') == 1 and ERASED or THREADS
-
-  if not CLUSTER then
-    call('ZSCORE', list, thread)
-  end
+  call('ZSCORE', list, thread)
 
   for _, kind in ipairs(kinds) do
-    call('RENAME', copy .. kind, slot .. kind)
-    call('PERSIST', slot .. kind)
+    call('RENAME', copy .. kind, key_of(kind, thread))
+    call('PERSIST', key_of(kind, thread))
   end
 
-  for _, entry in ipairs(registers) do
+  for _, entry in ipairs(members) do
     call('ZADD', unpack(entry))
   end
 
-  if not CLUSTER then
-    call('ZADD', list, 0, thread)
-  end
-
+  call('ZADD', list, 0, thread)
   return {'done'}
 end
 
--- KEYS: the list of threads. The bounds are as ZRANGEBYLEX takes them. With '1' it
--- returns as many erased ids too, after the threads.
-function operations.list(list, low, high, limit, erased)
+-- The bounds are as ZRANGEBYLEX takes them. With '1' it returns as many erased ids too,
+-- after the threads.
+function operations.list(low, high, limit, erased)
   local found = {'threads'}
+  local lists = {{THREADS, 'created', 'updated'}, {ERASED, 'first', 'last'}}
 
-  for _, kind in ipairs({{list, 'created', 'updated'}, {ERASED, 'first', 'last'}}) do
-    if kind[1] == list or erased == '1' then
-      for _, id in ipairs(call('ZRANGEBYLEX', kind[1], low, high, 'LIMIT', 0, limit)) do
-        local slot = slot_of(id)
-        local times = call('HMGET', slot .. 't', kind[2], kind[3])
-        found[#found + 1] = {id, call('LLEN', slot .. 'm'), times[1], times[2]}
-      end
+  for n = 1, erased == '1' and 2 or 1 do
+    local name, first, last = unpack(lists[n])
+
+    for _, id in ipairs(call('ZRANGEBYLEX', name, low, high, 'LIMIT', 0, limit)) do
+      local times = call('HMGET', key_of('t', id), first, last)
+      found[#found + 1] = {id, call('LLEN', key_of('m', id)), times[1], times[2]}
     end
   end
 
   return found
 end
 
--- KEYS: a key to read, when the server has no memory to queue a transaction.
-function operations.read(key, command, first, last)
-  if command == 'LRANGE' then
-    return {'answer', call(command, key, first, last)}
-  end
-
-  return {'answer', call(command, key)}
-end
-
--- KEYS: a key that is not in use, and that of the version, in two slots: a cluster
--- refuses the script before it runs. Each kind of write is made once, to no effect: a
--- user that may not make one is refused here, and not in the middle of an operation.
-function operations.create(key, version)
+-- Set the version of a new store. Each kind of write is made once, to no effect: a user
+-- that may not make one is refused here, and not in the middle of an operation.
+function operations.create(version)
+  local key = BASE .. 'rehearsal'
   local renamed = redis.pcall('RENAME', key, key)
 
   if not string.find(renamed.err, 'no such key', 1, true) then
@@ -464,201 +418,114 @@ function operations.create(key, version)
   call('UNLINK', key)
   call('RPUSH', key, 'element')
   call('UNLINK', key)
-  call('SET', KEYS[2], version, 'NX')
-  return {'version', call('GET', KEYS[2])}
+  call('SET', BASE .. 'schema', version, 'NX')
+  return {'version', call('GET', BASE .. 'schema')}
 end
 
--- What is for a cluster alone. Every call of the script defines these functions.
--- A member of a register is thread, call id and token.
-if CLUSTER then
-  -- Return a register's newest member and its attempt, and whether that attempt failed.
-  local function newest_member(slot)
-    local newest = call('ZREVRANGE', slot .. 'k', 0, 0, 'WITHSCORES')
-    local failed = newest[1] and call('GET', slot .. 's') == 'failed\0' .. newest[1]
-    return newest[1], tonumber(newest[2] or 0), failed
+-- The steps of a claim and of a restore over two shards; see cluster.py.
+
+-- Write down a call that is to be claimed, without claiming it.
+function operations.prepare(thread, call_id, token, key, tool, args)
+  local known = recorded(thread, call_id)
+
+  if known then
+    return {'call', thread, call_id, known}
   end
 
-  -- Write down a call that is to be claimed, without claiming it.
-  function operations.prepare(slot, thread, call_id, key, tool, args)
-    local known = recorded(slot, call_id)
+  last_change(thread)
+  local prepared = table.concat({token, key, tool, args}, '\0')
+  call('HSET', key_of('w', thread), call_id, prepared)
+  return {'done'}
+end
 
-    if known then
-      return {'call', thread, call_id, known}
-    end
+-- Enter a member in a register, at an attempt or (where that is '') as the next one.
+-- Return what is in its way, or its attempt.
+function operations.enter(key, member, attempt, status, failed)
+  local register = key_of('k', key)
+  local newest, last = newest_of(register)
+  local number = tonumber(attempt) or (newest == member and last or last + 1)
+  local other, its_attempt = obstacle(register, member, number, status, failed)
 
-    call('HLEN', slot .. 'w')
-    local new = unlisted(slot, last_change(slot, thread))
-
-    if not new then
-      call('HSET', slot .. 'w', call_id, table.concat({TOKEN, key, tool, args}, '\0'))
-    end
-
-    return new or {'done'}
+  if other then
+    return {'taken', other, its_attempt, newest}
   end
 
-  -- KEYS: a register. Enter a member as the next attempt if the newest one failed.
-  function operations.grant(slot, member)
-    local newest, attempt, failed = newest_member(slot)
+  call('ZADD', register, number, member)
+  return {'entered', number}
+end
 
-    if newest and newest ~= member and not failed then
-      return {'taken', newest, attempt}
-    elseif newest ~= member then
-      attempt = attempt + 1
-      call('ZADD', slot .. 'k', attempt, member)
-      call('UNLINK', slot .. 's')
-    end
+-- Record the call that was prepared with this token, or return its record. Where the
+-- thread has no such call, it will never have one with this token.
+function operations.confirm(thread, call_id, token, attempt)
+  local record = recorded(thread, call_id)
 
-    return {'granted', attempt}
-  end
-
-  -- Record the call that was prepared with this token, or return its record. Where the
-  -- thread has no such call, it will never have one with this token.
-  function operations.confirm(slot, thread, call_id, token, attempt)
-    local record = recorded(slot, call_id)
-
-    if record and string.sub(record, -16) == token then
-      return {'call', thread, call_id, record}
-    end
-
-    local waiting = call('HGET', slot .. 'w', call_id)
-
-    if record or not waiting or string.sub(waiting, 1, 16) ~= token then
-      if call('HGET', slot .. 't', 'begun') == token then
-        call('HDEL', slot .. 't', 'begun')
-      end
-
-      return {'gone'}
-    end
-
-    local before = last_change(slot, thread)
-    local sequence = call('HLEN', slot .. 'p') + call('HLEN', slot .. 'c') + 1
-    local key, tool, args = string.match(waiting, '^[^%z]+%z([^%z]+)%z([^%z]+)%z(.*)$')
-    local now = string.format('%.0f', NOW)
-    record = table.concat(
-      {sequence, attempt, now, key, tool, 'issued', '', args, '', token}, '\0')
-    enlist(slot, thread, before)
-    call('HSET', slot .. 'p', call_id, record)
-    call('HDEL', slot .. 'w', call_id)
-    stamp(slot, before)
+  if record and head_of(record).token == token then
     return {'call', thread, call_id, record}
   end
 
-  -- Remove a call that was prepared and not granted.
-  function operations.withdraw(slot, call_id, token)
-    if string.sub(call('HGET', slot .. 'w', call_id) or '', 1, 16) == token then
-      call('HDEL', slot .. 'w', call_id)
+  local waiting = key_of('w', thread)
+  local prepared = call('HGET', waiting, call_id) or ''
+  local known, key, tool, at = string.match(prepared, '^(%x+)%z([^%z]+)%z([^%z]+)%z()')
+
+  if record or known ~= token then
+    if call('HGET', key_of('t', thread), 'begun') == token then
+      call('HDEL', key_of('t', thread), 'begun')
     end
 
-    return {'done'}
+    return {'gone'}
   end
 
-  -- KEYS: a register. Return its newest member.
-  function operations.newest(slot)
-    local newest, attempt = newest_member(slot)
-    return newest and {'taken', newest, attempt} or {'unknown'}
-  end
-
-  -- KEYS: a register. Note the status of its newest member.
-  function operations.settle(slot, member, status)
-    if newest_member(slot) == member then
-      call('SET', slot .. 's', status .. '\0' .. member)
-    end
-
-    return {'done'}
-  end
-
-  -- KEYS: a register. Remove a member. All but the newest attempts have failed.
-  function operations.release(slot, member)
-    local before = newest_member(slot)
-    call('ZREM', slot .. 'k', member)
-    local newest = newest_member(slot)
-
-    if not newest then
-      call('UNLINK', slot .. 's')
-    elseif newest ~= before then
-      call('SET', slot .. 's', 'failed\0' .. newest)
-    end
-
-    return {'done'}
-  end
-
-  -- Mark a thread as begun, to restore it.
-  function operations.begin(slot)
-    if call('HEXISTS', slot .. 't', 'created') + call('HEXISTS', slot .. 't', 'first') > 0
-      or call('EXISTS', slot .. 'm', slot .. 'x', slot .. 'p', slot .. 'c') > 0 then
-      return {'conflict', call('LLEN', slot .. 'm')}
-    end
-
-    call('HSET', slot .. 't', 'begun', TOKEN)
-    return {'done'}
-  end
-
-  -- KEYS: a register. Enter a member of a restored thread. Of each key all attempt numbers
-  -- differ, and only the newest is not failed.
-  function operations.reserve(slot, member, attempt, status)
-    local newest, last, failed = newest_member(slot)
-    local number = tonumber(attempt)
-
-    if newest and newest ~= member then
-      local same = call('ZRANGEBYSCORE', slot .. 'k', attempt, attempt)[1]
-
-      if last > number and status ~= 'failed' or last < number and not failed then
-        return {'taken', newest, last, newest}
-      elseif same and same ~= member then
-        return {'taken', same, number, newest}
-      end
-    end
-
-    call('ZADD', slot .. 'k', attempt, member)
-
-    if newest_member(slot) == member then
-      call('SET', slot .. 's', status .. '\0' .. member)
-    end
-
-    return {'done'}
-  end
-
-  -- KEYS: a list of threads. Each entry has a number that no earlier entry had.
-  function operations.enlist(slot, thread)
-    call('ZADD', slot .. 'l', 0, thread)
-    call('HSET', slot .. 'n', thread, call('HINCRBY', slot .. 'n', '', 1))
-    return {'done'}
-  end
-
-  -- KEYS: a list of threads. Remove the entry if it has this number.
-  function operations.delist(slot, thread, number)
-    if call('HGET', slot .. 'n', thread) == number then
-      call('ZREM', slot .. 'l', thread)
-      call('HDEL', slot .. 'n', thread)
-    end
-
-    return {'done'}
-  end
-
-  -- Return what a list of threads shows of one.
-  function operations.info(slot)
-    local times = call('HMGET', slot .. 't', 'created', 'updated', 'first', 'last')
-    return {'info', call('LLEN', slot .. 'm'), unpack(times, 1, 4)}
-  end
+  local args = string.sub(prepared, at)
+  local issued = issue(thread, call_id, attempt, key, tool, token, args)
+  call('HDEL', waiting, call_id)
+  return issued
 end
 
-local ARGUMENTS = {
-  append = 4, merge = 2, claim = 5, resolve = 4, erase = 2, restore = 3,
-  find = 0, list = 4, read = 3, create = 1,
-  prepare = 5, grant = 1, confirm = 4, withdraw = 2, newest = 0, settle = 2, release = 1,
-  begin = 0, reserve = 3, enlist = 1, delist = 2, info = 0,
-}
-local outcomes, at = {}, CLUSTER and 4 or 2
+-- Remove a call that was prepared and not entered.
+function operations.withdraw(thread, call_id, token)
+  local prepared = call('HGET', key_of('w', thread), call_id) or ''
+
+  if string.sub(prepared, 1, #token) == token then
+    call('HDEL', key_of('w', thread), call_id)
+  end
+
+  return {'done'}
+end
+
+-- Return the newest member of a register.
+function operations.newest(key)
+  local newest, attempt = newest_of(key_of('k', key))
+  return newest and {'taken', newest, attempt} or {'unknown'}
+end
+
+-- Remove a member from a register.
+function operations.release(key, member)
+  call('ZREM', key_of('k', key), member)
+  return {'done'}
+end
+
+-- Mark a thread as begun, to restore it.
+function operations.begin(thread, token)
+  local times = key_of('t', thread)
+  local known = call('HEXISTS', times, 'created') + call('HEXISTS', times, 'first')
+
+  for kind in string.gmatch('mxpc', '.') do
+    known = known + call('EXISTS', key_of(kind, thread))
+  end
+
+  if known > 0 then
+    return {'conflict', call('LLEN', key_of('m', thread))}
+  end
+
+  call('HSET', times, 'begun', token)
+  return {'done'}
+end
+
+local outcomes, at = {}, 1
 
 while ARGV[at] do
-  local name, key = ARGV[at], KEYS[CLUSTER and 1 or #outcomes + 1]
-  local last = at + ARGUMENTS[name]
-  local done, outcome = true, outcomes[#outcomes]
-
-  -- Operations after one that has to wait for the list wait too: they keep their order.
-  if not outcome or outcome[1] ~= 'unlisted' then
-    done, outcome = pcall(operations[name], key, unpack(ARGV, at + 1, last))
-  end
+  local last = at + 1 + ARGV[at + 1]
+  local done, outcome = pcall(operations[ARGV[at]], unpack(ARGV, at + 2, last))
 
   if not done then
     -- Redis 7 raises a table, Redis 6.2 a string.

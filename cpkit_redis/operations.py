@@ -18,6 +18,7 @@ from cpkit.driver import (
     Outcome,
     Resolve,
     Restore,
+    StoreFailure,
     Write,
     stored_size,
 )
@@ -25,7 +26,16 @@ from cpkit.errors import CorruptThread
 from cpkit_redis.errors import refusal
 from cpkit_redis.schema import decode_call
 
-__all__ = ["SCRIPT", "SHA", "grouped", "operation", "outcome", "outcomes_of"]
+__all__ = [
+    "SCRIPT",
+    "SHA",
+    "checked",
+    "grouped",
+    "operation",
+    "outcome",
+    "outcomes_of",
+    "words",
+]
 
 SCRIPT = files("cpkit_redis").joinpath("operations.lua").read_bytes()
 SHA = hashlib.sha1(SCRIPT, usedforsecurity=False).hexdigest()
@@ -61,7 +71,12 @@ def grouped(writes: Sequence[Write], limit: int) -> list[list[Write]]:
     return groups
 
 
-def operation(group: Sequence[Write]) -> list[bytes]:
+def words(name: bytes, *arguments: Any) -> list[Any]:
+    """Return an operation as the script takes it."""
+    return [name, b"%d" % len(arguments), *arguments]
+
+
+def operation(group: Sequence[Write]) -> list[Any]:
     """Return a group of writes as one operation of the script."""
     write = group[0]
     thread = write.thread_id.encode()
@@ -72,17 +87,17 @@ def operation(group: Sequence[Write]) -> list[bytes]:
             fence = b"" if expected is None else b"%d" % expected
             appends = cast("Sequence[Append]", group)
             messages = b"\n".join([body for one in appends for body in one.bodies])
-            return [b"append", thread, fence, messages, _lines(write.items)]
+            return words(b"append", thread, fence, messages, _lines(write.items))
         case Merge():
-            return [b"merge", thread, _lines(write.items)]
+            return words(b"merge", thread, _lines(write.items))
         case Claim(call=call):
             ids = (call.call_id, call.idempotency_key, call.tool_name)
-            return [b"claim", thread, *(one.encode() for one in ids), write.args]
+            return words(b"claim", thread, *(one.encode() for one in ids), write.args)
         case Resolve():
             call_id, status = write.call_id.encode(), write.status.encode()
-            return [b"resolve", thread, call_id, status, write.result]
+            return words(b"resolve", thread, call_id, status, write.result)
         case Erase():
-            return [b"erase", thread, b"1" if write.forget_keys else b"0"]
+            return words(b"erase", thread, b"1" if write.forget_keys else b"0")
         case Restore():
             raise AssertionError("it has an operation of its own")
 
@@ -96,28 +111,37 @@ def outcomes_of(group: Sequence[Write], answer: Outcome) -> list[Outcome]:
     return [answer - sum(counts) + count for count in accumulate(counts)]
 
 
-def outcome(answer: Any, thread_id: str, where: bytes) -> Any:
-    """Return what an operation's answer means; exceptions are returned, not raised."""
-    word, *found = answer
+def checked(answer: Any, shard: bytes, thread_id: str = "?") -> list[Any]:
+    """Return the answer to an operation, or raise the failure that it is."""
+    if isinstance(answer, StoreFailure):
+        raise answer
 
+    if answer[0] == b"failed":
+        raise refusal(answer[1].decode(errors="replace"), thread_id, shard)
+
+    return answer  # type: ignore[no-any-return]  # redis-py has no type for it
+
+
+def outcome(answer: Any, shard: bytes, thread_id: str = "?") -> Outcome:
+    """Return what the answer to a write means."""
     try:
+        word, *found = checked(answer, shard, thread_id)
+
         match word:
-            case b"version" | b"answer":
-                return found[0]
+            case b"version":
+                return int(found[0])
             case b"conflict":
                 return Conflict(found[0])
             case b"held":
                 return KeyHeld(*(one.decode() for one in found))
             case b"call":
                 return decode_call(*found)
-            case b"failed":
-                return refusal(found[0].decode(errors="replace"), thread_id, where)
-            case b"threads":
-                return found
-    except CorruptThread as corrupt:
-        return corrupt
+            case b"gone":
+                return StoreFailure("not sent", "another writer overtook it")
+    except (CorruptThread, StoreFailure) as refused:
+        return refused
 
-    return None
+    return None  # done, freed, unknown
 
 
 def _lines(items: Sequence[tuple[bytes, bytes]]) -> bytes:

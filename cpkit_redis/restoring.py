@@ -29,12 +29,12 @@ async def copy_thread(
     write: Restore,
     copy: bytes,
     lifetime: int,
-    token: bytes = b"",
+    token: bytes,
 ) -> bytes:
     """Write the thread under keys that start with ``copy``.
 
     Returns how many entries each key has, as the operation ``restore`` takes it. The
-    keys live ``lifetime`` seconds. In a cluster each call has the ``token``.
+    keys live ``lifetime`` seconds. Each call has the ``token``.
     """
     found = _contents(write, token)
     commands: list[Any] = []
@@ -77,11 +77,11 @@ def _contents(write: Restore, token: bytes) -> dict[bytes, Content]:
             call.issued_at,
             call.idempotency_key,
             call.tool_name,
+            token,
             call.status,
             call.resolved_at or "",
             b"" if call.erased else call.args,
             call.result or b"",
-            *([token] if token else ()),
         )
         is_pending = call.status == "issued" and not call.erased
         calls[is_pending][call.call_id.encode()] = b"\0".join(map(_bytes, fields))

@@ -2,31 +2,34 @@
 
 ::
 
-    <prefix>:schema          string: the version of this layout, 1
-    <prefix>:threads         sorted set, all scores 0: the ids of the threads
-    <prefix>:erased          the same: ids that have nothing but erased calls
-    <prefix>:{<thread>}:m    list: the messages
-                       x     hash: extra's keys and values
-                       t     hash: created, updated; of an id that has nothing but
-                             erased calls first, last; late: the time of the last
-                             result of an erased call, for watchers
-                       p     hash: call id -> record; of the calls that are pending
-                       c     hash: call id -> record; of the other calls
-    <prefix>:{<key>}:k       sorted set: thread, call id; the score is the attempt
+    <prefix>:{0}:schema        string: the version of this layout, 1
+    <prefix>:{n}:threads       sorted set, all scores 0: the ids of the shard's threads
+                 erased        the same: ids that have nothing but erased calls
+                 m:<thread>    list: the messages
+                 x:<thread>    hash: extra's keys and values
+                 t:<thread>    hash: created, updated; of an id that has nothing but
+                               erased calls first, last; late: the time of the last
+                               result of an erased call, for watchers
+                 p:<thread>    hash: call id -> record; of the calls that are pending
+                 c:<thread>    hash: call id -> record; of the other calls
+                 k:<key>       sorted set: members; the score is the attempt
 
-A record is: sequence, attempt, time of the claim, idempotency key, tool, status, time
-of the result, args, result. The args of an erased call are empty, and so is what an
-issued call does not have yet. NUL separates fields: no id and no JSON text has one.
-Messages, extra, args and results are JSON texts; ids are UTF-8; times are microseconds
-since 1970 by the server's clock.
+A *record* is: sequence, attempt, time of the claim, idempotency key, tool, token,
+status, time of the result, args, result. The args of an erased call are empty, and so
+is what an issued call does not have yet. A *member* is: thread, call id, token. NUL
+separates fields: no id and no JSON text has one. Messages, extra, args and results are
+JSON texts; ids are UTF-8; times are microseconds since 1970 by the server's clock.
 
-``%``, ``{`` and ``}`` in ids are percent-encoded between the braces, so that the braces
-hold the whole id: all keys of a thread are in one slot of a cluster, and no two ids
-share a key.
+A store on one server, or in one slot of a cluster, is one shard, number 0, and its
+tokens are empty. A store over a cluster has 64 shards, each in the slot of its number;
+an id is in the shard of its CRC-32 modulo 64. Two more kinds of keys are for the claims
+that `cpkit_redis.cluster` describes: ``w:<thread>``, a hash of prepared claims (call id
+-> token, key, tool, args), and the field ``begun`` of ``t``, the token of a restore.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 
 from cpkit.driver import StoredCall, from_micros
@@ -36,40 +39,49 @@ from cpkit.records import ThreadInfo
 __all__ = [
     "KINDS",
     "SCHEMA_VERSION",
+    "SHARDS",
+    "Layout",
     "decode_call",
     "decode_calls",
     "decode_thread",
-    "slot_of",
 ]
 
 SCHEMA_VERSION = 1
 
+SHARDS = 64
+"""Shards of a store over all slots of a cluster."""
+
 KINDS = (b"m", b"x", b"t", b"p", b"c")
-"""How the keys of a thread end."""
+"""Kinds of keys that every thread has."""
 
 
-def slot_of(prefix: str, one_id: str) -> bytes:
-    """Return what all keys of a thread or an idempotency key start with.
+class Layout:
+    """Names the keys of a store with a prefix and a number of shards."""
 
-    One letter follows. operations.lua has the same rule.
-    """
-    escaped = one_id.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
-    return f"{prefix}:{{{escaped}}}:".encode()
+    def __init__(self, prefix: str, shards: int) -> None:
+        self.shards = [f"{prefix}:{{{n}}}:".encode() for n in range(shards)]
+        self.schema = self.shards[0] + b"schema"
+
+    def shard_of(self, one_id: str) -> bytes:
+        """Return what all keys of a thread or an idempotency key start with."""
+        if len(self.shards) == 1:
+            return self.shards[0]
+
+        return self.shards[zlib.crc32(one_id.encode()) % len(self.shards)]
+
+    def key(self, kind: bytes, thread_id: str) -> bytes:
+        """Return a thread's key. operations.lua has the same rule."""
+        return b"%b%b:%b" % (self.shard_of(thread_id), kind, thread_id.encode())
 
 
 def decode_call(thread_id: bytes, call_id: bytes, record: bytes) -> StoredCall:
     """Return a stored call; raise ``CorruptThread`` for a damaged record."""
     thread, call = thread_id.decode(), call_id.decode()
-    fields = record.split(b"\0")
 
     try:
-        # In a cluster a token follows.
-        numbers, (key, tool, status, resolved, args, result) = fields[:3], fields[3:9]
+        *numbers, key, tool, _, status, resolved, args, result = record.split(b"\0")
         _, attempt, issued = map(int, numbers)
         is_issued = status == b"issued"
-
-        if len(fields) > 10:
-            raise ValueError("it has too many fields")
 
         if status not in (b"issued", b"completed", b"failed"):
             raise ValueError(f"{status!r} is not a status")
@@ -96,9 +108,8 @@ def decode_call(thread_id: bytes, call_id: bytes, record: bytes) -> StoredCall:
 
 def decode_calls(thread_id: str, *hashes: Mapping[bytes, bytes]) -> list[StoredCall]:
     """Return the calls of a thread's hashes p and c, in the order of claims."""
-    thread = thread_id.encode()
     records = [pair for found in hashes for pair in found.items()]
-    calls = [(decode_call(thread, *pair), pair[1]) for pair in records]
+    calls = [(decode_call(thread_id.encode(), *pair), pair[1]) for pair in records]
     calls.sort(key=lambda pair: int(pair[1].partition(b"\0")[0]))
     return [call for call, _ in calls]
 

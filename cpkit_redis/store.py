@@ -22,18 +22,18 @@ What is atomic
     Each write. The writes of a batch are one call of ``operations.lua``: one round
     trip, one transaction in the append-only file. A restored thread is first copied to
     keys of its own, in parts, and one operation renames them; the copy of a process
-    that died expires. A load is one transaction of plain reads. The client library
-    repeats nothing: a write whose answer was lost raises ``BackendUnavailable`` with
-    ``maybe_applied``, a read is repeated.
+    that died expires. A load is repeated where the thread changed meanwhile. The client
+    library repeats nothing: a write whose answer was lost raises ``BackendUnavailable``
+    with ``maybe_applied``, a read is repeated.
 
 Permissions
     Redis 6.2 or newer. The last line is only for the durability, and the one before it
     lets changes wake a watch, which polls without it::
 
-        ACL SETUSER agent on >password ~cpkit:* -@all +select +multi +exec +eval
-            +evalsha +set +get +exists +unlink +rename +expire +persist +time +rpush
-            +llen +lrange +hset +hget +hmget +hdel +hexists +hlen +hgetall +zadd +zrem
-            +zscore +zcount +zrevrange +zrangebylex
+        ACL SETUSER agent on >password ~cpkit:* -@all +select +eval +evalsha
+            +set +get +exists +unlink +rename +expire +persist +time +rpush +llen
+            +lrange +hset +hget +hmget +hdel +hexists +hlen +hgetall +zadd +zrem +zscore
+            +zrevrange +zrangebyscore +zrangebylex
             +publish +subscribe +unsubscribe +ping &cpkit:*
             +config|get +info
 
@@ -51,18 +51,14 @@ import asyncio
 import sys
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from operator import itemgetter
 from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
 
 from pydantic import Field, PositiveInt
 from redis.asyncio import Redis
-from redis.exceptions import (
-    NoPermissionError,
-    NoScriptError,
-    OutOfMemoryError,
-    ResponseError,
-)
+from redis.exceptions import NoPermissionError, NoScriptError
 
 from cpkit.driver import (
     Append,
@@ -95,23 +91,33 @@ from cpkit.records import Durability, Survives, ThreadInfo
 from cpkit_redis import listen
 from cpkit_redis.address import URL_OPTIONS, name_of, pool_of
 from cpkit_redis.durability import SETTINGS, durability_of
-from cpkit_redis.errors import NO_CLUSTER, UNWRITABLE, code_of, failure, refusal
+from cpkit_redis.errors import (
+    NO_CLUSTER,
+    UNWRITABLE,
+    code_of,
+    failure,
+    not_sent,
+    refusal,
+)
 from cpkit_redis.nodes import Nodes
 from cpkit_redis.operations import (
     SCRIPT,
     SHA,
+    checked,
     grouped,
     operation,
     outcome,
     outcomes_of,
+    words,
 )
 from cpkit_redis.restoring import copy_thread
 from cpkit_redis.schema import (
     KINDS,
     SCHEMA_VERSION,
+    Layout,
+    decode_call,
     decode_calls,
     decode_thread,
-    slot_of,
 )
 from cpkit_redis.server import Server
 
@@ -145,12 +151,12 @@ class RedisStore:
     erases = True
     _in_cluster = False
     _publish = "PUBLISH"
+    _shards = 1
 
     def __init__(self, where: str | Redis, options: RedisOptions) -> None:
         # Kept alive here: a Sentinel's connections have only a weak reference to it.
         self._where = where
-        self._prefix = options.prefix
-        self._base = f"{options.prefix}:".encode()
+        self._layout = Layout(options.prefix, self._shards)
         address = self._connect(where, options)
         self.name = f"{address}{'&' if '?' in address else '?'}prefix={options.prefix}"
         self.timeouts = Timeouts(options.timeout, options.connect_timeout)
@@ -165,8 +171,7 @@ class RedisStore:
         pool = pool_of(where, options.pool_size, options.connect_timeout)
         self._server: Server | Nodes = Server(pool, options.pool_size)
         database = pool.connection_kwargs.get("db") or 0
-        self._channel = self._base + b"changes:%d" % database
-        self._keys_to_create = [self._base + b"rehearsal", self._base + b"schema"]
+        self._channel = f"{options.prefix}:changes:{database}".encode()
         return name_of(where, pool)
 
     @classmethod
@@ -177,7 +182,7 @@ class RedisStore:
     async def inspect(cls, url: str, options: RedisOptions) -> StoreInfo | None:
         """Read the version; ``None`` where the server does not answer."""
         store = cls.from_url(url, options)
-        key = store._base + b"schema"
+        key = store._layout.schema
 
         try:
             async with asyncio.timeout(options.connect_timeout):
@@ -195,10 +200,10 @@ class RedisStore:
     async def open(self) -> None:
         # Nothing is written before it is certain that the server can be used.
         names = (*SETTINGS, *_LIMITS)
-        keys = self._keys_to_create
+        schema = self._layout.schema
         found, answer, *answers = await self._server.ask(
-            keys[1],
-            ("GET", keys[1]),
+            schema,
+            ("GET", schema),
             ("INFO",),
             *(("CONFIG", "GET", name) for name in names),
         )
@@ -217,7 +222,7 @@ class RedisStore:
             raise StoreFailure("rejected", NO_CLUSTER)
 
         if isinstance(found, Exception):
-            refused = refusal(found, "", b"")
+            refused = refusal(found, "", schema)
 
             if isinstance(refused, CorruptThread):
                 raise SchemaMismatch(self.name, refused.reason, SCHEMA_VERSION)
@@ -227,13 +232,7 @@ class RedisStore:
         self._check_version(found)
 
         try:
-            [answer] = await self._run(keys, [(b"create", SCHEMA_VERSION)])
-            created = outcome(answer, "", keys[0])
-
-            if isinstance(created, Exception):
-                raise created
-
-            self._check_version(created)
+            await self._create()
         except StoreFailure as refused:
             # An existing store can be opened and read while the server refuses writes.
             if found is None or code_of(refused.reason) not in UNWRITABLE:
@@ -246,6 +245,18 @@ class RedisStore:
             max_value=largest, max_append=largest, max_restore=Limits().max_append
         )
         self._durability = durability_of(config, info, self._in_cluster)
+
+    async def _create(self) -> None:
+        shard = self._layout.shards[0]
+        # A second key in another slot: a node of a cluster refuses the script.
+        keys = [shard] if self._in_cluster else [shard, self._channel]
+        arguments = [len(keys), *keys, *words(b"create", SCHEMA_VERSION)]
+        [answers] = await self._server.ask(shard, ("EVAL", SCRIPT, *arguments))
+
+        if isinstance(answers, Exception):
+            raise failure(answers) from answers
+
+        self._check_version(checked(answers[0], shard)[1])
 
     async def close(self) -> None:
         await self._server.close()
@@ -260,59 +271,93 @@ class RedisStore:
         if isinstance(batch[0], Restore):
             return [await self._restore(batch[0])]
 
-        groups = grouped(batch, self.limits.max_append)
-        keys = [slot_of(self._prefix, group[0].thread_id) for group in groups]
-        answers = await self._run(keys, [*map(operation, groups)], writes=True)
-        outcomes: list[Outcome] = []
+        places: dict[bytes, list[int]] = {}
 
-        for group, key, answer in zip(groups, keys, answers, strict=True):
-            found = outcome(answer, group[0].thread_id, key)
-            outcomes += outcomes_of(group, found)
+        for at, write in enumerate(batch):
+            places.setdefault(self._layout.shard_of(write.thread_id), []).append(at)
 
-            if isinstance(found, StoreFailure) and code_of(found.reason) == "READONLY":
-                await self._server.reconnect()
+        groups = {
+            shard: grouped([batch[at] for at in some], self.limits.max_append)
+            for shard, some in places.items()
+        }
+        answers = await self._run(
+            [(shard, [*map(operation, some)]) for shard, some in groups.items()],
+            writes=True,
+        )
+        outcomes: list[Outcome] = [None] * len(batch)
+
+        for (shard, some), found in zip(groups.items(), answers, strict=True):
+            done: list[Outcome] = []
+
+            for group, answer in zip(some, found, strict=True):
+                done += outcomes_of(group, outcome(answer, shard, group[0].thread_id))
+
+            for at, one in zip(places[shard], done, strict=True):
+                outcomes[at] = one
+
+        if any(
+            isinstance(one, StoreFailure) and code_of(one.reason) == "READONLY"
+            for one in outcomes
+        ):
+            await self._server.reconnect()
 
         return outcomes
 
     async def _restore(self, write: Restore) -> Outcome:
         """Copy a thread to keys of its own, and rename them in one operation."""
-        slot = slot_of(self._prefix, write.thread_id)
-        copy = slot + f"copy-{uuid4().hex}:".encode()
+        token, thread_id = self._new_token(), write.thread_id
+        copy = self._layout.shard_of(thread_id) + b"copy-%b:" % uuid4().hex.encode()
         lifetime = int(self.timeouts.operation or 0) + 60
+        is_sent = False
 
         try:
-            sizes = await copy_thread(self._server.ask, write, copy, lifetime)
-        except (StoreFailure, asyncio.CancelledError) as exc:
-            # Nothing of the thread is written yet.
-            if isinstance(exc, StoreFailure):
-                with suppress(StoreFailure):
-                    keys = [copy + kind for kind in KINDS]
-                    await self._server.ask(copy, ("UNLINK", *keys))
+            sizes = await copy_thread(self._server.ask, write, copy, lifetime, token)
+            found = await self._reserve(write, token)
 
-                if exc.fate == "rejected":
-                    raise
+            if found is None:
+                is_sent = True
+                arguments = (thread_id.encode(), copy, sizes, token)
+                answer = await self._step(thread_id, b"restore", *arguments)
+                found = outcome(answer, copy, thread_id)
+        except asyncio.CancelledError as exc:
+            if is_sent:
+                raise
 
-            raise StoreFailure("not sent", f"copying was interrupted: {exc}") from exc
+            # The copy expires.
+            raise StoreFailure("not sent", "copying was interrupted") from exc
+        except StoreFailure as exc:
+            if is_sent and exc.fate == "unknown":
+                raise
 
-        rename = [b"restore", write.thread_id.encode(), copy, sizes]
-        [answer] = await self._run([slot], [rename], writes=True)
-        return outcome(answer, write.thread_id, slot)  # type: ignore[no-any-return]
+            found = not_sent(exc)
+
+        if found is not None:
+            with suppress(StoreFailure, TimeoutError):
+                async with asyncio.timeout(1):
+                    await self._undo_restore(write, token, copy)
+
+        return found
+
+    def _new_token(self) -> bytes:
+        return b""
+
+    async def _reserve(self, write: Restore, token: bytes) -> Outcome:
+        """Take what is not in the shard of a restored thread; return what is held."""
+        return None
+
+    async def _undo_restore(self, write: Restore, token: bytes, copy: bytes) -> None:
+        await self._server.ask(copy, ("UNLINK", *(copy + kind for kind in KINDS)))
 
     # Reads
 
     async def snapshot(self, thread_id: str, decode: Decode) -> Snapshot | None:
-        slot = slot_of(self._prefix, thread_id)
         times, messages, extra, pending = await self._read(
-            thread_id,
-            ("HGETALL", slot + b"t"),
-            ("LRANGE", slot + b"m", 0, -1),
-            ("HGETALL", slot + b"x"),
-            ("HGETALL", slot + b"p"),
+            thread_id, ("LRANGE", b"m", 0, -1), ("HGETALL", b"x"), ("HGETALL", b"p")
         )
 
         if b"created" not in times:
             if messages or extra or pending:
-                raise CorruptThread(thread_id, repr(slot + b"t"), "it has no times")
+                raise CorruptThread(thread_id, "its times", "they are missing")
 
             return None
 
@@ -323,18 +368,16 @@ class RedisStore:
     async def messages(
         self, thread_id: str, start: int, stop: int | None, decode: Decode
     ) -> list[Any]:
-        key = slot_of(self._prefix, thread_id) + b"m"
         # LRANGE counts as Python does, from the end too, but includes the last one.
         first, last = (1, 0) if stop == 0 else (start, -1 if stop is None else stop - 1)
-        version, found = await self._read(
-            thread_id, ("LLEN", key), ("LRANGE", key, _near(first), _near(last))
+        _, version, found = await self._read(
+            thread_id, ("LLEN", b"m"), ("LRANGE", b"m", _near(first), _near(last))
         )
         return await decode_rows(decode, found, span(start, stop, version)[0])
 
     async def holder(self, key: str) -> StoredCall | None:
-        slot = slot_of(self._prefix, key)
-        found: StoredCall | None = await self._find(slot, b"find")
-        return found
+        word, *found = await self._step(key, b"find", key.encode(), writes=False)
+        return decode_call(*found) if word == b"call" else None
 
     # Optional abilities
 
@@ -343,8 +386,8 @@ class RedisStore:
             found = await self.threads("", None, sys.maxsize, True)
             thread_ids = [info.thread_id for info in found]
 
-        ask_each = self._server.ask_each
-        return await listen.markers(ask_each, self._prefix, thread_ids)
+        keys = {one: self._layout.key(b"t", one) for one in thread_ids}
+        return await listen.markers(self._server.ask_each, keys)
 
     async def announce(self, thread_ids: Sequence[str]) -> bool:
         if self._may_publish:
@@ -364,7 +407,6 @@ class RedisStore:
     async def threads(
         self, prefix: str, after: str | None, limit: int, erased: bool
     ) -> list[ThreadInfo]:
-        key = self._base + b"threads"
         end = prefix_end(prefix)
         high = b"+" if end is None else b"(" + end.encode()
         low = b"[" + prefix.encode() if prefix else b"-"
@@ -374,122 +416,137 @@ class RedisStore:
             low = b"(" + after.encode()
 
         while len(found) < limit:
-            size = min(limit - len(found), _PAGE)
-            rows = await self._find(key, b"list", low, high, size, int(erased))
-            # By bytes of UTF-8, which is the order of code points.
-            rows.sort(key=itemgetter(0))
-            found += [decode_thread(*row) for row in rows[:size]]
+            wanted = min(limit - len(found), _PAGE)
+            rows, is_end = await self._page(low, high, wanted, erased)
+            found += [decode_thread(*row) for row in rows[:wanted]]
 
-            if len(rows) < size:
+            if is_end and len(rows) <= wanted:
                 break
 
-            low = b"(" + rows[size - 1][0]
+            low = b"(" + rows[:wanted][-1][0]
 
         return found
 
+    async def _page(
+        self, low: bytes, high: bytes, wanted: int, erased: bool
+    ) -> tuple[list[Any], bool]:
+        """Return the next threads of all shards in order, and whether it is all."""
+        # A shard has its share of the page, and a few more as chance has it.
+        size = min(wanted, 2 * wanted // self._shards + 8)
+        query = [words(b"list", low, high, size, int(erased))]
+        pages = await self._run([(one, query) for one in self._layout.shards])
+        rows: list[Any] = []
+        ends = []
+
+        for shard, [answer] in zip(self._layout.shards, pages, strict=True):
+            # By bytes of UTF-8, which is the order of code points.
+            page = sorted(checked(answer, shard)[1:], key=itemgetter(0))[:size]
+            rows += page
+
+            if len(page) == size:
+                ends.append(page[-1][0])
+
+        rows.sort(key=itemgetter(0))
+
+        if not ends:
+            return rows, True
+
+        # Behind the end of a full page its shard may have more.
+        return [row for row in rows if row[0] <= min(ends)], False
+
     async def calls(self, thread_id: str) -> list[StoredCall]:
-        slot = slot_of(self._prefix, thread_id)
-        found = await self._read(
-            thread_id, ("HGETALL", slot + b"p"), ("HGETALL", slot + b"c")
-        )
+        _, *found = await self._read(thread_id, ("HGETALL", b"p"), ("HGETALL", b"c"))
         return decode_calls(thread_id, *found)
 
     async def dump(self, thread_id: str) -> StoredDump | None:
-        slot = slot_of(self._prefix, thread_id)
         times, messages, extra, *hashes = await self._read(
             thread_id,
-            ("HGETALL", slot + b"t"),
-            ("LRANGE", slot + b"m", 0, -1),
-            *(("HGETALL", slot + kind) for kind in (b"x", b"p", b"c")),
+            ("LRANGE", b"m", 0, -1),
+            *(("HGETALL", kind) for kind in (b"x", b"p", b"c")),
         )
         calls = decode_calls(thread_id, *hashes)
 
         if b"created" not in times:
             if messages or extra or not all(call.erased for call in calls):
-                raise CorruptThread(thread_id, repr(slot + b"t"), "it has no times")
+                raise CorruptThread(thread_id, "its times", "they are missing")
 
             return StoredDump([], [], calls, None, None) if calls else None
 
         try:
             created, updated = int(times[b"created"]), int(times[b"updated"])
         except (KeyError, ValueError) as exc:
-            raise CorruptThread(thread_id, repr(slot + b"t"), repr(exc)) from exc
+            raise CorruptThread(thread_id, "its times", repr(exc)) from exc
 
         return StoredDump(messages, list(extra.items()), calls, created, updated)
 
     # The way to the server
 
-    async def _read(self, thread_id: str, *commands: tuple[Any, ...]) -> list[Any]:
-        """Return the answers to commands that all see the thread at one moment."""
-        *queued, answers = await self._server.ask(
-            commands[0][1], ("MULTI",), *commands, ("EXEC",)
-        )
+    async def _read(self, thread_id: str, *queries: tuple[Any, ...]) -> list[Any]:
+        """Return a thread's times, and the answers to queries, of one moment.
 
-        if isinstance(answers, Exception):
-            refused = next(
-                (one for one in queued if isinstance(one, Exception)), answers
-            )
+        A query is a command, a kind of key, and the rest. Every change of a thread sets
+        a later time: where the times are the same before and after, nothing changed.
+        """
+        commands = [
+            (name, self._layout.key(kind, thread_id), *rest)
+            for name, kind, *rest in (("HGETALL", b"t"), *queries, ("HGETALL", b"t"))
+        ]
 
-            if not isinstance(refused, OutOfMemoryError):
-                raise failure(refused) from refused
+        while True:
+            answers = await self._server.ask(commands[0][1], *commands)
 
-            # A full server queues nothing for a transaction, not even reads.
-            keys = [key for _, key, *_ in commands]
-            reads = [(b"read", name, *(*rest, 0, 0)[:2]) for name, _, *rest in commands]
-            answers = await self._run(keys, reads)
-            answers = [
-                outcome(answer, thread_id, key)
-                for key, answer in zip(keys, answers, strict=True)
-            ]
+            for i, (name, key, *_) in enumerate(commands):
+                if isinstance(answer := answers[i], Exception):
+                    raise refusal(answer, thread_id, key) from answer
 
-        for i, (name, key, *_) in enumerate(commands):
-            if isinstance(answer := answers[i], ResponseError):
-                raise refusal(answer, thread_id, key) from answer
+                if name == "HGETALL":
+                    answers[i] = dict(zip(answer[::2], answer[1::2], strict=True))
 
-            if isinstance(answer, Exception):
-                raise answer
+            if answers[0] == answers.pop():
+                return answers
 
-            if name == "HGETALL":
-                answers[i] = dict(zip(answer[::2], answer[1::2], strict=True))
+    async def _step(
+        self, one_id: str, name: bytes, *arguments: Any, writes: bool = True
+    ) -> list[Any]:
+        """Run one operation in the shard of a thread or a key, and return its answer.
 
-        return answers  # type: ignore[no-any-return]  # redis-py has no type for it
-
-    async def _find(self, key: bytes, *query: Any) -> Any:
-        """Return the answer to an operation that may be repeated."""
-        [answer] = await self._run([key], [query])
-        found = outcome(answer, "?", key)
-
-        if isinstance(found, Exception):
-            raise found
-
-        return found
+        ``writes`` is false where it does no harm to repeat the operation.
+        """
+        shard = self._layout.shard_of(one_id)
+        operations = [words(name, *arguments)]
+        [[answer]] = await self._run([(shard, operations)], writes=writes)
+        return checked(answer, shard)
 
     async def _run(
         self,
-        keys: Sequence[bytes],
-        operations: Sequence[Sequence[Any]],
+        calls: Sequence[tuple[bytes, Sequence[list[Any]]]],
         *,
         writes: bool = False,
-    ) -> list[Any]:
-        """Run operations of the script; send it where the server does not know it."""
-        rest = [*self._arguments(keys), *(word for one in operations for word in one)]
-        [answers] = await self._server.ask(
-            keys[0], ("EVALSHA", SHA, *rest), writes=writes
+    ) -> list[list[Any]]:
+        """Run operations of the script, those of one shard in one call.
+
+        Returns for each call the answers to its operations; a failure of the call is
+        the answer to each of them.
+        """
+        sent = [(one, [1, one, *chain(*rest)]) for one, rest in calls]
+        answers = await self._server.ask_each(
+            [(one, ("EVALSHA", SHA, *rest)) for one, rest in sent], writes=writes
         )
+        unknown = [
+            at for at, one in enumerate(answers) if isinstance(one, NoScriptError)
+        ]
 
-        if isinstance(answers, NoScriptError):
-            [answers] = await self._server.ask(
-                keys[0], ("EVAL", SCRIPT, *rest), writes=writes
-            )
+        if unknown:
+            again = [(sent[at][0], ("EVAL", SCRIPT, *sent[at][1])) for at in unknown]
+            found = await self._server.ask_each(again, writes=writes)
 
-        if isinstance(answers, Exception):
-            raise failure(answers) from answers
+            for at, answer in zip(unknown, found, strict=True):
+                answers[at] = answer
 
-        return answers  # type: ignore[no-any-return]  # redis-py has no type for it
-
-    def _arguments(self, keys: Sequence[bytes]) -> list[Any]:
-        """Return what a call of the script begins with."""
-        return [len(keys), *keys, self._base]
+        return [
+            [failure(answer)] * len(rest) if isinstance(answer, Exception) else answer
+            for answer, (_, rest) in zip(answers, calls, strict=True)
+        ]
 
     def _check_version(self, found: Any) -> None:
         if found is not None and _version(found) != SCHEMA_VERSION:

@@ -138,7 +138,7 @@ async def test_a_unix_socket_can_be_used(servers: Servers) -> None:
         await cp.append("t", [{}])
 
     async with Redis.from_url(f"{server.url.removesuffix('/0')}/3") as raw:
-        assert await raw.llen("mine:{t}:m") == 1
+        assert await raw.llen("mine:{0}:m:t") == 1
 
 
 async def test_tls_checks_the_certificate(servers: Servers) -> None:

@@ -14,8 +14,12 @@ from redis.crc import key_slot
 
 from conformance.slowdown import slowdown
 from cpkit import BackendUnavailable, ToolCall, VersionConflict, open_checkpointer
-from cpkit_redis.schema import slot_of
+from cpkit_redis.schema import SHARDS, Layout
 from tests.servers.redis_cluster import RedisCluster
+
+
+def shard_of(prefix: str, one_id: str) -> bytes:
+    return Layout(prefix, SHARDS).shard_of(one_id)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +130,7 @@ async def test_moved_slots_are_followed(cluster: RedisCluster) -> None:
         await load.more(60)
 
         for one in (*load.names, *load.keys[:6]):
-            slot = key_slot(slot_of(prefix, one))
+            slot = key_slot(shard_of(prefix, one))
             await asyncio.to_thread(cluster.move_slot, slot)
 
         await load.more(60)
@@ -145,7 +149,7 @@ async def test_a_slot_that_moves_lets_its_operations_wait(
 ) -> None:
     """Nothing is written to either node until the slot has arrived."""
     prefix = f"waiting-{uuid4().hex}"
-    slot = key_slot(slot_of(prefix, "t"))
+    slot = key_slot(shard_of(prefix, "t"))
 
     async with open_checkpointer(cluster.url(prefix=prefix)) as handle:
         cp: Any = handle
@@ -185,7 +189,7 @@ async def test_a_killed_primary_is_followed(cluster: RedisCluster) -> None:
         Load(cp) as load,
     ):
         await load.more(200)
-        node = cluster.primary_of(slot_of(prefix, "t0"))
+        node = cluster.primary_of(shard_of(prefix, "t0"))
         await asyncio.to_thread(node.kill)
         await cp.append("t0", [{"n": -1}])  # waits for the replica
         load.appended["t0"].append(-1)
@@ -227,7 +231,7 @@ async def test_a_paused_primary_is_given_up(cluster: RedisCluster) -> None:
     async with open_checkpointer(url) as handle:
         cp: Any = handle
         await cp.append("t", [{"n": 1}])
-        node = cluster.primary_of(slot_of(prefix, "t"))
+        node = cluster.primary_of(shard_of(prefix, "t"))
         await asyncio.to_thread(node.pause)
 
         try:

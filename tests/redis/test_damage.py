@@ -33,14 +33,14 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 TOUCHES = {
-    "{t}:m": "load, read, append, list, delete, forget",
-    "{t}:x": "load, extra, delete, forget",
-    "{t}:t": "load, append, extra, claim, result, list, delete, forget",
-    "{t}:p": "load, claim, claim again, result, calls, find, delete, forget",
-    "{t}:c": "claim, result, calls, delete, forget",
-    "{k}:k": "claim key, find, forget",
-    "threads": "list, delete, forget",
-    "erased": "delete, forget",
+    "{0}:m:t": "load, read, append, list, delete, forget",
+    "{0}:x:t": "load, extra, delete, forget",
+    "{0}:t:t": "load, append, extra, claim, result, list, delete, forget",
+    "{0}:p:t": "load, claim, claim again, result, calls, find, delete, forget",
+    "{0}:c:t": "claim, result, calls, delete, forget",
+    "{0}:k:k": "claim key, find, forget",
+    "{0}:threads": "list, delete, forget",
+    "{0}:erased": "delete, forget",
 }
 """Keys, and the operations that fail where such a key has another type."""
 
@@ -80,7 +80,7 @@ async def test_other_writes_of_the_batch_succeed(
     cp: Store, raw: Any, prefix: str
 ) -> None:
     """An append to a damaged thread fails alone."""
-    await raw.set(f"{prefix}:{{bad}}:m", "alien")
+    await raw.set(f"{prefix}:{{0}}:m:bad", "alien")
     threads = ["a", "bad", "b", "bad", "c"]
     outcomes = await asyncio.gather(
         *(cp.append(thread, [{}]) for thread in threads), return_exceptions=True
@@ -93,36 +93,36 @@ def record(
     *, numbers: str = "2\0001\0001", tool: bytes = b"x", rest: str = "issued\0\0{}\0"
 ) -> bytes:
     """Return the record of the pending call with one part of it damaged."""
-    return b"\0".join([numbers.encode(), b"k", tool, rest.encode()])
+    return b"\0".join([numbers.encode(), b"k", tool, b"", rest.encode()])
 
 
 def pending(text: bytes) -> Callable[[Any, str], Awaitable[Any]]:
-    return lambda raw, p: raw.hset(f"{p}:{{t}}:p", "c", text)
+    return lambda raw, p: raw.hset(f"{p}:{{0}}:p:t", "c", text)
 
 
 def finished(rest: str) -> Callable[[Any, str], Awaitable[Any]]:
-    text = f"1\0001\0001\0done\0x\0{rest}"
-    return lambda raw, p: raw.hset(f"{p}:{{t}}:c", "done", text)
+    text = f"1\0001\0001\0done\0x\0\0{rest}"
+    return lambda raw, p: raw.hset(f"{p}:{{0}}:c:t", "done", text)
 
 
 DAMAGE: dict[str, tuple[Callable[[Any, str], Awaitable[Any]], str]] = {
-    "message": (lambda raw, p: raw.lset(f"{p}:{{t}}:m", 0, "{"), "load, read"),
+    "message": (lambda raw, p: raw.lset(f"{p}:{{0}}:m:t", 0, "{"), "load, read"),
     "message no object": (
-        lambda raw, p: raw.lset(f"{p}:{{t}}:m", 0, "1"),
+        lambda raw, p: raw.lset(f"{p}:{{0}}:m:t", 0, "1"),
         "load, read",
     ),
-    "extra": (lambda raw, p: raw.hset(f"{p}:{{t}}:x", '"a"', "?"), "load"),
-    "extra key": (lambda raw, p: raw.hset(f"{p}:{{t}}:x", "a", "1"), "load"),
+    "extra": (lambda raw, p: raw.hset(f"{p}:{{0}}:x:t", '"a"', "?"), "load"),
+    "extra key": (lambda raw, p: raw.hset(f"{p}:{{0}}:x:t", "a", "1"), "load"),
     "updated": (
-        lambda raw, p: raw.hset(f"{p}:{{t}}:t", "updated", "noon"),
+        lambda raw, p: raw.hset(f"{p}:{{0}}:t:t", "updated", "noon"),
         "append, extra, claim, result, list, dump",
     ),
     "created": (
-        lambda raw, p: raw.hset(f"{p}:{{t}}:t", "created", "noon"),
+        lambda raw, p: raw.hset(f"{p}:{{0}}:t:t", "created", "noon"),
         "list, dump",
     ),
     "no times": (
-        lambda raw, p: raw.delete(f"{p}:{{t}}:t"),
+        lambda raw, p: raw.delete(f"{p}:{{0}}:t:t"),
         "load, append, result, list, dump",
     ),
     "record": (
@@ -144,9 +144,12 @@ DAMAGE: dict[str, tuple[Callable[[Any, str], Awaitable[Any]], str]] = {
     "result missing": (finished("completed\0001\0{}\0"), "calls, dump"),
     "time missing": (finished("completed\0\0{}\0001"), "calls, dump"),
     "result": (finished("completed\0001\0{}\0]"), "calls, dump"),
-    "register": (lambda raw, p: raw.zadd(f"{p}:{{k}}:k", {"x": 9}), "find, claim key"),
+    "register": (
+        lambda raw, p: raw.zadd(f"{p}:{{0}}:k:k", {"x": 9}),
+        "find, claim key",
+    ),
     "register of an unknown call": (
-        lambda raw, p: raw.zadd(f"{p}:{{k}}:k", {"x\0y": 9}),
+        lambda raw, p: raw.zadd(f"{p}:{{0}}:k:k", {"x\0y\0": 9}),
         "find, claim key",
     ),
 }

@@ -1,4 +1,4 @@
-"""Which keys are used: exact for hostile ids, and one slot for each thread."""
+"""Which keys are used: exact for hostile ids, and one slot for each shard."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redis.crc import key_slot
 
 from cpkit import ToolCall
 from cpkit_redis import RedisCheckpointer
-from cpkit_redis.schema import slot_of
+from cpkit_redis.schema import SHARDS, Layout
 
 Store = RedisCheckpointer[Any]
 
@@ -90,41 +90,23 @@ async def test_hostile_ids_are_kept_apart(cp: Store) -> None:
         ]
 
 
-async def test_all_keys_of_a_thread_are_in_one_slot(
-    cp: Store, raw: Any, prefix: str
-) -> None:
-    """Redis computes the same slot for them, also with braces in the id."""
-    for thread in HOSTILE:
-        await cp.append(thread, [{}])
-        await cp.save_extra(thread, {"a": 1})
-        await cp.record_issued(thread, ToolCall("c", "x", {}, f"key of {thread[:500]}"))
-        await cp.record_issued(thread, ToolCall("d", "x", {}, f"2nd of {thread[:500]}"))
-        await cp.record_result(thread, "c", 1)
-        slot = slot_of(prefix, thread)
-        keys = [slot + kind.encode() for kind in "mxtpc"]
-        assert [await raw.exists(key) for key in keys] == [1] * 5
-        assert {key_slot(key) for key in keys} == {key_slot(slot)}
-
-    registers = {slot_of(prefix, thread) + b"k" for thread in HOSTILE}
-    assert len({key_slot(key) for key in registers}) > len(HOSTILE) // 2
-
-
-async def test_a_slot_holds_the_whole_id() -> None:
-    """Redis hashes the text between the braces, which is the whole id."""
-    hashed = set()
+def test_all_keys_of_a_shard_are_in_one_slot() -> None:
+    """Also with braces in the id; and the shards of a store are in different slots."""
+    spread, tagged = Layout("p", SHARDS), Layout("a{tag}b", 1)
 
     for thread in HOSTILE:
-        slot = slot_of("p", thread).decode()
-        inside = slot.partition("{")[2].partition("}")[0]
-        assert slot == f"p:{{{inside}}}:"
-        hashed.add(inside)
+        for layout in (spread, tagged):
+            shard = layout.shard_of(thread)
+            keys = [layout.key(kind, thread) for kind in (b"m", b"x", b"t", b"p", b"c")]
+            assert {key_slot(key) for key in keys} == {key_slot(shard)}
 
-    assert len(hashed) == len(HOSTILE)
+    assert {key_slot(shard) for shard in tagged.shards} == {key_slot(b"tag")}
+    assert len({key_slot(shard) for shard in spread.shards}) == SHARDS
 
 
 async def test_stores_with_similar_prefixes_are_separate(url: str, raw: Any) -> None:
     """Also where one prefix is the beginning of another."""
-    prefixes = ["near", "nea", "near:", "near:threads", "near:a", "NEAR", "near*", "é"]
+    prefixes = ["near", "nea", "near:", "near:threads", "near:m", "NEAR", "near*", "é"]
     threads = ["a", "t", "threads", "schema", ":a"]
 
     for prefix in prefixes:
@@ -141,16 +123,21 @@ async def test_stores_with_similar_prefixes_are_separate(url: str, raw: Any) -> 
                 await cp.delete_thread(thread, forget_keys=True)
 
             assert await cp.list_threads() == []
-            await raw.delete(f"{prefix}:schema")
+            await raw.delete(f"{prefix}:{{0}}:schema")
 
-        assert await raw.exists(f"{prefix}:threads") == 0
+        assert await raw.exists(f"{prefix}:{{0}}:threads") == 0
 
 
 async def test_only_keys_of_the_prefix_are_touched(
     cp: Store, raw: Any, prefix: str
 ) -> None:
     """Other keys of the database stay as they are, and no key expires."""
-    others = {f"{prefix}": "1", f"{prefix}x:a": "2", "{t}:m": "3", f"x{prefix}:a": "4"}
+    others = {
+        f"{prefix}": "1",
+        f"{prefix}x:a": "2",
+        "{0}:m:t": "3",
+        f"x{prefix}:a": "4",
+    }
     await raw.mset(others)
     await fill(cp, "t")
     await cp.delete_thread("t")
@@ -172,7 +159,7 @@ async def test_forgetting_all_threads_leaves_only_the_version(
     await cp.delete_thread("t", forget_keys=True)
     await cp.delete_thread("u")
     await cp.delete_thread("u", forget_keys=True)
-    assert await keys_of(raw, prefix) == [f"{prefix}:schema".encode()]
+    assert await keys_of(raw, prefix) == [f"{prefix}:{{0}}:schema".encode()]
 
 
 async def test_no_command_searches_keys_or_flushes(cp: Store, raw: Any) -> None:

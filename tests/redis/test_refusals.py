@@ -108,7 +108,7 @@ async def test_a_replica_refuses_writes(servers: Servers) -> None:
         await filled(cp)
         await raw.replicaof("127.0.0.1", str(first.port))
 
-        while await raw.llen("cpkit:{t}:m") != 1:
+        while await raw.llen("cpkit:{0}:m:t") != 1:
             await pause()
 
         async with Store(second.url) as replica:

@@ -50,7 +50,7 @@ async def test_the_stored_format_is_frozen(cp: Store, raw: Any, prefix: str) -> 
     await cp.record_result("t", "c3", None)
     found = await stored(raw, prefix)
 
-    times = found["{t}:t"]
+    times = found["{0}:t:t"]
     assert set(times) == {b"created", b"updated"}
     assert all(int(time) > 1_700_000_000_000_000 for time in times.values())
 
@@ -63,38 +63,39 @@ async def test_the_stored_format_is_frozen(cp: Store, raw: Any, prefix: str) -> 
             for name, text in fields.items()
         }
 
-    hashes = {name: untimed(found[name]) for name in ("{t}:p", "{t}:c")}
-    assert found | hashes | {"{t}:t": None} == {
-        "schema": b"1",
-        "threads": [(b"t", 0.0)],
-        "{t}:m": ['{"é":"\\u0000"}'.encode(), b'{"n":1.5}'],
-        "{t}:x": {b'"plan"': b"[1]", b'""': b"null"},
-        "{t}:t": None,
-        "{t}:p": {b"c2": b"2\x002\x00T\x00{key}\x00pay\x00issued\x00\x00{}\x00"},
-        "{t}:c": {
-            b"c1": b"1\x001\x00T\x00{key}\x00pay\x00failed\x00T\x00"
+    hashes = {name: untimed(found[name]) for name in ("{0}:p:t", "{0}:c:t")}
+    assert found | hashes | {"{0}:t:t": None} == {
+        "{0}:schema": b"1",
+        "{0}:threads": [(b"t", 0.0)],
+        "{0}:m:t": ['{"é":"\\u0000"}'.encode(), b'{"n":1.5}'],
+        "{0}:x:t": {b'"plan"': b"[1]", b'""': b"null"},
+        "{0}:t:t": None,
+        "{0}:p:t": {b"c2": b"2\x002\x00T\x00{key}\x00pay\x00\x00issued\x00\x00{}\x00"},
+        "{0}:c:t": {
+            b"c1": b"1\x001\x00T\x00{key}\x00pay\x00\x00failed\x00T\x00"
             b'{"b":1,"a":2}\x00{"no":1}',
-            b"c3": b'3\x001\x00T\x00other\x00x\x00completed\x00T\x00{"z":1}\x00null',
+            b"c3": b"3\x001\x00T\x00other\x00x\x00\x00completed\x00T\x00"
+            b'{"z":1}\x00null',
         },
-        "{%7Bkey%7D}:k": [(b"t\x00c1", 1.0), (b"t\x00c2", 2.0)],
-        "{other}:k": [(b"t\x00c3", 1.0)],
+        "{0}:k:{key}": [(b"t\x00c1\x00", 1.0), (b"t\x00c2\x00", 2.0)],
+        "{0}:k:other": [(b"t\x00c3\x00", 1.0)],
     }
 
     await cp.delete_thread("t")
     erased = await stored(raw, prefix)
-    times = erased.pop("{t}:t")
+    times = erased.pop("{0}:t:t")
     assert set(times) == {b"first", b"last"}
     assert int(times[b"first"]) < int(times[b"last"])
-    assert untimed(erased.pop("{t}:c")) == {
-        b"c1": b"1\x001\x00T\x00{key}\x00pay\x00failed\x00T\x00\x00",
-        b"c2": b"2\x002\x00T\x00{key}\x00pay\x00issued\x00\x00\x00",
-        b"c3": b"3\x001\x00T\x00other\x00x\x00completed\x00T\x00\x00",
+    assert untimed(erased.pop("{0}:c:t")) == {
+        b"c1": b"1\x001\x00T\x00{key}\x00pay\x00\x00failed\x00T\x00\x00",
+        b"c2": b"2\x002\x00T\x00{key}\x00pay\x00\x00issued\x00\x00\x00",
+        b"c3": b"3\x001\x00T\x00other\x00x\x00\x00completed\x00T\x00\x00",
     }
     assert erased == {
-        "schema": b"1",
-        "erased": [(b"t", 0.0)],
-        "{%7Bkey%7D}:k": found["{%7Bkey%7D}:k"],
-        "{other}:k": found["{other}:k"],
+        "{0}:schema": b"1",
+        "{0}:erased": [(b"t", 0.0)],
+        "{0}:k:{key}": found["{0}:k:{key}"],
+        "{0}:k:other": found["{0}:k:other"],
     }
 
 
@@ -121,15 +122,15 @@ async def test_a_restored_thread_is_stored_as_the_original(
 
 async def test_a_store_written_by_hand_is_read(url: str, raw: Any, prefix: str) -> None:
     """Values that schema.py describes can be read, whatever wrote them."""
-    slot = f"{prefix}:{{t}}:"
-    await raw.set(f"{prefix}:schema", 1)
-    await raw.zadd(f"{prefix}:threads", {"t": 0})
-    await raw.rpush(f"{slot}m", '{"a":1}', '{ "b" : 2 }')
-    await raw.hset(f"{slot}x", mapping={'"k"': "1"})
-    await raw.hset(f"{slot}t", mapping={"created": 1, "updated": 2_000_000})
-    text = "1\x001\x001500000\x00key\x00pay\x00issued\x00\x00{}\x00"
-    await raw.hset(f"{slot}p", mapping={"c": text})
-    await raw.zadd(f"{prefix}:{{key}}:k", {"t\x00c": 1})
+    shard = f"{prefix}:{{0}}:"
+    await raw.set(f"{shard}schema", 1)
+    await raw.zadd(f"{shard}threads", {"t": 0})
+    await raw.rpush(f"{shard}m:t", '{"a":1}', '{ "b" : 2 }')
+    await raw.hset(f"{shard}x:t", mapping={'"k"': "1"})
+    await raw.hset(f"{shard}t:t", mapping={"created": 1, "updated": 2_000_000})
+    text = "1\x001\x001500000\x00key\x00pay\x00\x00issued\x00\x00{}\x00"
+    await raw.hset(f"{shard}p:t", mapping={"c": text})
+    await raw.zadd(f"{shard}k:key", {"t\x00c\x00": 1})
 
     async with Store(url, prefix=prefix) as cp:
         data = await cp.load("t")
@@ -160,7 +161,7 @@ async def test_another_version_is_refused(
     url: str, raw: Any, prefix: str, there: str | None, message: str
 ) -> None:
     """A newer version and an alien value raise ``SchemaMismatch`` and stay."""
-    name = f"{prefix}:schema"
+    name = f"{prefix}:{{0}}:schema"
     await (raw.rpush(name, "x") if there is None else raw.set(name, there))
     before = await raw.dump(name)
 
@@ -181,7 +182,7 @@ async def test_many_open_a_new_store_at_once(url: str, raw: Any, prefix: str) ->
 
     versions = await asyncio.gather(*(use(number) for number in range(20)))
     assert sorted(versions) == list(range(1, 21))
-    assert await raw.get(f"{prefix}:schema") == b"1"
+    assert await raw.get(f"{prefix}:{{0}}:schema") == b"1"
 
 
 async def test_a_person_can_run_the_script(servers: Callable[..., RedisServer]) -> None:

@@ -114,7 +114,7 @@ async def test_each_change_has_a_later_time(url: str, prefix: str, raw: Redis) -
     async with Store(url, prefix=prefix) as cp:
         assert isinstance(cp.store, RedisStore)
         await cp.record_issued("t", ToolCall("c", "pay", {}, "k"))
-        await raw.hset(f"{prefix}:{{t}}:t", "updated", 2**52)
+        await raw.hset(f"{prefix}:{{0}}:t:t", "updated", 2**52)
         seen = [await cp.store.markers(["t"])]
 
         for n in range(3):
@@ -123,7 +123,7 @@ async def test_each_change_has_a_later_time(url: str, prefix: str, raw: Redis) -
 
         await cp.delete_thread("t")
         seen.append(await cp.store.markers(["t"]))
-        await raw.hset(f"{prefix}:{{t}}:t", "last", 2**52)
+        await raw.hset(f"{prefix}:{{0}}:t:t", "last", 2**52)
         seen.append(await cp.store.markers(["t"]))
         await cp.record_result("t", "c", 1)
         seen.append(await cp.store.markers(["t"]))

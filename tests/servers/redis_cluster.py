@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 from conformance import Harness, Nodes
 from conformance.slowdown import slowdown
 from cpkit import Checkpointer
-from cpkit_redis.schema import slot_of
+from cpkit_redis.schema import SHARDS, Layout
 from tests.servers.cluster_links import ClusterLinks
 from tests.servers.harness import ServerHarness
 from tests.servers.redis import PATIENCE, RedisServer
@@ -297,7 +297,7 @@ class ClusterNodes(Nodes):
         return [str(node.port) for node in self._cluster.nodes]
 
     async def leader(self, thread_id: str) -> str:
-        key = slot_of("cpkit", thread_id)
+        key = Layout("cpkit", SHARDS).shard_of(thread_id)
         return str((await asyncio.to_thread(self._cluster.primary_of, key)).port)
 
     async def kill(self, node: str) -> None:
