@@ -72,7 +72,6 @@ from contextlib import suppress
 from typing import Any
 
 from pydantic import Field
-from redis.exceptions import ResponseError
 
 from cpkit.driver import (
     Append,
@@ -143,13 +142,6 @@ class ClusterStore(RedisStore):
         assert timeout is not None
         self.timeouts = Timeouts(timeout, timeout)
 
-    async def announce(self, thread_ids: Sequence[str]) -> bool:
-        try:
-            return await super().announce(thread_ids)
-        except ResponseError:  # Redis before 7
-            self._may_publish = False
-            return False
-
     async def listen(self, heard: Heard) -> None:
         pool = await self._server.pool(self._channel)
 
@@ -159,7 +151,7 @@ class ClusterStore(RedisStore):
             if "unknown command" in failed.reason:  # Redis before 7
                 return
 
-            self._server.forget()
+            await self._server.reconnect()
             raise
 
 

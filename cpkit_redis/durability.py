@@ -15,6 +15,17 @@ SETTINGS = ("appendonly", "appendfsync", "save", "maxmemory", "maxmemory-policy"
 """What to ask CONFIG for; a service or an ACL may deny it."""
 
 
+_LOSSES = {
+    "everysec": "a power loss, or a kill of the server while its disk stalls, can lose "
+    "about the last second: CONFIG SET appendfsync always",
+    "no": "a power loss can lose the last half minute, because only the operating "
+    "system syncs the append-only file: CONFIG SET appendfsync everysec",
+    "": "how often the append-only file is synced could not be read, and a power loss "
+    "can lose the last writes: allow CONFIG GET to the user",
+}
+"""What an append-only file that is not synced at once may lose, by ``appendfsync``."""
+
+
 def durability_of(
     config: Mapping[str, str], info: Mapping[str, str], in_cluster: bool = False
 ) -> Durability:
@@ -27,17 +38,32 @@ def durability_of(
 
     if info:  # some of it is in INFO too
         aof = "yes" if info.get("aof_enabled") == "1" else "no"
-        settings.setdefault("appendonly", aof)
+        settings = {"appendonly": aof} | settings
 
-        for name, field in (
-            ("maxmemory", "maxmemory"),
-            ("maxmemory-policy", "maxmemory_policy"),
-        ):
-            if field in info:
+        for name in ("maxmemory", "maxmemory-policy"):
+            if (field := name.replace("-", "_")) in info:
                 settings.setdefault(name, info[field])
 
-    survives, advice = _logged(settings)
+    survives, advice = Survives.PROCESS, []
     policy = settings.get("maxmemory-policy")
+
+    if "appendonly" not in settings:
+        survives = Survives.NONE
+        advice.append(
+            "whether the server has an append-only file could not be read: "
+            "allow CONFIG GET and INFO to the user"
+        )
+    elif settings["appendonly"] != "yes":
+        survives = Survives.NONE
+        since = "" if settings.get("save") == "" else " since the last snapshot"
+        advice.append(
+            f"a restart of the server loses everything{since}: "
+            "CONFIG SET appendonly yes, and write it into redis.conf"
+        )
+    elif settings.get("appendfsync") == "always":
+        survives = Survives.MACHINE
+    else:
+        advice.append(_LOSSES.get(settings.get("appendfsync", ""), _LOSSES[""]))
 
     if policy is None:
         advice.append(
@@ -67,44 +93,3 @@ def durability_of(
         )
 
     return Durability(survives, settings, advice)
-
-
-def _logged(settings: Mapping[str, str]) -> tuple[Survives, list[str]]:
-    """Return what the append-only file is good for, and what would be better."""
-    appendonly, appendfsync = settings.get("appendonly"), settings.get("appendfsync")
-
-    if appendonly is None:
-        advice = (
-            "whether the server has an append-only file could not be read: "
-            "allow CONFIG GET and INFO to the user"
-        )
-        return Survives.NONE, [advice]
-
-    if appendonly != "yes":
-        since = "" if settings.get("save") == "" else " since the last snapshot"
-        advice = (
-            f"a restart of the server loses everything{since}: "
-            "CONFIG SET appendonly yes, and write it into redis.conf"
-        )
-        return Survives.NONE, [advice]
-
-    if appendfsync == "always":
-        return Survives.MACHINE, []
-
-    if appendfsync == "everysec":
-        advice = (
-            "a power loss, or a kill of the server while its disk stalls, can lose "
-            "about the last second: CONFIG SET appendfsync always"
-        )
-    elif appendfsync == "no":
-        advice = (
-            "a power loss can lose the last half minute, because only the operating "
-            "system syncs the append-only file: CONFIG SET appendfsync everysec"
-        )
-    else:
-        advice = (
-            "how often the append-only file is synced could not be read, and a power "
-            "loss can lose the last writes: allow CONFIG GET to the user"
-        )
-
-    return Survives.PROCESS, [advice]

@@ -11,7 +11,7 @@ that it takes; a user without them polls.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +22,7 @@ from redis.exceptions import NoPermissionError
 from cpkit.driver import Heard, StoreFailure
 from cpkit_redis.errors import CLIENT_ERRORS, failure, refusal
 
-__all__ = ["is_heard", "listen", "markers"]
+__all__ = ["listen", "markers"]
 
 # What of a thread's times changes with it; `late` with a late result of an erased call.
 _FIELDS = ("created", "updated", "first", "last", "late")
@@ -57,18 +57,6 @@ async def markers(
     return found
 
 
-def is_heard(answers: Sequence[Any]) -> bool:
-    """Return whether a process listens, by the answers to PUBLISH.
-
-    Raises ``NoPermissionError`` where the user may not publish.
-    """
-    for answer in answers:
-        if isinstance(answer, Exception):
-            raise answer
-
-    return any(answers)
-
-
 async def listen(
     pool: ConnectionPool, channel: bytes, heard: Heard, *, sharded: bool = False
 ) -> None:
@@ -89,7 +77,14 @@ async def listen(
 
                 if message is not None:
                     is_asked = False
-                    _hear(message, heard)
+
+                    match message["type"]:
+                        case "subscribe" | "ssubscribe":
+                            heard(None)
+                        case "message" | "smessage":
+                            heard(message["data"].decode(errors="replace"))
+                        case "sunsubscribe":
+                            raise StoreFailure("not sent", "the channel moved")
                 elif is_asked:
                     raise StoreFailure("not sent", "the server does not answer")
                 else:
@@ -102,13 +97,3 @@ async def listen(
     finally:
         with suppress(*CLIENT_ERRORS):
             await asyncio.shield(pool.aclose())
-
-
-def _hear(message: dict[str, Any], heard: Heard) -> None:
-    match message["type"]:
-        case "subscribe" | "ssubscribe":
-            heard(None)
-        case "message" | "smessage":
-            heard(message["data"].decode(errors="replace"))
-        case "sunsubscribe":
-            raise StoreFailure("not sent", "the channel moved to another node")

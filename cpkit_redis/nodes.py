@@ -122,12 +122,9 @@ class Nodes:
         _, (host, port) = await self._place(key)
         return self._pool(host, port, 1)
 
-    def forget(self) -> None:
+    async def reconnect(self) -> None:
         """Read the map of slots again before the next command."""
         self._is_old = True
-
-    async def reconnect(self) -> None:
-        self.forget()
 
     async def close(self) -> None:
         await asyncio.gather(*(server.close() for server in self._servers.values()))

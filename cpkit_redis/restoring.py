@@ -6,7 +6,7 @@ copy of a process that died expires.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from cpkit.driver import Restore
@@ -16,11 +16,8 @@ __all__ = ["copy_thread"]
 
 Content: TypeAlias = list[bytes] | dict[bytes, bytes]
 
-# Bytes of a restored thread in one round trip.
-_TRIP = 4 * 1024 * 1024
-
 # Bytes, and entries of a list or hash, in one command: Redis before 7 takes a million
-# arguments.
+# arguments, and the server does nothing else meanwhile.
 _PART, _ENTRIES = 1024 * 1024, 10_000
 
 
@@ -37,26 +34,16 @@ async def copy_thread(
     keys live ``lifetime`` seconds. Each call has the ``token``.
     """
     found = _contents(write, token)
-    commands: list[Any] = []
-    size = 0
-
-    async def flush() -> None:
-        for answer in await ask(copy, *commands):
-            if isinstance(answer, Exception):
-                raise failure(answer) from answer
-
-        commands.clear()
+    commands: list[Sequence[Any]] = []
 
     for kind, content in found.items():
         for command in _fill_commands(copy + kind, content):
             commands += [command, ("EXPIRE", copy + kind, lifetime)]
-            size += sum(map(len, command))
 
-            if size > _TRIP:
-                await flush()
-                size = 0
+    for answer in await ask(copy, *commands):
+        if isinstance(answer, Exception):
+            raise failure(answer) from answer
 
-    await flush()
     return b"".join(b"%b%d" % (kind, len(one)) for kind, one in found.items())
 
 

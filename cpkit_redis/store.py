@@ -58,7 +58,7 @@ from uuid import uuid4
 
 from pydantic import Field, PositiveInt
 from redis.asyncio import Redis
-from redis.exceptions import NoPermissionError, NoScriptError
+from redis.exceptions import NoScriptError
 
 from cpkit.driver import (
     Append,
@@ -390,15 +390,19 @@ class RedisStore:
         return await listen.markers(self._server.ask_each, keys)
 
     async def announce(self, thread_ids: Sequence[str]) -> bool:
-        if self._may_publish:
-            try:
-                commands = [(self._publish, self._channel, one) for one in thread_ids]
-                answers = await self._server.ask(self._channel, *commands)
-                return listen.is_heard(answers)
-            except NoPermissionError:
-                self._may_publish = False
+        if not self._may_publish:
+            return False
 
-        return False
+        commands = [(self._publish, self._channel, one) for one in thread_ids]
+        answers = await self._server.ask(self._channel, *commands)
+
+        for answer in answers:
+            if isinstance(answer, Exception):
+                # Without the right, or in a cluster before Redis 7, listeners poll.
+                self._may_publish = failure(answer).fate != "rejected"
+                return False
+
+        return any(answers)
 
     async def listen(self, heard: Heard) -> None:
         pool = pool_of(self._where, 1, self.timeouts.retry)
