@@ -61,6 +61,13 @@ class Harness:
     )
     """The keyword options that ``open`` accepts; a client of a server adds timeout."""
 
+    appends_in_order: bool = False
+    """Whether the engine needs a file system that writes appended bytes in their order.
+
+    If so, the simulated disk of the level ``powerloss`` cuts what is not synced of a
+    file, and leaves no holes in it.
+    """
+
     @property
     def name(self) -> str:
         """The store's name in reports and command lines, without a password."""
@@ -112,8 +119,11 @@ class Harness:
     async def in_folder(self, folder: str) -> Harness | None:
         """Return a harness for a new store whose files are all in this empty folder.
 
-        The level ``powerloss`` uses it; other processes build the harness again. Return
-        ``None`` for a store that is not embedded.
+        The level ``powerloss`` uses it; other processes build the harness again. For a
+        server, the harness has `start` and `kill`, for a server of its own with the
+        same settings as this one. `start` creates the data where the folder is empty,
+        and otherwise starts on its files: after a power loss, with what an operator
+        does for recovery. Return ``None`` where that is not possible.
         """
         return None
 
@@ -329,12 +339,16 @@ def harness_for(target: str | Harness) -> Harness:
 def address(harness: Harness) -> str:
     """Return a text from which `rebuild` makes the harness again.
 
-    Raises ``TypeError`` if it is not a dataclass of JSON values.
+    Raises ``TypeError`` if it is not a dataclass of JSON values in a module that other
+    processes can import.
     """
     made: Any = harness
 
     if not is_dataclass(made):
         raise TypeError(f"{type(harness).__name__} is not a dataclass")
+
+    if type(harness).__module__ == "__main__":
+        raise TypeError("it is in the program that runs: put it into a module")
 
     kind = f"{type(harness).__module__}:{type(harness).__qualname__}"
     values = {field.name: getattr(harness, field.name) for field in fields(made)}

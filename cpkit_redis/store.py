@@ -12,11 +12,12 @@ URL forms
 
 Durability
     As the server is configured; read when the handle opens. ``appendfsync always``
-    survives a power loss. ``everysec`` survives a kill of the server; a power loss can
-    lose about the last second. Without an append-only file a restart loses everything
-    since the last snapshot. A server that evicts keys when its memory is full can lose
-    any write. A failover to a replica can lose acknowledged writes, because the server
-    answers before its replicas have them.
+    survives a power loss. The server's log has no checksums, so the file system must
+    leave no holes in what was appended. ``everysec`` survives a kill of the server; a
+    power loss can lose about the last second. Without an append-only file a restart
+    loses everything since the last snapshot. A server that evicts keys when its memory
+    is full can lose any write. A failover to a replica can lose acknowledged writes,
+    because the server answers before its replicas have them.
 
 What is atomic
     Each write. The writes of a batch are one call of ``operations.lua``: one round

@@ -14,6 +14,7 @@ from conformance import (
     Clause,
     ConformanceTests,
     Harness,
+    Level,
     Status,
     URLHarness,
     all_clauses,
@@ -21,6 +22,7 @@ from conformance import (
     select,
 )
 from tests.servers.harness import ServerHarness
+from tests.servers.in_folder import PostgresInFolder, RedisInFolder, on_a_free_port
 from tests.servers.postgres import PostgresServer, shared_postgres
 from tests.servers.redis import RedisServer, redis_binary, shared_redis
 from tests.servers.redis_cluster import ClusterHarness, RedisCluster
@@ -29,6 +31,10 @@ from tests.sweeps import sweep
 
 class PostgresHarness(ServerHarness):
     server: PostgresServer
+
+    async def in_folder(self, folder: str) -> Harness:
+        url = on_a_free_port(self.url)
+        return PostgresInFolder(url, folder, self.server.settings)
 
     async def gather_statistics(self) -> None:
         connection = await asyncpg.connect(self.server.url)
@@ -64,6 +70,10 @@ class PostgresHarness(ServerHarness):
 
 class RedisHarness(ServerHarness):
     server: RedisServer
+
+    async def in_folder(self, folder: str) -> Harness:
+        settings = {"appendfsync": self.server.appendfsync}
+        return RedisInFolder(on_a_free_port(self.url), folder, settings)
 
     async def connections(self) -> int:
         async with Redis.from_url(self.server.url) as client:
@@ -129,6 +139,21 @@ class Short(ConformanceTests):
         super().test_clause(clause, harness)
 
 
+class Server(Short):
+    """Without power losses, for which a server starts again and again."""
+
+    @pytest.mark.parametrize(
+        "clause",
+        sweep(
+            [clause for clause in all_clauses() if clause.level is not Level.POWERLOSS],
+            [clause for clause in all_clauses() if clause.id not in LESS],
+        ),
+        ids=lambda clause: clause.id,
+    )
+    def test_clause(self, clause: Clause, harness: Harness) -> None:
+        super().test_clause(clause, harness)
+
+
 class TestMemory(Short):
     """All handles of the process share one store."""
 
@@ -165,7 +190,7 @@ class TestFile(Short):
         return URLHarness(f"file://{tmp_path}")
 
 
-class TestPostgres(Short):
+class TestPostgres(Server):
     @pytest.fixture
     def harness(self, postgres: Harness) -> Harness:
         return postgres
@@ -216,10 +241,66 @@ def test_postgres_plans_with_few_threads(postgres: Harness) -> None:
     assert outcome.status is Status.PASSED, outcome.reason
 
 
-class TestRedis(Short):
+class TestRedis(Server):
     @pytest.fixture
     def harness(self, redis: Harness) -> Harness:
         return redis
+
+
+@pytest.fixture(scope="module")
+def redis_always() -> Iterator[Harness]:
+    """Start a Redis server that syncs before it answers."""
+    try:
+        server = RedisServer(appendfsync="always")
+    except FileNotFoundError:
+        pytest.skip("needs a redis-server")
+
+    with server:
+        yield RedisHarness(f"{server.url}?connect_timeout=3", server)
+
+
+POWERLOSS = [
+    clause
+    for clause in select(levels=["powerloss"])
+    if clause.id != "powerloss.failed-sync"
+]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("clause", POWERLOSS, ids=lambda clause: clause.id)
+@pytest.mark.parametrize("store", ["redis_always", "postgres"])
+def test_a_server_that_syncs_survives_a_power_loss(
+    store: str, clause: Clause, request: pytest.FixtureRequest
+) -> None:
+    """The server starts on what a disk may hold, and has all that was acknowledged."""
+    harness = request.getfixturevalue(store)
+
+    if not isinstance(harness, ServerHarness):
+        pytest.skip("the folder of the shared server is unknown")
+
+    outcome = run_clause(clause, harness, rounds=ConformanceTests.rounds)
+    assert outcome.status is Status.PASSED, outcome.reason
+
+
+def test_redis_survives_a_power_loss(redis_always: Harness) -> None:
+    """The same in short, for the server that starts quickly."""
+    (clause,) = select(ids=["powerloss.acknowledged-survives"])
+    outcome = run_clause(clause, redis_always, rounds=0.25)
+    assert outcome.status is Status.PASSED, outcome.reason
+
+
+@pytest.mark.long
+def test_redis_that_syncs_late_survives_a_kill(redis: Harness) -> None:
+    """Every second is too late for a power loss; the certificate counts the losses."""
+    for clause in select(levels=["powerloss"]):
+        outcome = run_clause(clause, redis)
+
+        if clause.id == "powerloss.kill-at-every-call":
+            assert outcome.status is Status.PASSED, outcome.reason
+        else:
+            assert outcome.status is Status.SKIPPED, outcome.reason
+            assert "promises process, not machine" in outcome.reason
 
 
 QUICK = select(ids=["claim", "erase", "move"])

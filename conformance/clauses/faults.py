@@ -36,7 +36,7 @@ async def _survives(case: Case, writes: list[Write], room: int = 0) -> None:
     """Let clients write through faults, and judge what they reported."""
     failed = 0
 
-    async with new_store(case) as trial:
+    async with new_store(case, embedded=True) as trial:
         found = await trial.run(await trial.job(["a"], 4, [[0]]))
 
         for n, write in enumerate(writes):

@@ -2,12 +2,14 @@
 
 A writer is recorded while it uses a new store. From the trace follows what had reached
 the disk at each instant for certain, and what may have. Each state that a power loss
-can leave is written into the folder and opened.
+can leave is written into the folder and opened. For a server, the process starts it on
+the folder and is recorded together with it; then the server starts on each state.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +19,7 @@ from conformance.case import Case
 from conformance.clause import Level, clause
 from conformance.explain import explain
 from conformance.failure import Failure, Skip
+from conformance.harness import address
 from conformance.powerloss.script import abilities_of
 from conformance.powerloss.trial import Trial
 from cpkit import StatesDurability
@@ -34,13 +37,17 @@ STEPS = 16
 """Steps of each client, for which the writer takes about a second."""
 
 
-@asynccontextmanager
-async def new_store(case: Case) -> AsyncIterator[Trial]:
-    """Yield a trial in a new folder; skip where the store is not in a folder."""
-    # In memory where possible: syncs are recorded, and need not reach a real disk.
-    place = _MEMORY if os.access(_MEMORY, os.W_OK) else None
+ROOM = 2**28
+"""Bytes that a folder in memory must have; a server's data are up to 50 MB."""
 
-    with tempfile.TemporaryDirectory(prefix="cpkit-", dir=place) as temporary:
+
+@asynccontextmanager
+async def new_store(case: Case, *, embedded: bool = False) -> AsyncIterator[Trial]:
+    """Yield a trial in a new folder; skip where the store is not in a folder.
+
+    With ``embedded`` skip servers too.
+    """
+    with tempfile.TemporaryDirectory(prefix="cpkit-", dir=_memory()) as temporary:
         # As the kernel shows it: without symbolic links.
         folder = Path(temporary, "disk").resolve()  # noqa: ASYNC240  # no store is open yet
         folder.mkdir()
@@ -49,7 +56,35 @@ async def new_store(case: Case) -> AsyncIterator[Trial]:
         if harness is None:
             raise Skip("not tested: the harness cannot put a store in a folder")
 
-        yield Trial(case, harness, folder, abilities_of(case.cp))
+        try:
+            address(harness)
+        except TypeError as exc:
+            kind = type(harness).__qualname__
+            raise Skip(
+                f"another process cannot build the harness {kind}: {exc}"
+            ) from exc
+
+        is_served = harness.lacks("server") is None
+        trial = Trial(case, harness, folder, abilities_of(case.cp), is_served)
+
+        if is_served:
+            if embedded:
+                raise Skip("not tested: the faults are for an embedded store")
+
+            # A server may have a user of its own.
+            os.chmod(temporary, 0o711)
+            await trial.create()
+
+        yield trial
+
+
+def _memory() -> str | None:
+    """Return a folder in memory, where there is one.
+
+    Syncs are recorded, and need not reach a real disk.
+    """
+    has_room = os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > ROOM
+    return _MEMORY if has_room else None
 
 
 def _promise(case: Case) -> Survives:
@@ -72,7 +107,7 @@ def _needs_machine(case: Case) -> None:
         case.skip(f"the store promises {promise}, not {Survives.MACHINE}")
 
 
-@clause("powerloss.acknowledged-survives", level=POWERLOSS, deadline=60)
+@clause("powerloss.acknowledged-survives", level=POWERLOSS, deadline=120)
 async def acknowledged_survives(case: Case) -> None:
     """After a power loss everything acknowledged is there, and nothing else in part."""
     promise = _promise(case)
@@ -81,7 +116,7 @@ async def acknowledged_survives(case: Case) -> None:
     async with new_store(case) as trial:
         calls = await trial.record(await trial.job(NAMES, STEPS, SESSIONS))
 
-        for moment in trial.moments(calls, case.times(200)):
+        for moment in trial.moments(calls, trial.states(200)):
             total += 1
 
             try:
@@ -99,7 +134,7 @@ async def acknowledged_survives(case: Case) -> None:
         )
 
 
-@clause("powerloss.next-write-works", level=POWERLOSS, deadline=60)
+@clause("powerloss.next-write-works", level=POWERLOSS, deadline=120)
 async def next_write_works(case: Case) -> None:
     """After a power loss the store takes the next writes of all threads."""
     _needs_machine(case)
@@ -107,11 +142,12 @@ async def next_write_works(case: Case) -> None:
     async with new_store(case) as trial:
         calls = await trial.record(await trial.job(NAMES, STEPS, SESSIONS))
 
-        for moment in trial.moments(calls, case.times(60), variants=("a mixture",)):
+        for moment in trial.moments(calls, trial.states(60), variants=("a mixture",)):
             trial.write(moment.state)
 
             try:
-                await _goes_on(trial)
+                async with trial.serving(str(moment)):
+                    await _goes_on(trial)
             except Exception as exc:
                 found = explain(exc, _goes_on)
                 where = f"{moment}\n{found.where}"
@@ -143,14 +179,14 @@ async def _goes_on(trial: Trial) -> None:
             assert record is not None
 
 
-@clause("powerloss.second-loss", level=POWERLOSS, deadline=60)
+@clause("powerloss.second-loss", level=POWERLOSS, deadline=120)
 async def second_loss(case: Case) -> None:
     """After a power loss and new writes, a second power loss loses nothing either."""
     _needs_machine(case)
 
     async with new_store(case) as trial:
         calls = await trial.record(await trial.job(NAMES, STEPS, SESSIONS))
-        moments = list(trial.moments(calls, case.times(60), variants=("a mixture",)))
+        moments = list(trial.moments(calls, trial.states(60), variants=("a mixture",)))
         # One that the store has to repair, if there is any.
         torn = [moment for moment in moments if moment.state.torn]
         first = case.random.choice(torn or moments)
@@ -158,29 +194,29 @@ async def second_loss(case: Case) -> None:
         job = await trial.job(["e", "f"], STEPS // 2, [[4, 5]])
         calls = await trial.record(job)
 
-        for moment in trial.moments(calls, case.times(60), before=first):
+        for moment in trial.moments(calls, trial.states(60), before=first):
             await trial.check(moment)
 
 
-@clause("powerloss.failed-sync", level=POWERLOSS, deadline=60)
+@clause("powerloss.failed-sync", level=POWERLOSS, deadline=120)
 async def failed_sync(case: Case) -> None:
     """After a failed sync, what is acknowledged later survives a power loss too."""
     # The kernel takes what a failed sync did not write for written, so that a second
     # sync does not write it.
     _needs_machine(case)
 
-    async with new_store(case) as trial:
+    async with new_store(case, embedded=True) as trial:
         calls = await trial.record(await trial.job(["a"], 4, [[0]]))
         *_, first = trial.moments(calls, 1000, variants=("everything",))
         job = await trial.job(["b", "c", "d", "e"], STEPS, [[1, 2]], spares=[3, 4])
         fault = f"--inject=?fsync,?fdatasync:error=EIO:when={case.random.randint(4, 8)}"
         calls = await trial.record(job, [fault])
 
-        for moment in trial.moments(calls, case.times(60), before=first):
+        for moment in trial.moments(calls, trial.states(60), before=first):
             await trial.check(moment)
 
 
-@clause("powerloss.kill-at-every-call", level=POWERLOSS, deadline=60)
+@clause("powerloss.kill-at-every-call", level=POWERLOSS, deadline=120)
 async def kill_at_every_call(case: Case) -> None:
     """After SIGKILL between any two system calls everything acknowledged is there."""
     _promise(case)
@@ -188,5 +224,5 @@ async def kill_at_every_call(case: Case) -> None:
     async with new_store(case) as trial:
         calls = await trial.record(await trial.job(NAMES, STEPS, SESSIONS))
 
-        for moment in trial.moments(calls, case.times(80), variants=("everything",)):
+        for moment in trial.moments(calls, trial.states(80), variants=("everything",)):
             await trial.check(moment)

@@ -39,7 +39,7 @@ class Disk:
         """Files with changes that are not synced."""
         self._removed: dict[str, Node] = {}
         """What was at a path before; it may still be open."""
-        self._open: dict[int, Descriptor] = {}
+        self._open: dict[int, dict[int, Descriptor]] = {}
         self._ended = 0
 
         for path, content in sorted((contents or {}).items()):
@@ -53,6 +53,7 @@ class Disk:
     def follow(self, call: Call) -> str:
         """Apply a call that has ended, and return what it changed, or nothing."""
         self._ended += 1
+        self._descriptors(call)
 
         if call.name in ("open", "openat", "creat"):
             return self._opens(call)
@@ -74,10 +75,20 @@ class Disk:
 
         return ""
 
+    def _descriptors(self, call: Call) -> dict[int, Descriptor]:
+        """Return what the process has open; at first what its parent has open."""
+        found = self._open.get(call.process)
+
+        if found is None:
+            found = dict(self._open.get(call.parent, {}))
+            self._open[call.process] = found
+
+        return found
+
     def _opens(self, call: Call) -> str:
         flags = "O_CREAT|O_TRUNC" if call.name == "creat" else call.arguments
         path = call.result_path
-        self._open[call.result] = Descriptor(flags)
+        self._descriptors(call)[call.result] = Descriptor(flags)
 
         if not self._has(path):
             return ""
@@ -97,8 +108,10 @@ class Disk:
         return ""
 
     def _moves(self, call: Call) -> None:
+        descriptors = self._descriptors(call)
+
         if call.name in ("read", "readv"):
-            opened = self._open.get(int(call.fields[0], 0))
+            opened = descriptors.get(int(call.fields[0], 0))
 
             if opened is not None:
                 opened.position += call.result
@@ -108,11 +121,11 @@ class Disk:
         number, _ = call.descriptor()
 
         if call.name == "lseek":
-            self._open.setdefault(number, Descriptor("")).position = call.result
-        elif number in self._open and (
+            descriptors.setdefault(number, Descriptor("")).position = call.result
+        elif number in descriptors and (
             call.name != "fcntl" or call.fields[1].startswith("F_DUPFD")
         ):
-            self._open[call.result] = self._open[number]
+            descriptors[call.result] = descriptors[number]
 
     def _writes(self, call: Call) -> str:
         number, path = call.descriptor()
@@ -121,7 +134,7 @@ class Disk:
         if file is None:
             return ""
 
-        opened = self._open.setdefault(number, Descriptor(""))
+        opened = self._descriptors(call).setdefault(number, Descriptor(""))
         data = call.data()
         moves = call.name in ("write", "writev")
 

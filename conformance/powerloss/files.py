@@ -8,7 +8,7 @@ atomic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from random import Random
 from typing import NamedTuple, TypeAlias
@@ -120,6 +120,18 @@ class File:
 
         return bytes(content)
 
+    def cut(self, random: Random) -> bytes:
+        """Return a content that has the first changes, and some bytes of the next."""
+        count = random.randint(0, len(self.pending))
+        content = bytearray(self._after_some(count))
+
+        for change in self.pending[count : count + 1]:
+            if change.data is not None and not change.durable:
+                part = change.data[: random.randint(0, len(change.data))]
+                change._replace(data=part).apply(content)
+
+        return bytes(content)
+
     def _after_some(self, count: int) -> bytes:
         changes = [c for i, c in enumerate(self.pending) if i < count or c.durable]
         return _after(self.durable, changes)
@@ -135,7 +147,10 @@ class File:
         return [number * SECTOR for number in sorted(found)]
 
 
-def _after(content: bytes, changes: Iterable[Change]) -> bytes:
+def _after(content: bytes, changes: Sequence[Change]) -> bytes:
+    if not changes:
+        return content
+
     changed = bytearray(content)
 
     for change in changes:

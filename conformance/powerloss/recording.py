@@ -19,7 +19,7 @@ from conformance.harness import Harness, address
 from conformance.powerloss.trace import TRACED, Call, calls
 from conformance.slowdown import slowdown
 
-__all__ = ["Report", "record", "reports", "run_writer"]
+__all__ = ["Report", "record", "reports", "run_writer", "tracer"]
 
 _TIMEOUT = 40
 """Seconds for a writer, under a tracer that makes it several times slower."""
@@ -62,22 +62,23 @@ async def record(
 
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace"
-        errors = await _run(
-            [
-                *("strace", "-f", "--seccomp-bpf", "-qq", "-o", str(trace)),
-                *("-y", "-xx", "-s", "99999999", "-e", "signal=none"),
-                *("-e", "trace=" + ",".join(f"?{name}" for name in TRACED)),
-                *("-e", "raw=?read,?readv", *options),
-            ],
-            harness,
-            job,
-        )
+        errors = await _run([*tracer(trace), *options], harness, job)
 
         if not trace.exists() or "ptrace" in errors:
             raise Skip("needs ptrace, which this system does not allow: not tested")
 
         with trace.open(encoding="ascii", errors="replace") as lines:
-            return list(calls(lines))
+            return list(calls(lines.readlines(), os.getcwd()))
+
+
+def tracer(trace: Path) -> list[str]:
+    """Return the command that runs another one and records its calls in a file."""
+    return [
+        *("strace", "-f", "--seccomp-bpf", "-qq", "-o", str(trace)),
+        *("-y", "-xx", "-s", "99999999", "-e", "signal=none"),
+        *("-e", "trace=" + ",".join(f"?{name}" for name in TRACED)),
+        *("-e", "raw=?read,?readv"),
+    ]
 
 
 async def run_writer(harness: Harness, job: dict[str, Any]) -> list[Report]:

@@ -41,8 +41,11 @@ class State(NamedTuple):
                 place.chmod(0o600)
 
 
-def state(disk: Disk, variant: str, random: Random) -> State:
-    """Return one state: synced is everything that was, and the variant of the rest."""
+def state(disk: Disk, variant: str, random: Random, *, in_order: bool = False) -> State:
+    """Return one state: synced is everything that was, and the variant of the rest.
+
+    ``in_order``: what is not synced of a file is cut, and has no holes.
+    """
     names: list[Names] = []
 
     if variant in ("everything", "names"):
@@ -61,8 +64,12 @@ def state(disk: Disk, variant: str, random: Random) -> State:
         if file.mapped:
             return random.choice((b"", bytes(file.size)))
 
+        if not file.pending:
+            return file.durable
+
         how = random.choice((File.lost, File.kept, None, None))
-        found = file.torn(random) if how is None else how(file)
+        tear = File.cut if in_order else File.torn
+        found = tear(file, random) if how is None else how(file)
         torn = torn or found not in (file.lost(), file.kept())
         return found
 

@@ -1,15 +1,17 @@
 """The system calls that change files, read from the output of strace.
 
 strace prints every string as hexadecimal (``-xx``) and the path of each descriptor
-(``-y``). A call that another thread interrupts stands on two lines.
+(``-y``). A call that another thread interrupts stands on two lines. Each line begins
+with the number of the thread.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 __all__ = ["TRACED", "Call", "calls"]
 
@@ -19,6 +21,8 @@ NAMES = (
     *("rename", "renameat", "renameat2", "link", "linkat", "symlink", "symlinkat"),
     *("unlink", "unlinkat", "mkdir", "mkdirat", "rmdir"),
 )
+STARTS = ("clone", "clone3", "fork", "vfork")
+MOVES = ("chdir", "fchdir")
 UNKNOWN = (
     *("io_uring_setup", "io_submit", "copy_file_range", "sendfile", "splice"),
     *("openat2", "mknod", "mknodat"),
@@ -28,14 +32,15 @@ UNKNOWN = (
 TRACED = (
     *("open", "openat", "creat", "truncate", "ftruncate", "fallocate", "mmap"),
     *("sendto", "lseek", "read", "readv", "dup", "dup2", "dup3", "fcntl"),
-    *(*WRITES, *SYNCS, *NAMES, *UNKNOWN),
+    *(*WRITES, *SYNCS, *NAMES, *STARTS, *MOVES, *UNKNOWN),
 )
 """The calls to record; strace skips names that the machine does not have."""
 
+_STARTS = re.compile(rf"\b(?:{'|'.join(STARTS)})(?:\(| resumed)")
 _LINE = re.compile(r"(\d+) +(?:<\.\.\. (\w+) resumed>)?(.*)", re.DOTALL)
 _RESULT = re.compile(r"\)\s+= (-?\w+)(?:<([^>]*)>)?")
 _UNFINISHED = " <unfinished ...>"
-_DESCRIPTOR = re.compile(r"(AT_FDCWD|\d+)(?:<([^>]*)>)?(\(deleted\))?")
+_DESCRIPTOR = re.compile(r"(AT_FDCWD|-?\d+)(?:<([^>]*)>)?(\(deleted\))?")
 _TEXT = re.compile(r'"((?:\\x[0-9a-f]{2})*)"(\.\.\.)?')
 
 
@@ -44,7 +49,8 @@ class Call:
     """A system call that succeeded, or a sync that failed.
 
     ``began`` is the number of calls that had ended when this one began. ``result`` is
-    negative where the call failed.
+    negative where the call failed. ``process`` made the call, ``parent`` started the
+    process, and ``cwd`` is the process's current folder.
     """
 
     name: str
@@ -52,6 +58,9 @@ class Call:
     result: int
     result_path: str
     began: int
+    process: int = 0
+    parent: int = 0
+    cwd: str = ""
 
     @property
     def fields(self) -> list[str]:
@@ -75,7 +84,7 @@ class Call:
         The calls with ``at`` in their names have the folder's descriptor before it.
         """
         text = self.text(position).decode(errors="surrogateescape")
-        folder = ""
+        folder = self.cwd
 
         if "at" in self.name.removeprefix("creat") and position:
             folder = self.descriptor(position - 1)[1]
@@ -96,8 +105,47 @@ class Call:
         return found[: self.result]
 
 
-def calls(lines: Iterable[str]) -> Iterator[Call]:
-    """Yield the calls in the order in which they ended."""
+class _Start(NamedTuple):
+    """Which process started a thread or a process."""
+
+    parent: int
+    is_thread: bool
+
+
+def calls(lines: Sequence[str], cwd: str) -> Iterator[Call]:
+    """Yield the calls in the order in which they ended.
+
+    ``cwd`` is the current folder of the first process.
+    """
+    # First of all, because a process may appear before the call that starts it ends.
+    starts = {
+        call.result: _Start(thread, "CLONE_FILES" in call.arguments)
+        for thread, call in _calls(line for line in lines if _STARTS.search(line))
+    }
+    folders: dict[int, str] = {}
+
+    for thread, call in _calls(lines):
+        process = _process(thread, starts)
+        parent = _process(starts[process].parent, starts) if process in starts else 0
+        folder = folders.setdefault(process, folders.get(parent, cwd))
+        found = replace(call, process=process, parent=parent, cwd=folder)
+
+        if call.name in MOVES:
+            is_path = call.name == "chdir"
+            folders[process] = found.path() if is_path else found.descriptor()[1]
+        elif call.name not in STARTS:
+            yield found
+
+
+def _process(thread: int, starts: dict[int, _Start]) -> int:
+    while thread in starts and starts[thread].is_thread:
+        thread = starts[thread].parent
+
+    return thread
+
+
+def _calls(lines: Iterable[str]) -> Iterator[tuple[int, Call]]:
+    """Yield the calls, and the threads that made them."""
     begun: dict[str, tuple[int, str]] = {}
     ended = 0
 
@@ -107,23 +155,25 @@ def calls(lines: Iterable[str]) -> Iterator[Call]:
         if found is None or found[3].startswith(("+++", "---")):
             continue
 
-        process, resumed, text = found.groups()
+        thread, resumed, text = found.groups()
 
         if text.endswith(_UNFINISHED):
-            begun[process] = ended, text.removesuffix(_UNFINISHED)
+            begun[thread] = ended, text.removesuffix(_UNFINISHED)
             continue
 
         began = ended
 
         if resumed:
-            began, head = begun.pop(process)
+            began, head = begun.pop(thread)
             text = head + text
 
         call = _call(text, began)
 
         if call is not None:
-            ended += 1
-            yield call
+            if call.name not in (*STARTS, *MOVES):
+                ended += 1
+
+            yield int(thread), call
 
 
 def _call(text: str, began: int) -> Call | None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from conformance.case import Case, Store
 from conformance.explain import shown
-from conformance.failure import Failure
+from conformance.failure import Failure, Skip
 from conformance.harness import Harness
 from conformance.powerloss import script
 from conformance.powerloss.disk import Contents, Disk
 from conformance.powerloss.recording import Report, record, reports, run_writer
 from conformance.powerloss.states import VARIANTS, State, state
 from conformance.powerloss.trace import Call
-from conformance.powerloss.writer import NOT_OPEN
+from conformance.powerloss.writer import NOT_OPEN, STARTED
 from cpkit import CheckpointerError
 
 __all__ = ["Moment", "Progress", "Trial"]
@@ -42,7 +44,7 @@ class Progress:
 
     def add(self, report: Report) -> None:
         """Take a report; a step that failed with ``maybe_applied`` may be stored."""
-        if report.client == NOT_OPEN:
+        if report.client < 0:
             return
 
         if not report.error:
@@ -65,14 +67,33 @@ class Moment(NamedTuple):
 
 @dataclass
 class Trial:
-    """A store in a folder, and the clients that write it while they are recorded."""
+    """A store in a folder, and the clients that write it while they are recorded.
+
+    ``is_served``: the harness starts and kills a server whose data is in the folder.
+    ``contents`` are in the folder when the recording begins.
+    """
 
     case: Case
     harness: Harness
     folder: Path | None
     abilities: list[str]
+    is_served: bool = False
+    contents: Contents = field(default_factory=dict)
     clients: list[script.Client] = field(default_factory=list)
     expected: list[list[Any]] = field(default_factory=list)
+
+    async def create(self) -> None:
+        """Let the server create its data in the empty folder."""
+        assert self.folder is not None
+
+        async with self.serving("when it creates its data"):
+            pass
+
+        self.contents = _contents(self.folder)
+
+    def states(self, normal: int) -> int:
+        """Return how many states to try: fewer where a server starts on each one."""
+        return self.case.times(normal // 4 if self.is_served else normal)
 
     async def job(
         self,
@@ -102,6 +123,7 @@ class Trial:
             "count": count,
             "seed": seed,
             "abilities": self.abilities,
+            "served": self.is_served,
             "sessions": sessions,
             "spares": spares or [],
             "folder": str(self.folder),
@@ -112,8 +134,19 @@ class Trial:
     async def record(
         self, job: dict[str, Any], options: Sequence[str] = ()
     ) -> list[Call]:
-        """Let the clients of a job write the store in the folder, and record them."""
-        return await record(self.harness, job, options)
+        """Let the clients of a job write the store in the folder, and record them.
+
+        ``options`` are strace's. Without them no step may fail.
+        """
+        calls = await record(self.harness, job, options)
+
+        for call in calls if not options else ():
+            for report in reports(call):
+                if report.error:
+                    seen = f"{report.error}: {report.reason}"
+                    raise Failure("no error", seen, self.described(report))
+
+        return calls
 
     async def run(self, job: dict[str, Any]) -> list[Report]:
         """Let the clients of a job write the store, without a tracer."""
@@ -132,7 +165,7 @@ class Trial:
         at random from the instants of all acknowledgements, syncs, names and writes.
         ``before`` is what the folder held when the recording began.
         """
-        contents = before.state.contents if before else None
+        contents = before.state.contents if before else self.contents
         chosen = self._chosen(calls, budget, variants, contents)
         disk = Disk(str(self.folder), contents)
         progress = Progress.of(len(self.clients))
@@ -153,7 +186,8 @@ class Trial:
                     recent.append(self.described(report))
 
             for variant in chosen.get(number, ()):
-                found = state(disk, variant, self.case.random)
+                in_order = self.harness.appends_in_order
+                found = state(disk, variant, self.case.random, in_order=in_order)
                 key = hash((frozenset(found.contents.items()), *progress.least))
 
                 if key not in seen:
@@ -165,16 +199,24 @@ class Trial:
         calls: list[Call],
         budget: int,
         variants: tuple[str, ...],
-        contents: Contents | None,
+        contents: Contents,
     ) -> dict[int, list[str]]:
         """Return the variants to try after a number of calls."""
         disk = Disk(str(self.folder), contents)
         first: list[tuple[int, str]] = []
         others: list[tuple[int, str]] = []
+        # What a server does to start is not the store's.
+        has_started = not self.is_served
 
         for number, call in enumerate(calls, 1):
             was_synced = disk.is_synced
             changed = disk.follow(call)
+            has_started = has_started or STARTED in {
+                one.client for one in reports(call)
+            }
+
+            if not has_started:
+                continue
 
             if "sync" in changed and not was_synced:
                 others += [(number - 1, variant) for variant in variants]
@@ -188,6 +230,7 @@ class Trial:
                 rest = variants[-1:] if changed.startswith("write") else variants
                 others += [(number, variant) for variant in rest]
 
+        self._check_explained(disk)
         random = self.case.random
         picked = random.sample(first, min(budget // 2, len(first)))
         picked += random.sample(others, min(budget - len(picked), len(others)))
@@ -198,10 +241,27 @@ class Trial:
 
         return chosen
 
+    def _check_explained(self, disk: Disk) -> None:
+        """Skip where the recorded calls do not lead to what is in the folder."""
+        assert self.folder is not None
+        kept = state(disk, "everything", self.case.random).contents
+        seen = _contents(self.folder)
+        mapped = {file.path for file in disk.unsynced.values() if file.mapped}
+
+        for path in sorted((kept.keys() | seen.keys()) - mapped):
+            if path not in kept or path not in seen or kept[path] != seen[path]:
+                raise Skip(
+                    f"not tested: {path} was changed by calls that were not recorded"
+                    + self.is_served * "; start() has to start the server as a child"
+                )
+
     def described(self, report: Report) -> str:
         """Return a report as text."""
         if report.client == NOT_OPEN:
             return "fail to open the store"
+
+        if report.client == STARTED:
+            return "start the server"
 
         done = "fail at" if report.error else "acknowledge"
         return f"{done} step {report.step} of {self.clients[report.client].thread!r}"
@@ -214,11 +274,29 @@ class Trial:
     async def check_store(self, progress: Progress, where: str) -> None:
         """Open what is in the folder, and compare every client."""
         try:
-            async with self.harness.open() as cp:
+            async with self.serving(where), self.harness.open() as cp:
                 await self.compare(cp, progress, where)  # type: ignore[arg-type]  # see `case.Store`
         except CheckpointerError as exc:
             seen = f"{type(exc).__name__}: {exc}"
             raise Failure("a store that opens and loads", seen, where) from exc
+
+    @asynccontextmanager
+    async def serving(self, where: str) -> AsyncIterator[None]:
+        """Let the server run, if there is one, on what is in the folder."""
+        if not self.is_served:
+            yield
+            return
+
+        try:
+            try:
+                await self.harness.start()
+            except Exception as exc:
+                expected = "a server that starts on what is in its folder"
+                raise Failure(expected, f"{type(exc).__name__}: {exc}", where) from exc
+
+            yield
+        finally:
+            await self.harness.kill()
 
     def write(self, found: State) -> None:
         """Replace what is in the folder by a state."""
@@ -241,6 +319,25 @@ class Trial:
 
             if found not in expected[least : most + 1]:
                 raise _failure(client, expected, least, most, found, where)
+
+
+def _contents(folder: Path) -> Contents:
+    """Return what is in a folder; sockets are left out."""
+    found: Contents = {}
+
+    for at, folders, names in os.walk(folder):
+        for name in (*folders, *names):
+            path = Path(at, name)
+            key = str(path.relative_to(folder))
+
+            if path.is_symlink():
+                found[key] = os.readlink(path)
+            elif path.is_dir():
+                found[key] = None
+            elif path.is_file():
+                found[key] = path.read_bytes()
+
+    return found
 
 
 def _failure(

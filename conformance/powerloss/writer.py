@@ -20,13 +20,16 @@ from typing import Any
 
 from conformance.parent import lines_from_parent
 
-__all__ = ["NOT_OPEN", "main"]
+__all__ = ["NOT_OPEN", "STARTED", "main"]
 
 OPENINGS = 3
 """How often to open again where a fault is to come: it lasts for one call."""
 
 NOT_OPEN = -1
 """Reported in place of a client's number where a fault kept the store from opening."""
+
+STARTED = -2
+"""Reported in place of a client's number when the server of the store has started."""
 
 
 class Clock:
@@ -101,12 +104,8 @@ async def work(job: dict[str, Any], output: socket.socket) -> None:
 
         return await stack.enter_async_context(harness.open())
 
-    harness = rebuild(job["harness"])
-    found = clients(job["names"], job["count"], job["seed"], job["abilities"])
-    numbered = dict(enumerate(found, job["first"]))
-
-    # Two handles at a time, and each session opens the store again.
-    for session in job["sessions"]:
+    async def write(session: list[int]) -> bool:
+        """Let clients work at once, on two handles; return whether the store opened."""
         async with AsyncExitStack() as stack:
             try:
                 one, two = await opened(stack), await opened(stack)
@@ -115,7 +114,7 @@ async def work(job: dict[str, Any], output: socket.socket) -> None:
                     raise
 
                 report(NOT_OPEN, 0, *failed(exc))
-                return
+                return False
 
             if job["room"]:
                 _limit_files(job["folder"], job["room"])
@@ -129,6 +128,24 @@ async def work(job: dict[str, Any], output: socket.socket) -> None:
             for number in job["spares"]:
                 if await use(one, number, numbered[number]):
                     break
+
+        return True
+
+    harness = rebuild(job["harness"])
+    found = clients(job["names"], job["count"], job["seed"], job["abilities"])
+    numbered = dict(enumerate(found, job["first"]))
+
+    async with AsyncExitStack() as stack:
+        if job["served"]:
+            # It is a child of this process, so that the tracer follows it.
+            stack.push_async_callback(harness.kill)
+            await harness.start()
+            report(STARTED, 0)
+
+        # Each session opens the store again.
+        for session in job["sessions"]:
+            if not await write(session):
+                return
 
 
 def _limit_files(folder: str, room: int) -> None:

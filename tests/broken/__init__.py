@@ -27,6 +27,7 @@ from tests.broken import (  # noqa: F401  # each module registers its backends
     results,
     servers,
     sizes,
+    unsynced_servers,
     values,
     watches,
 )

@@ -35,6 +35,8 @@ __all__ = [
     "PostgresServer",
     "free_port",
     "give",
+    "give_all",
+    "guard",
     "private_folder",
     "shared_postgres",
     "switched_to",
@@ -58,9 +60,11 @@ class PostgresServer:
     """A private server on a free port of 127.0.0.1, its data in a temporary folder.
 
     It syncs to disk like a production server. ``settings`` go into postgresql.conf.
+    A file of the write-ahead log has ``wal_segment`` MB.
     With a ``password`` clients must log in (SCRAM), else anybody is trusted. It keeps
     its port and data over `stop`, `kill` and `start`; `close` removes the data, and is
-    called when the interpreter exits, if not before.
+    called when the interpreter exits, if not before. A folder for the ``data`` that is
+    given, and its ``port``, are the caller's: the folder stays.
     """
 
     def __init__(
@@ -69,16 +73,22 @@ class PostgresServer:
         settings: Mapping[str, str] | None = None,
         password: str | None = None,
         encoding: str = "UTF8",
+        data: Path | None = None,
+        port: int | None = None,
+        wal_segment: int = 16,
+        retry: float = PATIENCE,
     ) -> None:
         self.password = password
-        self.port = free_port()
+        self.port = port or free_port()
+        self.settings = dict(settings or {})
         self._encoding = encoding
-        self._settings = {**SETTINGS, "port": str(self.port), **(settings or {})}
+        self._wal_segment = wal_segment
+        self._retry = retry
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._user = unprivileged()
         self._folder = private_folder("cpkit-postgres-", self._user)
-        self.data = self._folder / "data"
+        self.data = data or self._folder / "data"
         atexit.register(self.close)
         self._bin = _binaries(self._user, self._folder)
 
@@ -112,17 +122,18 @@ class PostgresServer:
     def start(self) -> None:
         """Start the server, creating its data the first time, and wait until it is up.
 
-        After a kill the kernel may hold the port or the shared memory for a moment.
+        After a kill the kernel may hold the port or the shared memory for a moment: a
+        server that ends is started again, for ``retry`` seconds.
         """
         assert self._process is None, "already running"
 
         if not self.data.exists():
             self._create()
 
-        deadline = time.monotonic() + PATIENCE
+        start = time.monotonic()
 
-        while not self._started(deadline):
-            if time.monotonic() > deadline:
+        while not self._started(start + PATIENCE):
+            if time.monotonic() > start + self._retry:
                 raise RuntimeError(f"Postgres does not start:\n{self.log[-4000:]}")
 
     def stop(self) -> None:
@@ -201,23 +212,28 @@ class PostgresServer:
             self._initdb(self.data, "--auth=scram-sha-256", f"--pwfile={secret}")
         else:
             # Copied, because initdb takes most of a second.
-            if self._encoding not in _templates:
+            kind = self._encoding, self._wal_segment
+
+            if kind not in _templates:
                 folder = private_folder("cpkit-postgres-", self._user)
                 atexit.register(shutil.rmtree, folder, ignore_errors=True)
                 self._initdb(folder / "data", "--auth=trust")
-                _templates[self._encoding] = folder / "data"
+                _templates[kind] = folder / "data"
 
-            template = _templates[self._encoding]
+            template = _templates[kind]
             self._run("cp", "-a", str(template), str(self.data))
 
+        settings = {**SETTINGS, "port": str(self.port), **self.settings}
+
         with open(self.data / "postgresql.conf", "a") as conf:
-            conf.writelines(f"{k} = '{v}'\n" for k, v in self._settings.items())
+            conf.writelines(f"{k} = '{v}'\n" for k, v in settings.items())
 
     def _initdb(self, data: Path, *login: str) -> None:
         self._run(
             str(self._bin / "initdb"),
             f"--pgdata={data}",
             f"--encoding={self._encoding}",
+            f"--wal-segsize={self._wal_segment}",
             "--locale=C",
             "--username=postgres",
             "--no-sync",
@@ -264,7 +280,7 @@ class PostgresServer:
                 lines = []
 
             if lines[:1] == [str(self._process.pid)] and lines[7:8] == ["ready   "]:
-                self._guard = self._watch(self._process.pid)
+                self._guard = guard(self._process.pid, self._user)
                 return True
 
             time.sleep(0.005)
@@ -281,16 +297,6 @@ class PostgresServer:
         for pid in _children(self._process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, how)
-
-    def _watch(self, server: int) -> subprocess.Popen[bytes]:
-        """Start what ends the server when this process is killed without a word."""
-        return subprocess.Popen(
-            ["sh", "-c", 'cat; kill -QUIT "$0"', str(server)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-            **switched_to(self._user),
-        )
 
     def _end(self, how: signal.Signals) -> None:
         if self._guard is not None:
@@ -313,8 +319,8 @@ class PostgresServer:
 
 
 _shared: list[str] = []
-_templates: dict[str, Path] = {}
-"""A new data folder of each encoding that servers without a password begin with."""
+_templates: dict[tuple[str, int], Path] = {}
+"""New data folders of servers without a password, by encoding and WAL segment."""
 _starting = threading.Lock()
 
 
@@ -386,10 +392,27 @@ def switched_to(user: str | None) -> dict[str, Any]:
     return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
 
 
+def guard(server: int, user: str | None = None) -> subprocess.Popen[bytes]:
+    """Start what ends the server when this process is killed without a word."""
+    return subprocess.Popen(
+        ["sh", "-c", 'cat; kill -QUIT "$0"', str(server)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+        **switched_to(user),
+    )
+
+
 def give(path: Path, user: str | None) -> None:
     """Make the user the owner of a file."""
     if user is not None:
         shutil.chown(path, user)
+
+
+def give_all(folder: Path, user: str | None) -> None:
+    """Make the user the owner of a folder and of everything in it."""
+    for path in (folder, *folder.rglob("*")):
+        give(path, user)
 
 
 def private_folder(prefix: str, user: str | None) -> Path:

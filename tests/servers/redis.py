@@ -29,7 +29,7 @@ from typing import Self
 from urllib.parse import quote, urlencode
 
 from conformance.slowdown import slowdown
-from tests.servers.postgres import free_port
+from tests.servers.postgres import free_port, guard
 
 __all__ = ["RedisServer", "no_tls", "redis_binary", "shared_redis"]
 
@@ -61,7 +61,8 @@ class RedisServer:
     has signed its certificate.
 
     It keeps its ports and data over `stop`, `kill` and `start`. `close` removes the
-    data; it is called at the interpreter's exit at the latest.
+    data; it is called at the interpreter's exit at the latest. A folder for the
+    ``data`` that is given, and its ``port``, are the caller's: the folder stays.
     """
 
     def __init__(
@@ -73,18 +74,22 @@ class RedisServer:
         users: list[str] | None = None,
         tls: bool = False,
         settings: Mapping[str, str] | None = None,
+        data: Path | None = None,
+        port: int | None = None,
     ) -> None:
         self.password = password
-        self.port = _port()
+        self.port = port or _port()
         self._binary = redis_binary()
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="cpkit-redis-"))
         atexit.register(self.close)
         self.socket = self._folder / "socket"
-        self.data = self._folder / "data"
-        self.data.mkdir()
+        self.data = data or self._folder / "data"
+        self.data.mkdir(exist_ok=True)
         self.ca = self._folder / "ca.crt"
         self.tls_port = _port() if tls else 0
+        self.appendfsync = appendfsync
         self.settings = {
             **SETTINGS,
             "port": str(self.port),
@@ -218,6 +223,7 @@ class RedisServer:
         while self._process.poll() is None and time.monotonic() < deadline:
             # -NOAUTH is the answer of a server that is ready, -LOADING is not.
             if self._answer()[:5] in (b"+PONG", b"-NOAU"):
+                self._guard = guard(self._process.pid)
                 return True
 
             time.sleep(0.005)
@@ -234,6 +240,11 @@ class RedisServer:
             return b""
 
     def _end(self, how: signal.Signals) -> None:
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
+            self._guard = None
+
         if self._process is None:
             return
 

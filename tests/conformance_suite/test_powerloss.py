@@ -1,0 +1,87 @@
+"""Power losses: what the suite reads from a trace, and what it cannot read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from conformance import Harness
+from conformance.case import Case
+from conformance.failure import Skip
+from conformance.powerloss.disk import Disk
+from conformance.powerloss.files import Change, File
+from conformance.powerloss.recording import tracer
+from conformance.powerloss.states import state
+from conformance.powerloss.trace import calls
+from conformance.powerloss.trial import Trial
+
+PROCESSES = """
+import os, subprocess, sys, threading
+
+log = os.open(sys.argv[1] + "/log", os.O_WRONLY | os.O_CREAT)
+os.write(log, b"parent ")
+child = os.fork()
+
+if child == 0:
+    os.write(log, b"child ")
+    os.chdir(sys.argv[1])
+    inherited = os.open("inherited", os.O_WRONLY | os.O_CREAT)
+    subprocess.run(["sh", "-c", "echo program >&%d" % inherited], pass_fds=[inherited])
+    os.rename("inherited", "renamed")
+    os._exit(0)
+
+os.waitpid(child, 0)
+thread = threading.Thread(target=os.write, args=(log, b"thread "))
+thread.start()
+thread.join()
+other = os.open(sys.argv[1] + "/other", os.O_WRONLY | os.O_CREAT)
+os.write(other, b"other")
+os.write(log, b"end")
+"""
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_a_disk_follows_several_processes(tmp_path: Path) -> None:
+    """Processes share positions and folders as they inherit them."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    trace = tmp_path / "trace"
+    command = [*tracer(trace), sys.executable, "-c", PROCESSES, str(folder)]
+    subprocess.run(command, check=True)
+    disk = Disk(str(folder))
+
+    with trace.open() as lines:
+        for call in calls(lines.readlines(), os.getcwd()):
+            disk.follow(call)
+
+    kept = state(disk, "everything", Random(0)).contents
+    assert kept == {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert kept["log"] == b"parent child thread end"
+    assert kept["renamed"] == b"program\n"
+
+
+def test_a_recording_that_misses_changes_is_skipped(tmp_path: Path) -> None:
+    """A server that another process starts is not recorded, and not certified."""
+    (tmp_path / "data").write_bytes(b"1")
+    trial = Trial(Case(Harness(), Random(0)), Harness(), tmp_path, [], is_served=True)
+
+    with pytest.raises(Skip, match="data was changed by calls that were not recorded"):
+        list(trial.moments([], 1))
+
+
+def test_appends_in_order_are_cut_without_holes() -> None:
+    """A file loses only its last bytes, for an engine that needs that."""
+    file = File("log")
+
+    for number in range(4):
+        file.change(Change(600 * number, bytes([65 + number]) * 600, number))
+
+    whole, random = file.kept(), Random(0)
+    assert all(whole.startswith(file.cut(random)) for _ in range(200))
+    assert not all(whole.startswith(file.torn(random)) for _ in range(200))
