@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from conformance.case import Case, raises
@@ -447,6 +447,13 @@ async def refuses_invalid_dumps(case: Case) -> None:
         "a time without a zone": replace(good, created_at=datetime(2020, 1, 1)),
         "a call's time without a zone": made_dump(
             thread, replace(call, issued_at=datetime(2020, 1, 1))
+        ),
+        "a time before 1970": replace(
+            good, created_at=datetime(1969, 12, 31, tzinfo=UTC)
+        ),
+        "a time after 2255": replace(good, updated_at=datetime.max.replace(tzinfo=UTC)),
+        "a call's time at the epoch": made_dump(
+            thread, replace(call, issued_at=datetime(1970, 1, 1, tzinfo=UTC))
         ),
         "one time only": replace(good, updated_at=None),
         "messages without times": replace(good, created_at=None, updated_at=None),

@@ -61,6 +61,9 @@ _MANY_BYTES = 512 * 1024
 # Of a restored call. Every store can count on from it.
 _MAX_ATTEMPT = 1_000_000_000
 
+# Of a restored time: an engine that counts in floats keeps 53 bits.
+_LAST_MICROS = 2**53
+
 _STATUSES = ("issued", "completed", "failed")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -188,8 +191,8 @@ class Codec(Generic[MessageT]):
             bodies,
             self._items(dump.extra),
             calls,
-            None if created_at is None else to_micros(created_at),
-            None if updated_at is None else to_micros(updated_at),
+            None if created_at is None else _restored(created_at),
+            None if updated_at is None else _restored(updated_at),
         )
 
     def dump(self, thread_id: str, stored: StoredDump) -> ThreadDump:
@@ -321,9 +324,9 @@ class Codec(Generic[MessageT]):
             claim.call.idempotency_key,
             record.status,
             record.attempt,
-            to_micros(record.issued_at),
+            _restored(record.issued_at),
             self._encode(record.result, ("result",)) if keeps_result else None,
-            None if record.resolved_at is None else to_micros(record.resolved_at),
+            None if record.resolved_at is None else _restored(record.resolved_at),
             bool(record.erased),
         )
 
@@ -427,6 +430,16 @@ def to_micros(time: datetime) -> int:
         raise ValueError(f"a time is a datetime with a time zone, not {time!r}")
 
     return (time - _EPOCH) // timedelta(microseconds=1)
+
+
+def _restored(time: datetime) -> int:
+    """Return the microseconds of a time in a dump, if every store keeps it exactly."""
+    micros = to_micros(time)
+
+    if not 0 < micros < _LAST_MICROS:
+        raise ValueError(f"a time is after 1970-01-01 and before 2255, not {time}")
+
+    return micros
 
 
 def _check_sequence(name: str, value: object) -> None:
