@@ -1,15 +1,15 @@
 """Other processes that use the store: the suite starts and kills them.
 
-A worker is ``python -m conformance.worker``. It reads its job as one line of JSON and
-prints ``opening``, then ``ready`` when the store is open. After it has read ``go`` it
-prints one line for each operation, before the next operation starts.
+A worker runs `conformance.worker`. It reads its job as one line of JSON and prints
+``opening``, then ``ready`` when the store is open. After it has read ``go`` it prints
+one line for each operation, before the next operation starts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
+import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from conformance.failure import Failure
+from conformance.fork_server import start_worker
 from conformance.harness import Harness, address
 
 __all__ = ["Worker", "workers"]
@@ -29,14 +30,21 @@ class Worker:
         target = harness.elsewhere()
         assert target is not None, "the clause needs 'processes'"
         self._errors = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "conformance.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-        )
+        its_input, ours = os.pipe()
+        self._input = open(ours, "wb")
+        ours, its_output = os.pipe()
+        self._output = open(ours, "rb")
+
+        try:
+            errors = self._errors.fileno()
+            self._process = start_worker(its_input, its_output, errors)
+        finally:
+            os.close(its_input)
+            os.close(its_output)
+
+        place = {"path": sys.path, "folder": os.getcwd(), "environment": {**os.environ}}
         # Not as arguments, which other users can see: a URL may contain a password.
-        self._send({"path": sys.path, "harness": address(target), **job})
+        self._send({**place, "harness": address(target), **job})
 
     async def reaches(self, stage: str) -> None:
         """Wait until the worker prints ``opening`` or ``ready``."""
@@ -51,8 +59,7 @@ class Worker:
 
     async def line(self) -> Any:
         """Return the next printed value, or ``None`` when the worker has ended."""
-        assert self._process.stdout is not None
-        text = await asyncio.to_thread(self._process.stdout.readline)
+        text = await asyncio.to_thread(self._output.readline)
         # A line without a newline is truncated: the worker was killed.
         return json.loads(text) if text.endswith(b"\n") else None
 
@@ -90,20 +97,16 @@ class Worker:
         self._process.wait()
         self._errors.close()
 
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-
+        for pipe in (self._input, self._output):
             try:
                 pipe.close()
             except BrokenPipeError:
                 continue  # the worker was killed before it read everything
 
     def _send(self, value: Any) -> None:
-        assert self._process.stdin is not None
-
         try:
-            self._process.stdin.write(json.dumps(value).encode() + b"\n")
-            self._process.stdin.flush()
+            self._input.write(json.dumps(value).encode() + b"\n")
+            self._input.flush()
         except BrokenPipeError:
             return  # the worker has ended; its output and exit code show why
 

@@ -32,7 +32,7 @@ asyncio.run(certify(StuckHarness(pipe), clauses=[clause], jobs=int(jobs)))
 
 def is_the_run() -> bool:
     """Tell whether this is the process that the test kills."""
-    return sys.orig_argv[1] == "-c"
+    return RUN in sys.orig_argv
 
 
 class Stuck(Reference):
@@ -86,10 +86,14 @@ def test_children_end_with_a_run_that_is_killed(
 
     try:
         with subprocess.Popen(
-            [sys.executable, "-c", RUN, str(pipe), clause, str(jobs)]
+            [sys.executable, "-c", RUN, str(pipe), clause, str(jobs)],
+            stderr=subprocess.PIPE,
         ) as run:
             assert select.select([reader], [], [], 20 * slowdown())[0]
             run.kill()
+            assert run.stderr is not None
+            # It ends when no process has it open: the server of the workers has it too.
+            assert run.stderr.read() == b""
 
         ended = b"."
 

@@ -1,0 +1,196 @@
+"""A warm process that starts `conformance.worker` by fork.
+
+To start Python and to import the suite takes a worker most of its processor time; a
+fork takes milliseconds. What is certified stays the same:
+
+- The server imports the suite and cpkit, not the store. Each worker imports the store
+  itself, so a thread, a file or an id that a module makes belongs to one worker.
+- A fork copies every open descriptor, and one thread of several. So the server forks
+  only while it has one thread, and no descriptor but its first three. A worker has
+  the three that it is started with.
+
+Where a server cannot fork like this, each worker is a new Python process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
+
+__all__ = ["Started", "close_server", "main", "start_worker"]
+
+
+class Started(Protocol):
+    """A child process, as `subprocess.Popen` is one."""
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> int: ...
+
+
+def start_worker(stdin: int, stdout: int, stderr: int) -> Started:
+    """Start a worker with these three descriptors, and no other."""
+    server = _server()
+
+    if server is not None:
+        return _Forked(server, server.ask("fork", [stdin, stdout, stderr]))
+
+    return subprocess.Popen(
+        _python("conformance.worker"), stdin=stdin, stdout=stdout, stderr=stderr
+    )
+
+
+@atexit.register
+def close_server() -> None:
+    """End the server of this process; the next worker starts another one."""
+    with _LOCK:
+        server = _SERVERS.pop(os.getpid(), None)
+
+        if server is not None:
+            server.close()
+
+
+_LOCK = threading.Lock()
+_SERVERS: dict[int, _Server | None] = {}
+"""The server by process id: a fork of this process has its own."""
+
+
+def _server() -> _Server | None:
+    """Return the server of this process, or ``None`` where it cannot fork."""
+    with _LOCK:
+        pid = os.getpid()
+
+        if pid not in _SERVERS:
+            _SERVERS[pid] = _started()
+
+        return _SERVERS[pid]
+
+
+def _started() -> _Server | None:
+    if sys.platform != "linux":
+        return None
+
+    server = _Server()
+
+    if server.ask("hello"):
+        return server
+
+    server.close()
+    return None
+
+
+class _Server:
+    """The server, as the process that started it sees it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket, its = socket.socketpair()
+
+        with its:
+            self._process = subprocess.Popen(
+                _python(__name__),
+                stdin=its.fileno(),
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the process that reports
+            )
+
+    def ask(self, request: str, descriptors: Sequence[int] = ()) -> int:
+        """Send a request, and return the answer."""
+        with self._lock:
+            socket.send_fds(self._socket, [request.encode()], [*descriptors])
+            return int(self._socket.recv(64))
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+
+class _Forked:
+    """A worker that the server has forked; threads may wait for it at once."""
+
+    def __init__(self, server: _Server, pid: int) -> None:
+        self._server = server
+        self._pid = pid
+        self._lock = threading.Lock()
+        self._code: int | None = None
+
+    def kill(self) -> None:
+        if self._code is None:  # else the id may belong to another process
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Wait for the end; the server waits too, and starts no worker meanwhile."""
+        with self._lock:
+            if self._code is None:
+                self._code = self._server.ask(f"wait {self._pid}")
+
+            return self._code
+
+
+def _python(module: str) -> list[str]:
+    """Return the command that runs the ``main`` of a module with this import path."""
+    code = f"import sys; sys.path[:] = sys.argv[1:]; from {module} import main; main()"
+    return [sys.executable, "-c", code, *sys.path]
+
+
+def main() -> None:
+    """Answer requests until the process that sends them has ended."""
+    # Imported here, because the process that sends requests does not need it.
+    from conformance import worker
+
+    control = socket.socket(fileno=0)
+
+    while True:
+        text, descriptors, _, _ = socket.recv_fds(control, 64, 3)
+        request, _, pid = text.decode().partition(" ")
+
+        if request == "hello":
+            answer = int(_is_alone())
+        elif request == "wait":
+            answer = os.waitstatus_to_exitcode(os.waitpid(int(pid), 0)[1])
+        elif request == "fork":
+            answer = os.fork()
+
+            if answer == 0:
+                control.detach()
+                _use(descriptors)
+                worker.main()
+                return
+        else:
+            return
+
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+        control.send(str(answer).encode())
+
+
+def _is_alone() -> bool:
+    """Return whether this process has one thread and only its own descriptors.
+
+    A module that a site imports in every Python process may start others.
+    """
+    try:
+        threads = os.listdir("/proc/self/task")
+        descriptors = os.listdir("/proc/self/fd")
+    except OSError:
+        return False
+
+    # The last descriptor is that of the listing itself.
+    return len(threads) == 1 and len(descriptors) == 4
+
+
+def _use(descriptors: list[int]) -> None:
+    """Make these the standard input, output and error of this process."""
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)

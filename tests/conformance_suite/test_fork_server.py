@@ -1,0 +1,259 @@
+"""Workers that are forked from a warm process are as separate as new processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance import Harness, harness_for
+from conformance.failure import Failure
+from conformance.fork_server import close_server
+from conformance.workers import Worker, workers
+
+STORE = '''
+"""A store whose module does what a stranger's module may do when it is imported."""
+import json, os, threading, uuid
+from dataclasses import dataclass
+from conformance import Harness
+from cpkit import MemoryCheckpointer
+
+TOKEN = uuid.uuid4().hex
+OPENED = open(os.devnull)
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+@dataclass
+class Facts(Harness):
+    """Each handle writes the facts of its process into a file of the folder."""
+
+    folder: str
+
+    def open(self, **options):
+        links = {n: link(n) for n in os.listdir("/proc/self/fd")}
+        facts = {
+            "parent": os.getppid(),
+            "open": {n: path for n, path in links.items() if path},
+            "threads": threading.active_count(),
+            "token": TOKEN,
+            "place": os.getcwd(),
+            "colour": os.environ.get("COLOUR"),
+        }
+
+        with open(f"{self.folder}/{os.getpid()}", "w") as file:
+            json.dump(facts, file)
+
+        return MemoryCheckpointer("facts", **options)
+
+
+def link(number):
+    try:
+        return os.readlink(f"/proc/self/fd/{number}")
+    except FileNotFoundError:
+        return None  # the descriptor of the listing itself
+'''
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return the folder of the facts."""
+    made = tmp_path / "facts"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def harness(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Harness]:
+    (tmp_path / "stranger.py").write_text(
+        f"{STORE}\n\ndef made():\n    return Facts({str(folder)!r})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield harness_for("stranger:made")
+    sys.modules.pop("stranger").OPENED.close()
+
+
+def job(count: int) -> dict[str, Any]:
+    """Return a job of so many operations."""
+    options = {"threads": ["t"], "count": count}
+    return {"does": "threads", "with": options, "clients": ["a"], "seed": 1}
+
+
+@asynccontextmanager
+async def idle(harness: Harness, count: int) -> AsyncIterator[list[Worker]]:
+    """Yield workers that wait with an open store."""
+    with ExitStack() as stack:
+        started = []
+
+        for _ in range(count):
+            worker = Worker(harness, job(10_000))
+            stack.callback(worker.close)
+            started.append(worker)
+
+        for stage in ("opening", "ready"):
+            for worker in started:
+                await worker.reaches(stage)
+
+        yield started
+
+
+def facts(folder: Path) -> list[dict[str, Any]]:
+    """Return the facts of each process that opened the store."""
+    return [json.loads(path.read_text()) for path in folder.iterdir()]
+
+
+async def test_a_worker_has_its_own_descriptors_only(
+    harness: Harness, folder: Path
+) -> None:
+    """Nothing that is open here, or for another worker, is open in a worker."""
+    with (folder.parent / "lock").open("w") as lock, socket.socket() as listening:
+        for ours in (lock, listening):
+            os.set_inheritable(ours.fileno(), True)
+
+        async with idle(harness, 3):
+            found = facts(folder)
+
+    pipes = [one["open"][n] for one in found for n in "01"]
+    assert len(set(pipes)) == 2 * 3
+
+    for one in found:
+        # The file of the store's module, then those of the worker's event loop.
+        _, _, errors, *others = (one["open"][n] for n in sorted(one["open"], key=int))
+        assert errors.endswith("(deleted)")
+        assert sorted(other.partition(":")[0] for other in others) == [
+            os.devnull,
+            "anon_inode",
+            "socket",
+            "socket",
+        ]
+
+
+async def test_a_worker_imports_the_store_itself(
+    harness: Harness, folder: Path
+) -> None:
+    """Threads, files and ids that a module makes belong to one worker."""
+    async with idle(harness, 2):
+        one, two = facts(folder)
+
+    assert one["token"] != two["token"]
+    # The main thread, the one that reads what this process sends, the module's.
+    assert one["threads"] == two["threads"] == 3
+
+
+async def test_workers_are_forked_from_one_process(
+    harness: Harness, folder: Path
+) -> None:
+    """The process that starts them is warm: it is not this one."""
+    async with idle(harness, 2):
+        one, two = facts(folder)
+
+    assert one["parent"] == two["parent"] != os.getpid()
+
+
+async def test_a_worker_has_the_folder_and_the_environment_of_its_start(
+    harness: Harness, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The warm process was started before they changed."""
+    async with idle(harness, 1):
+        (before,) = facts(folder)
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLOUR", "gr\udcfcn")
+
+    async with idle(harness, 1):
+        (after,) = (one for one in facts(folder) if one != before)
+
+    assert (before["place"], before["colour"]) != (after["place"], after["colour"])
+    assert (after["place"], after["colour"]) == (str(folder), "gr\udcfcn")
+
+
+async def test_a_kill_ends_one_worker(harness: Harness) -> None:
+    """The other workers go on, and a new one starts."""
+    async with idle(harness, 2) as (killed, other):
+        killed.kill()
+        assert await killed.lines() == []
+
+        async with workers(harness, [job(3)]) as (third,):
+            assert len(await third.finished()) >= 3
+
+        other.go()
+        assert await other.line()
+        assert await asyncio.to_thread(killed._process.wait) == -9
+
+
+async def test_tasks_wait_for_a_worker_at_once(harness: Harness) -> None:
+    """A clause may be cancelled while it waits, and then waits for the end again."""
+    async with workers(harness, [job(1)]) as (worker,):
+        await asyncio.gather(*(worker.finished() for _ in range(5)))
+
+    async with workers(harness, [job(1)]) as (worker,):
+        await worker.finished()
+
+
+async def test_a_worker_that_fails_says_why(harness: Harness, tmp_path: Path) -> None:
+    """Its error is that of the store's module, in a process that can go on."""
+    (tmp_path / "stranger.py").write_text("raise ImportError('not on a Sunday')")
+
+    with pytest.raises(Failure, match="not on a Sunday"):
+        async with workers(harness, [job(1)]):
+            raise AssertionError("the worker is open")
+
+
+ALONE = """
+import asyncio, sys
+from conformance import harness_for
+from conformance.workers import workers
+
+async def main():
+    job = {"does": "threads", "with": {"threads": ["t"], "count": 1}, "seed": 1}
+
+    async with workers(harness_for("stranger:made"), [{**job, "clients": ["a"]}]) as w:
+        await w[0].finished()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "import _thread, time; _thread.start_new_thread(time.sleep, (99,))",
+        pytest.param("opened = open('/dev/zero')", marks=pytest.mark.long),
+    ],
+    ids=["thread", "file"],
+)
+def test_a_process_with_more_is_not_forked(
+    made: str, harness: Harness, folder: Path
+) -> None:
+    """A site's own module may start a thread in each process: no fork copies it."""
+    (folder.parent / "sitecustomize.py").write_text(made)
+    environment = {**os.environ, "PYTHONPATH": str(folder.parent)}
+    run = subprocess.Popen([sys.executable, "-c", ALONE], env=environment)
+    assert run.wait() == 0
+    (found,) = facts(folder)
+    assert found["parent"] == run.pid
+
+
+async def test_a_closed_server_is_started_again(harness: Harness, folder: Path) -> None:
+    """A certification after the end of an earlier one has its own."""
+    async with idle(harness, 1):
+        (before,) = facts(folder)
+
+    close_server()
+
+    async with idle(harness, 1):
+        (after,) = (one for one in facts(folder) if one != before)
+
+    assert before["parent"] != after["parent"]
