@@ -32,6 +32,7 @@ from langgraph.types import Send
 
 from cpkit import open_checkpointer
 from cpkit.integrations.langgraph import CheckpointSaver
+from cpkit.integrations.langgraph.values import RECENT
 from tests.servers.postgres import shared_postgres
 
 STORES = ("sqlite", "postgres")
@@ -202,6 +203,8 @@ async def measure(shape: str, store: str, steps: int, folder: Path) -> dict[str,
 
     for attempt in range(12):
         for which in (0, 1) if attempt % 2 else (1, 0):
+            RECENT.clear()
+
             async with AsyncExitStack() as stack:
                 saver = await sides[which].open(stack)
                 other: Any = {"configurable": {"thread_id": "other"}}

@@ -14,7 +14,7 @@ from langgraph.checkpoint.base.id import uuid6
 from langgraph.checkpoint.memory import InMemorySaver
 
 from cpkit import MemoryCheckpointer
-from cpkit.integrations.langgraph import CheckpointSaver, cache, checkpoints
+from cpkit.integrations.langgraph import CheckpointSaver, cache, composing
 from cpkit.integrations.langgraph.values import fingerprints_of
 from tests.sweeps import sweep
 
@@ -64,8 +64,8 @@ def test_every_list_is_loaded_exactly(examples: int) -> None:
     def check(steps: list[Any], often: bool) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if often:
-                patch.setattr(checkpoints, "_FULL_FROM", 0)
-                patch.setattr(checkpoints, "_MANY_CHANNELS", 1)
+                patch.setattr(composing, "_FULL_FROM", 0)
+                patch.setattr(composing, "_MANY_CHANNELS", 1)
                 patch.setattr(cache, "_FIRST_READ", 1)
 
             asyncio.run(play(steps))

@@ -20,7 +20,11 @@ from cpkit import (
     MemoryCheckpointer,
     open_checkpointer,
 )
-from cpkit.integrations.langgraph import CheckpointSaver, Unsupported
+from cpkit.integrations.langgraph import (
+    CheckpointSaver,
+    Unsupported,
+    store_thread_id,
+)
 from tests.integrations.langgraph_runs import Run, found, thread, values
 
 
@@ -30,6 +34,7 @@ class Recorder:
     def __init__(self, inner: Any) -> None:
         self.inner = inner
         self.appends: list[list[Any]] = []
+        self.reads = 0
         self.returned = 0
         self.fails = False
 
@@ -48,6 +53,7 @@ class Recorder:
         self, thread_id: str, start: int = 0, stop: int | None = None
     ) -> Any:
         found = await self.inner.read(thread_id, start, stop)
+        self.reads += 1
         self.returned += len(found)
         return found
 
@@ -99,6 +105,28 @@ async def test_bytes_grow_with_the_new_items(cp: MemoryCheckpointer[Any]) -> Non
     assert sum(sizes) < 2 * sizes[1] * len(sizes)
     assert (await values(run.saver, thread()))["messages"] == messages[:1990]
     assert (await values(CheckpointSaver(cp), thread()))["messages"] == messages[:1990]
+
+
+async def test_a_first_read_is_two_reads_however_far_the_values_are(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """The newest checkpoint says how far back the last full one is."""
+    run = Run(CheckpointSaver(cp))
+    rng = random.Random(1)
+    messages = [AIMessage(rng.randbytes(2000).hex(), id=str(n)) for n in range(60)]
+
+    for length in range(30, 60):
+        await run.put(messages=messages[:length])
+
+    records = await cp.read(store_thread_id("t"))
+    full = max(n for n, one in enumerate(records) if "newest" in one)
+    distance = len(records) - full
+    assert distance > 8
+    recorder = Recorder(cp)
+    saver = CheckpointSaver(recorder)
+    assert (await values(saver, thread()))["messages"] == messages[:59]
+    assert recorder.reads == 2
+    assert recorder.returned <= distance + 10
 
 
 async def test_unchanged_channels_are_not_written_again(

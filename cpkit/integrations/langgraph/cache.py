@@ -14,9 +14,12 @@ from cpkit.sessions.fenced import read_range
 
 __all__ = ["Threads"]
 
-# Records in the first read from the end of a thread. Each further read has more.
-_FIRST_READ = 8
+# Records in the first read from the end of a thread. The next read has as many as the
+# newest checkpoint asks for, and some more, because others may have written; or more
+# each time.
+_FIRST_READ = 6
 _GROWTH = 4
+_MARGIN = 2
 
 # With more new records, a reader starts again at the last full checkpoint.
 _MANY_RECORDS = 64
@@ -37,6 +40,7 @@ class Threads:
         self, cp: Checkpointer[Any], limit: int, limit_bytes: int = 64 * 1024 * 1024
     ) -> None:
         self.cp = cp
+        self._reads_ranges = isinstance(cp, ReadsRanges)
         self._limit = limit
         self._limit_bytes = limit_bytes
         self._cached: OrderedDict[str, Thread] = OrderedDict()
@@ -117,8 +121,9 @@ class Threads:
         one that was read, or at the ``oldest``, as all windows but the first.
         """
         count = None
+        is_asked = False
 
-        if first is not None and isinstance(self.cp, ReadsRanges):
+        if first is not None and self._reads_ranges:
             count = max(first, _FIRST_READ)
 
         while True:
@@ -147,7 +152,9 @@ class Threads:
 
                 oldest = True
 
-            count *= _GROWTH
+            asked = 0 if is_asked else _records_back(records, ns)
+            is_asked = asked > count
+            count = asked if is_asked else count * _GROWTH
 
     async def load(self, store_id: str) -> tuple[Thread, list[Record]]:
         """Read a complete thread without caching it; also return its valid records."""
@@ -246,7 +253,7 @@ class Threads:
 
         # A large one is replaced by its newest part.
         is_small = thread.bytes_seen <= self._limit_bytes
-        return thread.count > 0 and (is_small or not isinstance(self.cp, ReadsRanges))
+        return thread.count > 0 and (is_small or not self._reads_ranges)
 
     def _bytes(self) -> int:
         return sum(thread.bytes_seen for thread in self._cached.values())
@@ -269,6 +276,20 @@ def _full_place(records: list[Any], ns: str | None, oldest: bool) -> int | None:
             return place
 
     return None
+
+
+def _records_back(records: list[Any], ns: str | None) -> int:
+    """Return how many records to read for the last full checkpoint, or 0."""
+    for place in reversed(range(len(records))):
+        record = records[place]
+
+        if isinstance(record, dict) and (ns is None or record.get("ns") == ns):
+            back = record.get("back")
+
+            if type(back) is int:
+                return len(records) - place + back + _MARGIN
+
+    return 0
 
 
 def _place_of(record_id: str | None, records: list[Any]) -> int | None:

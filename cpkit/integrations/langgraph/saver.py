@@ -22,6 +22,7 @@ from cpkit.integrations.langgraph.cache import Threads
 from cpkit.integrations.langgraph.checkpoints import Checkpoints
 from cpkit.integrations.langgraph.found import Filter
 from cpkit.integrations.langgraph.names import OWNER
+from cpkit.integrations.langgraph.removal import Removal
 from cpkit.integrations.langgraph.serializer import DefaultSerializer
 from cpkit.protocol import Checkpointer
 from cpkit.sync import SyncCheckpointer
@@ -68,6 +69,7 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         super().__init__(serde=serde or DefaultSerializer())
         self._bridge = Bridge(cp)
         self._threads = Threads(self._bridge.checkpointer, cached_threads, cached_bytes)
+        self._checkpoints: Checkpoints | None = None
 
     def get_next_version(self, current: str | int | None, channel: None) -> str:
         """Return a version above the current one that no other branch has."""
@@ -151,7 +153,7 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         A run that continues writes its next checkpoint completely, and so creates the
         thread again. Raises ``Unsupported`` if the store cannot erase.
         """
-        await self._bridge.go(self._stored.delete(thread_id))
+        await self._bridge.go(self._removal.delete(thread_id))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Hide the checkpoints of these runs, in all threads.
@@ -160,7 +162,7 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         No bytes are freed: they are when the thread is deleted.
         """
         await self._bridge.go(
-            self._stored.delete_for_runs(_several("run_ids", run_ids))
+            self._removal.delete_for_runs(_several("run_ids", run_ids))
         )
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
@@ -177,7 +179,7 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         is deleted. The strategy ``"delete"`` does that at once.
         """
         await self._bridge.go(
-            self._stored.prune(_several("thread_ids", thread_ids), strategy)
+            self._removal.prune(_several("thread_ids", thread_ids), strategy)
         )
 
     async def aget_delta_channel_history(
@@ -225,10 +227,10 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         self._bridge.wait(self._stored.put_writes(config, writes, task_id, task_path))
 
     def delete_thread(self, thread_id: str) -> None:
-        self._bridge.wait(self._stored.delete(thread_id))
+        self._bridge.wait(self._removal.delete(thread_id))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        self._bridge.wait(self._stored.delete_for_runs(_several("run_ids", run_ids)))
+        self._bridge.wait(self._removal.delete_for_runs(_several("run_ids", run_ids)))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         self._bridge.wait(self._stored.copy(source_thread_id, target_thread_id))
@@ -237,7 +239,7 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         self, thread_ids: Sequence[str], *, strategy: str = "keep_latest"
     ) -> None:
         self._bridge.wait(
-            self._stored.prune(_several("thread_ids", thread_ids), strategy)
+            self._removal.prune(_several("thread_ids", thread_ids), strategy)
         )
 
     def get_delta_channel_history(
@@ -247,8 +249,15 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
 
     @property
     def _stored(self) -> Checkpoints:
-        # Created for each call: `with_allowlist` clones a saver with another serde.
-        return Checkpoints(self._threads, self.serde)
+        # `with_allowlist` clones a saver with another serde.
+        if self._checkpoints is None or self._checkpoints.serde is not self.serde:
+            self._checkpoints = Checkpoints(self._threads, self.serde)
+
+        return self._checkpoints
+
+    @property
+    def _removal(self) -> Removal:
+        return Removal(self._threads, self.serde)
 
 
 def _owned(config: RunnableConfig, token: str) -> RunnableConfig:

@@ -30,11 +30,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
-from uuid import uuid4
 
 from langgraph.checkpoint.base import ChannelVersions, writes_sort_key
 
@@ -60,7 +60,7 @@ _OVERHEAD = 4096
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stored:
     """A checkpoint as the thread has it.
 
@@ -75,7 +75,7 @@ class Stored:
     is_complete: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Write:
     """One value that a task wrote to a channel."""
 
@@ -90,8 +90,9 @@ class Write:
 class Namespace:
     """The checkpoints of a graph or of one subgraph, with their writes.
 
-    ``newest`` is the highest checkpoint id that a record names. ``full_at`` is the
-    value of `Thread.bytes_seen` at the last full checkpoint.
+    ``latest`` is the highest id of ``checkpoints``, and ``newest`` the highest that a
+    record names. ``full_at`` and ``full_count`` are the values of `Thread.bytes_seen`
+    and `Thread.seen` at the last full checkpoint.
     """
 
     checkpoints: dict[str, Stored] = field(default_factory=dict)
@@ -100,8 +101,10 @@ class Namespace:
         default_factory=lambda: defaultdict(dict)
     )
     hidden: set[str] = field(default_factory=set)
+    latest: str = ""
     newest: str = ""
     full_at: int = 0
+    full_count: int = 0
     full_size: int = 0
 
     def visible(self) -> Iterator[tuple[str, Stored]]:
@@ -113,7 +116,10 @@ class Namespace:
     def get(self, checkpoint_id: str | None) -> tuple[str, Stored] | None:
         """Return this checkpoint, or the newest, unless it is missing or hidden."""
         if not checkpoint_id:
-            checkpoint_id = max(self.checkpoints.keys() - self.hidden, default="")
+            checkpoint_id = self.latest
+
+            if checkpoint_id in self.hidden:
+                checkpoint_id = max(self.checkpoints.keys() - self.hidden, default="")
 
         stored = self.checkpoints.get(checkpoint_id)
         is_hidden = stored is None or checkpoint_id in self.hidden
@@ -138,8 +144,9 @@ class Thread:
     higher, in its namespace and in all. A window is *mixed* if only a reader of all
     records can tell which of its records are ignored.
 
-    ``bytes_seen`` counts the bytes of these records, and of those that this process
-    has appended. ``owner`` is the token of the run that owns the thread.
+    ``seen`` counts these records and those that this process has appended, and
+    ``bytes_seen`` counts their bytes. ``owner`` is the token of the run that owns the
+    thread.
 
     ``appended`` has the positions, by id, of records that this process appended and has
     not read.
@@ -163,6 +170,7 @@ class Thread:
         self.count = 0
         self.version: int | None = 0
         self.answered = 0
+        self.seen = 0
         self.bytes_seen = 0
         self.top = ""
         self.above: tuple[str, str] | None = None
@@ -191,6 +199,21 @@ class Thread:
 
     def namespace(self, name: str) -> Namespace:
         return self.namespaces.get(name) or Namespace()
+
+    def space(self, name: str) -> Namespace:
+        """Return a namespace, which the thread has from now on."""
+        space = self.namespaces.get(name)
+
+        if space is None:
+            space = self.namespaces[name] = Namespace()
+
+        return space
+
+    def note_full(self, space: Namespace, record: Record) -> None:
+        """Remember that this full checkpoint is the last record."""
+        space.full_at = self.bytes_seen
+        space.full_count = self.seen
+        space.full_size = record_size(record)
 
     def note(self, ns: str, checkpoint_id: str, versions: ChannelVersions) -> None:
         """Remember a checkpoint that is stored, which the next one may build on."""
@@ -251,6 +274,7 @@ class Thread:
             for record in records:
                 self.take(record)
         else:
+            self.seen += len(records)
             self.bytes_seen += sum(map(record_size, records))
 
             for position, record in enumerate(records, start):
@@ -268,6 +292,7 @@ class Thread:
         take = takes[record["type"]]
 
         if record_id not in self.appended:
+            self.seen += 1
             self.bytes_seen += record_size(record)
 
         if self.count == 0 and not self.is_window:
@@ -290,15 +315,8 @@ class Thread:
         return take(record)
 
     def _take_checkpoint(self, record: Record) -> bool:
-        new = {
-            channel: Value(record["id"], [PLAIN, value])
-            for channel, value in record.get("plain", {}).items()
-        }
-        new |= {
-            channel: Value(record["id"], list(EMPTY))
-            for channel in record.get("empty", ())
-        }
-        space = self.namespaces.setdefault(record["ns"], Namespace())
+        record_id = record["id"]
+        space = self.space(record["ns"])
         parent = space.checkpoints.get(record["parent"])
 
         if "versions" in record:
@@ -312,8 +330,10 @@ class Thread:
             versions = {**parent.versions, **changed} if parent else changed
             is_complete = parent is not None and parent.is_complete
 
-        for channel, value in record["values"].items():
-            base = value.get("base")
+        new: dict[str, Value] = {}
+
+        for channel, stored in record["values"].items():
+            base = stored.get("base")
             source = None
 
             if (
@@ -327,18 +347,22 @@ class Thread:
                 self._warn(record)
                 return False
 
-            new[channel] = Value(
-                record["id"],
-                _data(value["data"]),
-                source,
-                value["keep"] if source else 0,
-            )
+            keep = stored["keep"] if source else 0
+            new[channel] = Value(record_id, _data(stored["data"]), source, keep)
 
         for channel, value in new.items():
-            self._values[record["id"], channel] = value
-            stored = record["values"].get(channel)
-            version = versions[channel] if stored is None else stored["version"]
-            space.values[channel, version] = value
+            space.values[channel, record["values"][channel]["version"]] = value
+
+        for channel, plain in record.get("plain", {}).items():
+            new[channel] = value = Value(record_id, [PLAIN, plain])
+            space.values[channel, versions[channel]] = value
+
+        for channel in record.get("empty", ()):
+            new[channel] = value = Value(record_id, list(EMPTY))
+            space.values[channel, versions[channel]] = value
+
+        for channel, value in new.items():
+            self._values[record_id, channel] = value
 
         before: ChannelVersions = {}
         values: dict[str, Value] = {}
@@ -351,23 +375,24 @@ class Thread:
 
         for channel, version in changed.items():
             if channel in new or before.get(channel) != version:
-                value = space.values.get((channel, version))
+                found = space.values.get((channel, version))
 
-                if value is None and self.is_window:
+                if found is None and self.is_window:
                     # Every channel has a value, if only an empty one, at each version.
                     is_complete = False
 
-                if value is None or value.is_empty:
+                if found is None or found.is_empty:
                     values.pop(channel, None)
                 else:
-                    values[channel] = value
+                    values[channel] = found
 
         for channel, data in record.get("loose", {}).items():
-            values[channel] = Value(record["id"], _data(data))
+            values[channel] = Value(record_id, _data(data))
 
         checkpoint_id = record["checkpoint_id"]
         space.newest = max(space.newest, checkpoint_id, record.get("newest", ""))
         self.top = max(self.top, space.newest, record.get("top", ""))
+        space.latest = max(space.latest, checkpoint_id)
         space.hidden.discard(checkpoint_id)
         space.checkpoints[checkpoint_id] = Stored(
             _data(record["checkpoint"]),
@@ -379,8 +404,7 @@ class Thread:
         )
 
         if "newest" in record:
-            space.full_at = self.bytes_seen
-            space.full_size = record_size(record)
+            self.note_full(space, record)
 
         return True
 
@@ -392,7 +416,7 @@ class Thread:
         )
 
     def _take_writes(self, record: Record) -> bool:
-        space = self.namespaces.setdefault(record["ns"], Namespace())
+        space = self.space(record["ns"])
         stored = space.writes[record["checkpoint_id"]]
 
         for index, channel, *data in record["writes"]:
@@ -410,7 +434,7 @@ class Thread:
 
     def _take_hidden(self, record: Record) -> bool:
         for name, checkpoint_id in record["checkpoints"]:
-            space = self.namespaces.setdefault(name, Namespace())
+            space = self.space(name)
             space.hidden.add(checkpoint_id)
 
         return True
@@ -426,7 +450,13 @@ class Thread:
 
 def new_record(thread: Thread, kind: str, **content: Any) -> Record:
     """Return a record with a new id, to append to the thread."""
-    record = {"type": kind, "id": uuid4().hex, "first": thread.first_id, **content}
+    # 96 random bits.
+    record = {
+        "type": kind,
+        "id": os.urandom(12).hex(),
+        "first": thread.first_id,
+        **content,
+    }
 
     if thread_id_in(thread.store_id) is None:
         record["thread_id"] = thread.thread_id
@@ -440,7 +470,7 @@ def record_size(record: Record) -> int:
     A reader takes as long for a small record as for some kilobytes of data.
     """
     size = _OVERHEAD + len(record.get("text", "")) + 40 * len(record.get("empty", ()))
-    size += sum(50 + len(str(value)) for value in record.get("plain", {}).values())
+    size += len(str(record.get("plain", "")))
 
     for data in _each_data(record):
         if isinstance(data[1], str):
