@@ -27,14 +27,15 @@ log = logging.getLogger(__name__)
 _RECHECK = 2.0
 """Look again after so many seconds, even if the watch reports nothing."""
 
-_FIRST_GAP, _LONGEST_GAP = 0.005, 0.25
-"""Seconds that a wake-up waits for more changes: at first none, then the gap doubles.
+_REST = 9
+"""The rest after a look, as a multiple of its time: looks take a tenth of the time.
 
-So a thread that changes often is looked at a few times a second.
+However often a thread changes, a waiter sees what it waits for after one rest. The
+looks of all waiters of a handle count together.
 """
 
-_QUIET = 1.0
-"""Seconds without a wake-up after which the gap is 0 again."""
+_LONGEST_REST = 0.25
+"""Seconds after which a changed thread is looked at, however many waiters there are."""
 
 
 class Wakeups:
@@ -49,8 +50,8 @@ class Wakeups:
         self._thread_ids = thread_ids
         self._changed = asyncio.Event()
         self._ids: set[str] = set()
-        self._gap = 0.0
-        self._woke_at = 0.0
+        self._shared = SharedWaits.of(cp)
+        self._looks_since = 0.0
         self._context: AbstractAsyncContextManager[AsyncIterator[str]] | None = None
         self._pump: asyncio.Task[None] | None = None
 
@@ -59,6 +60,7 @@ class Wakeups:
             self._context = self._watch(*self._thread_ids)
             changes = await self._context.__aenter__()
             self._pump = asyncio.create_task(self._collect(changes))
+            self._looks_since = asyncio.get_running_loop().time()
 
         return self
 
@@ -82,7 +84,7 @@ class Wakeups:
     async def wait(self, pause: float, longest: float = _RECHECK) -> set[str]:
         """Wait for a change, and return the ids of the changed threads.
 
-        With a watch it waits for at most ``longest`` seconds and a gap of 0.25 s;
+        With a watch it waits for at most ``longest`` seconds and a rest of 0.25 s;
         without a working one, for ``pause`` seconds. The set is empty if no change was
         reported.
         """
@@ -90,17 +92,22 @@ class Wakeups:
             await asyncio.sleep(pause)
             return set()
 
+        clock = asyncio.get_running_loop().time
+        looked_at = clock()
+        self._shared.looked(looked_at, looked_at - self._looks_since)
+
         try:
             async with asyncio.timeout(longest):
                 await self._changed.wait()
+
+            # A waiter whose last look is long ago does not rest for the others.
+            rest_ends = min(self._shared.rest_ends, looked_at + _LONGEST_REST)
+            await asyncio.sleep(max(0.0, rest_ends - clock()))
         except TimeoutError:
             return set()
+        finally:
+            self._looks_since = clock()
 
-        clock = asyncio.get_running_loop().time
-        quiet = clock() - self._woke_at > _QUIET
-        self._gap = 0.0 if quiet else min(2 * self._gap or _FIRST_GAP, _LONGEST_GAP)
-        await asyncio.sleep(self._gap)
-        self._woke_at = clock()
         self._changed.clear()
         found, self._ids = self._ids, set()
         return found
@@ -131,6 +138,8 @@ class SharedWaits:
 
     def __init__(self) -> None:
         self._readers: dict[str, dict[float | None, Reader]] = {}
+        self.rest_ends = 0.0
+        """When the rest ends that the looks of all waiters took."""
 
     @classmethod
     def of(cls, cp: Any) -> SharedWaits:
@@ -187,6 +196,11 @@ class SharedWaits:
 
             if not readers and self._readers.get(key) is readers:
                 del self._readers[key]
+
+    def looked(self, now: float, took: float) -> None:
+        """Note a look that ended ``now``, so that the waiters rest."""
+        rest_ends = max(now, self.rest_ends) + _REST * took
+        self.rest_ends = min(rest_ends, now + _LONGEST_REST)
 
     def post(self, key: str, record: CallRecord) -> None:
         """Give a record that this process wrote to the callers that wait for it."""

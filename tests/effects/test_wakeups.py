@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from cpkit import CallRecord, MemoryCheckpointer
 from cpkit.wakeups import Look, Reader, SharedWaits
 from tests.driver.gated import run_ready_tasks
 from tests.effects.shop import QUICK, claim
+from tests.simulation.loop import simulated_loop
 
 
 class Odd(Exception):
@@ -104,3 +106,67 @@ async def test_a_caller_that_timed_out_leaves_nothing(
                 await reader.wait(0)
 
         assert not reader._waiting
+
+
+# Seconds, of a simulated clock.
+LOOK, CHANGE = 0.001, 0.002
+
+
+async def wait_on_a_busy_thread(waiters: int) -> tuple[list[float], float]:
+    """Decide keys of a thread that changes all the time.
+
+    Returns how long each decision took to be seen, and the looks a second.
+    """
+    clock = asyncio.get_running_loop().time
+    looks = 0
+
+    async with MemoryCheckpointer[Any]() as cp:
+        waits = SharedWaits.of(cp)
+
+        async def change() -> None:
+            while True:
+                await asyncio.sleep(CHANGE)
+                await cp.append("busy", [{}])
+
+        async def wait(key: str, holder: CallRecord) -> float:
+            async def look() -> CallRecord | None:
+                nonlocal looks
+                looks += 1
+                await asyncio.sleep(LOOK)
+                return await cp.find_call(key)
+
+            async with waits.join(key, holder, cp, look, QUICK, 1.0) as reader:
+                await reader.wait(60)
+
+            return clock()
+
+        holders = {
+            f"k{n}": await claim(cp, "busy", f"k{n}", {}) for n in range(waiters)
+        }
+        changing = asyncio.create_task(change())
+        waiting = [asyncio.create_task(wait(*one)) for one in holders.items()]
+        await asyncio.sleep(1)
+        rate, took = looks, []
+
+        for task, holder in zip(waiting, holders.values(), strict=True):
+            await asyncio.sleep(0.0377)
+            await cp.record_result("busy", holder.call.call_id, "done")
+            decided = clock()
+            took.append(await task - decided)
+
+        changing.cancel()
+        return took, rate
+
+
+def test_a_decision_on_a_busy_thread_is_seen_after_one_rest() -> None:
+    """However often other changes come."""
+    took, rate = simulated_loop(Random(0)).run(wait_on_a_busy_thread(1))
+    assert max(took) <= 9 * LOOK + CHANGE + 2 * LOOK
+    assert rate * LOOK <= 0.11
+
+
+def test_waiters_on_a_busy_thread_share_their_rest() -> None:
+    """Each looks four times a second; the store has time for others."""
+    took, rate = simulated_loop(Random(0)).run(wait_on_a_busy_thread(30))
+    assert rate <= 30 * 5
+    assert max(took) <= 0.25 + 2 * LOOK + CHANGE
