@@ -81,6 +81,40 @@ async def paused_is_unavailable(case: Case) -> None:
         assert isinstance(answer, BackendUnavailable), name
 
 
+@clause("server.paused-handle-closes", "pause", level=DURABLE, deadline=120)
+async def paused_handle_closes(case: Case) -> None:
+    """While the server is stopped, later operations and closing end in time too."""
+    options = short_timeout(case.harness)
+    limit = PATIENCE * slowdown() if options else None
+    thread = case.id()
+    opened = case.open(**options)
+    cp = await opened.__aenter__()
+    await cp.append(thread, [{"n": 1}])
+    steps: dict[str, Callable[[], Awaitable[object]]] = {
+        "append": lambda: cp.append(thread, [{"n": 2}], expected_version=1),
+        "append again": lambda: cp.append(thread, [{"n": 2}], expected_version=1),
+        "load": lambda: cp.load(thread),
+        "closing": lambda: opened.__aexit__(None, None, None),
+    }
+    tasks: dict[str, asyncio.Future[object]] = {}
+    waits = []
+
+    async with _paused(case):
+        for names in (("append",), ("append again", "load"), ("closing",)):
+            begun = {name: asyncio.ensure_future(steps[name]()) for name in names}
+            tasks |= begun
+            _, late = await asyncio.wait(begun.values(), timeout=limit)
+            waits += [name for name, task in begun.items() if task in late]
+
+    answers = await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+    assert waits == [], f"with {options}"
+
+    for name, answer in zip(tasks, answers, strict=True):
+        closed = name == "closing" and answer is None
+        assert closed or isinstance(answer, BackendUnavailable), name
+
+
 @clause("server.paused-is-honest", "pause", level=DURABLE, deadline=120)
 async def paused_is_honest(case: Case) -> None:
     """A write on a stopped server that says it was not applied is not applied later."""

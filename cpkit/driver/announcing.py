@@ -48,7 +48,7 @@ class Announcing:
         self._changed[thread_id] = None
 
         if self._task is None:
-            self._task = self._lifecycle.spawn(self._announce())
+            self._task = self._lifecycle.spawn_in_background(self._announce())
 
     def _close(self) -> None:
         """Cut the pause short, so that what is left is sent at once."""

@@ -15,12 +15,13 @@ from cpkit.driver.writes import (
     Claim,
     Merge,
     Outcome,
+    StoreFailure,
     Write,
     is_not_sent,
     stored_size,
 )
 
-__all__ = ["Committed", "GroupCommit"]
+__all__ = ["Committed", "GiveUp", "GroupCommit"]
 
 # Below this many writes, two commits side by side were measured to be slower than one.
 _MIN_WRITES_FOR_LANES = 48
@@ -28,14 +29,17 @@ _MIN_WRITES_FOR_LANES = 48
 Committed: TypeAlias = Outcome | Exception
 """What a commit returns for one write."""
 
+GiveUp: TypeAlias = Callable[[StoreFailure], None]
+"""Called if a commit does not end: the callers get the failure, and it may go on."""
+
 
 class _Queued:
     """A write on its way, and the caller that waits for its outcome.
 
     ``answer`` is done when the outcome is known, or cancelled with the caller.
     ``in_commit`` is true while a commit has the write. A write that is in a commit when
-    its caller is cancelled is *abandoned*: ``decision`` is set, and done when the
-    commit ends.
+    its caller is cancelled, or gives up, is *abandoned*: ``decision`` is set, and done
+    when the commit ends.
     """
 
     __slots__ = ("answer", "decision", "in_commit", "write")
@@ -61,13 +65,13 @@ class _Queued:
 
 
 class _Queue:
-    """Writes that wait for a commit, and how many lanes and writes commit now."""
+    """Writes that wait for a commit, the lanes, and how many writes commit now."""
 
     __slots__ = ("in_flight", "lanes", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[_Queued] = deque()
-        self.lanes = 0
+        self.lanes: set[asyncio.Task[Any]] = set()
         self.in_flight = 0
 
 
@@ -77,18 +81,22 @@ class GroupCommit:
     Each *lane* is a task that commits one batch after another. A caller that is
     cancelled while its write is queued takes the write back. A caller that is cancelled
     later only stops waiting: its write is abandoned, and `wait_until_decided` lets
-    later operations wait for the outcome.
+    later operations wait for the outcome, for at most ``patience`` seconds.
     """
 
     def __init__(
         self,
         lifecycle: Lifecycle,
-        commit: Callable[[list[Write]], Coroutine[Any, Any, Sequence[Committed]]],
+        commit: Callable[
+            [list[Write], GiveUp], Coroutine[Any, Any, Sequence[Committed]]
+        ],
         batching: Batching,
+        patience: float | None,
     ) -> None:
         self._lifecycle = lifecycle
         self._commit = commit
         self._batching = batching
+        self._patience = patience
         self._grouped = _Queue()
         # Of threads whose writes are repeated apart from the others.
         self._apart: dict[str, _Queue] = {}
@@ -98,7 +106,10 @@ class GroupCommit:
         """Return the write's outcome; exceptions are returned, not raised."""
         if self._abandoned:
             key = write.call.idempotency_key if isinstance(write, Claim) else None
-            await self.wait_until_decided(write.thread_id, key)
+            late = await self.wait_until_decided(write.thread_id, key)
+
+            if late is not None:
+                return late
 
         queued = _Queued(write, asyncio.get_running_loop().create_future())
 
@@ -111,8 +122,7 @@ class GroupCommit:
             return await queued.answer
         except asyncio.CancelledError:
             if queued.in_commit:
-                queued.decision = asyncio.get_running_loop().create_future()
-                self._abandoned.append(queued)
+                self._abandon(queued)
 
             raise
 
@@ -121,17 +131,37 @@ class GroupCommit:
         """Whether an abandoned write is not decided yet."""
         return bool(self._abandoned)
 
-    async def wait_until_decided(self, thread_id: str | None, key: str | None) -> None:
+    async def wait_until_decided(
+        self, thread_id: str | None, key: str | None
+    ) -> StoreFailure | None:
         """Wait until abandoned writes of the thread or of the key are decided.
 
-        Without both: until all of them are.
+        Without both: until all of them are. Returns a failure if that takes too long.
         """
+        clock = asyncio.get_running_loop().time
+        began = clock()
+
         while waiting := [
             queued.decision
             for queued in self._abandoned
             if queued.decision is not None and queued.concerns(thread_id, key)
         ]:
-            await asyncio.wait(waiting)
+            left = None
+
+            if self._patience is not None:
+                left = began + self._patience - clock()
+
+                if left <= 0:
+                    return StoreFailure("not sent", "an earlier write is not decided")
+
+            await asyncio.wait(waiting, timeout=left)
+
+        return None
+
+    def _abandon(self, queued: _Queued) -> None:
+        if queued.decision is None:
+            queued.decision = asyncio.get_running_loop().create_future()
+            self._abandoned.append(queued)
 
     def _enter(self, queued: _Queued, queue: _Queue) -> None:
         queue.waiting.append(queued)
@@ -144,13 +174,13 @@ class GroupCommit:
         crowded = len(queue.waiting) + queue.in_flight >= _MIN_WRITES_FOR_LANES
         allowed = self._batching.lanes if crowded else 1
 
-        while queue.waiting and queue.lanes < allowed:
-            queue.lanes += 1
+        while queue.waiting and len(queue.lanes) < allowed:
             lane = self._lifecycle.spawn(self._drain(queue))
+            queue.lanes.add(lane)
             lane.add_done_callback(partial(self._lane_ended, queue))
 
-    def _lane_ended(self, queue: _Queue, lane: asyncio.Task[None]) -> None:
-        queue.lanes -= 1
+    def _lane_ended(self, queue: _Queue, lane: asyncio.Task[Any]) -> None:
+        queue.lanes.discard(lane)
         # A loop that shuts down cancels lanes, and its tasks may still write meanwhile.
         self._start_lanes(queue)
 
@@ -159,34 +189,57 @@ class GroupCommit:
             self._apart = {name: one for name, one in apart if one is not queue}
 
     async def _drain(self, queue: _Queue) -> None:
-        while batch := self._take_batch(queue):
+        lane = asyncio.current_task()
+
+        # A lane that gave up a commit has been replaced.
+        while lane in queue.lanes and (batch := self._take_batch(queue)):
             queue.in_flight += len(batch)
 
             try:
-                await self._commit_batch(batch)
+                await self._commit_batch(queue, batch)
             finally:
                 queue.in_flight -= len(batch)
 
             # Callers just answered can join the next batch, or reuse this lane.
             await asyncio.sleep(0)
 
-    async def _commit_batch(self, batch: list[_Queued]) -> None:
+    async def _commit_batch(self, queue: _Queue, batch: list[_Queued]) -> None:
         """Commit the writes and answer their callers."""
         outcomes: Sequence[Committed] | None = None
+        lane = asyncio.current_task()
+        assert lane is not None
+        give_up = partial(self._give_up, queue, lane, batch)
 
         try:
-            outcomes = await self._commit([queued.write for queued in batch])
+            outcomes = await self._commit([queued.write for queued in batch], give_up)
         except Exception as exc:
             outcomes = [exc] * len(batch)
         finally:
             self._answer(batch, outcomes)
+
+    def _give_up(
+        self,
+        queue: _Queue,
+        lane: asyncio.Task[Any],
+        batch: list[_Queued],
+        failure: StoreFailure,
+    ) -> None:
+        """Answer the callers of a commit that does not end, and replace its lane."""
+        for queued in batch:
+            self._abandon(queued)
+
+            if not queued.answer.done():
+                queued.answer.set_result(failure)
+
+        self._lifecycle.abandon(lane)
+        self._lane_ended(queue, lane)
 
     def _take_batch(self, queue: _Queue) -> list[_Queued]:
         """Take the next batch off a queue: this lane's share of what waits."""
         batch: list[_Queued] = []
         waiting = queue.waiting
         # With nothing in flight the lanes share the queue; later each takes all of it.
-        lanes = 1 if queue.in_flight else queue.lanes
+        lanes = 1 if queue.in_flight else len(queue.lanes)
         most = min(self._batching.max_writes, -(-len(waiting) // lanes))
         size = 0
 

@@ -25,7 +25,7 @@ from typing import Any, Generic, NoReturn, Self, TypeVar
 
 from cpkit.driver.backoff import Backoff
 from cpkit.driver.codec import Codec, check_same_call
-from cpkit.driver.group_commit import Committed, GroupCommit
+from cpkit.driver.group_commit import Committed, GiveUp, GroupCommit
 from cpkit.driver.ids import check_id, span
 from cpkit.driver.lifecycle import Lifecycle
 from cpkit.driver.markers import Markers, can_scan, read_markers
@@ -99,13 +99,16 @@ class Handle(Generic[MessageT]):
             poll=options.poll,
             notify=options.notify,
         )
+        self._limit = TimeLimit(store.timeouts.operation)
         self._commits = GroupCommit(
-            self._lifecycle, self._commit_and_notify, store.batching
+            self._lifecycle,
+            self._commit_and_notify,
+            store.batching,
+            self._limit.seconds,
         )
         self._backoff = Backoff(first=0.01, longest=0.25)
         self._metrics: list[Metrics] = []
         self._tally: Tally | None = None
-        self._limit = TimeLimit(store.timeouts.operation)
 
     async def __aenter__(self) -> Self:
         self._lifecycle.begin()
@@ -134,7 +137,11 @@ class Handle(Generic[MessageT]):
         raise TypeError(_ENTER)
 
     async def aclose(self) -> None:
-        """Let what is in flight finish and close the store; idempotent."""
+        """Let what is in flight finish and close the store; idempotent.
+
+        Each operation ends, and the store closes, within ``timeout`` and a second.
+        Notifications in the background have 10 seconds to end.
+        """
         await self._lifecycle.close(self._close)
 
     @property
@@ -286,11 +293,7 @@ class Handle(Generic[MessageT]):
         return await self._read(partial(self._store.holder, key), key=key)
 
     async def _open(self) -> None:
-        failure = await self._attempt(self._store.open, lost="not sent")
-
-        if isinstance(failure, Exception):
-            raise self._error(failure, writes=False)
-
+        await self._query(self._store.open)
         limits = self._store.limits
         self._codec.max_payload = min(self._codec.max_payload, limits.max_value)
         self._codec.max_append = min(self._codec.max_append, limits.max_append)
@@ -302,8 +305,10 @@ class Handle(Generic[MessageT]):
         self._watching.on_wake.append(metrics.woken)
 
     async def _close(self) -> None:
-        self._limit.close()
-        await self._store.close()
+        try:
+            await self._query(self._store.close)
+        finally:
+            self._limit.close()
 
     async def _write(self, write: Write) -> int | StoredCall | None:
         """Commit a write, together with others; raise what its outcome says."""
@@ -329,7 +334,10 @@ class Handle(Generic[MessageT]):
     ) -> T:
         """Wait for abandoned writes that the query must see; run it with retries."""
         if self._commits.has_abandoned:
-            await self._commits.wait_until_decided(thread_id, key)
+            late = await self._commits.wait_until_decided(thread_id, key)
+
+            if late is not None:
+                raise self._error(late, writes=False)
 
         return await self._query(query)
 
@@ -338,13 +346,18 @@ class Handle(Generic[MessageT]):
 
     async def _query(self, query: Callable[[], Awaitable[T]]) -> T:
         """Run a query with retries."""
-        task = asyncio.current_task()
-        cancelled = task.cancelling() if task else 0
-        found = await self._lifecycle.run(self._attempt(query, lost="not sent"))
+        caller = asyncio.current_task()
+        cancelled = caller.cancelling() if caller else 0
+
+        if self._limit.seconds is None:
+            work = self._attempt(query, "not sent", _no_limit)
+            found = await self._lifecycle.run(work)
+        else:
+            found = await self._query_in_task(query)
 
         # A store may turn a cancellation into a StoreFailure. A caller that was
         # cancelled still gets its CancelledError.
-        if task is not None and task.cancelling() > cancelled:
+        if caller is not None and caller.cancelling() > cancelled:
             raise asyncio.CancelledError
 
         if isinstance(found, Exception):
@@ -352,8 +365,47 @@ class Handle(Generic[MessageT]):
 
         return found
 
-    async def _commit_and_notify(self, batch: list[Write]) -> Sequence[Committed]:
-        outcomes = await self._commit(batch)
+    async def _query_in_task(self, query: Callable[[], Awaitable[T]]) -> T | Exception:
+        """Run a query in a task, so that its caller can go on where it does not end.
+
+        The task takes 10 µs, so queries without a limit do not have one.
+        """
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T | Exception] = loop.create_future()
+        task = self._lifecycle.spawn(self._run_query(query, answer))
+
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+
+    async def _run_query(
+        self,
+        query: Callable[[], Awaitable[T]],
+        answer: asyncio.Future[T | Exception],
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def give_up(failure: StoreFailure) -> None:
+            self._lifecycle.abandon(task)
+
+            if not answer.done():
+                answer.set_result(failure)
+
+        try:
+            found = await self._attempt(query, "not sent", give_up)
+
+            if not answer.done():
+                answer.set_result(found)
+        finally:
+            answer.cancel()  # where the event loop shuts down
+
+    async def _commit_and_notify(
+        self, batch: list[Write], give_up: GiveUp
+    ) -> Sequence[Committed]:
+        outcomes = await self._commit(batch, give_up)
 
         for metrics in self._metrics:
             metrics.committed(batch, outcomes)
@@ -361,7 +413,7 @@ class Handle(Generic[MessageT]):
         self._watching.changed_by(batch, outcomes)
         return outcomes
 
-    async def _commit(self, batch: list[Write]) -> Sequence[Committed]:
+    async def _commit(self, batch: list[Write], give_up: GiveUp) -> Sequence[Committed]:
         """Commit a batch; repeat it while it is proven not to have run."""
 
         async def commit() -> Sequence[Committed]:
@@ -380,7 +432,7 @@ class Handle(Generic[MessageT]):
 
             return outcomes
 
-        outcomes = await self._attempt(commit, lost="unknown")
+        outcomes = await self._attempt(commit, "unknown", give_up)
 
         if not isinstance(outcomes, Exception):
             return outcomes
@@ -391,23 +443,24 @@ class Handle(Generic[MessageT]):
         )
 
         if refused and len(batch) > 1:
-            return [(await self._commit([write]))[0] for write in batch]
+            return [(await self._commit([write], give_up))[0] for write in batch]
 
         return [outcomes] * len(batch)
 
     async def _attempt(
-        self, work: Callable[[], Awaitable[T]], lost: Fate
+        self, work: Callable[[], Awaitable[T]], lost: Fate, give_up: GiveUp
     ) -> T | Exception:
         """Do the work; repeat it while a repeat is safe; limit the time.
 
         Returns the result, or the exception. ``lost`` says what a lost answer means:
         ``"unknown"`` for a write, which is not repeated, and ``"not sent"`` for a read,
-        of which a repeat is always safe.
+        of which a repeat is always safe. ``give_up`` is called if the store does not
+        end when its time is over.
         """
         fate: Fate = "not sent"
         retry_until: float | None = None
         pauses: Iterator[float] | None = None
-        deadline = self._limit.start()
+        deadline = self._limit.start(lambda: give_up(self._late(lost)))
 
         try:
             while True:
@@ -434,13 +487,16 @@ class Handle(Generic[MessageT]):
             if not deadline.is_timeout():
                 raise
 
-            late = StoreFailure(fate, f"no answer within {self._limit.seconds:g} s")
+            late = self._late(fate)
             late.__cause__ = exc
             return late
         except Exception as exc:
             return exc
         finally:
             self._limit.end(deadline)
+
+    def _late(self, fate: Fate) -> StoreFailure:
+        return StoreFailure(fate, f"no answer within {self._limit.seconds:g} s")
 
     def _error(self, failure: Exception, *, writes: bool) -> CheckpointerError:
         """Return the contract's error; callers of one batch do not share an object."""
@@ -463,3 +519,8 @@ class Handle(Generic[MessageT]):
 
         error.__cause__ = failure.__cause__ or failure
         return error
+
+
+def _no_limit(failure: StoreFailure) -> NoReturn:
+    """Is given where an operation has no limit of time, so nothing gives up."""
+    raise AssertionError(failure)

@@ -13,6 +13,9 @@ __all__ = ["Lifecycle"]
 
 T = TypeVar("T")
 
+# Seconds that `close` waits for background tasks, which were told to end.
+_LONGEST_END = 10.0
+
 
 class Lifecycle:
     """Knows whether a handle may be used, and what of it is in flight.
@@ -25,8 +28,9 @@ class Lifecycle:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open = False
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._background: set[asyncio.Task[Any]] = set()
         self._callers = 0
-        self._callers_done: asyncio.Future[None] | None = None
+        self._idle: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._on_close: list[Callable[[], None]] = []
 
@@ -39,7 +43,7 @@ class Lifecycle:
         self._open = True
 
     def on_close(self, stop: Callable[[], None]) -> None:
-        """Call ``stop`` when `close` begins: to end tasks that do not end alone."""
+        """Call ``stop`` when `close` begins: to end background tasks."""
         self._on_close.append(stop)
 
     def check(self) -> None:
@@ -55,8 +59,21 @@ class Lifecycle:
         assert self._loop is not None
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self.abandon)
         return task
+
+    def spawn_in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a task that goes on until `close`, which waits for it for 10 s."""
+        assert self._loop is not None
+        task = self._loop.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    def abandon(self, task: asyncio.Task[Any]) -> None:
+        """Let `close` not wait for a task: it does not end, or it has ended."""
+        self._tasks.discard(task)
+        self._check_idle()
 
     async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
         """Await work that goes on even where the caller is cancelled."""
@@ -72,10 +89,7 @@ class Lifecycle:
             return await work
         finally:
             self._callers -= 1
-            done = self._callers_done
-
-            if done is not None and not self._callers and not done.done():
-                done.set_result(None)
+            self._check_idle()
 
     async def close(self, release: Callable[[], Awaitable[None]]) -> None:
         """Refuse new work, wait for what is in flight, and release, once.
@@ -99,14 +113,25 @@ class Lifecycle:
         await asyncio.shield(self._closing)
 
     async def _release(self, release: Callable[[], Awaitable[None]]) -> None:
-        while self._tasks or self._callers:
-            if self._tasks:
-                await asyncio.wait(self._tasks)
-            else:
-                self._callers_done = asyncio.get_running_loop().create_future()
-                await self._callers_done
+        await self._wait_until_idle()
+
+        if self._background:
+            await asyncio.wait(self._background, timeout=_LONGEST_END)
+            await self._wait_until_idle()  # what the background began
 
         await release()
+
+    async def _wait_until_idle(self) -> None:
+        while self._tasks or self._callers:
+            self._idle = asyncio.get_running_loop().create_future()
+            await self._idle
+
+    def _check_idle(self) -> None:
+        if self._idle is None or self._tasks or self._callers:
+            return
+
+        if not self._idle.done():
+            self._idle.set_result(None)
 
 
 def _mark_error_as_seen(task: asyncio.Task[Any]) -> None:

@@ -86,9 +86,10 @@ class Timeouts(NamedTuple):
     """Limits of time, in seconds, that the handle enforces.
 
     ``operation`` limits one operation with all its retries: the handle cancels what
-    takes longer. ``None`` is for a store whose calls cannot be cancelled, because they
-    run in a thread; such a store limits its own waiting. ``retry`` is for how long the
-    handle repeats an operation that was proven not to have run.
+    takes longer, and goes on without it a second later. ``None`` is for a store whose
+    calls cannot be cancelled, because they run in a thread; such a store limits its own
+    waiting. ``retry`` is for how long the handle repeats an operation that was proven
+    not to have run.
     """
 
     operation: float | None = None

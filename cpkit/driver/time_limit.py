@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from itertools import takewhile
 
 __all__ = ["Deadline", "TimeLimit"]
+
+# Seconds that a cancelled operation has to clean up; at most those of the limit.
+_GRACE = 1.0
 
 
 class Deadline:
     """The end of one operation's time, and the task that runs the operation."""
 
-    __slots__ = ("_cancelled_before", "at", "passed", "task")
+    __slots__ = ("_cancelled_before", "at", "cancels", "give_up", "task")
 
-    def __init__(self, task: asyncio.Task[object], at: float) -> None:
+    def __init__(
+        self, task: asyncio.Task[object], at: float, give_up: Callable[[], None]
+    ) -> None:
         self.task = task
         self.at = at
-        self.passed = False
+        self.give_up = give_up
+        self.cancels = 0
         self._cancelled_before = task.cancelling()
 
     def is_cancelled(self) -> bool:
@@ -24,11 +32,16 @@ class Deadline:
 
     def is_timeout(self) -> bool:
         """Tell whether the limit cancelled the task, and nothing else did."""
-        return self.passed and self.task.cancelling() == self._cancelled_before + 1
+        others = self.task.cancelling() - self._cancelled_before - self.cancels
+        return self.cancels > 0 and others == 0
 
 
 class TimeLimit:
     """Cancels the task of an operation that takes longer than ``seconds``.
+
+    A store may not end when it is cancelled. Then the task is cancelled again after
+    ``grace`` seconds, and ``give_up`` is called: it lets the caller go on without the
+    task.
 
     `start` an operation, and `end` it in a ``finally``. One timer serves all of them:
     ``asyncio.timeout`` sets and cancels a timer for each, which was measured to take
@@ -37,31 +50,36 @@ class TimeLimit:
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds
-        self._running: dict[Deadline, None] = {}  # the next to pass comes first
+        self.grace = _GRACE if seconds is None else min(_GRACE, seconds)
+        # In both, the next to pass comes first.
+        self._running: dict[Deadline, None] = {}
+        self._cancelled: dict[Deadline, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self) -> Deadline:
+    def start(self, give_up: Callable[[], None]) -> Deadline:
         """Return the deadline of an operation that the current task begins."""
         task = asyncio.current_task()
         assert task is not None
 
         if self.seconds is None:
-            return Deadline(task, 0)
+            return Deadline(task, 0, give_up)
 
         loop = task.get_loop()
-        deadline = Deadline(task, loop.time() + self.seconds)
+        deadline = Deadline(task, loop.time() + self.seconds, give_up)
         self._running[deadline] = None
 
+        # A timer that is set is never later: ``grace`` is not longer than ``seconds``.
         if self._timer is None:
             self._timer = loop.call_at(deadline.at, self._look, loop)
 
         return deadline
 
     def end(self, deadline: Deadline) -> None:
-        """Forget an operation that has ended; take back the limit's cancellation."""
+        """Forget an operation that has ended; take back the limit's cancellations."""
         self._running.pop(deadline, None)
+        self._cancelled.pop(deadline, None)
 
-        if deadline.passed:
+        for _ in range(deadline.cancels):
             deadline.task.uncancel()
 
     def close(self) -> None:
@@ -72,13 +90,34 @@ class TimeLimit:
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         """Cancel the operations that are late; set the timer for the next one."""
-        self._timer = None
+        now = loop.time()
 
-        for deadline in list(self._running):
-            if deadline.at > loop.time():
-                self._timer = loop.call_at(deadline.at, self._look, loop)
-                break
+        for deadline in _due(self._running, now):
+            _cancel(deadline)
+            deadline.at = now + self.grace
+            self._cancelled[deadline] = None
 
-            del self._running[deadline]
-            deadline.passed = True
-            deadline.task.cancel()
+        for deadline in _due(self._cancelled, now):
+            _cancel(deadline)
+            deadline.give_up()
+
+        left = [next(iter(some)) for some in (self._running, self._cancelled) if some]
+        next_at = min((deadline.at for deadline in left), default=None)
+        self._timer = (
+            None if next_at is None else loop.call_at(next_at, self._look, loop)
+        )
+
+
+def _due(deadlines: dict[Deadline, None], now: float) -> list[Deadline]:
+    """Remove the deadlines that have passed, and return them."""
+    due = list(takewhile(lambda one: one.at <= now, deadlines))
+
+    for deadline in due:
+        del deadlines[deadline]
+
+    return due
+
+
+def _cancel(deadline: Deadline) -> None:
+    deadline.cancels += 1
+    deadline.task.cancel()

@@ -190,10 +190,10 @@ class Watching:
             self._stop_timer = None
 
         if not self._tasks:
-            self._tasks.append(self._lifecycle.spawn(self._poll()))
+            self._tasks.append(self._lifecycle.spawn_in_background(self._poll()))
 
             if self._listens:
-                self._tasks.append(self._lifecycle.spawn(self._listen()))
+                self._tasks.append(self._lifecycle.spawn_in_background(self._listen()))
 
     def _unregister(self, watcher: Watcher) -> None:
         for thread_id in watcher.thread_ids:

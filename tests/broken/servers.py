@@ -147,6 +147,17 @@ class HasNoTimeout(Served):
         self._timeout = None
 
 
+@breaks("server.paused-handle-closes", harness=ServedHarness, hangs=True)
+class ClosesOnlyOnARunningServer(Served):
+    """Waits for the server to answer before its connections are closed."""
+
+    async def aclose(self) -> None:
+        while self.paused:  # noqa: ASYNC110  # a flag for the loops of all clauses
+            await asyncio.sleep(0.005)
+
+        await super().aclose()
+
+
 class AppliesAfterThePause(Served):
     """A correct store whose server applies a late append after its next answer."""
 

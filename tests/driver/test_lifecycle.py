@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cpkit import Closed, ToolCall, WrongEventLoop
-from cpkit.driver import FullHandle
+from cpkit.driver import FullHandle, lifecycle
 from cpkit.driver.lifecycle import Lifecycle
 from tests.driver.gated import GatedStore, handle, run_ready_tasks
 
@@ -232,6 +232,19 @@ async def test_a_late_error_of_shielded_work_is_not_reported_as_unhandled() -> N
     await life.close(run_ready_tasks)
     await run_ready_tasks()
     assert not reported
+
+
+async def test_closing_waits_for_background_tasks_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that does not end is left behind."""
+    monkeypatch.setattr(lifecycle, "_LONGEST_END", 0.01)
+    life, resource, ended = opened(), Resource(), asyncio.Event()
+    resource.allowed.set()
+    life.spawn_in_background(ended.wait())
+    await life.close(resource.release)
+    assert resource.released == 1
+    ended.set()
 
 
 async def test_run_is_cancelled_with_its_caller_and_awaited_by_close() -> None:

@@ -18,10 +18,11 @@ class Operation:
     def __init__(self, limit: TimeLimit) -> None:
         self.limit = limit
         self.started = asyncio.Event()
+        self.given_up = asyncio.Event()
         self.timed_out: bool | None = None
 
     async def run(self) -> Any:
-        deadline = self.limit.start()
+        deadline = self.limit.start(self.given_up.set)
         self.started.set()
 
         try:
@@ -53,7 +54,7 @@ async def test_each_operation_that_is_late_is_cancelled() -> None:
 async def test_an_operation_in_time_is_left_alone() -> None:
     """Its task is not cancelled after it ended, while the next operation runs."""
     limit = TimeLimit(SOON)
-    limit.end(limit.start())
+    limit.end(limit.start(lambda: None))
     later = Operation(limit)
     task = asyncio.create_task(later.run())
     await task
@@ -71,7 +72,7 @@ async def test_a_task_cancelled_by_another_too_gets_its_cancellation() -> None:
     await operation.started.wait()
     deadline = next(iter(limit._running))
 
-    while not deadline.passed:  # noqa: ASYNC110  # the very next turn
+    while not deadline.cancels:  # noqa: ASYNC110  # the very next turn
         await asyncio.sleep(0)
 
     task.cancel()
@@ -85,8 +86,35 @@ async def test_a_task_cancelled_by_another_too_gets_its_cancellation() -> None:
 async def test_a_closed_limit_leaves_no_timer() -> None:
     """A loop does not keep a closed handle alive until the timer's time."""
     limit = TimeLimit(1000)
-    limit.end(limit.start())
+    limit.end(limit.start(lambda: None))
     timer = limit._timer
     assert timer is not None
     limit.close()
     assert timer.cancelled()
+
+
+async def test_an_operation_that_goes_on_is_given_up() -> None:
+    """It is cancelled again; its task is left with no cancellation in the end."""
+    limit = TimeLimit(SOON)
+    given_up = asyncio.Event()
+    cancelled: list[bool] = []
+
+    async def run() -> None:
+        deadline = limit.start(given_up.set)
+
+        try:
+            while len(cancelled) < 2:
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    cancelled.append(given_up.is_set())
+
+            assert deadline.is_timeout()
+        finally:
+            limit.end(deadline)
+
+    task = asyncio.create_task(run())
+    await task
+    assert cancelled == [False, True]
+    assert not task.cancelling()
+    assert limit._timer is None
