@@ -67,7 +67,8 @@ class PostgresPair(Nodes):
     """
 
     def __init__(self, settings: dict[str, str] | None = None) -> None:
-        self.nodes = {name: _Node(settings or {}) for name in ("h1", "h2")}
+        settings = {"wal_retrieve_retry_interval": "200ms", **(settings or {})}
+        self.nodes = {name: _Node(settings) for name in ("h1", "h2")}
         self.primary = "h1"
         self._paused: set[str] = set()
         self._loop = asyncio.new_event_loop()
@@ -164,9 +165,14 @@ class PostgresPair(Nodes):
         """Set the standby that commits wait for, and wait until it is in sync."""
         await node.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{standby}'")
         await node.execute("SELECT pg_reload_conf()")
-        sync = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
+        await self.wait_until_in_sync(1 if standby else 0)
 
-        while await node.execute(sync) != (1 if standby else 0):  # noqa: ASYNC110  # the server's state
+    async def wait_until_in_sync(self, standbys: int = 1) -> None:
+        """Wait until commits wait for so many standbys."""
+        sync = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
+        primary = self.nodes[self.primary]
+
+        while await primary.execute(sync) != standbys:  # noqa: ASYNC110  # the server's state
             await asyncio.sleep(0.02)
 
     def _other(self, name: str) -> str:
@@ -188,7 +194,7 @@ class PostgresPair(Nodes):
 
 @dataclass
 class PairHarness(URLHarness):
-    """A store on a pair."""
+    """A store on a pair. Both servers are killed and paused together."""
 
     pair: PostgresPair
 
@@ -200,6 +206,49 @@ class PairHarness(URLHarness):
     def nodes(self) -> Nodes:
         return self.pair
 
+    async def kill(self) -> None:
+        for name in self.pair.nodes:
+            await self.pair.kill(name)
+
+    async def start(self) -> None:
+        for node in self.pair.nodes.values():
+            await asyncio.to_thread(node.server.start)
+
+        await self.pair.wait_until_in_sync()
+
+    async def pause(self) -> None:
+        for name in self.pair.nodes:
+            await self.pair.pause(name)
+
+    async def resume(self) -> None:
+        for name in self.pair.nodes:
+            await self.pair.resume(name)
+
+    def server_address(self) -> tuple[str, int]:
+        return "127.0.0.1", self._primary.clients.port
+
+    async def gather_statistics(self) -> None:
+        await self._primary.execute("ANALYZE")
+
+    async def connections(self) -> int:
+        return int(
+            await self._primary.execute(
+                "SELECT count(*) FROM pg_stat_activity "
+                "WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            )
+        )
+
+    async def bytes_written(self) -> int:
+        return int(
+            await self._primary.execute(
+                "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')"
+            )
+        )
+
+    @property
+    def _primary(self) -> _Node:
+        return self.pair.nodes[self.pair.primary]
+
 
 def harness(**options: str) -> Harness:
     """Return a harness of a new pair, for ``cpkit certify module:harness``."""
@@ -207,3 +256,8 @@ def harness(**options: str) -> Harness:
     return PairHarness(
         f"{pair.url}?{urlencode({'connect_timeout': 10} | options)}", pair
     )
+
+
+def portable() -> Harness:
+    """Return the same with ``dialect=portable``."""
+    return harness(dialect="portable")
