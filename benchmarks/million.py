@@ -19,8 +19,10 @@ from collections.abc import Awaitable, Callable
 from statistics import median
 from time import perf_counter
 from typing import Any, TypeVar
+from urllib.parse import SplitResult, urlsplit
 
 import asyncpg
+from redis.cluster import RedisCluster
 
 from benchmarks.place import private_place
 from cpkit import ListsThreads, ToolCall, open_checkpointer
@@ -46,7 +48,11 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--url", action="append", help="an empty store (default: private ones)")
-    add("--only", default="sqlite,postgres", help="which private stores")
+    add(
+        "--only",
+        default="sqlite,postgres",
+        help="which private stores; redis-cluster has three primaries, no replicas",
+    )
     add("--threads", type=int, default=1_000_000)
     add("--folder", help="where the SQLite store is created, and removed")
     options = parser.parse_args()
@@ -60,6 +66,7 @@ def main() -> None:
         urls = {
             "sqlite": f"sqlite:///{place.file('million.db')}",
             "postgres": place.postgres,
+            "redis-cluster": place.redis_cluster,
         }
         found = []
 
@@ -138,6 +145,9 @@ async def _measured(cp: Any, threads: int) -> dict[str, float]:
     async def page_after(thread: str) -> None:
         await cp.list_threads(after=thread, limit=PAGE)
 
+    async def page_near_the_end(_: str) -> None:
+        await cp.list_threads(after=f"tenant-{TENANTS - 1}/ff", limit=PAGE)
+
     async def page_of_tenant(tenant: str) -> None:
         page = await cp.list_threads(prefix=tenant, limit=PAGE)
         assert all(info.thread_id.startswith(tenant) for info in page)
@@ -153,6 +163,7 @@ async def _measured(cp: Any, threads: int) -> dict[str, float]:
         figures |= {
             f"list_threads, first {PAGE}": await _timed(first_page, ids),
             f"list_threads, {PAGE} after": await _timed(page_after, ids),
+            f"list_threads, {PAGE} near the end": await _timed(page_near_the_end, ids),
             f"list_threads, {PAGE} of a prefix": await _timed(page_of_tenant, tenants),
         }
 
@@ -181,9 +192,12 @@ def _key(number: int) -> str:
 
 
 async def _bytes(url: str) -> int | None:
-    """Return the size of the store on disk, or None if it is unknown."""
+    """Return the size of the store, in memory for Redis, or None if it is unknown."""
     if url.startswith("sqlite:///"):
         return await asyncio.to_thread(os.path.getsize, url[len("sqlite:///") :])
+
+    if url.startswith("redis+cluster://"):
+        return await asyncio.to_thread(_memory, urlsplit(url.partition(",")[0]))
 
     if url.startswith("postgres") and "?" not in url:
         connection = await asyncpg.connect(url)
@@ -198,6 +212,13 @@ async def _bytes(url: str) -> int | None:
             await connection.close()
 
     return None
+
+
+def _memory(first: SplitResult) -> int:
+    """Return the bytes that the primaries of a cluster use."""
+    with RedisCluster(host=first.hostname, port=first.port or 6379) as client:
+        infos: Any = client.info("memory", target_nodes=RedisCluster.PRIMARIES)
+        return sum(int(info["used_memory"]) for info in infos.values())
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 ``partitions``
     Operations of a Postgres store in partitions, beside a store without.
+``nodes``
+    Operations on Redis Clusters of 1, 3 and 6 primaries without replicas. All nodes
+    share this machine.
 ``failover``
     The seconds in which a thread takes no writes after its leader was killed.
 
@@ -15,11 +18,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from itertools import count
 from statistics import median
 from time import monotonic, perf_counter
@@ -28,12 +30,16 @@ from uuid import uuid4
 
 from benchmarks.place import private_place
 from conformance import Harness
-from conformance.slowdown import VARIABLE
 from cpkit import BackendUnavailable, ToolCall, open_checkpointer
 from cpkit.tools.benchmark.messages import message
 from tests.servers import postgres_pair
+from tests.servers.redis_cluster import ClusterHarness, RedisCluster
 
 PARTITIONS = (8, 64)
+PRIMARIES = (1, 3, 6)
+
+# Seconds: cluster-node-timeout of Redis Clusters that lose a primary.
+NODE_TIMEOUTS = (1, 5, 15)
 
 # Turns of one operation at a time, and of a crowd of tasks.
 TURNS, CROWDS, TASKS = 200, 30, 64
@@ -51,7 +57,6 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(_PARTS))
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
-    os.environ[VARIABLE] = "1"  # clusters get the timeouts that are asked for
     found = {}
 
     for part in options.parts or _PARTS:
@@ -89,19 +94,41 @@ def _partitions() -> Iterator[Measure]:
 
 
 @contextmanager
-def _failover() -> Iterator[Measure]:
-    engines = {"postgres-pair": postgres_pair.harness()}
-
-    async def measure() -> Figures:
-        return {
-            name: {"seconds": await _outage(harness)}
-            for name, harness in engines.items()
+def _nodes() -> Iterator[Measure]:
+    with ExitStack() as stack:
+        clusters = {
+            f"{n} primaries": RedisCluster(primaries=n, replicas=0) for n in PRIMARIES
         }
+        stores = {
+            name: stack.enter_context(cluster).url()
+            for name, cluster in clusters.items()
+        }
+        yield lambda: _compared(stores)
 
-    yield measure
+
+@contextmanager
+def _failover() -> Iterator[Measure]:
+    with ExitStack() as stack:
+        engines = {"postgres-pair": postgres_pair.harness()}
+
+        for seconds in NODE_TIMEOUTS:
+            # As a setting: `RedisCluster` makes its own longer on a busy machine.
+            milliseconds = f"{seconds * 1000}"
+            cluster = RedisCluster(links=True, cluster_node_timeout=milliseconds)
+            stack.enter_context(cluster)
+            name = f"redis-cluster, cluster-node-timeout {seconds} s"
+            engines[name] = ClusterHarness(cluster.url(), cluster)
+
+        async def measure() -> Figures:
+            return {
+                name: {"seconds": await _outage(harness)}
+                for name, harness in engines.items()
+            }
+
+        yield measure
 
 
-_PARTS = {"partitions": _partitions, "failover": _failover}
+_PARTS = {"partitions": _partitions, "nodes": _nodes, "failover": _failover}
 
 
 async def _compared(stores: dict[str, str]) -> Figures:

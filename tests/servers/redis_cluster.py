@@ -39,11 +39,9 @@ __all__ = [
 
 SLOTS = 16384
 
-PRIMARIES = 3
-
 
 class RedisCluster:
-    """A private cluster. The first three ``nodes`` begin as primaries.
+    """A private cluster. The first ``nodes`` begin as ``primaries``.
 
     A replica takes over about ``node_timeout`` seconds after its primary is gone.
     With ``links`` the nodes reach each other through relays. ``settings`` go into every
@@ -51,8 +49,15 @@ class RedisCluster:
     """
 
     def __init__(
-        self, *, node_timeout: float = 2.0, links: bool = False, **settings: str
+        self,
+        *,
+        node_timeout: float = 2.0,
+        links: bool = False,
+        primaries: int = 3,
+        replicas: int = 1,
+        **settings: str,
     ) -> None:
+        self._primaries, self._replicas = primaries, replicas
         self.nodes: list[RedisServer] = []
         self.links = ClusterLinks() if links else None
         self.failing = ClusterNodes(self)
@@ -181,7 +186,7 @@ class RedisCluster:
         self._until(lambda: self.ask(node, "ROLE")[0] == b"slave")
 
     def _start(self) -> None:
-        for _ in range(2 * PRIMARIES):
+        for _ in range(self._primaries * (1 + self._replicas)):
             node = RedisServer(settings=self._settings)
             self.nodes.append(node)
 
@@ -190,10 +195,11 @@ class RedisCluster:
 
             node.start()
 
-        first = self.nodes[0]
+        first, count = self.nodes[0], self._primaries
+        primaries, replicas = self.nodes[:count], self.nodes[count:]
 
-        for n, node in enumerate(self.nodes[:PRIMARIES]):
-            slots = range(n * SLOTS // PRIMARIES, (n + 1) * SLOTS // PRIMARIES)
+        for n, node in enumerate(primaries):
+            slots = range(n * SLOTS // count, (n + 1) * SLOTS // count)
             self.ask(node, "CLUSTER", "ADDSLOTS", *slots)
             self.ask(node, "CLUSTER", "SET-CONFIG-EPOCH", n + 1)
 
@@ -201,12 +207,10 @@ class RedisCluster:
             host = node.settings.get("cluster-announce-ip", "127.0.0.1")
             self.ask(first, "CLUSTER", "MEET", host, node.port)
 
-        count = f"cluster_known_nodes:{len(self.nodes)}"
-        self._until(lambda: all(count in self._info(node) for node in self.nodes))
+        known = f"cluster_known_nodes:{len(self.nodes)}"
+        self._until(lambda: all(known in self._info(node) for node in self.nodes))
 
-        for primary, replica in zip(
-            self.nodes[:PRIMARIES], self.nodes[PRIMARIES:], strict=True
-        ):
+        for primary, replica in zip(primaries * self._replicas, replicas, strict=True):
             name = self.ask(primary, "CLUSTER", "MYID")
             self._until(lambda r=replica, n=name: self._replicates(r, n))
 
@@ -228,7 +232,7 @@ class RedisCluster:
         }
 
         return (
-            len(primaries) == PRIMARIES
+            len(primaries) == self._primaries
             and all("cluster_state:ok" in self._info(node) for node in self.nodes)
             and all(self._is_in_sync(node, primaries) for node in self.nodes)
         )
