@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
@@ -28,7 +27,7 @@ from cpkit.driver import StoreFailure
 from cpkit.errors import InvalidURL
 from cpkit.registry import redacted
 from cpkit_redis.address import pool_of
-from cpkit_redis.errors import MOVING, code_of, failure
+from cpkit_redis.errors import MOVING, code_of, failure, not_sent
 from cpkit_redis.server import Server, cancellation
 
 __all__ = ["Nodes"]
@@ -57,9 +56,8 @@ class Nodes:
         self._settings = seeds[0]
         self._seeds = [_place_of(pool) for pool in seeds]
         self._servers: dict[Place, Server] = {}
-        # Where ranges of slots begin and end, and who has them.
-        self._starts: list[int] = []
-        self._ranges: list[tuple[int, Place]] = []
+        # The first and the last of a range of slots, and who has it.
+        self._ranges: list[tuple[int, int, Place]] = []
         self._version = 0
         self._is_old = True
         self._refreshing = asyncio.Lock()
@@ -161,20 +159,20 @@ class Nodes:
             await self._refresh(self._version)
 
         slot = key_slot(key)
-        at = bisect_right(self._starts, slot) - 1
 
-        if at < 0 or slot > self._ranges[at][0]:
-            self._is_old = True
-            raise StoreFailure("not sent", f"no node has slot {slot} now")
+        for first, last, place in self._ranges:
+            if first <= slot <= last:
+                return self._version, place
 
-        return self._version, self._ranges[at][1]
+        self._is_old = True
+        raise StoreFailure("not sent", f"no node has slot {slot} now")
 
     async def _refresh(self, version: int) -> None:
         async with self._refreshing:
             if version != self._version:
                 return
 
-            known = list({*(place for _, place in self._ranges), *self._seeds})
+            known = list({*(place for _, _, place in self._ranges), *self._seeds})
             random.shuffle(known)
             failed = StoreFailure("not sent", "no node of the cluster answers")
             is_cancelled = cancellation()
@@ -185,30 +183,25 @@ class Nodes:
                         [found] = await self._server(place).ask(
                             b"", ("CLUSTER", "SLOTS"), writes=True
                         )
+                except TimeoutError:
+                    continue
                 except StoreFailure as exc:
-                    failed = exc
-
-                    if exc.fate == "unknown":
-                        failed = StoreFailure("not sent", exc.reason)
+                    failed = not_sent(exc)
 
                     if is_cancelled():
                         raise failed from exc
 
-                    continue
-                except TimeoutError:
                     continue
 
                 if isinstance(found, Exception):
                     failed = failure(found)
                     continue
 
-                ranges = sorted(
+                self._ranges = [
                     # A node that does not know its own host leaves it out.
-                    (start, stop, ((host or b"").decode() or place[0], port))
-                    for start, stop, (host, port, *_), *_ in found
-                )
-                self._starts = [start for start, _, _ in ranges]
-                self._ranges = [(stop, place) for _, stop, place in ranges]
+                    (first, last, ((host or b"").decode() or place[0], port))
+                    for first, last, (host, port, *_), *_ in found
+                ]
                 self._version += 1
                 self._is_old = False
                 return
@@ -236,13 +229,16 @@ def _place_of(pool: ConnectionPool) -> Place:
 def _seeds(url: str, size: int, connect_timeout: float) -> list[ConnectionPool]:
     """Return a pool for each host of a URL; nothing is connected."""
     shown = repr(redacted(url))
-    scheme, _, rest = url.partition("://")
-    netloc, _, _ = rest.partition("?")
-    netloc, slash, path = netloc.partition("/")
-    login, at, hosts = netloc.rpartition("@")
-    query = rest[len(netloc) + len(slash) + len(path) :]
 
-    if path not in ("", "0") or "db=" in query:
+    try:
+        parts = urlsplit(url, allow_fragments=False)
+    except ValueError:
+        raise InvalidURL(f"{shown} is not a URL that can be read") from None
+
+    login, at, hosts = parts.netloc.rpartition("@")
+    single = parts.scheme.removesuffix("+cluster")
+
+    if parts.path not in ("", "/", "/0") or "db=" in parts.query:
         raise InvalidURL(f"{shown}: a cluster has one database, and a URL no path")
 
     if not all(hosts.split(",")):
@@ -250,13 +246,7 @@ def _seeds(url: str, size: int, connect_timeout: float) -> list[ConnectionPool]:
             f"{shown}: write redis+cluster://host:6379,host:6379 with one or more nodes"
         )
 
-    single = scheme.lower().removesuffix("+cluster")
-    urls = [f"{single}://{login}{at}{host}{query}" for host in hosts.split(",")]
-
-    try:
-        for one in urls:
-            urlsplit(one)
-
-        return [pool_of(one, size, connect_timeout) for one in urls]
-    except ValueError:
-        raise InvalidURL(f"{shown} is not a URL that redis-py can read") from None
+    return [
+        pool_of(f"{single}://{login}{at}{host}?{parts.query}", size, connect_timeout)
+        for host in hosts.split(",")
+    ]
