@@ -135,6 +135,15 @@ local function obstacle(register, member, attempt, status, failed)
   end
 end
 
+-- Return an answer with the version where anything of a thread is stored.
+local function conflict(thread)
+  for kind in string.gmatch('mxtpc', '.') do
+    if call('EXISTS', key_of(kind, thread)) == 1 then
+      return {'conflict', call('LLEN', key_of('m', thread))}
+    end
+  end
+end
+
 -- Put a call on record as issued.
 local function issue(thread, call_id, attempt, key, tool, token, args)
   local before = last_change(thread)
@@ -314,26 +323,29 @@ end
 -- keys of the copy start with; ``sizes`` how many entries it has under m, x, t, p and c.
 -- With a token its calls are in their registers already, and the thread is begun.
 function operations.restore(thread, copy, sizes, token)
-  local kinds, members = {}, {}
+  local times, kinds, members = key_of('t', thread), {}, {}
 
-  local function refuse(...)
+  local function refuse(answer)
     for kind in string.gmatch('mxtpc', '.') do
       call('UNLINK', copy .. kind)
     end
 
-    return {...}
+    return answer
   end
 
-  if token ~= '' and call('HGET', key_of('t', thread), 'begun') ~= token then
-    return refuse('gone')
-  elseif token ~= '' then
-    call('HDEL', key_of('t', thread), 'begun')
+  if token ~= '' and call('HGET', times, 'begun') ~= token then
+    return refuse({'gone'})
+  end
+
+  call('HDEL', times, 'begun')
+  local known = conflict(thread)
+
+  if known then
+    return refuse(known)
   end
 
   for kind, size in string.gmatch(sizes, '(%l)(%d+)') do
-    if call('EXISTS', key_of(kind, thread)) == 1 then
-      return refuse('conflict', call('LLEN', key_of('m', thread)))
-    elseif call(kind == 'm' and 'LLEN' or 'HLEN', copy .. kind) ~= tonumber(size) then
+    if call(kind == 'm' and 'LLEN' or 'HLEN', copy .. kind) ~= tonumber(size) then
       error('the copy is not complete: the server evicted a part of it', 0)
     elseif size ~= '0' then
       kinds[#kinds + 1] = kind
@@ -356,7 +368,7 @@ function operations.restore(thread, copy, sizes, token)
       local failed = status == 'failed' and newest
 
       if obstacle(register, member, tonumber(head.attempt), head.status, failed) then
-        return refuse('held', head.key, holder[2])
+        return refuse({'held', head.key, holder[2]})
       end
 
       members[#members + 1] = {register, head.attempt, member}
@@ -468,8 +480,10 @@ function operations.confirm(thread, call_id, token, attempt)
   local known, key, tool, at = string.match(prepared, '^(%x+)%z([^%z]+)%z([^%z]+)%z()')
 
   if record or known ~= token then
-    if call('HGET', key_of('t', thread), 'begun') == token then
-      call('HDEL', key_of('t', thread), 'begun')
+    local times = key_of('t', thread)
+
+    if call('HGET', times, 'begun') == token then
+      call('HDEL', times, 'begun')
     end
 
     return {'gone'}
@@ -506,19 +520,14 @@ end
 
 -- Mark a thread as begun, to restore it.
 function operations.begin(thread, token)
-  local times = key_of('t', thread)
-  local known = call('HEXISTS', times, 'created') + call('HEXISTS', times, 'first')
+  call('HDEL', key_of('t', thread), 'begun')
+  local known = conflict(thread)
 
-  for kind in string.gmatch('mxpc', '.') do
-    known = known + call('EXISTS', key_of(kind, thread))
+  if not known then
+    call('HSET', key_of('t', thread), 'begun', token)
   end
 
-  if known > 0 then
-    return {'conflict', call('LLEN', key_of('m', thread))}
-  end
-
-  call('HSET', times, 'begun', token)
-  return {'done'}
+  return known or {'done'}
 end
 
 local outcomes, at = {}, 1

@@ -129,6 +129,9 @@ MessageT = TypeVar("MessageT")
 # Threads in one reply; small, because the server does nothing else meanwhile.
 _PAGE = 1000
 
+# Greater than any id, because ids are UTF-8.
+_LAST_ID = b"\xff"
+
 _LIMITS = {"proto-max-bulk-len": 512 * 1024**2, "client-query-buffer-limit": 1024**3}
 """Settings that limit one argument and one command, and their defaults."""
 
@@ -422,42 +425,31 @@ class RedisStore:
 
         while len(found) < limit:
             wanted = min(limit - len(found), _PAGE)
-            rows, is_end = await self._page(low, high, wanted, erased)
-            found += [decode_thread(*row) for row in rows[:wanted]]
+            # A shard has its share of the page, and a few more as chance has it.
+            size = min(wanted, 2 * wanted // self._shards + 8)
+            query = [words(b"list", low, high, size, int(erased))]
+            pages = await self._run([(one, query) for one in self._layout.shards])
+            rows: list[Any] = []
+            known_to = _LAST_ID
 
-            if is_end and len(rows) <= wanted:
+            for shard, [answer] in zip(self._layout.shards, pages, strict=True):
+                # By bytes of UTF-8, which is the order of code points.
+                page = sorted(checked(answer, shard)[1:], key=itemgetter(0))[:size]
+                rows += page
+
+                if len(page) == size:  # the shard may have more behind it
+                    known_to = min(known_to, page[-1][0])
+
+            rows = [row for row in rows if row[0] <= known_to]
+            rows = sorted(rows, key=itemgetter(0))[:wanted]
+            found += [decode_thread(*row) for row in rows]
+
+            if known_to == _LAST_ID and len(rows) < wanted:
                 break
 
-            low = b"(" + rows[:wanted][-1][0]
+            low = b"(" + rows[-1][0]
 
         return found
-
-    async def _page(
-        self, low: bytes, high: bytes, wanted: int, erased: bool
-    ) -> tuple[list[Any], bool]:
-        """Return the next threads of all shards in order, and whether it is all."""
-        # A shard has its share of the page, and a few more as chance has it.
-        size = min(wanted, 2 * wanted // self._shards + 8)
-        query = [words(b"list", low, high, size, int(erased))]
-        pages = await self._run([(one, query) for one in self._layout.shards])
-        rows: list[Any] = []
-        ends = []
-
-        for shard, [answer] in zip(self._layout.shards, pages, strict=True):
-            # By bytes of UTF-8, which is the order of code points.
-            page = sorted(checked(answer, shard)[1:], key=itemgetter(0))[:size]
-            rows += page
-
-            if len(page) == size:
-                ends.append(page[-1][0])
-
-        rows.sort(key=itemgetter(0))
-
-        if not ends:
-            return rows, True
-
-        # Behind the end of a full page its shard may have more.
-        return [row for row in rows if row[0] <= min(ends)], False
 
     async def calls(self, thread_id: str) -> list[StoredCall]:
         _, *found = await self._read(thread_id, ("HGETALL", b"p"), ("HGETALL", b"c"))
