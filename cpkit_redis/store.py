@@ -374,7 +374,8 @@ class RedisStore:
     ) -> list[Any]:
         # LRANGE counts as Python does, from the end too, but includes the last one.
         first, last = (1, 0) if stop == 0 else (start, -1 if stop is None else stop - 1)
-        _, version, found = await self._read(
+        # The version only tells where they are, so it may be of another moment.
+        version, found = await self._ask(
             thread_id, ("LLEN", b"m"), ("LRANGE", b"m", _near(first), _near(last))
         )
         return await decode_rows(decode, found, span(start, stop, version)[0])
@@ -481,26 +482,33 @@ class RedisStore:
     async def _read(self, thread_id: str, *queries: tuple[Any, ...]) -> list[Any]:
         """Return a thread's times, and the answers to queries, of one moment.
 
-        A query is a command, a kind of key, and the rest. Every change of a thread sets
-        a later time: where the times are the same before and after, nothing changed.
+        Every change of a thread sets a later time: where the times are the same before
+        and after, nothing changed.
         """
-        commands = [
-            (name, self._layout.key(kind, thread_id), *rest)
-            for name, kind, *rest in (("HGETALL", b"t"), *queries, ("HGETALL", b"t"))
-        ]
+        times = ("HGETALL", b"t")
 
         while True:
-            answers = await self._server.ask(commands[0][1], *commands)
+            *found, after = await self._ask(thread_id, times, *queries, times)
 
-            for i, (name, key, *_) in enumerate(commands):
-                if isinstance(answer := answers[i], Exception):
-                    raise refusal(answer, thread_id, key) from answer
+            if found[0] == after:
+                return found
 
-                if name == "HGETALL":
-                    answers[i] = dict(zip(answer[::2], answer[1::2], strict=True))
+    async def _ask(self, thread_id: str, *queries: tuple[Any, ...]) -> list[Any]:
+        """Return the answers to queries: a command, a kind of key, and the rest."""
+        commands = [
+            (name, self._layout.key(kind, thread_id), *rest)
+            for name, kind, *rest in queries
+        ]
+        answers = await self._server.ask(commands[0][1], *commands)
 
-            if answers[0] == answers.pop():
-                return answers
+        for i, (name, key, *_) in enumerate(commands):
+            if isinstance(answer := answers[i], Exception):
+                raise refusal(answer, thread_id, key) from answer
+
+            if name == "HGETALL":
+                answers[i] = dict(zip(answer[::2], answer[1::2], strict=True))
+
+        return answers
 
     async def _step(
         self, one_id: str, name: bytes, *arguments: Any, writes: bool = True
