@@ -322,6 +322,42 @@ async def attempts_in_any_order(case: Case) -> None:
         assert [one.attempt for one in loaded.pending] == [4]
 
 
+@clause("move.judges-each-key", MovesThreads)
+async def judges_each_key(case: Case) -> None:
+    """The attempts of one key elsewhere do not refuse the other keys of a dump."""
+    thread, other, key = case.id(), case.id(), case.id("key")
+    failed = made_call(other, "failed", key=key, attempt=5)
+    await case.cp.restore_thread(made_dump(other, failed))
+    calls = [
+        made_call(thread, "issued"),
+        made_call(thread, "completed", key=key, attempt=6),
+        made_call(thread, "failed", attempt=5),
+    ]
+    await case.cp.restore_thread(made_dump(thread, *calls))
+    seen = await case.cp.dump_thread(thread)
+    assert seen is not None
+    assert list(seen.calls) == calls
+
+
+@clause("move.comes-back-below", MovesThreads, ErasesThreads)
+async def comes_back_below(case: Case) -> None:
+    """A forgotten attempt of a key is restored while a newer one holds the key."""
+    thread, other, key = case.id(), case.id(), case.id("key")
+    first, second = case.call(key), case.call(key)
+    await case.cp.append(thread, [{"n": 1}])
+    await case.cp.record_issued(thread, first)
+    await case.cp.record_result(thread, first.call_id, "no", success=False)
+    await case.cp.record_issued(other, second)
+    dump = await case.cp.dump_thread(thread)
+    assert dump is not None
+    await case.cp.delete_thread(thread, forget_keys=True)
+    expected, seen = await _moved(case, dump)
+    assert exactly(seen, expected)
+    holder = await case.cp.record_issued(case.id(), case.call(key))
+    assert holder is not None
+    assert (holder.call, holder.attempt) == (second, 2)
+
+
 @clause("move.refuses-an-existing-thread", MovesThreads)
 async def refuses_an_existing_thread(case: Case) -> None:
     """A restore over an existing thread raises VersionConflict and changes nothing."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any
 
 from conformance.case import Case, Store, raises
@@ -96,6 +97,32 @@ async def yields_changes_of_others(case: Case) -> None:
         for name, step in _steps(case, case.cp, thread).items():
             await step()
             assert await _next(changes, name) == thread
+
+
+@contextmanager
+def _clock_set_back() -> Iterator[None]:
+    """Set the clock of this process two days back."""
+    real, real_ns, back = time.time, time.time_ns, 2 * 24 * 60 * 60
+    time.time = lambda: real() - back
+    time.time_ns = lambda: real_ns() - back * 1_000_000_000
+
+    try:
+        yield
+    finally:
+        time.time, time.time_ns = real, real_ns
+
+
+@clause("watch.clock-set-back", WatchesThreads, "handles", "notify", deadline=300)
+async def clock_set_back(case: Case) -> None:
+    """The poll finds each change where the clock was set back before it."""
+    thread = case.id()
+    await case.cp.append(thread, [{"n": 0}])
+
+    async with _watching(case, notify=False) as cp, cp.watch(thread) as changes:
+        with _clock_set_back():
+            for name, step in _steps(case, case.cp, thread).items():
+                await step()
+                assert await _next(changes, f"{name}, with an earlier time") == thread
 
 
 @clause("watch.yields-deletions", WatchesThreads, ErasesThreads, deadline=200)

@@ -15,6 +15,7 @@ from cpkit import (
     UnknownCall,
     VersionConflict,
 )
+from cpkit.driver import StoredCall
 from tests.broken.store import Broken, breaks, pause
 
 
@@ -60,6 +61,38 @@ class StaysDeleted(Broken):
             return None
 
         return await super().load(thread_id)
+
+
+class _Refuses(Broken):
+    """Refuses a dump because of calls that do not stand in its way."""
+
+    def in_the_way(self, dump: ThreadDump, call: StoredCall) -> bool:
+        raise NotImplementedError
+
+    async def restore_thread(self, dump: ThreadDump) -> None:
+        for one in dump.calls:
+            call = self._store.last_attempt(one.call.idempotency_key)
+
+            if call is not None and self.in_the_way(dump, call):
+                raise KeyTaken(call.idempotency_key, call.thread_id)
+
+        await super().restore_thread(dump)
+
+
+@breaks("move.judges-each-key")
+class MixesKeys(_Refuses):
+    """Takes the attempts of one key for those of every key in the dump."""
+
+    def in_the_way(self, dump: ThreadDump, call: StoredCall) -> bool:
+        return any(one.attempt == call.attempt for one in dump.calls)
+
+
+@breaks("move.comes-back-below")
+class WantsTheNewestAttempt(_Refuses):
+    """Refuses an attempt that is older than the one on record."""
+
+    def in_the_way(self, dump: ThreadDump, call: StoredCall) -> bool:
+        return any(one.attempt < call.attempt for one in dump.calls)
 
 
 @breaks("move.keeps-values")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from fnmatch import fnmatchcase
+from typing import ClassVar
 
 from tests.broken.crashes import Disk, DiskHarness
 from tests.broken.reference import Reference, Watcher
@@ -25,6 +27,20 @@ class _Misses(Broken):
 @breaks("watch.yields-each-change")
 class MissesClaims(_Misses):
     missed = ("claim",)
+
+
+@breaks("watch.clock-set-back")
+class WatchesTheClock(Broken):
+    """Counts a change whose time is later than that of the change before."""
+
+    times: ClassVar[dict[str, int]] = {}
+
+    def _changed(self, thread_id: str, change: str) -> None:
+        now = time.time_ns()
+
+        if now > self.times.get(thread_id, 0):
+            self.times[thread_id] = now
+            super()._changed(thread_id, change)
 
 
 @breaks("watch.yields-deletions")
