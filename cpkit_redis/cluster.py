@@ -91,8 +91,8 @@ from cpkit.driver import (
     Write,
 )
 from cpkit.errors import CorruptThread
-from cpkit_redis import listen
 from cpkit_redis.errors import not_sent
+from cpkit_redis.listen import listen
 from cpkit_redis.nodes import Nodes
 from cpkit_redis.operations import operation, outcome, words
 from cpkit_redis.schema import SHARDS, decode_call
@@ -146,11 +146,8 @@ class ClusterStore(RedisStore):
         pool = await self._server.pool(self._channel)
 
         try:
-            await listen.listen(pool, self._channel, heard, sharded=True)
-        except StoreFailure as failed:
-            if "unknown command" in failed.reason:  # Redis before 7
-                return
-
+            await listen(pool, "SSUBSCRIBE", self._channel, heard)
+        except StoreFailure:
             await self._server.reconnect()
             raise
 

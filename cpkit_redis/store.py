@@ -89,7 +89,6 @@ from cpkit.driver import (
 )
 from cpkit.errors import CorruptThread, SchemaMismatch
 from cpkit.records import Durability, Survives, ThreadInfo
-from cpkit_redis import listen
 from cpkit_redis.address import URL_OPTIONS, name_of, pool_of
 from cpkit_redis.durability import SETTINGS, durability_of
 from cpkit_redis.errors import (
@@ -100,18 +99,19 @@ from cpkit_redis.errors import (
     not_sent,
     refusal,
 )
+from cpkit_redis.listen import listen
 from cpkit_redis.nodes import Nodes
 from cpkit_redis.operations import (
     SCRIPT,
     SHA,
     checked,
+    copy_thread,
     grouped,
     operation,
     outcome,
     outcomes_of,
     words,
 )
-from cpkit_redis.restoring import copy_thread
 from cpkit_redis.schema import (
     KINDS,
     SCHEMA_VERSION,
@@ -126,7 +126,10 @@ __all__ = ["RedisCheckpointer", "RedisStore"]
 
 MessageT = TypeVar("MessageT")
 
-# Threads in one reply; small, because the server does nothing else meanwhile.
+# What of a thread's times makes its marker: each change sets a later one than before.
+_TIMES = ("created", "updated", "first", "last", "late")
+
+# Threads in one round trip; few, because the server does nothing else meanwhile.
 _PAGE = 1000
 
 # Greater than any id, because ids are UTF-8.
@@ -391,8 +394,23 @@ class RedisStore:
             found = await self.threads("", None, sys.maxsize, True)
             thread_ids = [info.thread_id for info in found]
 
-        keys = {one: self._layout.key(b"t", one) for one in thread_ids}
-        return await listen.markers(self._server.ask_each, keys)
+        markers: dict[str, Hashable] = {}
+
+        for start in range(0, len(thread_ids), _PAGE):
+            some = thread_ids[start : start + _PAGE]
+            keys = [self._layout.key(b"t", one) for one in some]
+            answers = await self._server.ask_each(
+                [(key, ("HMGET", key, *_TIMES)) for key in keys]
+            )
+
+            for thread_id, key, answer in zip(some, keys, answers, strict=True):
+                if isinstance(answer, Exception):
+                    raise refusal(answer, thread_id, key) from answer
+
+                if any(answer):
+                    markers[thread_id] = tuple(answer)
+
+        return markers
 
     async def announce(self, thread_ids: Sequence[str]) -> bool:
         if not self._may_publish:
@@ -411,7 +429,7 @@ class RedisStore:
 
     async def listen(self, heard: Heard) -> None:
         pool = pool_of(self._where, 1, self.timeouts.retry)
-        await listen.listen(pool, self._channel, heard)
+        await listen(pool, "SUBSCRIBE", self._channel, heard)
 
     async def threads(
         self, prefix: str, after: str | None, limit: int, erased: bool

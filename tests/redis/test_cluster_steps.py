@@ -202,7 +202,8 @@ async def test_callers_at_once_have_one_holder(
 ) -> None:
     """Of many claims of one key one is told that it holds it, and all see that one.
 
-    Also where each of them has to look first whether the last attempt failed.
+    Also where each of them has to look first whether the last attempt failed. No
+    prepared claim is left.
     """
     store = SpreadStore(cluster.url(), ClusterOptions(prefix=prefix))
 
@@ -219,6 +220,9 @@ async def test_callers_at_once_have_one_holder(
             assert found.count(None) == 1
             winner = found.index(None)
             assert {one.thread_id for one in found if one} == {f"t{winner}"}
+
+    left = [key for keys in keys_of(cluster, prefix).values() for key in keys]
+    assert not [key for key in left if "}:w:" in key]
 
 
 @pytest.mark.parametrize("step", [1, 2])

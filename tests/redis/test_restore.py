@@ -22,7 +22,7 @@ from cpkit import (
 )
 from cpkit.driver import Append, Restore
 from cpkit_redis import RedisCheckpointer, RedisStore
-from cpkit_redis.restoring import copy_thread
+from cpkit_redis.operations import copy_thread
 from cpkit_redis.store import RedisOptions
 from tests.redis.proxy import Proxy
 from tests.redis.test_keys import keys_of
