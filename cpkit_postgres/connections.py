@@ -47,7 +47,7 @@ class Connections:
         self.schema = options.schema
         self._where = where
         self._options = options
-        self._sql = cache(partial(filled, schema=options.schema))
+        self.text = cache(partial(filled, schema=options.schema))
         self._portable = options.dialect == "portable"
         self._size = (
             options.pool_size if isinstance(where, str) else where.get_max_size()
@@ -65,7 +65,7 @@ class Connections:
     async def fetch(self, query: str, *args: object) -> list[Record]:
         """Run one statement and return its rows."""
         async with self._connection() as connection:
-            rows: list[Record] = await connection.fetch(self._sql(query), *args)
+            rows: list[Record] = await connection.fetch(self.text(query), *args)
             return rows
 
     @asynccontextmanager
@@ -74,7 +74,7 @@ class Connections:
         async with self._connection() as connection:
 
             async def fetch(query: str, *args: object) -> list[Record]:
-                rows: list[Record] = await connection.fetch(self._sql(query), *args)
+                rows: list[Record] = await connection.fetch(self.text(query), *args)
                 return rows
 
             try:

@@ -24,7 +24,6 @@ from uuid import uuid4
 from cpkit.driver import StoreFailure
 from cpkit_postgres.connections import Connection, Connections
 from cpkit_postgres.errors import CLIENT_ERRORS, IS_ROLLED_BACK, failure, sqlstate
-from cpkit_postgres.queries import filled
 
 __all__ = ["check_engine", "schema"]
 
@@ -110,18 +109,16 @@ async def _skew(
     The other transaction reads at the same time and sets the other row. One after the
     other, the second one would not set its row.
     """
-
-    def sql(query: str) -> str:
-        return filled(query, connections.schema)
+    text = connections.text
 
     try:
         async with asyncio.timeout(_PATIENCE):
             await connection.execute("BEGIN")
-            total = await connection.fetchval(sql(_SUM), run)
+            total = await connection.fetchval(text(_SUM), run)
             await barrier.wait()
 
             if total == 0:
-                await connection.execute(sql(_SET), run, place)
+                await connection.execute(text(_SET), run, place)
 
             await connection.execute("COMMIT")
             return bool(total == 0)
