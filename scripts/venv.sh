@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # venv.sh FOLDER EXTRA: make the environment FOLDER, and install the package into it with
-# the extra EXTRA ("all" or "dev"), again when pyproject.toml is newer.
+# the extra EXTRA ("all", "demo" or "dev"), again when pyproject.toml is newer.
 #
 # PYTHON names the interpreter; an environment of another interpreter is made again.
 # Without PYTHON an existing one is kept, and a new one gets the newest Python found.

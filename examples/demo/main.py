@@ -10,8 +10,8 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -72,7 +72,13 @@ def _parser() -> argparse.ArgumentParser:
         "3 if the store is unavailable.",
     )
     add = parser.add_argument
-    add("--url", help="the store to use (default: a fresh SQLite file)")
+    store = parser.add_mutually_exclusive_group()
+    store.add_argument("--url", help="the store to use (default: a fresh SQLite file)")
+    store.add_argument(
+        "--cluster",
+        action="store_true",
+        help="use a Redis Cluster of six private servers, and kill a primary too",
+    )
     add(
         "--conversations",
         type=_at_least_one,
@@ -122,56 +128,78 @@ def _demo(options: argparse.Namespace) -> int:
     conversations = choose(read(options.data, run_id), options.conversations)
     folder: Path | None = options.folder
     url: str | None = options.url
+    kill_primary: Callable[[], str] | None = None
 
-    if url is None:
+    with ExitStack() as stack:
+        if options.cluster:
+            # Imported here: no other store needs redis.
+            from .cluster import Cluster
+
+            folder = folder or _fresh_folder()
+            cluster = stack.enter_context(Cluster(folder / run_id))
+            url, kill_primary = cluster.url, cluster.kill_primary
+
+        if url is None:
+            folder = folder or _fresh_folder()
+            url = f"sqlite:///{quote(str((folder / 'agent.db').absolute()))}"
+
+        durability = asyncio.run(_check(url))
         folder = folder or _fresh_folder()
-        url = f"sqlite:///{quote(str((folder / 'agent.db').absolute()))}"
+        folder.mkdir(parents=True, exist_ok=True)
+        books = Books(folder / "airline-books.db")
+        picture = Picture(conversations)
+        job = Job(
+            url=url,
+            data=str(options.data),
+            conversations=len(conversations),
+            run=run_id,
+            books=str(books.path),
+            pace=options.pace,
+            ledger=options.ledger,
+        )
+        messages = sum(len(c.messages) for c in conversations)
+        log = folder / f"{run_id}.log"
+        run = Run(job, messages, options.kills, log, picture, kill_primary)
+        primary = ", and a primary of the store" if kill_primary else ""
+        picture.head(
+            ("store", redacted(url)),
+            ("survives", durability),
+            ("threads", f"{run_id}/*, {len(conversations)} recorded conversations"),
+            ("airline", str(books.path)),
+            ("kills", f"{options.kills} planned{primary}"),
+        )
+        began = time.monotonic()
 
-    durability = asyncio.run(_check(url))
-    folder = folder or _fresh_folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    books = Books(folder / "airline-books.db")
-    picture = Picture(conversations)
-    job = Job(
-        url=url,
-        data=str(options.data),
-        conversations=len(conversations),
-        run=run_id,
-        books=str(books.path),
-        pace=options.pace,
-        ledger=options.ledger,
-    )
-    messages = sum(len(c.messages) for c in conversations)
-    run = Run(job, messages, options.kills, folder / f"{run_id}.log", picture)
-    picture.head(
-        ("store", redacted(url)),
-        ("survives", durability),
-        ("threads", f"{run_id}/*, {len(conversations)} recorded conversations"),
-        ("airline", str(books.path)),
-        ("kills", f"{options.kills} planned"),
-    )
-    began = time.monotonic()
+        try:
+            with picture:
+                run.play()
 
-    try:
-        with picture:
-            run.play()
+            findings = asyncio.run(_examine(run, conversations, books))
+        except KeyboardInterrupt:
+            where = f"the store is {redacted(url)}; books and log are in {folder}"
+            return _fail(_INTERRUPTED, f"interrupted; {where}")
 
-        findings = asyncio.run(_examine(run, conversations, books))
-    except KeyboardInterrupt:
-        where = f"the store is {redacted(url)}; books and log are in {folder}"
-        return _fail(_INTERRUPTED, f"interrupted; {where}")
+        broken = [finding.what for finding in findings if finding.holds is False]
+        verdict = (
+            f"Broken: {', '.join(broken)}."
+            if broken
+            else f"Kills survived: {len(run.kills)}{primary}. "
+            + (
+                "Lost messages were written again"
+                if run.lost
+                else "No message was lost"
+            )
+            + ", and no booking happened twice."
+        )
+        picture.result(findings, verdict)
+        picture.took(time.monotonic() - began, folder)
 
-    broken = [finding.what for finding in findings if finding.holds is False]
-    verdict = (
-        f"Broken: {', '.join(broken)}."
-        if broken
-        else f"Kills survived: {len(run.kills)}. No message was lost, "
-        "and no booking happened twice."
-    )
-    asyncio.run(_ask(url, f"{run_id}/refund"))
-    picture.result(findings, verdict)
-    picture.foot(time.monotonic() - began, folder, redacted(url))
-    return _BROKEN if broken else 0
+        # The page cannot show a cluster, which ends with the demo.
+        if not options.cluster:
+            asyncio.run(_ask(url, f"{run_id}/refund"))
+            picture.foot(redacted(url))
+
+        return _BROKEN if broken else 0
 
 
 async def _check(url: str) -> str:

@@ -111,6 +111,11 @@ class Picture:
         for thread in self._bars:
             self._set_status(thread, "[red]killed")
 
+    def lost_primary(self, address: str) -> None:
+        self._print(
+            ("kill -9      ", "bold red"), f"the primary {address} of the store"
+        )
+
     def result(self, findings: list[Finding], verdict: str) -> None:
         """Print every finding, and the verdict."""
         holds = all(finding.holds is not False for finding in findings)
@@ -141,8 +146,10 @@ class Picture:
 
         self._print((verdict, "bold green" if holds else "bold red"))
 
-    def foot(self, seconds: float, folder: Path, url: str) -> None:
+    def took(self, seconds: float, folder: Path) -> None:
         self._print((f"{seconds:.0f} s. Store, books and log are in {folder}", "dim"))
+
+    def foot(self, url: str) -> None:
         # The command beside this interpreter, because its folder may not be in PATH.
         command = os.path.relpath(Path(sys.executable).parent / "cpkit")
         self._print("A refund waits for your decision.")

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -70,6 +71,8 @@ class Watcher(Protocol):
 
     def killed(self, kill: Kill) -> None: ...
 
+    def lost_primary(self, address: str) -> None: ...
+
 
 @dataclass
 class Run:
@@ -79,7 +82,8 @@ class Run:
     newest version of each thread that a worker reported, and ``lost`` the threads
     whose version was lower in a later load. ``resolved`` has, for each unclear call,
     whether its effect had happened. ``replayed`` counts the recorded results that were
-    used in place of a call.
+    used in place of a call. ``kill_primary`` kills a server of the store in the middle
+    of the run, and returns its address, which is in ``primary`` then.
     """
 
     job: Job
@@ -87,6 +91,8 @@ class Run:
     planned: int
     log: Path
     watcher: Watcher
+    kill_primary: Callable[[], str] | None = None
+    primary: str | None = None
     kills: list[Kill] = field(default_factory=list)
     acknowledged: dict[str, int] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
@@ -127,6 +133,7 @@ class Run:
                 if self._is_kill_due(event["what"]):
                     kill = self._kill(worker, event)
                 elif event["what"] in MOMENTS:
+                    self._lose_primary()
                     _send(worker, event["thread"])
         except BaseException:
             worker.kill()
@@ -181,6 +188,14 @@ class Run:
         written = sum(self.acknowledged.values())
         turn = [*MOMENTS][done % len(MOMENTS)]
         return written >= self._overdue or (written >= self._due and moment == turn)
+
+    def _lose_primary(self) -> None:
+        """Kill a server of the store when half of the messages are written."""
+        written = sum(self.acknowledged.values())
+
+        if self.kill_primary and not self.primary and 2 * written >= self.messages:
+            self.primary = self.kill_primary()
+            self.watcher.lost_primary(self.primary)
 
     def _kill(self, worker: Popen[bytes], event: Event) -> Kill:
         if event["what"] == "append":

@@ -58,9 +58,12 @@ async def examine(
 def _kills(run: Run) -> Finding:
     moments = Counter(kill.moment for kill in run.kills)
     when = [f"{moments[m]} {words}" for m, words in MOMENTS.items() if moments[m]]
-    return Finding(
-        "kills", [f"{len(run.kills)} with SIGKILL", *when], moments[WORST] > 0
-    )
+    seen = [f"{len(run.kills)} with SIGKILL", *when]
+
+    if run.primary:
+        seen.append(f"and the primary {run.primary} of the store, half way")
+
+    return Finding("kills", seen, moments[WORST] > 0)
 
 
 def _transcripts(conversations: list[Conversation], stored: Stored) -> Finding:
@@ -79,12 +82,20 @@ def _transcripts(conversations: list[Conversation], stored: Stored) -> Finding:
 
 
 def _acknowledged(run: Run) -> Finding:
+    """Check that none is lost; the failover of a primary may lose the last ones."""
+    if run.lost and run.primary:
+        seen = f"lost with the primary, and written again: {', '.join(run.lost)}"
+        return Finding("acknowledged writes", [seen], None)
+
     seen = f"lost in: {', '.join(run.lost)}" if run.lost else "none lost by a kill"
     return Finding("acknowledged writes", [seen], not run.lost)
 
 
 def _spend(run: Run, conversations: list[Conversation], stored: Stored) -> Finding:
-    """Check extra: it counts every reply, and at most one lost reply for each kill."""
+    """Check extra: it counts every reply, and at most one lost reply for each kill.
+
+    With a primary, two writes of a thread may be lost or unclear.
+    """
     replies, paid, spent = 0, 0, 0.0
     holds = True
 
@@ -101,7 +112,8 @@ def _spend(run: Run, conversations: list[Conversation], stored: Stored) -> Findi
             return Finding("spend", [f"not stored for {c.name}"], False)
 
         # The agent rounds the sum to a millionth after each reply.
-        holds &= 0 <= count - len(prices) <= len(run.kills)
+        most = len(run.kills) + 2 * (run.primary is not None)
+        holds &= 0 <= count - len(prices) <= most
         holds &= usd >= sum(prices) - 1e-6 * len(prices)
         replies, paid, spent = replies + len(prices), paid + count, spent + usd
 

@@ -19,6 +19,7 @@ from typing import Any
 from agent import Agent, Message
 
 from cpkit import (
+    BackendUnavailable,
     CallRecord,
     CheckpointData,
     Checkpointer,
@@ -198,12 +199,15 @@ async def work(orders: asyncio.StreamReader, job: dict[str, Any]) -> None:
 async def converse(
     cp: Checkpointer[Message], thread_id: str, world: PausingWorld
 ) -> None:
-    try:
-        await Agent(cp, thread_id, world).run()
-    except VersionConflict:
-        # A write of the killed worker reached the server after this worker's load. It
-        # had at most one write in flight, so the second load is final.
-        await Agent(cp, thread_id, world).run()
+    for is_last in (False, False, True):
+        try:
+            return await Agent(cp, thread_id, world).run()
+        except (VersionConflict, BackendUnavailable):
+            # A write of the killed worker reached the server after this worker's load;
+            # or a server of the store died, and a write may have taken effect or not,
+            # or was lost. The next load shows it.
+            if is_last:
+                raise
 
 
 async def main() -> int:

@@ -9,6 +9,7 @@ import pty
 import re
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -114,6 +115,30 @@ def test_killed_agent_resumes_and_books_once(store: str, tmp_path: Path) -> None
     assert "cpkit ui" in done.stdout.splitlines()[-1]
     assert not done.stderr
     assert asyncio.run(tools_to_decide(url)) == ["refund"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("server", ["of the machine", "of the wheel"])
+def test_killed_primary_books_once(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a Redis Cluster a primary is killed too; no server is left afterwards."""
+    if server == "of the wheel":
+        monkeypatch.setenv("PATH", "")
+
+    done = run_demo("--cluster", "--folder", "run", *QUICK, folder=tmp_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert changes_made(tmp_path / "run") == changes_recorded(3)
+    assert "the primary 127.0.0.1:" in done.stdout
+    assert "no booking happened twice" in done.stdout
+    ports = re.findall(r"127\.0\.0\.1:(\d+)", done.stdout.splitlines()[0])
+    assert len(ports) == 6
+
+    for port in ports:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", int(port)))
 
 
 async def tools_to_decide(url: str) -> list[str]:
