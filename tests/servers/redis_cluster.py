@@ -285,7 +285,7 @@ class RedisCluster:
                 states = [self.ask(n, "CLUSTER", "NODES") for n in self.nodes]
                 raise RuntimeError(f"the cluster does not come up: {last}, {states}")
 
-            time.sleep(0.02)
+            time.sleep(0.25)
 
 
 class ClusterNodes(Nodes):
