@@ -156,21 +156,27 @@ class Log:
     ``at`` is where the thread stands, or ``None`` where the log holds no thread. An
     ``end`` of 0 is a log without a first write. ``torn`` counts the bytes after the
     end: of a write that was cut short by a kill or a power loss, never acknowledged.
+
+    Damage raises ``CorruptThread``. For a list of threads, which reads no content,
+    ``allow_damage`` puts the error into ``damage`` where the thread's id is known.
     """
 
     index: LogIndex
 
-    def __init__(self, folder: Folder, name: str, file: File) -> None:
+    def __init__(
+        self, folder: Folder, name: str, file: File, *, allow_damage: bool = False
+    ) -> None:
         self.folder = folder
         self.name = name
         self.file = file
+        self.damage: CorruptThread | None = None
         index = self._find_index()
 
         if index is None:
             tail = self._find_tail()[0]
 
             if tail.end:
-                raise self.corrupt(0, _DAMAGE)
+                self.damage = self.corrupt(0, _DAMAGE)
         else:
             self.index = index
 
@@ -179,6 +185,9 @@ class Log:
                 index.synced = max(index.synced, synced)
 
             tail = index.tail
+
+        if self.damage is not None and not (allow_damage and index is not None):
+            raise self.damage
 
         self.end, self.at, self.seal = tail
         self.torn = file.size - self.end
@@ -360,7 +369,7 @@ class Log:
         rest = self.read(tail.end, self.file.size - tail.end)
 
         if rest and not lines.is_torn(tail.seal, rest, tail.end):
-            raise self.corrupt(tail.end, _DAMAGE)
+            self.damage = self.corrupt(tail.end, _DAMAGE)
 
         return tail, synced
 
@@ -401,10 +410,13 @@ class Log:
 
 
 @contextmanager
-def reading(folder: Folder, name: str, *, sync: bool = True) -> Iterator[Log | None]:
+def reading(
+    folder: Folder, name: str, *, sync: bool = True, allow_damage: bool = False
+) -> Iterator[Log | None]:
     """Open a log as it is at this moment; ``None`` where nothing was written to it.
 
     Without ``sync`` a power loss may take back what the caller reads.
+    ``allow_damage`` is as for `Log`.
     """
     log: Log | None = None
 
@@ -415,7 +427,7 @@ def reading(folder: Folder, name: str, *, sync: bool = True) -> Iterator[Log | N
         except FileNotFoundError:
             pass  # the log is absent
         else:
-            log = Log(folder, name, file)
+            log = Log(folder, name, file, allow_damage=allow_damage)
             file.unlock()
 
             if sync:

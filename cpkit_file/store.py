@@ -361,7 +361,7 @@ def _dump(folder: Folder, thread_id: str) -> StoredDump | None:
 def _threads(
     folder: Folder, prefix: str, after: str | None, limit: int, erased: bool
 ) -> list[ThreadInfo]:
-    """Return a page of threads, from the first and last lines of their logs."""
+    """Return a page of threads, from the first and last intact lines of their logs."""
     names = {
         thread_id: name
         for name in filter(LOG_NAME.fullmatch, os.listdir(folder.threads))
@@ -377,13 +377,17 @@ def _threads(
 
 
 def _info(folder: Folder, thread_id: str, name: str, erased: bool) -> ThreadInfo | None:
-    with reading(folder, name, sync=False) as log:
+    with reading(folder, name, sync=False, allow_damage=True) as log:
         if log is None:
             return None
 
         if log.at is not None:
             version, updated_at = log.at
             created_at = log.created_at()
+        elif log.damage is not None:
+            # No intact line says it, and a list must not leave the thread out.
+            version = 0
+            created_at = updated_at = os.fstat(log.file.fd).st_mtime_ns // 1000
         else:
             found = log.calls().without_content() if erased else []
 
@@ -407,7 +411,7 @@ def _thread_of(folder: Folder, name: str) -> str | None:
     if known is not None:
         return known
 
-    with reading(folder, name, sync=False) as log:
+    with reading(folder, name, sync=False, allow_damage=True) as log:
         if log is None:
             return None
 

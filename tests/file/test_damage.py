@@ -15,11 +15,13 @@ import pytest
 from cpkit import (
     BackendUnavailable,
     CorruptThread,
+    MemoryCheckpointer,
     SchemaMismatch,
     SerializationError,
     ToolCall,
 )
 from cpkit.messages import Message
+from cpkit.tools.copying import copy_store
 from cpkit_file import FileCheckpointer, lines
 from cpkit_file.schema import claim_stem, log_name
 
@@ -261,6 +263,36 @@ async def test_damage_in_one_thread_does_not_fail_writes_to_others(
 
         errors = [outcome for outcome in outcomes if outcome != 1]
         assert len({id(error) for error in errors}) == 20
+
+
+@pytest.mark.parametrize("appends", [1, 2])
+async def test_a_damaged_thread_is_listed_with_its_neighbours(
+    home: Path, log: Path, appends: int
+) -> None:
+    """A list reads no content: others can be found, copied and watched meanwhile."""
+    async with Store(home) as cp:
+        for n in range(appends):
+            await cp.append("t", [{"n": n}])
+
+        await cp.append("other", [{}])
+        log.write_bytes(log.read_bytes()[:-20] + b"?" + log.read_bytes()[-19:])
+
+    async with Store(home) as cp, MemoryCheckpointer[Any]() as copy:
+        found = await cp.list_threads()
+        assert [one.thread_id for one in found] == ["other", "t"]
+        assert found[1].version == appends - 1
+
+        report = await copy_store(cp, copy)
+        assert (report.threads, report.copied) == (2, 1)
+        assert str(log) in report.failures[0].reason
+
+        async with cp.watch() as changes:
+            await cp.append("new", [{}])
+            assert await anext(changes) == "new"
+
+        error = await error_of(cp.load("t"))
+        assert (error.thread_id, error.where) == ("t", f"{log}, line {2 + appends}")
+        await error_of(cp.append("t", [{}]))
 
 
 async def test_a_stored_message_of_another_type_is_reported(home: Path) -> None:
