@@ -269,9 +269,8 @@ class SyncCheckpointer(Generic[MessageT]):
 
         while True:
             _refuse_inside_a_loop()
-            self._check()
-            # Not in ``_pending``: `close` does not wait for a watch, but ends it.
-            future = asyncio.run_coroutine_threadsafe(take(), self._loop)
+            # `close` does not wait for a watch, but ends it.
+            future = self._start(take(), pending=False)
 
             try:
                 thread_id = future.result()
@@ -322,6 +321,12 @@ class SyncCheckpointer(Generic[MessageT]):
 
         `close` waits for it. Raises ``Closed``.
         """
+        future = self._start(work, pending=True)
+        future.add_done_callback(self._forget)
+        return future
+
+    def _start(self, work: Coroutine[Any, Any, T], *, pending: bool) -> Future[T]:
+        """Start a coroutine on the loop, unless `close` began; it waits if pending."""
         try:
             self._check()
 
@@ -330,12 +335,13 @@ class SyncCheckpointer(Generic[MessageT]):
                     raise Closed("this SyncCheckpointer")
 
                 future = asyncio.run_coroutine_threadsafe(work, self._loop)
-                self._pending.add(future)
+
+                if pending:
+                    self._pending.add(future)
         except BaseException:
             work.close()
             raise
 
-        future.add_done_callback(self._forget)
         return future
 
     def _forget(self, future: Future[Any]) -> None:

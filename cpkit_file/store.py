@@ -8,8 +8,9 @@ URL forms
 Durability
     ``full``, the default: a write is answered when it, and the name of its file, are on
     disk (``fdatasync``, ``fsync`` of the folder). So it survives a power loss, and what
-    a read shows does too. ``normal``: appends, extra and results are not synced. They
-    survive a kill of the process, and a power loss can take any of the last ones.
+    a read shows does too. ``normal``: appends, extra, claims and results are not
+    synced. They survive a kill of the process. A power loss can take any of the last
+    ones, and with a claim the knowledge that its effect may have run.
 
 What is atomic
     Each operation is one trip to a worker thread, and one line at the end of its

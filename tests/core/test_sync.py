@@ -380,3 +380,23 @@ def test_it_sees_writes_of_other_handles(tmp_path: Path) -> None:
         data = cp.load("t")
         assert data is not None
         assert data.messages == [{"n": 1}]
+
+
+def test_a_close_between_two_ids_of_a_watch_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next id raises ``Closed``, however far it has come when the loop ends."""
+    with SyncCheckpointer("memory://") as cp, cp.watch("t") as changes:
+        check = cp._check
+
+        def close_then() -> None:
+            check()
+            monkeypatch.undo()
+            closing = threading.Thread(target=cp.close)
+            closing.start()
+            closing.join()
+
+        monkeypatch.setattr(cp, "_check", close_then)
+
+        with pytest.raises(Closed):
+            next(changes)
