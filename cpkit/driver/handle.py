@@ -349,8 +349,8 @@ class Handle(Generic[MessageT]):
         caller = asyncio.current_task()
         cancelled = caller.cancelling() if caller else 0
 
-        if self._limit.seconds is None:
-            work = self._attempt(query, "not sent", _no_limit)
+        if self._limit.seconds is None or self._store.timeouts.prompt:
+            work = self._attempt(query, "not sent", lambda failure: None)
             found = await self._lifecycle.run(work)
         else:
             found = await self._query_in_task(query)
@@ -368,7 +368,7 @@ class Handle(Generic[MessageT]):
     async def _query_in_task(self, query: Callable[[], Awaitable[T]]) -> T | Exception:
         """Run a query in a task, so that its caller can go on where it does not end.
 
-        The task takes 10 µs, so queries without a limit do not have one.
+        The task takes 10 µs, so a store that ends when it is cancelled goes without.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T | Exception] = loop.create_future()
@@ -519,8 +519,3 @@ class Handle(Generic[MessageT]):
 
         error.__cause__ = failure.__cause__ or failure
         return error
-
-
-def _no_limit(failure: StoreFailure) -> NoReturn:
-    """Is given where an operation has no limit of time, so nothing gives up."""
-    raise AssertionError(failure)

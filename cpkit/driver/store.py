@@ -90,10 +90,14 @@ class Timeouts(NamedTuple):
     calls cannot be cancelled, because they run in a thread; such a store limits its own
     waiting. ``retry`` is for how long the handle repeats an operation that was proven
     not to have run.
+
+    ``prompt`` says that a cancelled read always ends at once. Then it runs in its
+    caller's task, which takes 10 µs less.
     """
 
     operation: float | None = None
     retry: float = 0.0
+    prompt: bool = False
 
 
 class Store(Protocol):

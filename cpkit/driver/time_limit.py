@@ -39,9 +39,9 @@ class Deadline:
 class TimeLimit:
     """Cancels the task of an operation that takes longer than ``seconds``.
 
-    A store may not end when it is cancelled. Then the task is cancelled again after
-    ``grace`` seconds, and ``give_up`` is called: it lets the caller go on without the
-    task.
+    A store may not end when it is cancelled. Then the task is cancelled again every
+    ``grace`` seconds, and ``give_up`` is called each time: it lets the caller go on
+    without the task.
 
     `start` an operation, and `end` it in a ``finally``. One timer serves all of them:
     ``asyncio.timeout`` sets and cancels a timer for each, which was measured to take
@@ -92,20 +92,24 @@ class TimeLimit:
         """Cancel the operations that are late; set the timer for the next one."""
         now = loop.time()
 
-        for deadline in _due(self._running, now):
-            _cancel(deadline)
-            deadline.at = now + self.grace
-            self._cancelled[deadline] = None
-
         for deadline in _due(self._cancelled, now):
-            _cancel(deadline)
+            self._cancel(deadline, now)
             deadline.give_up()
+
+        for deadline in _due(self._running, now):
+            self._cancel(deadline, now)
 
         left = [next(iter(some)) for some in (self._running, self._cancelled) if some]
         next_at = min((deadline.at for deadline in left), default=None)
         self._timer = (
             None if next_at is None else loop.call_at(next_at, self._look, loop)
         )
+
+    def _cancel(self, deadline: Deadline, now: float) -> None:
+        deadline.cancels += 1
+        deadline.task.cancel()
+        deadline.at = now + self.grace
+        self._cancelled[deadline] = None
 
 
 def _due(deadlines: dict[Deadline, None], now: float) -> list[Deadline]:
@@ -116,8 +120,3 @@ def _due(deadlines: dict[Deadline, None], now: float) -> list[Deadline]:
         del deadlines[deadline]
 
     return due
-
-
-def _cancel(deadline: Deadline) -> None:
-    deadline.cancels += 1
-    deadline.task.cancel()

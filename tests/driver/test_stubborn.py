@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +87,31 @@ async def test_an_operation_ends_without_its_store(name: str) -> None:
 
     assert store.closed
     store.end.set()
+
+
+async def test_a_read_of_a_prompt_store_is_cancelled_until_it_ends() -> None:
+    """In its caller's task; here it catches two cancellations."""
+    tasks: list[asyncio.Task[Any] | None] = []
+
+    class Prompt(GatedStore):
+        async def holder(self, key: str) -> StoredCall | None:
+            tasks.append(asyncio.current_task())
+
+            for _ in range(2):
+                with suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+
+            await asyncio.Event().wait()
+            return None
+
+    async with handle(Prompt(timeouts=Timeouts(SOON, prompt=True))) as cp:
+        with pytest.raises(BackendUnavailable, match=r"within 0\.02 s"):
+            await cp.find_call("k")
+
+    caller = asyncio.current_task()
+    assert tasks == [caller]
+    assert caller is not None
+    assert not caller.cancelling()
 
 
 async def test_a_later_operation_ends_too() -> None:

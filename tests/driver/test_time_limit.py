@@ -117,4 +117,4 @@ async def test_an_operation_that_goes_on_is_given_up() -> None:
     await task
     assert cancelled == [False, True]
     assert not task.cancelling()
-    assert limit._timer is None
+    limit.close()
