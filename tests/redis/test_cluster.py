@@ -19,7 +19,7 @@ from cpkit_redis.cluster import ClusterOptions, SpreadStore
 from tests.model import check_moves, check_outcomes
 from tests.redis.test_access import documented, everything
 from tests.redis.test_keys import HOSTILE, fill
-from tests.servers.redis import RedisServer
+from tests.servers.redis import RedisServer, no_tls
 from tests.servers.redis_cluster import RedisCluster, shared_cluster
 
 NEVER = 86_400.0
@@ -257,3 +257,27 @@ def test_a_handle_shows_its_nodes_without_the_password() -> None:
     assert repr(handle) == "<Handle rediss+cluster://a:6379,b:7000?prefix=p>"
     store: Any = handle
     assert type(store.store) is SpreadStore
+
+
+@pytest.mark.long
+async def test_tls_is_spoken_with_every_node(prefix: str) -> None:
+    """With the new primary of a failover too; the certificates are checked."""
+    if reason := no_tls():
+        pytest.skip(f"needs TLS: {reason}")
+
+    with RedisCluster(node_timeout=1.0, tls=True) as cluster:
+        url = cluster.url(prefix=prefix)
+
+        async with open_checkpointer(url) as handle:
+            cp: Any = handle
+            await asyncio.gather(*(fill(cp, thread) for thread in HOSTILE))
+            await asyncio.to_thread(cluster.nodes[0].kill)
+            await asyncio.gather(*(cp.append(thread, [{}]) for thread in HOSTILE))
+            listed = await cp.list_threads(limit=1000)
+            assert [info.thread_id for info in listed] == sorted(HOSTILE)
+
+        base, _, _ = url.partition("?")
+
+        with pytest.raises(BackendUnavailable, match=r"(?i)certificate"):
+            async with open_checkpointer(f"{base}?connect_timeout=0.2"):
+                pytest.fail("it opened")

@@ -10,7 +10,9 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from redis import Redis
 from redis.crc import key_slot
+from redis.exceptions import AskError, TryAgainError
 
 from conformance.slowdown import slowdown
 from cpkit import BackendUnavailable, ToolCall, VersionConflict, open_checkpointer
@@ -176,6 +178,31 @@ async def test_a_slot_that_moves_lets_its_operations_wait(
         data = await cp.load("t")
         assert (data.version, data.extra) == (2, {"a": 1})
         assert await cp.append("t", [{"n": 3}], expected_version=2) == 3
+
+
+async def test_a_slot_that_moves_has_no_node_for_a_script_of_several_keys(
+    cluster: RedisCluster,
+) -> None:
+    """So waiting is right: following ASK would not help an operation."""
+    slot = key_slot(b"{asking}")
+    keys = ("{asking}:a", "{asking}:b")
+    cluster.ask(cluster.primary_of("{asking}"), "SET", keys[0], "1")
+    source, target = cluster.begin_move(slot)
+    script = ("EVAL", "return 1", 2, *keys)
+
+    with pytest.raises((AskError, TryAgainError)):
+        cluster.ask(source, *script)
+
+    assert cluster.move_keys(slot, (source, target))
+
+    with Redis(port=target.port, single_connection_client=True) as client:
+        client.execute_command("ASKING")
+
+        with pytest.raises(TryAgainError):
+            client.execute_command(*script)
+
+    cluster.end_move(slot, (source, target))
+    assert cluster.ask(target, *script) == 1
 
 
 @pytest.mark.long

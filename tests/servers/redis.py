@@ -58,7 +58,7 @@ class RedisServer:
     must log in; ``users`` are lines of an ACL file, such as
     ``user name on >secret ~prefix:* +get ...``. It listens on the Unix socket
     ``socket`` too. With ``tls`` it listens on a TLS port as well; the authority ``ca``
-    has signed its certificate.
+    has signed its certificate, or it has the certificate of another server.
 
     It keeps its ports and data over `stop`, `kill` and `start`. `close` removes the
     data; it is called at the interpreter's exit at the latest. A folder for the
@@ -72,7 +72,7 @@ class RedisServer:
         appendfsync: str = "everysec",
         password: str | None = None,
         users: list[str] | None = None,
-        tls: bool = False,
+        tls: bool | RedisServer = False,
         settings: Mapping[str, str] | None = None,
         data: Path | None = None,
         port: int | None = None,
@@ -87,7 +87,8 @@ class RedisServer:
         self.socket = self._folder / "socket"
         self.data = data or self._folder / "data"
         self.data.mkdir(exist_ok=True)
-        self.ca = self._folder / "ca.crt"
+        made = tls._folder if isinstance(tls, RedisServer) else self._folder
+        self.ca = made / "ca.crt"
         self.tls_port = _port() if tls else 0
         self.appendfsync = appendfsync
         self.settings = {
@@ -112,11 +113,13 @@ class RedisServer:
             self.settings["requirepass"] = f'"{password}"'
 
         if tls:
-            _make_certificate(self._folder)
+            if made is self._folder:
+                _make_certificate(made)
+
             self.settings |= {
                 "tls-port": str(self.tls_port),
-                "tls-cert-file": str(self._folder / "server.crt"),
-                "tls-key-file": str(self._folder / "server.key"),
+                "tls-cert-file": str(made / "server.crt"),
+                "tls-key-file": str(made / "server.key"),
                 "tls-ca-cert-file": str(self.ca),
                 "tls-auth-clients": "no",
             }

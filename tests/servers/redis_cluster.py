@@ -44,8 +44,8 @@ class RedisCluster:
     """A private cluster. The first ``nodes`` begin as ``primaries``.
 
     A replica takes over about ``node_timeout`` seconds after its primary is gone.
-    With ``links`` the nodes reach each other through relays. ``settings`` go into every
-    redis.conf.
+    With ``links`` the nodes reach each other through relays; with ``tls`` they and the
+    clients use TLS. ``settings`` go into every redis.conf.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class RedisCluster:
         *,
         node_timeout: float = 2.0,
         links: bool = False,
+        tls: bool = False,
         primaries: int = 3,
         replicas: int = 1,
         **settings: str,
@@ -61,18 +62,25 @@ class RedisCluster:
         self.nodes: list[RedisServer] = []
         self.links = ClusterLinks() if links else None
         self.failing = ClusterNodes(self)
+        self._tls = tls
         self._settings = {
             "cluster-enabled": "yes",
             "cluster-config-file": "nodes.conf",
             "cluster-node-timeout": str(int(1000 * node_timeout * slowdown())),
             "cluster-replica-validity-factor": "0",
+            **({"tls-cluster": "yes", "tls-replication": "yes"} if tls else {}),
             **{name.replace("_", "-"): value for name, value in settings.items()},
         }
 
     def url(self, **options: object) -> str:
         """Return the URL with the first and the last node."""
-        ports = (self.nodes[0].port, self.nodes[-1].port)
-        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+        nodes = (self.nodes[0], self.nodes[-1])
+        hosts = ",".join(f"127.0.0.1:{_own_port(node)}" for node in nodes)
+
+        if self._tls:
+            options["ssl_ca_certs"] = nodes[0].ca
+            return f"rediss+cluster://{hosts}?{urlencode(options)}"
+
         return f"redis+cluster://{hosts}?{urlencode(options)}"
 
     def __enter__(self) -> Self:
@@ -187,7 +195,8 @@ class RedisCluster:
 
     def _start(self) -> None:
         for _ in range(self._primaries * (1 + self._replicas)):
-            node = RedisServer(settings=self._settings)
+            tls = self._tls and (self.nodes[0] if self.nodes else True)
+            node = RedisServer(tls=tls, settings=self._settings)
             self.nodes.append(node)
 
             if self.links is not None:
@@ -205,7 +214,7 @@ class RedisCluster:
 
         for node in self.nodes[1:]:
             host = node.settings.get("cluster-announce-ip", "127.0.0.1")
-            self.ask(first, "CLUSTER", "MEET", host, node.port)
+            self.ask(first, "CLUSTER", "MEET", host, _own_port(node))
 
         known = f"cluster_known_nodes:{len(self.nodes)}"
         self._until(lambda: all(known in self._info(node) for node in self.nodes))
@@ -379,6 +388,11 @@ def harness() -> Harness:
     """Return a harness of a new cluster, for ``cpkit certify module:harness``."""
     cluster = RedisCluster(links=True).__enter__()
     return ClusterHarness(cluster.url(connect_timeout=3), cluster)
+
+
+def _own_port(node: RedisServer) -> int:
+    """Return the port that a node tells the others."""
+    return node.tls_port or node.port
 
 
 _shared: list[RedisCluster] = []
