@@ -76,7 +76,7 @@ class LogTree:
             if kind == "label":
                 self._take_label(entry)
             elif kind == "session_info":
-                self.name = entry.get("name") or self.name
+                self._take_name(entry)
 
     def following(self, drafts: Sequence[Entry]) -> list[Entry]:
         """Make entries of the drafts and return them, without adding them.
@@ -189,6 +189,12 @@ class LogTree:
         self.orphans = [self.entries[place]["id"] for place in orphans]
         named = (self.entries[place]["parentId"] for place in orphans)
         self._missing = {name for name in named if isinstance(name, str)}
+
+    def _take_name(self, entry: Entry) -> None:
+        name = entry.get("name")
+
+        if isinstance(name, str) and name:
+            self.name = name
 
     def _take_label(self, entry: Entry) -> None:
         target = entry.get("targetId")

@@ -170,6 +170,8 @@ async def test_fields_of_a_wrong_type_are_ignored(cp: Store, session_id: str) ->
         {"type": "label", "targetId": ["a"], "label": "x"},
         {"type": "label", "targetId": "a", "label": {"no": "label"}},
         {"type": "session_info", "name": None},
+        {"type": "session_info", "name": {"a": 1}},
+        {"type": "session_info", "name": 5},
         {"type": "custom", "customType": ["cpkit.state"], "data": {"a": 1}},
         {"type": "custom", "customType": "cpkit.state", "data": [1]},
         {"type": "compaction", "firstKeptEntryId": {"a": 1}},
