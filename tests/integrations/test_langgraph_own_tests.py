@@ -1,18 +1,14 @@
-"""The tests of LangGraph's own SQLite package, with cpkit's saver in their place."""
+"""LangGraph's own tests, with cpkit's saver in the place of its SQLite savers."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tarfile
-from importlib.metadata import version
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
-PACKAGE = "langgraph-checkpoint-sqlite"
-FILES = (
+from tests.integrations.own_tests import install, run, source_of
+
+SAVER_FILES = (
     "test_aiosqlite.py",
     "test_sqlite.py",
     "test_delta_parent_walk.py",
@@ -30,26 +26,34 @@ DIFFERENT = {
     ),
 }
 
+# Tests of the graph that run with each of LangGraph's savers.
+GRAPH_FILES = (
+    "test_checkpoint_migration.py",
+    "test_delta_channel_fork.py",
+    "test_delta_channel_subgraph.py",
+    "test_delta_channel_update_state.py",
+    "test_interrupt_state.py",
+    "test_interruption.py",
+    "test_large_cases.py",
+    "test_large_cases_async.py",
+    "test_pregel.py",
+    "test_pregel_async.py",
+    "test_subgraph_persistence.py",
+    "test_subgraph_persistence_async.py",
+    "test_time_travel.py",
+    "test_time_travel_async.py",
+)
+NEEDED = ("pycryptodome", "pytest-mock", "syrupy")
+
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_langgraphs_own_tests_pass(tmp_path: Path) -> None:
+def test_the_tests_of_the_sqlite_saver_pass(tmp_path: Path) -> None:
     """All pass that do not look into LangGraph's tables."""
-    wanted = f"{PACKAGE}=={version(PACKAGE)}"
-    options = ["-q", "--no-deps", "--no-binary", ":all:", "--dest", str(tmp_path)]
-    command = [sys.executable, "-m", "pip", "download", *options, wanted]
-    loaded = subprocess.run(command, capture_output=True, text=True)
-
-    if loaded.returncode:
-        pytest.skip(f"the package index has no source of {wanted}")
-
-    (archive,) = tmp_path.glob("*.tar.gz")
-
-    with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path, filter="data")
-
-    (folder,) = tmp_path.glob("*/tests")
-    own, ours = run(folder, []), run(folder, ["-p", "langgraph_substitute"])
+    tests = source_of("langgraph-checkpoint-sqlite", tmp_path) / "tests"
+    mode = ("-o", "asyncio_mode=auto")
+    own = run(tests, SAVER_FILES, *mode)
+    ours = run(tests, SAVER_FILES, *mode, "-p", "langgraph_substitute")
     assert len(own) >= 30
     assert {name for name, passed in own.items() if not passed} == set()
     failed = {name.rpartition(".")[2] for name, passed in ours.items() if not passed}
@@ -57,21 +61,17 @@ def test_langgraphs_own_tests_pass(tmp_path: Path) -> None:
     assert failed == DIFFERENT.keys()
 
 
-def run(folder: Path, options: list[str]) -> dict[str, bool]:
-    """Run the tests; return which of them passed, by name."""
-    report = folder.parent / "report.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-c", "/dev/null"]
-    command += ["-p", "no:cacheprovider", "-o", "asyncio_mode=auto"]
-    command += ["--rootdir", str(folder.parent), f"--junitxml={report}", *options]
-    subprocess.run(
-        [*command, *(str(folder / name) for name in FILES)],
-        cwd=folder.parent,
-        env={"PYTHONPATH": str(Path(__file__).parent), "PATH": ""},
-        capture_output=True,
-        timeout=600,
+@pytest.mark.long
+@pytest.mark.timeout(1900)
+def test_the_graphs_tests_pass(tmp_path: Path) -> None:
+    """Those that use a SQLite saver, of every kind: sync, async and encrypted."""
+    tests = source_of("langgraph", tmp_path / "langgraph") / "tests"
+    ours = run(
+        tests,
+        GRAPH_FILES,
+        *("-p", "langgraph_substitute", "-k", "sqlite"),
+        paths=[install(tmp_path / "needed", *NEEDED)],
+        env={"NO_DOCKER": "true"},
     )
-    return {
-        f"{case.get('classname')}.{case.get('name')}": case.find("failure") is None
-        and case.find("error") is None
-        for case in ElementTree.parse(report).iter("testcase")
-    }
+    assert len(ours) >= 800
+    assert {name for name, passed in ours.items() if not passed} == set()
