@@ -161,7 +161,7 @@ async def test_a_holder_that_cannot_renew_stops_before_a_takeover(
     async def work() -> None:
         store: Any = Away(cp)
 
-        async with lease_of(store, thread, stale_after=0.3):
+        async with lease_of(store, thread, stale_after=0.3 * slowdown()):
             store.load = store.refuse
             await asyncio.Event().wait()
 
@@ -188,7 +188,7 @@ async def test_a_renewal_that_raises_any_exception_is_retried(
     store: Any = FailsOnce(cp)
     store.save_extra = store.fail_once
 
-    async with lease_of(store, thread, stale_after=0.3) as lease:
+    async with lease_of(store, thread, stale_after=0.3 * slowdown()) as lease:
 
         async def renewed() -> bool:
             return calls > 2
