@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import asyncpg
 import pytest
 
-from conformance import ConformanceTests, Harness
+from conformance import Clause, ConformanceTests, Harness
 from cpkit import BackendUnavailable, SchemaMismatch, ToolCall, open_checkpointer
 from cpkit.driver import StoreFailure
 from cpkit_postgres import portable
@@ -19,7 +19,7 @@ from cpkit_postgres.errors import failure
 from cpkit_postgres.options import PostgresOptions
 from tests.postgres.conftest import MakeStore
 from tests.servers.postgres import PostgresServer, shared_postgres
-from tests.test_conformance import PostgresHarness
+from tests.test_conformance import WITHOUT_POWERLOSS, PostgresHarness
 
 # A role without what can be taken from a role. The server's log shows the rest.
 ROLE = """
@@ -88,11 +88,18 @@ async def conflicts(server: PostgresServer) -> AsyncIterator[None]:
 
 @pytest.mark.long
 class TestPortable(ConformanceTests):
-    """The whole contract holds for a role that may not use what is forbidden."""
+    """The whole contract holds for a role that may not use what is forbidden.
+
+    Without power losses: a server in a folder does not have that role.
+    """
 
     @pytest.fixture
     def harness(self, server: PostgresServer) -> Harness:
         return PostgresHarness(_url(server, schema="suite"), server)
+
+    @pytest.mark.parametrize("clause", WITHOUT_POWERLOSS, ids=lambda clause: clause.id)
+    def test_clause(self, clause: Clause, harness: Harness) -> None:
+        super().test_clause(clause, harness)
 
 
 async def test_what_is_rolled_back_is_run_again(

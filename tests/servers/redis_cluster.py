@@ -235,9 +235,10 @@ class RedisCluster:
     def _is_ok(self) -> bool:
         roles = [self.ask(node, "ROLE") for node in self.nodes]
         primaries = {
-            n.port: r[1]
-            for n, r in zip(self.nodes, roles, strict=True)
-            if r[0] == b"master"
+            # A replica names the port to which it connects.
+            node.tls_port or node.port: role[1]
+            for node, role in zip(self.nodes, roles, strict=True)
+            if role[0] == b"master"
         }
 
         return (
