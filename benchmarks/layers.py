@@ -151,8 +151,8 @@ async def _postgres(
     held = await asyncpg.connect(server)
     stack.push_async_callback(held.close)
     store = cp._store
-    append = await held.prepare(filled(queries.APPEND, store._schema))
-    find = await held.prepare(filled(queries.HOLDER, store._schema))
+    append = await held.prepare(filled(queries.APPEND, store._connections.schema))
+    find = await held.prepare(filled(queries.HOLDER, store._connections.schema))
     values = (thread, None, _BODY.decode(), None)
     return {
         "the statement, prepared, on one connection": lambda: append.fetch(*values),
