@@ -17,7 +17,7 @@ from cpkit import JsonValue, open_checkpointer
 from cpkit.effects import EffectFailed, tracing
 from tests.effects.shop import Shop, quick
 
-ARGS: dict[str, JsonValue] = {"card": "4242"}
+ARGS: dict[str, JsonValue] = {"card": "visa 4242"}
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ async def test_a_run_is_a_span_with_the_genai_attributes(
         for _ in range(2):
             await ledger.run("t", "pay", ARGS, Shop().charge, tool_call_id="call_0")
 
-        bad = Shop(ValueError("4242 refused"))
+        bad = Shop(ValueError("visa 4242 refused"))
 
         with pytest.raises(ValueError, match="refused"):
             await ledger.run("t", "fail", ARGS, bad.charge)
@@ -73,7 +73,9 @@ async def test_a_run_is_a_span_with_the_genai_attributes(
     assert not failed.status.is_ok
     assert again.attributes is not None
     assert again.attributes["error.type"] == "ValueError"
-    assert not any("4242" in str(span.to_json()) for span in (fresh, replay, failed))
+    assert not any(
+        "visa 4242" in str(span.to_json()) for span in (fresh, replay, failed)
+    )
 
 
 async def test_takeovers_and_superseded_attempts_are_span_events(
@@ -105,7 +107,7 @@ async def test_the_log_has_the_same_steps(caplog: pytest.LogCaptureFixture) -> N
 
     assert "in thread 't': claimed, attempt=1" in caplog.text
     assert "recorded, attempt=1, status=completed" in caplog.text
-    assert "4242" not in caplog.text
+    assert "visa 4242" not in caplog.text
 
 
 def test_opentelemetry_is_optional() -> None:
