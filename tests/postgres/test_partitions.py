@@ -14,7 +14,7 @@ from cpkit.tools.copying import copy_store
 from tests.postgres.conftest import MakeStore
 from tests.postgres.plans import blocks, explained, nodes
 from tests.postgres.test_format import ROWS_1, rows, write_one_of_each
-from tests.postgres.test_plans import HUGE, QUERIES, SMALL
+from tests.postgres.test_plans import QUERIES, SMALL, fill_huge, fill_small
 from tests.servers.postgres import shared_postgres
 
 COUNT = "SELECT count(*) FROM pg_inherits WHERE inhparent = '{}.{}'::regclass"
@@ -143,6 +143,7 @@ async def test_a_key_is_unique_over_all_partitions(store: MakeStore) -> None:
 
 @pytest.mark.parametrize("value", ["0", "-1", "65", "x"])
 def test_a_number_that_is_refused(value: str) -> None:
+    """The URL is refused before anything is opened."""
     with pytest.raises(InvalidURL, match="partitions"):
         open_checkpointer(shared_postgres(partitions=value))
 
@@ -161,18 +162,9 @@ async def test_a_query_reads_one_partition(
 ) -> None:
     """No other partition is touched, and none is scanned, whatever the statistics."""
     async with store(partitions=8) as cp:
-        await cp.append("small", [{"pad": "x" * 200}] * SMALL)
-        await cp.save_extra("small", {str(n): n for n in range(20)})
+        await fill_small(cp)
 
-        for n in range(20):
-            await cp.record_issued("small", ToolCall(f"call {n}", "x", {}, f"key {n}"))
-
-    huge = HUGE.replace("{threads}", str(threads)).replace("{size}", str(size))
-    await raw.execute(huge.replace("{schema}", schema))
-
-    if analyzed:
-        tables = ("threads", "messages", "extra", "calls")
-        await raw.execute("ANALYZE " + ", ".join(f"{schema}.{t}" for t in tables))
+    await fill_huge(raw, schema, threads, size, analyzed=analyzed)
 
     for name, (query, arguments) in QUERIES.items():
         plan = await explained(raw, schema, query, arguments, mode)

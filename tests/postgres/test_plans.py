@@ -5,6 +5,8 @@ Only plans and pages are checked, never a time.
 
 from __future__ import annotations
 
+from typing import Any
+
 import asyncpg
 import pytest
 
@@ -58,6 +60,27 @@ QUERIES = {
 }
 
 
+async def fill_small(cp: Any) -> None:
+    """Write the small thread, with the ids that the arguments name."""
+    await cp.append("small", [{"pad": "x" * 200}] * SMALL)
+    await cp.save_extra("small", {str(n): n for n in range(20)})
+
+    for n in range(20):
+        await cp.record_issued("small", ToolCall(f"call {n}", "x", {}, f"key {n}"))
+
+
+async def fill_huge(
+    raw: asyncpg.Connection, schema: str, threads: int, size: int, *, analyzed: bool
+) -> None:
+    """Add other threads of ``size`` messages, and gather statistics if wanted."""
+    huge = HUGE.replace("{threads}", str(threads)).replace("{size}", str(size))
+    await raw.execute(huge.replace("{schema}", schema))
+
+    if analyzed:
+        tables = ("threads", "messages", "extra", "calls")
+        await raw.execute("ANALYZE " + ", ".join(f"{schema}.{t}" for t in tables))
+
+
 @pytest.mark.parametrize("mode", ["force_custom_plan", "force_generic_plan"])
 @pytest.mark.parametrize("analyzed", [False, True])
 @pytest.mark.parametrize(("threads", "size"), [(1, 100_000), (1000, 100)])
@@ -72,18 +95,9 @@ async def test_a_small_thread_beside_many_rows(
 ) -> None:
     """No query scans a table, and none reads more pages than the small thread has."""
     async with store() as cp:
-        await cp.append("small", [{"pad": "x" * 200}] * SMALL)
-        await cp.save_extra("small", {str(n): n for n in range(20)})
+        await fill_small(cp)
 
-        for n in range(20):
-            await cp.record_issued("small", ToolCall(f"call {n}", "x", {}, f"key {n}"))
-
-    huge = HUGE.replace("{threads}", str(threads)).replace("{size}", str(size))
-    await raw.execute(huge.replace("{schema}", schema))
-
-    if analyzed:
-        tables = ("threads", "messages", "extra", "calls")
-        await raw.execute("ANALYZE " + ", ".join(f"{schema}.{t}" for t in tables))
+    await fill_huge(raw, schema, threads, size, analyzed=analyzed)
 
     for name, (query, arguments) in QUERIES.items():
         plan = await explained(raw, schema, query, arguments, mode)
