@@ -124,16 +124,19 @@ def erase(folder: Folder, write: Erase) -> None:
 
 def _replaced(folder: Folder, write: Erase, keys: Container[str]) -> bool:
     """Replace the log of a deleted thread, and return whether there was a thread."""
+    path = f"{folder.threads}/{log_name(write.thread_id)}"
+    # Left by a crash, with messages. Without a log one is created for its lock: another
+    # process may be restoring the thread, and the draft is then its own.
+    left = torn_path(path), draft_path(path)
+    create = any(map(os.path.lexists, left))
+
     with ExitStack() as stack:
         try:
-            log = stack.enter_context(locked(folder, write.thread_id, create=False))
+            log = stack.enter_context(locked(folder, write.thread_id, create=create))
         except FileNotFoundError:
-            # What a crash left may have messages all the same.
-            path = f"{folder.threads}/{log_name(write.thread_id)}"
-            _remove(torn_path(path), draft_path(path))
             return False
 
-        _remove(torn_path(log.file.path))
+        _remove(*left)
 
         if not log.end or (log.at is None and not write.forget_keys):
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 from collections.abc import Coroutine
@@ -422,6 +423,28 @@ async def test_a_deletion_removes_what_a_crash_left_without_a_log(
         await cp.delete_thread("t")
         assert not left.exists()
         await cp.delete_thread("t")
+
+
+async def test_a_deletion_removes_no_draft_of_a_restore_under_way(
+    home: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft is removed only by the process that holds the log's lock."""
+    draft = log.with_name(f"{log.name}.tmp")
+    unlink = os.unlink
+
+    def checked(path: str) -> None:
+        if path == str(draft):
+            with log.open() as file, pytest.raises(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+        unlink(path)
+
+    async with Store(home) as cp:
+        draft.write_bytes(b'{"add":{"secret":')
+        monkeypatch.setattr("os.unlink", checked)
+        await cp.delete_thread("t")
+
+    assert list(log.parent.iterdir()) == []
 
 
 # Folders and files of other programs
