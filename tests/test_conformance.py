@@ -199,25 +199,8 @@ class TestPostgres(Server):
         return postgres
 
 
-IN_PARTITIONS = select(
-    ids=["append", "bounded.load-beside-huge", "erase", "move", "read"]
-)
-
-
-class TestPostgresInPartitions(Short):
-    """What moves or reads messages; `TestWholePostgresInPartitions` has the rest."""
-
-    @pytest.fixture
-    def harness(self, postgres: Harness) -> Harness:
-        return _with(postgres, "schema=in_partitions&partitions=16")
-
-    @pytest.mark.parametrize("clause", IN_PARTITIONS, ids=lambda clause: clause.id)
-    def test_clause(self, clause: Clause, harness: Harness) -> None:
-        super().test_clause(clause, harness)
-
-
 @pytest.mark.long
-class TestWholePostgresInPartitions(ConformanceTests):
+class TestPostgresInPartitions(ConformanceTests):
     """In both dialects, but without power losses.
 
     Creating so many tables fills the small log of a server in a folder. Postgres then

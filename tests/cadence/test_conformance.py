@@ -79,7 +79,7 @@ class TestBuffering(CadenceTests):
     def test_clause(self, clause: Clause, harness: Harness) -> None:
         super().test_clause(clause, harness)
 
-    @pytest.fixture(params=[pytest.param("memory", marks=pytest.mark.long), "sqlite"])
+    @pytest.fixture(params=["memory", pytest.param("sqlite", marks=pytest.mark.long)])
     def harness(self, request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
         return CadenceHarness(_url(request.param, tmp_path), 50)
 
