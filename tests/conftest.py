@@ -60,7 +60,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Exempt what is imported by now, frameworks included, from garbage collection."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 
