@@ -13,8 +13,10 @@ So a claim is
 5. write the ``issued`` line, sync the log: now the claim is made.
 
 A process that dies before the last step ends leaves a link without a line. It is
-*void*: readers skip it, and the next claim replaces it, because no other claim can be
-under way in a shard that is locked. All links after the newest attempt's are void.
+*void*: readers skip it. All links after the newest attempt's are void. The next claim
+or restore removes them, because no other one can be under way in a shard that is
+locked. Otherwise a void link could become valid again, at the wrong place, when its
+thread gets that attempt another time.
 
 A restored thread may have attempts that belong between others. Its links are inserted
 before its log gets its name: links move up one by one from the last on, so that at
@@ -80,6 +82,7 @@ def claim(folder: Folder, write: Claim) -> StoredCall | None:
 
             if known is None:
                 issued = issued_call(write, newest, writer.now)
+                key.remove_after(slot)
                 key.link(slot + 1, key.target(log.name, issued.attempt))
                 os.fsync(shard)
                 writer.put(issued)
@@ -117,7 +120,7 @@ def erase(folder: Folder, write: Erase) -> None:
                 # Where another process holds a lock, the links stay; they are void. The
                 # deletion must not be repeated, because the thread may have new calls.
                 with suppress(StoreFailure):
-                    key.remove_void()
+                    key.remove_after(key.newest()[0])
         except OSError as exc:
             raise failure(exc, unknown=True) from exc
 
@@ -309,6 +312,7 @@ class _Key:
         links = [target for target in map(self._read, range(1, slot + 1)) if target]
         mine = {self.target(log, call.attempt) for call in calls}
         changes: list[tuple[int, str]] = []
+        self.remove_after(slot)
 
         # One after the other, each from the last slot on: a process that ends between
         # two links leaves no slot empty. `_top` would not see the links behind it.
@@ -327,10 +331,8 @@ class _Key:
 
             self.link(*change)
 
-    def remove_void(self) -> None:
-        """Remove the links after the newest attempt's; the key is locked."""
-        slot, _ = self.newest()
-
+    def remove_after(self, slot: int) -> None:
+        """Remove the void links after the newest attempt's slot; the key is locked."""
         for number in range(self._top(), slot, -1):
             os.unlink(self._links + str(number))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +24,7 @@ from cpkit import (
 )
 from cpkit.driver import FullHandle
 from cpkit.memory import MemoryCheckpointer
-from cpkit_file import FileCheckpointer
+from cpkit_file import FileCheckpointer, claims
 from cpkit_file.schema import claim_stem
 from tests.sweeps import sweep
 
@@ -176,6 +177,31 @@ async def test_a_restore_that_ends_between_two_links_leaves_one_holder(
         await cp.delete_thread("a", forget_keys=True)
         await cp.restore_thread(dump_of("late", 2, 3))
         assert await cp.record_issued("a", ToolCall("c", "tool", {}, "key")) is None
+
+
+async def test_a_link_that_a_deletion_left_does_not_count_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that gets the attempt of such a link again has it in another slot."""
+
+    async def forget(cp: Store, thread_id: str) -> None:
+        with monkeypatch.context() as patch:
+            # As a process does that is killed after it replaced the log.
+            patch.setattr(claims._Key, "remove_after", lambda *_: None)
+            await cp.delete_thread(thread_id, forget_keys=True)
+
+    async with Store(tmp_path) as cp:
+        for number in (1, 2, 3):
+            await cp.restore_thread(dump_of(f"t{number}", number))
+
+        for number in (3, 2, 1):
+            await forget(cp, f"t{number}")
+
+        paid = replace(failed("t4", "c4", 4), status="completed")
+        await cp.restore_thread(replace(dump_of("t4", 4), calls=[paid]))
+        await cp.restore_thread(dump_of("t3", 3))
+        assert await cp.find_completed("key") == paid
+        assert await cp.record_issued("t5", ToolCall("c", "tool", {}, "key")) == paid
 
 
 async def test_links_of_one_key_reach_the_disk_in_their_order(
