@@ -88,21 +88,26 @@ def prepare(path: str, store: str) -> None:
         above.append(os.path.dirname(above[-1]))
 
     made: list[str] = []
+    inner: list[str] = []
 
-    try:
+    with _removed_on_failure(made):
         for folder in reversed(above):
             _make(folder, made)
 
         # Under a lock, because an older cpkit must not overwrite the mark of a newer
         # one. The lock fails on a file system without locks, the link on one without.
-        with locked_file(path, os.O_RDONLY | os.O_DIRECTORY):
+        # Another process must not rely on folders that are removed again.
+        with (
+            locked_file(path, os.O_RDONLY | os.O_DIRECTORY),
+            _removed_on_failure(inner),
+        ):
             _check_links(path)
 
             if os.path.exists(mark):
                 _check_version(mark, store)
 
             for folder in folders:
-                _make(folder, made)
+                _make(folder, inner)
 
             # Another process may have created some of them, and not synced them yet.
             for folder in (claims, *above):
@@ -111,6 +116,13 @@ def prepare(path: str, store: str) -> None:
 
             if not os.path.exists(mark):
                 _write_mark(mark)
+
+
+@contextmanager
+def _removed_on_failure(made: list[str]) -> Iterator[None]:
+    """Remove folders that were created in the block, where it raises ``OSError``."""
+    try:
+        yield
     except OSError:
         for folder in reversed(made):
             with suppress(OSError):

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from cpkit import (
     VersionConflict,
     open_checkpointer,
 )
+from cpkit.driver import StoreFailure
 from cpkit.registry import inspect_store
 from cpkit_file import FileCheckpointer, schema
 from tests.file.conftest import open_files
@@ -223,6 +225,36 @@ async def test_a_file_system_without_locks_or_links_is_refused_and_not_changed(
 
     assert raised.value.maybe_applied is False
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_opening_that_fails_removes_no_folder_that_another_one_uses(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders are removed again under the lock under which they were created."""
+    rmdir = os.rmdir
+    opened: list[bool] = []
+
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    def open_first(folder: str) -> None:
+        monkeypatch.undo()
+
+        with suppress(StoreFailure):  # while the first opening has the lock
+            schema.prepare(str(home), "the other")
+            opened.append(True)
+
+        rmdir(folder)
+
+    monkeypatch.setattr(os, "rename", fail)
+    monkeypatch.setattr(os, "rmdir", open_first)
+
+    with pytest.raises(OSError, match="No space"):
+        schema.prepare(str(home), "the first")
+
+    assert not opened
+    schema.prepare(str(home), "the other")
+    assert (home / "claims" / "f").is_dir()
 
 
 async def test_a_folder_of_a_newer_version_gets_no_subfolders(home: Path) -> None:
