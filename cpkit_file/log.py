@@ -18,7 +18,7 @@ from cpkit.driver import StoredCall
 from cpkit.errors import CorruptThread
 from cpkit_file import lines
 from cpkit_file.lines import CALL, SEAL, At, End
-from cpkit_file.schema import File, locked_file, log_name, sync_content
+from cpkit_file.schema import File, locked_file, log_name, sync_content, sync_names
 
 # Logs that a handle remembers, at some hundred bytes a call.
 _LOGS = 512
@@ -75,9 +75,9 @@ class Tail(NamedTuple):
 class LogIndex:
     """What a handle remembers of one file, known by the random word in its first line.
 
-    The file is on disk up to the offset ``synced``. ``tail`` is the last end that was
-    seen. ``calls`` has the calls up to the offset ``scanned``, all of them on disk; it
-    is filled under ``lock``.
+    The file is on disk up to the offset ``synced``, and so is its name unless that is
+    0. ``tail`` is the last end that was seen. ``calls`` has the calls up to the offset
+    ``scanned``, all of them on disk; it is filled under ``lock``.
     """
 
     def __init__(self, name: str, header: bytes) -> None:
@@ -220,8 +220,17 @@ class Log:
         wanted = self.folder.durable or always
 
         if wanted and self.end and self.index.synced < self.end:
+            self.sync_name()
             sync_content(self.file.fd)
             self.index.synced = self.end
+
+    def sync_name(self) -> None:
+        """Return when the log's name is on disk, as it is once any byte was synced.
+
+        The process that created the log may have died before, or does not sync.
+        """
+        if not self.index.synced:
+            sync_names(self.folder.threads)
 
     def created_at(self) -> int:
         """Return when the thread was created: in the log's head, before any payload."""

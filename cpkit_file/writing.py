@@ -163,6 +163,11 @@ class LogWriter:
     def version(self) -> int:
         return 0 if self.at is None else self.at.version
 
+    @property
+    def _syncs(self) -> bool:
+        log = self.log
+        return log.folder.durable or self._end - log.index.synced > _UNSYNCED
+
     def find(self, call_id: str) -> StoredCall | None:
         """Return a call of the thread."""
         known = self._changed.get(call_id)
@@ -198,9 +203,8 @@ class LogWriter:
             log.sync()
             return
 
-        # The process that created the file may have died before it synced its name.
-        if log.at is None and log.folder.durable:
-            sync_names(log.folder.threads)
+        if self._syncs:
+            log.sync_name()
 
         try:
             write_all(log.file.fd, b"".join(self._lines))
@@ -214,7 +218,7 @@ class LogWriter:
 
         log = self.log
 
-        if log.folder.durable or self._end - log.index.synced > _UNSYNCED:
+        if self._syncs:
             try:
                 sync_content(log.file.fd)
             except OSError as exc:  # it may be on disk all the same
