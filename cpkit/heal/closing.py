@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from cpkit.driver.backoff import Backoff
+from cpkit.effects.attempts import Attempts
 from cpkit.effects.records import effect_of
+from cpkit.effects.requests import Requests
 from cpkit.heal.forms import (
     OpenCall,
     Result,
@@ -24,6 +27,9 @@ from cpkit.sessions.fenced import append_once
 __all__ = ["Closed", "HealReport", "Left", "heal", "result_text"]
 
 INTERRUPTED = "interrupted: the process ended before this call had a result"
+
+_PATIENCE = 30.0
+"""Seconds to repeat a read of the store whose answer was lost."""
 
 _AGENTS = "cpkit:openai-agents:"
 """The OpenAI Agents SDK's threads. The ledger's calls are in the thread without it."""
@@ -84,8 +90,10 @@ async def heal(
     Nothing is executed. A call gets the recorded result of the effect that a ledger ran
     with its ``tool_call_id``, and otherwise a result that says that it was interrupted.
     A call is left open if its effect is issued and its outcome unknown: decide that
-    first, with `EffectLedger.recover`. It is left open as well if other messages follow
-    it, because a result must stand directly behind its call.
+    first, with `EffectLedger.recover`. It is left open if its tool has an approval
+    request in the thread that is undecided, or approved and not used: the next run of
+    the thread gives the result. It is left open as well if other messages follow it,
+    because a result must stand directly behind its call.
 
     ``cp`` is opened without ``message_type=``, even if the thread's messages are typed.
     The ledger's calls are in ``calls_thread``; the default is the thread itself. Call
@@ -152,6 +160,37 @@ def result_text(
     return found
 
 
+async def waiting_tools(
+    cp: Checkpointer[Any], threads: Collection[str]
+) -> dict[str, str]:
+    """Return the tools whose effects wait for an approval in these threads, and why.
+
+    A request does not say which call of the model asked for it. So an open call of the
+    same tool may be that call.
+    """
+    requests = Requests(Attempts(cp, Backoff(), _PATIENCE), None)
+    found: dict[str, str] = {}
+
+    for entry in await requests.entries():
+        if entry.run_thread not in threads and entry.thread_id not in threads:
+            continue
+
+        request = await requests.get(entry.key, entry.number, entry.thread_id)
+
+        if request is None or request.record.erased:
+            continue
+
+        if request.decision is None:
+            found[request.tool] = (
+                "its approval request is undecided; approve or deny it"
+            )
+        elif request.is_approved:
+            reason = "its approval is not used; run the thread again"
+            found.setdefault(request.tool, reason)
+
+    return found
+
+
 async def _results(
     cp: Checkpointer[Any], thread_id: str, calls_thread: str | None, messages: list[Any]
 ) -> tuple[list[Result], list[Left]]:
@@ -162,7 +201,13 @@ async def _results(
     if not open_calls:
         return results, left
 
-    records = await _records(cp, thread_id, calls_thread)
+    if calls_thread is None:
+        threads = {thread_id, thread_id.removeprefix(_AGENTS) or thread_id}
+    else:
+        threads = {calls_thread}
+
+    records = await _records(cp, threads)
+    waiting = await waiting_tools(cp, threads)
     turn = _last_turn(messages)
 
     for call in open_calls:
@@ -170,6 +215,8 @@ async def _results(
 
         if isinstance(found, Left):
             left.append(found)
+        elif found is None and call.tool_name in waiting:
+            left.append(Left(call.call_id, call.tool_name, waiting[call.tool_name]))
         elif call.position < turn and call.form != "agents":
             reason = "other messages follow it"
             left.append(Left(call.call_id, call.tool_name, reason))
@@ -180,17 +227,10 @@ async def _results(
     return results, left
 
 
-async def _records(
-    cp: Checkpointer[Any], thread_id: str, calls_thread: str | None
-) -> list[CallRecord]:
-    """Return the calls on record in the thread of the ledger."""
+async def _records(cp: Checkpointer[Any], threads: Collection[str]) -> list[CallRecord]:
+    """Return the calls on record in the threads of the ledger."""
     if not isinstance(cp, KeepsReceipts):
         raise TypeError(f"{cp!r} cannot list the calls of a thread")
-
-    if calls_thread is None:
-        threads = {thread_id, thread_id.removeprefix(_AGENTS) or thread_id}
-    else:
-        threads = {calls_thread}
 
     return [record for one in sorted(threads) for record in await cp.list_calls(one)]
 

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from pydantic_ai.messages import ModelMessagesTypeAdapter
 
 from cpkit import MemoryCheckpointer, VersionConflict, open_checkpointer
-from cpkit.effects import Effect, EffectLedger
+from cpkit.effects import Effect, EffectLedger, EffectTimeout
 from cpkit.heal import HealReport, heal
 from cpkit.integrations.claude_agent_sdk import ClaudeSessionStore
 from cpkit.integrations.google_adk import SessionService
@@ -147,6 +147,10 @@ async def pay(effect: Effect) -> Any:
     return {"paid": effect.args["amount"]}
 
 
+async def pay_of(effect: Effect) -> Any:
+    return "paid"
+
+
 async def ran(cp: Any, thread_id: str, tool_call_id: str) -> None:
     """Run an effect as the tool of a model's call does."""
     await EffectLedger(cp).run(
@@ -239,6 +243,45 @@ async def test_an_unknown_outcome_is_left(cp: MemoryCheckpointer[Any]) -> None:
     assert "recover" in str(report)
     await ledger.commit(begun.record, "paid")
     assert [one.source for one in (await heal(cp, "t")).closed] == ["recorded"]
+
+
+@pytest.mark.parametrize("scope", ["thread", "global"])
+async def test_a_call_that_waits_for_a_person_is_left(
+    scope: Any, cp: MemoryCheckpointer[Any]
+) -> None:
+    """It is open until its approval is used, denied or withdrawn."""
+    calls = [openai_call("a"), {**openai_call("b"), "function": {"name": "look"}}]
+    history = {"role": "assistant", "content": None, "tool_calls": calls}
+    ledger = EffectLedger(cp, requires_approval=lambda _: True, approval_timeout=0)
+
+    async def run(thread: str) -> Any:
+        return await ledger.run(
+            thread, "pay", {"of": thread}, pay_of, tool_call_id="a", scope=scope
+        )
+
+    for thread in ("t", "denied"):
+        await cp.append(thread, [history])
+
+        with pytest.raises(EffectTimeout):
+            await run(thread)
+
+    report = await heal(cp, "t")
+    assert [(one.call_id, "undecided" in one.reason) for one in report.left] == [
+        ("a", True)
+    ]
+    assert [one.call_id for one in report.closed] == ["b"]
+
+    one, other = await ledger.requests()
+    await ledger.approve(one.key)
+    await ledger.deny(other.key)
+    report = await heal(cp, "t")
+    assert [(one.call_id, "not used" in one.reason) for one in report.left] == [
+        ("a", True)
+    ]
+    assert [one.call_id for one in (await heal(cp, "denied")).closed] == ["a", "b"]
+
+    assert await run("t") == "paid"
+    assert [one.call_id for one in (await heal(cp, "t")).closed] == ["a"]
 
 
 async def test_recover_heals_last(cp: MemoryCheckpointer[Any]) -> None:

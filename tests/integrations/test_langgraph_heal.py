@@ -9,7 +9,7 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMes
 from langgraph.graph import END, START, MessagesState, StateGraph
 
 from cpkit import open_checkpointer
-from cpkit.effects import Effect, EffectLedger
+from cpkit.effects import Effect, EffectLedger, EffectTimeout
 from cpkit.integrations.langgraph import CheckpointSaver, heal
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
@@ -57,3 +57,26 @@ async def test_results_stand_behind_their_calls(url: str, goes_on: bool) -> None
         ("c", "interrupted"),
     ]
     assert messages[5:] == later
+
+
+async def test_a_call_that_waits_for_a_person_is_left() -> None:
+    """The graph's run that uses the approval gives the result."""
+    builder = StateGraph(MessagesState)
+    builder.add_node("agent", lambda state: {"messages": []})
+    builder.add_edge(START, "agent")
+    builder.add_edge("agent", END)
+
+    async def pay(effect: Effect) -> str:
+        return "paid"
+
+    async with open_checkpointer("memory://") as cp:
+        graph = builder.compile(checkpointer=CheckpointSaver(cp))
+        await graph.ainvoke({"messages": ask()}, CONFIG)
+        ledger = EffectLedger(cp, requires_approval=lambda _: True, approval_timeout=0)
+
+        with pytest.raises(EffectTimeout):
+            await ledger.run("t", "pay", {}, pay, tool_call_id="a")
+
+        report = await heal(graph, CONFIG, cp)
+        assert [one.call_id for one in report.left] == ["a", "c"]
+        assert not report.closed

@@ -9,7 +9,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from cpkit.heal import Closed, HealReport, Left, result_text
-from cpkit.heal.closing import INTERRUPTED
+from cpkit.heal.closing import INTERRUPTED, waiting_tools
 from cpkit.protocol import Checkpointer, KeepsReceipts
 
 __all__ = ["heal"]
@@ -31,7 +31,8 @@ async def heal(
     result says that the call was interrupted. Each result stands behind its call, also
     if other messages follow: then the list of messages is replaced. ``as_node`` is that
     of LangGraph's ``update_state``. A call is left if its effect has an unknown
-    outcome, or if the graph still waits to run it.
+    outcome, if its tool has an approval request in the thread that is undecided, or
+    approved and not used, or if the graph still waits to run it.
     """
     thread_id = str(config["configurable"]["thread_id"])
 
@@ -41,6 +42,7 @@ async def heal(
     state = await graph.aget_state(config)
     messages: list[AnyMessage] = state.values.get(channel, [])
     records = await cp.list_calls(calls_thread or thread_id)
+    waiting_for_people = await waiting_tools(cp, {calls_thread or thread_id})
     closed: list[Closed] = []
     left: list[Left] = []
     healed: list[AnyMessage] = []
@@ -78,6 +80,10 @@ async def heal(
 
             if isinstance(found, Left):
                 left.append(found)
+                continue
+
+            if found is None and name in waiting_for_people:
+                left.append(Left(call_id, name, waiting_for_people[name]))
                 continue
 
             text, is_error = found or (INTERRUPTED, True)
