@@ -28,6 +28,7 @@ from cpkit.cli.stores import (
 )
 from cpkit.driver import Limits, StoreInfo
 from cpkit.driver.options import MAX_APPEND, MAX_PAYLOAD
+from cpkit.errors import CorruptThread
 from cpkit.protocol import ErasesThreads, KeepsReceipts, ListsThreads, StatesDurability
 from cpkit.records import ToolCall
 from cpkit.registry import GROUP, inspect_store
@@ -57,7 +58,8 @@ def doctor(
     """Check that a store works; print promises and advice.
 
     Writes a probe thread (cpkit:doctor:…), reads it back and deletes it together with
-    its keys; --read-only skips that. Exits with 1 if the probe fails.
+    its keys; --read-only skips that. Exits with 1 if the probe fails, or if the calls
+    of a thread are damaged.
     """
     place = store_url(url)
     report = run(_examine(place, read_only, create))
@@ -67,7 +69,8 @@ def doctor(
     else:
         _print(report)
 
-    raise typer.Exit(Exit.DONE if report["probe"]["ok"] else Exit.NO)
+    is_well = report["probe"]["ok"] and not report["damaged"]
+    raise typer.Exit(Exit.DONE if is_well else Exit.NO)
 
 
 async def _examine(url: str, read_only: bool, create: bool) -> dict[str, Any]:
@@ -76,7 +79,7 @@ async def _examine(url: str, read_only: bool, create: bool) -> dict[str, Any]:
         durability = cp.durability if supports(cp, StatesDurability) else None
         limits: Limits | None = getattr(cp, "limits", None)
         can_list = supports(cp, ListsThreads, KeepsReceipts)
-        counted, oldest = await _survey(cp) if can_list else (None, None)
+        counted, oldest, damaged = await _survey(cp) if can_list else (None, None, [])
         probe = (
             {"ok": True, "words": "skipped: --read-only"}
             if read_only
@@ -96,6 +99,7 @@ async def _examine(url: str, read_only: bool, create: bool) -> dict[str, Any]:
             "threads": counted,
             "threads_bound": _BOUND,
             "oldest_pending": None if oldest is None else _as_json(oldest),
+            "damaged": damaged,
             "probe": probe,
         }
 
@@ -110,26 +114,32 @@ def _driver(url: str) -> str:
     return next(entry.value for entry in entry_points(group=GROUP, name=scheme))
 
 
-async def _survey(cp: Store) -> tuple[int, Waiting | None]:
-    """Count threads and find the oldest pending call, among the first ``_BOUND``."""
+async def _survey(cp: Store) -> tuple[int, Waiting | None, list[str]]:
+    """Examine the first ``_BOUND`` threads.
+
+    Returns how many there are, the oldest pending call, and what is damaged.
+    """
     count = 0
-    oldest: Waiting | None = None
+    people: list[Waiting] = []
+    damaged: list[str] = []
 
     with progress("threads") as advance:
-        async for page in thread_pages(cp, limit=_BOUND, internal=False):
-            for info in page:
-                for one in await pending_in(cp, info.thread_id):
-                    since = one.record.issued_at
+        try:
+            async for page in thread_pages(cp, limit=_BOUND, internal=False):
+                for info in page:
+                    try:
+                        found = await pending_in(cp, info.thread_id)
+                        people += filter(is_for_people, found)
+                    except CorruptThread as exc:
+                        damaged.append(str(exc))
 
-                    if is_for_people(one) and (
-                        oldest is None or since < oldest.record.issued_at
-                    ):
-                        oldest = one
+                count += len(page)
+                advance(len(page))
+        except CorruptThread as exc:  # not even its id can be listed
+            damaged.append(str(exc))
 
-            count += len(page)
-            advance(len(page))
-
-    return count, oldest
+    oldest = min(people, key=lambda one: one.record.issued_at, default=None)
+    return count, oldest, damaged
 
 
 async def _probe(cp: Store) -> dict[str, Any]:
@@ -194,6 +204,12 @@ def _advice(
             + command_line("pending", url)
         )
 
+    if report["damaged"]:
+        advice.append(
+            "restore the damaged threads from a backup; this saves the others: "
+            + command_line("export", url)
+        )
+
     if not report["probe"]["ok"]:
         advice.append("find the broken promise: run cpkit certify on an empty store")
 
@@ -242,6 +258,9 @@ def _print(report: dict[str, Any]) -> None:
     for name, value in lines.items():
         if value:
             console.print(f"{name:<11} {printable(str(value))}")
+
+    for damage in report["damaged"]:
+        console.print(f"damaged     {printable(damage)}", style="red")
 
     if not report["advice"]:
         console.print("advice      none: there is nothing to change", style="green")

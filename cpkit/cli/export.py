@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from cpkit.cli.running import Exit, fail, print_stderr, run
 from cpkit.cli.stores import no_thread, open_store, store_url
 from cpkit.protocol import ListsThreads, MovesThreads
 from cpkit.registry import driver_names
-from cpkit.tools.copying import export_lines
+from cpkit.tools.copying import Problem, export_lines
 from cpkit.tools.paging import find_thread
 
 __all__ = ["export"]
@@ -44,17 +45,21 @@ def export(words: Words = None, output: Output = None) -> None:
 
     Each has its messages, extra, calls and times. Deleted threads that keep the keys
     of their calls are exported too. `cpkit copy NAME.jsonl DST` imports such a file.
-    The file appears under its name when it is complete.
+    The file appears under its name when it is complete. A damaged thread is named and
+    left out; then the command exits with 1.
     """
     if output is None:
-        run(_export(words or [], write_json_line))
+        _, damaged = run(_export(words or [], write_json_line))
     else:
-        count = _to_file(words or [], output)
+        count, damaged = _to_file(words or [], output)
         print_stderr(f"exported {counted(count, 'thread')} to {output}")
 
+    if damaged:
+        raise typer.Exit(Exit.NO)
 
-def _to_file(words: list[str], output: Path) -> int:
-    """Write a temporary file, and link it under its name when it is complete."""
+
+def _to_file(words: list[str], output: Path) -> tuple[int, int]:
+    """Write a temporary file, and give it its name when it is complete."""
     try:
         if output.exists():
             fail(Exit.BAD_USE, f"{output} already exists; choose another name")
@@ -67,23 +72,48 @@ def _to_file(words: list[str], output: Path) -> int:
 
     try:
         with open(descriptor, "wb") as file:
-            count = run(_export(words, file.write))
+            counts = run(_export(words, file.write))
             file.flush()
             os.fsync(file.fileno())
 
-        # Unlike a rename, a link does not replace a file that was created meanwhile.
-        os.link(draft, output)
+        _give_name(draft, output)
     except OSError as exc:
         fail(Exit.BAD_USE, f"{output}: {exc.strerror}")
     finally:
-        os.unlink(draft)
+        with suppress(FileNotFoundError):  # it has its name
+            os.unlink(draft)
 
-    return count
+    return counts
 
 
-async def _export(words: list[str], put: Callable[[bytes], object]) -> int:
+def _give_name(draft: str, output: Path) -> None:
+    """Move a file to a name; raise ``FileExistsError`` if another file has it."""
+    try:
+        # Unlike a rename, a link does not replace a file that was created meanwhile.
+        os.link(draft, output)
+    except FileExistsError:
+        raise
+    except OSError:  # the file system has no hard links: exFAT, some network shares
+        # Taking the name first keeps that promise. If this process dies before the
+        # rename, an empty file stays, which `cpkit copy` refuses.
+        os.close(os.open(output, os.O_CREAT | os.O_EXCL, 0o600))
+
+        try:
+            os.replace(draft, output)
+        except OSError:
+            os.unlink(output)
+            raise
+
+
+async def _export(words: list[str], put: Callable[[bytes], object]) -> tuple[int, int]:
+    """Return how many threads were exported, and how many are damaged."""
     url, ids = _split_words(words)
-    count = 0
+    count = damaged = 0
+
+    def report(problem: Problem) -> None:
+        nonlocal damaged
+        damaged += 1
+        print_stderr(f"not exported: {problem}")
 
     async with open_store(url, ListsThreads, MovesThreads) as cp:
         for thread_id in ids:
@@ -91,14 +121,14 @@ async def _export(words: list[str], put: Callable[[bytes], object]) -> int:
                 raise no_thread(url, thread_id)
 
         with progress("exporting", len(ids) or None) as advance:
-            async for line in export_lines(cp, ids or None):
+            async for line in export_lines(cp, ids or None, on_damage=report):
                 put(line)
 
                 if line.startswith(b'{"end"'):
                     advance(1)
                     count += 1
 
-    return count
+    return count, damaged
 
 
 def _split_words(words: list[str]) -> tuple[str, list[str]]:

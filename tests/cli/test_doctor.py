@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,45 @@ def test_redis_without_a_durable_log_gets_advice(
         ended = invoke("doctor", server.url, "--create")
         assert ended.code == 0
         assert said in ended.out
+
+
+def test_damaged_calls_are_a_finding(sqlite_url: str, tmp_path: Path) -> None:
+    """The report names the thread and covers the others; the exit code is 1."""
+
+    async def fill(cp: Store) -> None:
+        for thread in ("a", "broken", "c"):
+            await call(cp, thread, thread, f"key of {thread}")
+
+    in_store(sqlite_url, fill)
+
+    with closing(sqlite3.connect(tmp_path / "store.db")) as raw, raw:
+        raw.execute("UPDATE cpkit_calls SET args = '{' WHERE thread_id = 'broken'")
+        raw.execute("UPDATE cpkit_calls SET issued_at = 1 WHERE thread_id = 'c'")
+
+    ended = invoke("doctor", sqlite_url, "--json")
+    assert ended.code == 1
+    found = ended.json
+    [damage] = found["damaged"]
+    assert damage.startswith("thread 'broken' is corrupt at call 'broken'")
+    assert (found["threads"], found["oldest_pending"]["thread_id"]) == (3, "c")
+    assert found["probe"]["ok"]
+
+    shown = invoke("doctor", sqlite_url)
+    assert shown.code == 1
+    assert "damaged     thread 'broken' is corrupt" in shown.out
+    assert "cpkit export" in shown.out
+
+
+def test_a_list_that_is_damaged_is_a_finding(tmp_path: Path) -> None:
+    """A log whose first line is damaged does not say of which thread it is."""
+    url = fresh_url("file", tmp_path)
+
+    async def fill(cp: Store) -> None:
+        await cp.append("t", [{}])
+
+    in_store(url, fill)
+    [log] = (tmp_path / "store" / "threads").iterdir()
+    log.write_bytes(b"x" + log.read_bytes()[1:])
+    found = invoke("doctor", url, "--json")
+    assert (found.code, found.json["probe"]["ok"]) == (1, True)
+    assert str(log) in found.json["damaged"][0]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -136,3 +139,62 @@ def test_a_damaged_export_is_refused(
     assert ended.code == 2
     assert said in ended.err
     assert not (tmp_path / "back.db").exists()
+
+
+def test_a_damaged_thread_does_not_end_an_export(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    """The others are exported; the command names the thread and exits with 1."""
+
+    async def fill(cp: Store) -> None:
+        for thread in ("a", "broken", "c"):
+            await cp.append(thread, [{"of": thread}])
+
+    in_store(sqlite_url, fill)
+
+    with closing(sqlite3.connect(tmp_path / "store.db")) as raw, raw:
+        raw.execute("UPDATE cpkit_messages SET body = '{' WHERE body LIKE '%broken%'")
+
+    file = tmp_path / "some.jsonl"
+    said = "not exported: thread 'broken': corrupt at message 0: "
+
+    for ended in (
+        invoke("export", sqlite_url),
+        invoke("export", sqlite_url, "-o", str(file)),
+    ):
+        assert ended.code == 1
+        assert ended.err.startswith(said)
+
+    assert ended.err.splitlines()[1:] == [f"exported 2 threads to {file}"]
+    copied = invoke("copy", str(file), fresh_url("sqlite", tmp_path, "back"), "--json")
+    assert (copied.code, copied.json["copied"]) == (0, 2)
+    assert invoke("export", sqlite_url, "a").code == 0
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_file_system_without_hard_links_takes_an_export(
+    is_taken: bool,
+    sqlite_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A file that another program creates meanwhile is not replaced."""
+    in_store(sqlite_url, stock)
+    file = tmp_path / "all.jsonl"
+
+    def refuse(source: str, target: Path) -> None:
+        if is_taken:
+            target.write_text("mine")
+
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    ended = invoke("export", sqlite_url, "-o", str(file))
+    assert ended.code == (2 if is_taken else 0), ended.err
+    assert [one.name for one in tmp_path.glob("*all*")] == ["all.jsonl"]
+
+    if is_taken:
+        assert file.read_text() == "mine"
+    else:
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert invoke("copy", str(file), fresh_url("sqlite", tmp_path, "b")).code == 0

@@ -21,13 +21,14 @@ import asyncio
 import json
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol
 
 from cpkit.errors import CorruptThread, SchemaMismatch
 from cpkit.protocol import ListsThreads
 from cpkit.records import CallRecord, JsonValue, ThreadDump, ThreadInfo, ToolCall
+from cpkit.tools.copying.report import Problem
 from cpkit.tools.paging import thread_pages
 
 __all__ = ["EXPORT_VERSION", "ExportFile", "Source", "call_as_json", "export_lines"]
@@ -46,18 +47,30 @@ class Source(ListsThreads, Protocol):
 
 
 async def export_lines(
-    source: Source, thread_ids: Sequence[str] | None = None
+    source: Source,
+    thread_ids: Sequence[str] | None = None,
+    *,
+    on_damage: Callable[[Problem], object] | None = None,
 ) -> AsyncIterator[bytes]:
     """Yield the lines of the named threads, or of every thread, deleted ones included.
 
-    Leaves out a thread that does not exist. One thread is in memory at a time.
+    Leaves out a thread that does not exist. Also leaves out a damaged one, with a call
+    of ``on_damage``; without it, raises ``CorruptThread``. One thread is in memory at a
+    time.
     """
     exported_at = datetime.now(UTC).isoformat()
     yield _line({"cpkit_export": EXPORT_VERSION, "exported_at": exported_at})
     count = 0
 
     async for thread_id in _ids(source, thread_ids):
-        dump = await source.dump_thread(thread_id)
+        try:
+            dump = await source.dump_thread(thread_id)
+        except CorruptThread as exc:
+            if on_damage is None:
+                raise
+
+            on_damage(Problem(thread_id, f"corrupt at {exc.where}: {exc.reason}"))
+            continue
 
         if dump is None:
             continue

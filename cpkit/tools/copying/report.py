@@ -9,7 +9,7 @@ __all__ = ["CopyReport", "Problem"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A thread that is not in the destination as it is in the source, and why."""
+    """A thread that could not be exported, or copied as it is, and why."""
 
     thread_id: str
     reason: str
