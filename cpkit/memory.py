@@ -96,7 +96,8 @@ class _Data:
 
     def change(self, thread_id: str, thread: _Thread) -> int:
         """Store a thread that changes now; return the time in microseconds."""
-        now = max(time.time_ns() // 1000, thread.updated_at or 0)
+        # Later than before, even if the clock is not: workers compare it.
+        now = max(time.time_ns() // 1000, (thread.updated_at or 0) + 1)
         thread.created_at, thread.updated_at = thread.created_at or now, now
         self.threads[thread_id] = thread
         return now

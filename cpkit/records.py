@@ -84,7 +84,11 @@ class CheckpointData(Generic[MessageT]):
 
 @dataclass(frozen=True, slots=True)
 class ThreadInfo:
-    """A thread without its payloads; ``updated_at`` moves with every change."""
+    """A thread without its payloads.
+
+    ``updated_at`` moves with every change and never goes back. It may stand still while
+    the store's clock is behind it, because the clock was set back.
+    """
 
     thread_id: str
     version: int

@@ -153,7 +153,9 @@ class LogWriter:
     def __init__(self, log: Log, thread_id: str) -> None:
         self.log = log
         self.at = log.at
-        self.now = max(time.time_ns() // 1000, log.at.updated_at if log.at else 0)
+        # Later than before, even if the clock is not: workers compare it.
+        before = log.at.updated_at if log.at else 0
+        self.now = max(time.time_ns() // 1000, before + 1)
         self._thread_id = thread_id
         self._changed: dict[str, StoredCall] = {}
         self._lines: list[bytes] = []

@@ -48,17 +48,22 @@ _EXTRA_OF_THREAD = """e.key_hash >= ''
 _LAST_MESSAGE = "{schema}.messages AS m WHERE m.thread_number = t.number\
  ORDER BY m.position DESC LIMIT 1"
 
-_OR_TOUCH_IT = """ON CONFLICT (thread_id) DO UPDATE SET changes = t.changes + 1,
-        updated_at = greatest(t.updated_at, clock_timestamp())"""
+# Later than before, even if the clock is not: workers compare it.
+_NOW = "greatest(t.updated_at + interval '1 microsecond', clock_timestamp())"
+
+_OR_TOUCH_IT = f"""ON CONFLICT (thread_id) DO UPDATE SET changes = t.changes + 1,
+        updated_at = {_NOW}"""
 
 # Appends to thread $1 if it is at version $2 (NULL: any): message $3, and those of $4.
-# Returns the version before, and whether it was appended.
+# Returns the version before, and whether it was appended. Where the clock was set back,
+# the time of the message before counts.
 APPEND = """
 WITH seen AS (
-    SELECT t.number, coalesce((SELECT m.position + 1 FROM {last_message}), 0) AS version
+    SELECT t.number, coalesce(last.position + 1, 0) AS version, last.appended_at
     FROM (SELECT) AS one LEFT JOIN LATERAL (
         SELECT number FROM {schema}.threads WHERE thread_id = $1 FOR KEY SHARE
     ) AS t ON true
+    LEFT JOIN LATERAL (SELECT * FROM {last_message}) AS last ON true
 ), born AS (
     INSERT INTO {schema}.threads (thread_id)
     SELECT $1 FROM seen WHERE number IS NULL AND coalesce($2::integer, 0) = 0
@@ -66,15 +71,16 @@ WITH seen AS (
     RETURNING number
 ), first AS (
     INSERT INTO {schema}.messages (thread_number, position, appended_at, body)
-    SELECT number, version, clock_timestamp(), $3::text
-    FROM (SELECT number, version FROM seen WHERE number IS NOT NULL
-          UNION ALL SELECT number, 0 FROM born) AS place
+    SELECT number, version, greatest(clock_timestamp(), appended_at), $3::text
+    FROM (SELECT number, version, appended_at FROM seen WHERE number IS NOT NULL
+          UNION ALL SELECT number, 0, NULL FROM born) AS place
     WHERE version = coalesce($2, version)
     ON CONFLICT DO NOTHING
-    RETURNING thread_number, position
+    RETURNING thread_number, position, appended_at
 ), rest AS (
     INSERT INTO {schema}.messages (thread_number, position, appended_at, body)
-    SELECT first.thread_number, first.position + r.nth, clock_timestamp(), r.body
+    SELECT first.thread_number, first.position + r.nth,
+        greatest(clock_timestamp(), first.appended_at), r.body
     FROM first, unnest((SELECT $4::text[])) WITH ORDINALITY AS r (body, nth)
 )
 SELECT version, EXISTS (SELECT FROM first) FROM seen
@@ -90,11 +96,11 @@ WITH wanted AS (
         (SELECT $1::text[]), (SELECT $2::integer[]), (SELECT $3::text[])
     ) WITH ORDINALITY AS w (thread_id, expected, body, entry)
 ), seen AS (
-    SELECT w.*, t.number, coalesce((SELECT m.position + 1 FROM {last_message}), 0)
-        AS version
+    SELECT w.*, t.number, coalesce(last.position + 1, 0) AS version, last.appended_at
     FROM wanted AS w LEFT JOIN LATERAL (
         SELECT number FROM {schema}.threads WHERE thread_id = w.thread_id FOR KEY SHARE
     ) AS t ON true
+    LEFT JOIN LATERAL (SELECT * FROM {last_message}) AS last ON true
 ), born AS (
     INSERT INTO {schema}.threads (thread_id)
     SELECT thread_id FROM seen WHERE number IS NULL AND coalesce(expected, 0) = 0
@@ -102,19 +108,21 @@ WITH wanted AS (
     ON CONFLICT DO NOTHING
     RETURNING number, thread_id
 ), place AS (
-    SELECT s.entry, coalesce(s.number, b.number) AS number, s.version, s.body
+    SELECT s.entry, coalesce(s.number, b.number) AS number, s.version, s.body,
+        s.appended_at
     FROM seen AS s LEFT JOIN born AS b ON b.thread_id = s.thread_id
     WHERE s.version = coalesce(s.expected, s.version)
 ), first AS (
     INSERT INTO {schema}.messages (thread_number, position, appended_at, body)
-    SELECT number, version, clock_timestamp(), body FROM place
+    SELECT number, version, greatest(clock_timestamp(), appended_at), body FROM place
     WHERE number IS NOT NULL
     ORDER BY entry
     ON CONFLICT DO NOTHING
-    RETURNING thread_number
+    RETURNING thread_number, appended_at
 ), rest AS (
     INSERT INTO {schema}.messages (thread_number, position, appended_at, body)
-    SELECT p.number, p.version + r.nth, clock_timestamp(), r.body
+    SELECT p.number, p.version + r.nth, greatest(clock_timestamp(), f.appended_at),
+        r.body
     FROM unnest((SELECT $4::integer[]), (SELECT $5::integer[]), (SELECT $6::text[]))
         AS r (entry, nth, body)
     JOIN place AS p ON p.entry = r.entry
@@ -200,7 +208,7 @@ RESOLVE = """
 WITH touched AS (
     UPDATE {schema}.threads AS t
     SET changes = t.changes + 1, updated_at = CASE WHEN c.erased THEN t.updated_at
-        ELSE greatest(t.updated_at, clock_timestamp()) END
+        ELSE {now} END
     FROM {schema}.calls AS c
     WHERE t.thread_id = $1
         AND c.thread_id = $1 AND c.call_id = $2 AND c.status = 'issued'
@@ -381,6 +389,7 @@ _PARTS = {
     "{calls_of_thread}": _CALLS_OF_THREAD,
     "{pending_of_thread}": _PENDING_OF_THREAD,
     "{extra_of_thread}": _EXTRA_OF_THREAD,
+    "{now}": _NOW,
     "{last_message}": _LAST_MESSAGE,
     "{or_touch_it}": _OR_TOUCH_IT,
     "{call}": _CALL,

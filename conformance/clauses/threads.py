@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from conformance.case import Case, raises
 from conformance.clause import clause
 from conformance.clauses.claim import is_utc
+from conformance.sample_dumps import made_dump
 from conformance.sample_ids import similar_ids
-from cpkit import ErasesThreads, ListsThreads, ThreadInfo
+from cpkit import ErasesThreads, ListsThreads, MovesThreads, ThreadInfo
 
 
 async def _info(case: Case, thread: str) -> ThreadInfo | None:
@@ -151,12 +152,10 @@ async def _clock_passes(case: Case, time: datetime) -> None:
         await case.cp.save_extra(other, {"n": n})
 
 
-@clause("threads.updated-by-every-change", ListsThreads)
-async def updated_by_every_change(case: Case) -> None:
-    """updated_at moves with every write that changed something."""
-    thread, call = case.id(), case.call()
-    await case.cp.append(thread, [{"n": 1}])
-    changes: dict[str, Callable[[], Awaitable[object]]] = {
+def _changes(case: Case, thread: str) -> dict[str, Callable[[], Awaitable[object]]]:
+    """Return writes that change a thread, by name, in the order to do them."""
+    call = case.call()
+    return {
         "append": lambda: case.cp.append(thread, [{"n": 2}]),
         "save_extra": lambda: case.cp.save_extra(thread, {"k": 1}),
         "record_issued": lambda: case.cp.record_issued(thread, call),
@@ -164,7 +163,14 @@ async def updated_by_every_change(case: Case) -> None:
         "append of extra": lambda: case.cp.append(thread, [], extra={"k": 2}),
     }
 
-    for name, change in changes.items():
+
+@clause("threads.updated-by-every-change", ListsThreads)
+async def updated_by_every_change(case: Case) -> None:
+    """updated_at moves with every write that changed something."""
+    thread = case.id()
+    await case.cp.append(thread, [{"n": 1}])
+
+    for name, change in _changes(case, thread).items():
         before = await _info(case, thread)
         assert before is not None
         await _clock_passes(case, before.updated_at)
@@ -172,6 +178,23 @@ async def updated_by_every_change(case: Case) -> None:
         after = await _info(case, thread)
         assert after is not None
         assert after.updated_at > before.updated_at, name
+
+
+@clause("threads.updated-never-goes-back", ListsThreads, MovesThreads)
+async def updated_never_goes_back(case: Case) -> None:
+    """updated_at does not go back where the store's clock is behind it."""
+    thread = case.id()
+    later = datetime.now(UTC) + timedelta(days=2)
+    await case.cp.restore_thread(made_dump(thread, updated_at=later))
+    before = await _info(case, thread)
+    assert before is not None
+
+    for name, change in _changes(case, thread).items():
+        await change()
+        after = await _info(case, thread)
+        assert after is not None
+        assert after.updated_at >= before.updated_at, name
+        before = after
 
 
 @clause("threads.updated-by-changes-only", ListsThreads)

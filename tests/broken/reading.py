@@ -96,6 +96,13 @@ class IgnoresResultsInUpdatedAt(Broken):
         return record
 
 
+@breaks("threads.updated-never-goes-back")
+class ListsItsClock(Broken):
+    async def save_extra(self, thread_id: str, extra: Any) -> None:
+        await super().save_extra(thread_id, extra)
+        self._store.threads[thread_id].updated_at = self._store.now()
+
+
 @breaks("threads.updated-by-changes-only")
 class UpdatesOnList(_Infos):
     def changed(self, info: ThreadInfo) -> ThreadInfo:

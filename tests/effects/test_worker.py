@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from cpkit import BackendUnavailable, Checkpointer, JsonValue
+from cpkit import BackendUnavailable, Checkpointer, JsonValue, MemoryCheckpointer
 from cpkit.effects import Backoff, Effect, EffectLedger, EffectTimeout, NoEffect
 from cpkit.lease import Lease, thread_lease
 from cpkit.terms import Terms
@@ -63,6 +64,36 @@ async def die(cp: Checkpointer[Any], thread: str, stale_after: float = 0.2) -> N
     """Leave a lease behind, like a process that was killed."""
     terms = Terms(cp, thread, Backoff(), 1.0)
     await terms.claim(terms.new_call("host:7", stale_after))
+
+
+async def test_a_live_run_is_left_while_the_clock_is_set_back(
+    thread: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its heartbeats count, also where they do not move the time of its lease."""
+    async with MemoryCheckpointer[Any]() as cp:
+        terms = Terms(cp, thread, Backoff(), 1.0)
+        term = terms.new_call("host:7", stale_after=0.2)
+        await terms.claim(term)
+        real = time.time_ns
+        monkeypatch.setattr(time, "time_ns", lambda: real() - 10**15)
+        payer = Payer(thread)
+        worker = payer.worker(cp)
+
+        for count in range(12):
+            await terms.renew(term, count)
+            await worker.run_due()
+            await asyncio.sleep(0.05)
+
+        assert payer.calls == []
+        assert (await terms.look()).term is not None
+
+        # It falls silent.
+        await until(lambda: ran(worker))
+
+
+async def ran(worker: Worker) -> bool:
+    await worker.run_due()
+    return worker.health.ran > 0
 
 
 async def test_a_decided_request_wakes_a_worker(cp: Store, thread: str) -> None:

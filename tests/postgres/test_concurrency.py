@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 from contextlib import AsyncExitStack
+from datetime import datetime
 from typing import Any
 
 import asyncpg
@@ -327,3 +328,31 @@ async def _waiting(raw: asyncpg.Connection, schema: str, count: int) -> None:
 
     while await raw.fetchval(query, schema) < count:  # noqa: ASYNC110  # no event
         await asyncio.sleep(0.002)
+
+
+async def test_no_time_goes_back_while_the_clock_is_set_back(
+    raw: asyncpg.Connection, store: MakeStore, schema: str
+) -> None:
+    """The time of the message before counts, in a single append and in a batch."""
+    async with store() as cp:
+
+        async def updated(thread_id: str) -> datetime:
+            [info] = await cp.list_threads(prefix=thread_id)
+            dump = await cp.dump_thread(thread_id)
+            assert dump is not None
+            assert info.updated_at == dump.updated_at
+            return info.updated_at
+
+        threads = ["one", "two", "three"]
+        await asyncio.gather(*(cp.append(one, [{}]) for one in threads))
+        # As if the clock was ahead then.
+        await raw.execute(
+            f"UPDATE \"{schema}\".messages SET appended_at = now() + interval '1 day'"
+        )
+        before = {one: await updated(one) for one in threads}
+        await cp.append("one", [{}])
+        await cp.append("one", [{}, {}])
+        await asyncio.gather(*(cp.append(one, [{}, {}]) for one in threads))
+
+        for one in threads:
+            assert await updated(one) >= before[one]
