@@ -16,11 +16,20 @@ The contract of this handle
     It holds on this handle: reads, versions and ``expected_version`` count what is
     buffered. Other handles see a message when it is written. Positions that were
     returned stay true, because writing is fenced by the version at which buffering
-    began. Where another writer took that version, nothing is written and nothing is
-    lost: ``VersionConflict`` is raised then, and by every later use of the thread but
-    ``record_result``, until `BufferedCheckpointer.discard` returns the messages. So use
-    it for threads with one writer at a time, with one wrapper for each agent. Any
-    number of wrappers share one store's handle.
+    began. So use it for threads with one writer at a time, with one wrapper for each
+    agent. Any number of wrappers share one store's handle.
+
+After another writer took that version
+    Nothing is written and nothing is lost: the messages stay buffered until
+    `BufferedCheckpointer.discard` returns them. Until then ``VersionConflict`` is
+    raised by ``load``, ``append``, ``save_extra``, ``dump_thread``, ``restore_thread``
+    and ``flush`` of the thread, and by a ``read`` of buffered positions. It is raised,
+    for any thread, by what writes all buffers first: ``record_issued``,
+    ``list_threads``, ``flush()`` and ``aclose``. What needs no buffered message goes to
+    the store: ``record_result``, ``find_completed``, ``find_call``, ``list_calls``,
+    ``watch``, and a ``read`` of positions that were written before (unless a write of
+    the messages after them ended without an answer). ``delete_thread`` drops the buffer
+    too.
 """
 
 from cpkit.cadence.buffered import BufferedCheckpointer

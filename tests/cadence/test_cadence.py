@@ -18,6 +18,7 @@ from cpkit import (
     KeepsReceipts,
     ListsThreads,
     MemoryCheckpointer,
+    MovesThreads,
     PayloadTooLarge,
     ReadsRanges,
     SerializationError,
@@ -416,9 +417,15 @@ async def test_a_conflict_blocks_the_thread_until_its_messages_are_discarded(
     """Messages of two writers are never interleaved, and none is lost."""
     async with with_cadence(store, Cadence.every(3)) as cp:
         assert isinstance(cp, ReadsRanges)
+        assert isinstance(cp, KeepsReceipts)
+        assert isinstance(cp, ListsThreads)
+        assert isinstance(cp, MovesThreads)
         await store.append("t", [user("a")])
+        await cp.record_issued("t", call("old key", "old"))
         await cp.append("t", [user("b")])
         await store.append("t", [user("other")])
+        dump = await store.dump_thread("t")
+        assert dump is not None
 
         with pytest.raises(VersionConflict) as caught:
             await cp.flush("t")
@@ -430,13 +437,23 @@ async def test_a_conflict_blocks_the_thread_until_its_messages_are_discarded(
             cp.append("t", []),
             cp.load("t"),
             cp.read("t"),
+            cp.read("t", 1),
+            cp.flush("t"),
             cp.flush(),
             cp.save_extra("t", {"x": 1}),
+            cp.dump_thread("t"),
+            cp.restore_thread(dump),
+            cp.list_threads(),
             cp.record_issued("t", call()),
             cp.record_issued("another thread", call()),
         ):
             with pytest.raises(VersionConflict):
                 await use
+
+        assert (await cp.record_result("t", "old", 1)).status == "completed"
+        assert await cp.find_completed("old key") == await cp.find_call("old key")
+        assert len(await cp.list_calls("t")) == 1
+        assert texts(await cp.read("t", 0, 1)) == ["a"]
 
         assert await written(store) == ["a", "other"]
         assert await store.find_call("k") is None
