@@ -40,13 +40,48 @@ repl-diskless-sync-delay 0
 """
 
 
+class _Server:
+    """A redis-server in a folder. It ends with this process, also if that is killed."""
+
+    def __init__(self, folder: Path) -> None:
+        with open(folder / "log", "wb") as log:
+            self._process = subprocess.Popen(
+                [_binary(), "redis.conf"],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C must reach the demo only, which then ends its servers.
+                start_new_session=True,
+            )
+
+        # The end of this process ends the pipe that the shell reads.
+        self._guard = subprocess.Popen(
+            ["sh", "-c", 'read _; kill -KILL "$0"', str(self._process.pid)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        # The guard ends first: later the number may be that of another process.
+        with self._guard as guard:
+            guard.kill()
+
+        self._process.kill()
+        self._process.wait()
+
+
 class Cluster:
     """Six servers, with their files in a folder. They end with the context."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._nodes = {port: secrets.token_hex(20) for port in _free_ports()}
-        self._servers: dict[int, subprocess.Popen[bytes]] = {}
+        self._servers: dict[int, _Server] = {}
 
     @property
     def url(self) -> str:
@@ -76,34 +111,22 @@ class Cluster:
     def close(self) -> None:
         for server in self._servers.values():
             server.kill()
-            server.wait()
 
     def kill_primary(self) -> str:
         """Kill the primary with the most keys; return its address."""
-        alive = [port for port in self._nodes if self._servers[port].poll() is None]
+        alive = [port for port in self._nodes if self._servers[port].is_running]
         primaries = [port for port in alive if self._ask(port, "ROLE")[0] == b"master"]
         port = max(primaries, key=lambda one: int(self._ask(one, "DBSIZE")))
         self._servers[port].kill()
-        self._servers[port].wait()
         return f"127.0.0.1:{port}"
 
-    def _start(self, port: int) -> subprocess.Popen[bytes]:
+    def _start(self, port: int) -> _Server:
         """Start a server, which knows all nodes from the beginning."""
         folder = self._folder / f"redis-{port}"
         folder.mkdir(parents=True)
         (folder / "redis.conf").write_text(_SETTINGS.format(port=port))
         (folder / "nodes.conf").write_text(self._known_to(port))
-
-        with open(folder / "log", "wb") as log:
-            return subprocess.Popen(
-                [_binary(), "redis.conf"],
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # Ctrl-C must reach the demo only, which then ends its servers.
-                start_new_session=True,
-            )
+        return _Server(folder)
 
     def _known_to(self, me: int) -> str:
         """Return what a server keeps of the cluster, in Redis's own format."""
@@ -131,9 +154,9 @@ class Cluster:
         deadline = time.monotonic() + 60
 
         while not all(map(self._is_ready, self._nodes)):
-            ended = [s for s in self._servers.values() if s.poll() is not None]
+            works = all(server.is_running for server in self._servers.values())
 
-            if ended or time.monotonic() > deadline:
+            if not works or time.monotonic() > deadline:
                 raise OSError(
                     errno.ECHILD, "the Redis Cluster does not start", str(self._folder)
                 )

@@ -355,6 +355,27 @@ def test_ended_demo_leaves_no_worker(
     wait_for(lambda: not is_running(worker))
 
 
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks into /proc")
+def test_killed_demo_leaves_no_server(tmp_path: Path) -> None:
+    """A kill of the demo also ends the servers of its cluster."""
+    with subprocess.Popen(
+        [sys.executable, str(EXAMPLES / "agent.py"), "--cluster", *QUICK],
+        cwd=tmp_path,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as demo:
+        try:
+            wait_for(lambda: any(tmp_path.rglob("airline-books.db")))
+            children = children_of(demo.pid)
+            assert len(children) >= 6
+        finally:
+            demo.kill()
+
+    wait_for(lambda: not any(map(is_running, children)))
+
+
 def wait_for(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + PATIENCE
 
