@@ -1,0 +1,416 @@
+"""Every order in which the system calls of a few operations can follow each other.
+
+Each operation runs in a greenlet of its own, which stops before each call that another
+process could notice: `explore` decides which one goes on. It runs the operations again
+for each order that may make a difference. Two orders that differ only in calls that do
+not touch the same thing have one outcome, and one of them is run: dynamic partial-order
+reduction (Flanagan and Godefroid, POPL 2005).
+
+A lock that is held makes an operation fail the first time, as after the time for which
+a worker thread polls. Then the operation is repeated, as the handle does, and waits.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pytest
+from greenlet import (  # type: ignore[import-untyped]  # it has no types
+    getcurrent,
+    greenlet,
+)
+
+from cpkit.driver import StoreFailure
+from cpkit.driver.writes import is_not_sent
+from cpkit_file import schema
+
+__all__ = ["Killed", "explore", "kill_before", "patched"]
+
+# Repetitions of one operation. Each of them needs a change by another operation.
+_REPEATS = 8
+
+
+class Killed(BaseException):
+    """Ends an operation as a kill of its process does: no clean-up has an effect."""
+
+
+class Step(NamedTuple):
+    """A call that is about to run, what it touches, and whether it changes that."""
+
+    name: str
+    places: tuple[str, ...]
+    changes: bool
+
+    def meets(self, other: Step) -> bool:
+        """Tell whether the order of the two may make a difference."""
+        return (self.changes or other.changes) and (
+            _ANY in self.places + other.places
+            or any(one in other.places for one in self.places)
+        )
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.places[0]}"
+
+
+_ANY = "any name"
+_THREADS = "thre"
+_BEGIN = Step("begin", ("nothing",), False)
+
+
+class _Greenlet(greenlet):  # type: ignore[misc]  # it has no types
+    task: Task
+
+
+class Task:
+    """An operation that stops before each step, until it is told to go on."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.step: Step | None = None
+        self.outcome: Any = None
+        self.killed = False
+        self.waits_for: tuple[int, int] | None = None
+        self.locks: dict[int, tuple[int, int]] = {}
+        self.places: dict[int, str] = {}
+        self.gave_up = False
+        self._work = work
+        self._thread = _Greenlet(self._run)
+        self._thread.task = self
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Let the operation take its step, and return when it stops before the next."""
+        self._thread.switch()
+
+    def kill(self) -> None:
+        if self.step is not None:
+            self.killed = True
+            self.go_on()
+            self.locks.clear()
+
+    def pause(self, step: Step) -> None:
+        """Stop before a step; called by the operation."""
+        if not self.killed:
+            self.step = step
+            self._thread.parent.switch()
+
+        if self.killed:
+            raise Killed
+
+    def _run(self) -> None:
+        try:
+            self.pause(_BEGIN)
+            self.outcome = self._repeated()
+        except (Exception, Killed) as exc:
+            self.outcome = exc
+        finally:
+            self.step = None
+
+    def _repeated(self) -> Any:
+        """Run the operation; repeat it, as the handle does, where it did not run."""
+        found: Any = None
+
+        for _ in range(_REPEATS):
+            try:
+                found = self._work()
+            except StoreFailure as exc:
+                found = exc
+
+            if not is_not_sent(found):
+                return found
+
+        raise AssertionError(f"it was repeated {_REPEATS} times: {found}")
+
+
+def _is_held(lock: tuple[int, int], tasks: Sequence[Task]) -> bool:
+    inode, how = lock
+    held = [one for task in tasks for one in task.locks.values()]
+    return any(one == inode and fcntl.LOCK_EX in (how, its) for one, its in held)
+
+
+def _can_go_on(tasks: Sequence[Task]) -> dict[int, Step]:
+    """Return the next step of each operation that has one and need not wait."""
+    found: dict[int, Step] = {}
+
+    for number, task in enumerate(tasks):
+        lock = task.waits_for
+        waits = task.gave_up and lock is not None and _is_held(lock, tasks)
+
+        if task.step is not None and not waits:
+            found[number] = task.step
+
+    return found
+
+
+@dataclass
+class _Node:
+    """A point of a schedule: what goes on there, and what must be tried as well."""
+
+    options: dict[int, Step]
+    asleep: dict[int, Step]
+    chosen: int
+    wanted: set[int] = field(default_factory=set)
+    clock: list[int] = field(default_factory=list)
+    """How many steps of each operation come before the next step, because they meet."""
+
+    @property
+    def step(self) -> Step:
+        return self.options[self.chosen]
+
+    def try_another(self) -> bool:
+        """Choose what was not tried yet; return whether there is such an operation."""
+        self.asleep[self.chosen] = self.step
+        left = self.wanted - self.asleep.keys()
+        self.chosen = min(left, default=self.chosen)
+        self.clock = []
+        return bool(left)
+
+
+def explore(
+    start: Callable[[], Sequence[Callable[[], Any]]],
+) -> Iterator[tuple[list[Any], list[str]]]:
+    """Run the operations in every order; yield their outcomes and the order.
+
+    ``start`` prepares the folder and returns the operations. Fails where they wait for
+    each other.
+    """
+    path: list[_Node] = []
+
+    while True:
+        tasks = [Task(work) for work in start()]
+
+        try:
+            if _follow(path, tasks):
+                steps = [f"{node.chosen}: {node.step}" for node in path]
+                yield [task.outcome for task in tasks], steps
+        finally:
+            for task in tasks:
+                task.kill()
+
+        while path and not path[-1].try_another():
+            path.pop()
+
+        if not path:
+            return
+
+
+def _follow(path: list[_Node], tasks: Sequence[Task]) -> bool:
+    """Run a schedule, and extend it; return whether its outcome is a new one."""
+    for node in path:
+        tasks[node.chosen].go_on()
+
+    while options := _can_go_on(tasks):
+        asleep = _asleep_after(path[-1]) if path else {}
+        awake = [number for number in options if number not in asleep]
+
+        if not awake:
+            return False
+
+        _note_races(path, tasks)
+        path.append(_Node(options, asleep, awake[0]))
+        tasks[awake[0]].go_on()
+
+    assert all(task.step is None for task in tasks), "they wait for each other"
+    return True
+
+
+def _asleep_after(node: _Node) -> dict[int, Step]:
+    """Return what need not be tried next: that order was another schedule's."""
+    return {
+        number: step
+        for number, step in node.asleep.items()
+        if number != node.chosen and not step.meets(node.step)
+    }
+
+
+def _note_races(path: list[_Node], tasks: Sequence[Task]) -> None:
+    """Ask for the other order of each step and the last one that it could overtake."""
+    _set_clocks(path, len(tasks))
+
+    for number, task in enumerate(tasks):
+        if task.step is None:
+            continue
+
+        own = [node.clock for node in path if node.chosen == number]
+        clock = own[-1] if own else [0] * len(tasks)
+
+        for node in reversed(path):
+            is_later = node.clock[node.chosen] > clock[node.chosen]
+
+            if node.chosen != number and is_later and node.step.meets(task.step):
+                here = number in node.options
+                node.wanted |= {number} if here else node.options.keys()
+                break
+
+
+def _set_clocks(path: list[_Node], count: int) -> None:
+    """Set the clocks of the steps that have none yet."""
+    for depth, node in enumerate(path):
+        if node.clock:
+            continue
+
+        clock = [0] * count
+
+        for before in path[:depth]:
+            if before.chosen == node.chosen or before.step.meets(node.step):
+                clock = [*map(max, clock, before.clock)]
+
+        clock[node.chosen] += 1
+        node.clock = clock
+
+
+def kill_before(work: Callable[[], Any], steps: int) -> Any:
+    """Run an operation alone, and kill it before its step with this number.
+
+    Returns `Killed`, or the outcome of an operation that ended before.
+    """
+    task = Task(work)
+
+    for _ in range(steps):
+        if task.step is not None:
+            task.go_on()
+
+    task.kill()
+    return task.outcome
+
+
+# The system calls
+
+
+@contextmanager
+def patched() -> Iterator[None]:
+    """Make operations stop before system calls."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("unlink", "symlink", "rename"):
+            _patch(patch, os, name, _both, True)
+
+        _patch(patch, os, "readlink", lambda path: (_name(path),), False)
+        _patch(patch, os.path, "lexists", lambda path: (_name(path),), False)
+        _patch(patch, os, "listdir", lambda path: (_ANY,), False)
+        _patch(patch, os, "fstat", lambda fd: (_content(fd),), False)
+
+        for name in ("write", "ftruncate"):
+            _patch(patch, os, name, lambda fd, *_: (_content(fd),), True)
+
+        for name in ("fsync", "fdatasync"):  # they change nothing that can be seen
+            patch.setattr(os, name, lambda fd: None)
+
+        _patch_open(patch)
+        _patch_locks(patch)
+        yield
+
+
+def _name(path: Any) -> str:
+    """Return a short name of a file or link: the start of it, and its ending."""
+    name = os.path.basename(path)
+    return re.sub(r"^(\w{1,4})[^.]*", r"\1", name)
+
+
+def _both(*paths: Any) -> tuple[str, ...]:
+    """Return names that are changed, and with them the numbers of names of files."""
+    names = [_name(path) for path in reversed(paths)]
+    return (*names, *(f"content of {name}" for name in names))
+
+
+def _content(fd: int) -> str:
+    return f"content of {_task().places.get(fd)}"
+
+
+def _task() -> Task:
+    current = getcurrent()
+    assert isinstance(current, _Greenlet)
+    return current.task
+
+
+def _in_task() -> bool:
+    return isinstance(getcurrent(), _Greenlet)
+
+
+def _patch(
+    patch: pytest.MonkeyPatch,
+    module: Any,
+    name: str,
+    places: Callable[..., tuple[str, ...]],
+    changes: bool,
+) -> None:
+    original = getattr(module, name)
+
+    def stepped(*args: Any) -> Any:
+        if _in_task():
+            _task().pause(Step(name, places(*args), changes))
+
+        return original(*args)
+
+    patch.setattr(module, name, stepped)
+
+
+def _patch_open(patch: pytest.MonkeyPatch) -> None:
+    original = os.open
+
+    def stepped(path: Any, flags: int, *mode: int, **options: Any) -> int:
+        if not _in_task():
+            return original(path, flags, *mode, **options)
+
+        creates = bool(flags & os.O_CREAT)
+        name = _name(path)
+
+        if name != _THREADS:  # opened to sync it: no operation changes its name
+            _task().pause(Step("create" if creates else "open", (name,), creates))
+        fd = original(path, flags, *mode)
+        _task().places[fd] = name
+        return fd
+
+    patch.setattr(os, "open", stepped)
+
+
+def _patch_locks(patch: pytest.MonkeyPatch) -> None:
+    flock, lock = fcntl.flock, schema._lock
+
+    def locking(fd: int, path: str, how: int) -> None:
+        if not _in_task():
+            lock(fd, path, how)
+            return
+
+        task = _task()
+        inode = os.stat(fd).st_ino
+        task.waits_for = inode, how
+        task.pause(Step("lock", (f"lock of {task.places[fd]}",), how == fcntl.LOCK_EX))
+        task.waits_for = None
+
+        try:
+            flock(fd, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            task.gave_up = True
+            raise schema.lock_held(path) from None
+
+        task.locks[fd] = inode, how
+
+    def unlocking(fd: int, how: int) -> None:
+        if not _in_task():
+            flock(fd, how)
+            return
+
+        task = _task()
+
+        if task.killed:
+            raise Killed
+
+        if fd not in task.locks:
+            return
+
+        _, held = task.locks[fd]
+        is_shared = held == fcntl.LOCK_SH
+        task.pause(Step("unlock", (f"lock of {task.places[fd]}",), not is_shared))
+        flock(fd, how)
+        del task.locks[fd]
+
+        if is_shared:  # what follows are reads without a lock
+            task.pause(Step("read", (_content(fd),), False))
+
+    patch.setattr(schema, "_lock", locking)
+    patch.setattr(fcntl, "flock", unlocking)

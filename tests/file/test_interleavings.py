@@ -1,0 +1,454 @@
+"""Operations that overlap in any way have an outcome that an order of them has.
+
+`tests.file.schedules` has the orders of their system calls. What is right is what the
+store in memory does with one operation after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import operator
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import pytest
+
+from cpkit import ToolCall
+from cpkit.driver import (
+    Append,
+    Claim,
+    Erase,
+    Merge,
+    Resolve,
+    Restore,
+    StoredCall,
+    Write,
+)
+from cpkit.memory import MemoryStore
+from cpkit.records import CallStatus
+from cpkit_file import claims, schema, store, writing
+from cpkit_file.log import Folder
+from cpkit_file.schema import claim_stem, log_name
+from tests.file.schedules import Killed, explore, kill_before, patched
+from tests.model import without_times
+from tests.sweeps import sweep
+
+
+class Read(NamedTuple):
+    """A question, and the id of a thread or the key that it is about."""
+
+    kind: str
+    about: str = ""
+
+
+Operation: TypeAlias = Write | Read
+
+
+def append(thread_id: str, expected: int | None = None) -> Append:
+    return Append(thread_id, [b'{"n":1}'], expected)
+
+
+def claim(thread_id: str, call_id: str, key: str = "k") -> Claim:
+    return Claim(thread_id, ToolCall(call_id, "tool", {}, key), b"{}")
+
+
+def resolve(thread_id: str, call_id: str, status: CallStatus = "failed") -> Resolve:
+    return Resolve(thread_id, call_id, status, b"5")
+
+
+def restore(thread_id: str, *attempts: int, key: str = "k") -> Restore:
+    """Return a thread with failed attempts at a key."""
+    calls = [
+        StoredCall(
+            thread_id, f"r{one}", "tool", b"{}", key, "failed", one, 9, b"5", 9, False
+        )
+        for one in attempts
+    ]
+    return Restore(thread_id, [b'{"r":1}'], [(b'"x"', b"1")], calls, 8, 9)
+
+
+# What happened before
+
+
+class Start(NamedTuple):
+    """Operations one after the other, and then what a crash has left."""
+
+    before: Sequence[Write]
+    left: Callable[[Path], object] = lambda home: None
+
+
+def _path(home: Path, thread_id: str) -> Path:
+    return home / "threads" / log_name(thread_id)
+
+
+def _write(home: Path, content: bytes, ending: str = "") -> None:
+    path = _path(home, "t")
+
+    with open(f"{path}{ending}", "ab") as file:
+        file.write(content)
+
+
+def _link(home: Path, *places: tuple[str, int], first: int = 1) -> None:
+    """Leave links that lead to no call, in slots from the first one on."""
+    stem = claim_stem("k")
+
+    for slot, (thread_id, attempt) in enumerate(places, first):
+        target = f"../../threads/{log_name(thread_id)}#{attempt}"
+        os.symlink(target, home / "claims" / stem[0] / f"{stem}.{slot}")
+
+
+STARTS = {
+    "nothing": Start([]),
+    "a message": Start([append("t")]),
+    "a claim": Start([claim("t", "c")]),
+    "a failure": Start([append("t"), claim("t", "c"), resolve("t", "c")]),
+    "a completion": Start([claim("t", "c"), resolve("t", "c", "completed")]),
+    "a deletion": Start([append("t"), claim("t", "c"), Erase("t", False)]),
+    "a deletion of a failure": Start(
+        [claim("t", "c"), resolve("t", "c"), Erase("t", False)]
+    ),
+    "two failures": Start(
+        [claim("t", "c"), resolve("t", "c"), claim("u", "c"), resolve("u", "c")]
+    ),
+    "a failure before a claim": Start(
+        [claim("u", "c"), resolve("u", "c"), claim("t", "c")]
+    ),
+    "a claim of another thread": Start([append("t"), claim("u", "c")]),
+    "an empty log": Start([], lambda home: _write(home, b"")),
+    "a torn first write": Start([], lambda home: _write(home, b'{"thread":"t","lo')),
+    "a torn write": Start(
+        [append("t")], lambda home: _write(home, b'{"add":{"n":2},"at":[2,')
+    ),
+    "a draft": Start([], lambda home: _write(home, b'{"thread":', ".tmp")),
+    "a draft of a deletion": Start(
+        [append("t")], lambda home: _write(home, b'{"thread":', ".tmp")
+    ),
+    "set aside": Start([], lambda home: _write(home, b'{"add":', ".torn")),
+    "a link of a claim": Start([], lambda home: _link(home, ("t", 1))),
+    "links of a forgotten thread": Start(
+        [], lambda home: _link(home, ("u", 1), ("u", 2), ("t", 3))
+    ),
+    "links behind a failure": Start(
+        [claim("u", "c"), resolve("u", "c")],
+        lambda home: _link(home, ("t", 2), ("t", 3), first=2),
+    ),
+}
+
+# What overlaps
+
+OPERATIONS: dict[str, Operation] = {
+    "append": Append("t", [b'{"n":1}'], None),
+    "claim": claim("t", "c"),
+    "claim elsewhere": claim("u", "d"),
+    "claim another key": claim("t", "c", "other"),
+    "fail": resolve("t", "c"),
+    "delete": Erase("t", False),
+    "forget": Erase("t", True),
+    "forget elsewhere": Erase("u", True),
+    "restore": restore("t", 3),
+    "restore two": restore("t", 1, 5),
+    "restore elsewhere": restore("u", 4),
+    "load": Read("load", "t"),
+    "list": Read("list"),
+    "find": Read("find", "k"),
+}
+
+AFTERWARDS: list[Operation] = [
+    Read("list"),
+    *(Read("dump", one) for one in ("t", "u")),
+    *(Read("find", key) for key in ("k", "other")),
+    # The store goes on: a key that is free can be claimed, once.
+    claim("v", "c"),
+    claim("w", "c"),
+    Append("t", [b"{}"], None),
+    Erase("v", True),
+    Erase("u", True),
+    Read("find", "k"),
+    restore("u", 7),
+    claim("w", "c"),
+    Erase("t", True),
+    restore("t", 5),
+    Read("find", "k"),
+    claim("v", "c", "other"),
+    Read("dump", "t"),
+]
+
+
+def on_files(folder: Folder, operation: Operation) -> Any:
+    match operation:
+        case Claim():
+            return claims.claim(folder, operation)
+        case Erase():
+            return claims.erase(folder, operation)
+        case Restore():
+            return claims.restore(folder, operation)
+        case Append() | Merge() | Resolve():
+            [[outcome]] = writing.commit(folder, [[operation]])
+            return outcome
+        case Read("load", thread_id):
+            return store._snapshot(folder, thread_id, lambda rows, _: list(rows))
+        case Read("dump", thread_id):
+            return store._dump(folder, thread_id)
+        case Read("find", key):
+            return claims.newest_attempt(folder, key)
+        case _:
+            return store._threads(folder, "", None, 9, True)
+
+
+async def in_memory(model: MemoryStore, operation: Operation) -> Any:
+    match operation:
+        case Read("load", thread_id):
+            return await model.snapshot(thread_id, lambda rows, _: list(rows))
+        case Read("dump", thread_id):
+            return await model.dump(thread_id)
+        case Read("find", key):
+            return await model.holder(key)
+        case Read():
+            return await model.threads("", None, 9, True)
+
+    [outcome] = await model.commit([operation])
+    return outcome
+
+
+def plain(outcome: Any) -> Any:
+    """Return an outcome that can be compared, without times."""
+    if isinstance(outcome, BaseException):
+        return repr(outcome)
+
+    if isinstance(outcome, list):  # of threads
+        return [(one.thread_id, one.version) for one in outcome]
+
+    return without_times(outcome)
+
+
+class Seen(NamedTuple):
+    """What operations answered, by their names, and what is seen afterwards."""
+
+    answers: dict[str, Any]
+    afterwards: list[Any]
+
+
+def expected(start: Start, names: Iterable[Sequence[str]]) -> list[Seen]:
+    """Return what the store in memory answers, for each of these orders."""
+
+    async def run() -> list[Seen]:
+        found = []
+
+        for order in names:
+            model = MemoryStore()
+
+            for one in start.before:
+                await in_memory(model, one)
+
+            answers = [(n, plain(await in_memory(model, OPERATIONS[n]))) for n in order]
+            after = [plain(await in_memory(model, one)) for one in AFTERWARDS]
+            found.append(Seen(dict(answers), after))
+
+        return found
+
+    return asyncio.run(run())
+
+
+def difference(steps: Sequence[str], found: Seen, orders: Sequence[Seen]) -> str:
+    lines = [*steps, f"answered: {found.answers}"]
+
+    for number, one in enumerate(orders):
+        if found.answers != one.answers:
+            lines.append(f"order {number} answers {one.answers}")
+
+        pairs = zip(AFTERWARDS, found.afterwards, one.afterwards, strict=True)
+        lines += [
+            f"order {number}, then {operation}: {here}, not {there}"
+            for operation, here, there in pairs
+            if here != there
+        ]
+
+    return "\n".join(lines)
+
+
+class Home:
+    """A store's folder in the state of a `Start`, which can be made again."""
+
+    def __init__(self, path: Path, start: Start) -> None:
+        self._path = path
+        schema.prepare(str(path), str(path))
+
+        for one in start.before:
+            on_files(self.folder(), one)
+
+        start.left(path)
+        self._folders = [path / "threads", *(path / "claims").iterdir()]
+        self._files: dict[str, bytes] = {}
+        self._links: dict[str, str] = {}
+
+        for name in self._names():
+            if os.path.islink(name):
+                self._links[name] = os.readlink(name)
+            else:
+                self._files[name] = Path(name).read_bytes()
+
+    def folder(self) -> Folder:
+        """Return the store as another process sees it, which has read nothing yet."""
+        return Folder(str(self._path), durable=True)
+
+    def make(self) -> None:
+        for name in self._names():
+            os.unlink(name)
+
+        for name, content in self._files.items():
+            Path(name).write_bytes(content)
+
+        for name, target in self._links.items():
+            os.symlink(target, name)
+
+    def afterwards(self) -> list[Any]:
+        folder = self.folder()
+        return [plain(on_files(folder, one)) for one in AFTERWARDS]
+
+    def _names(self) -> Iterator[str]:
+        for folder in self._folders:
+            yield from (f"{folder}/{name}" for name in os.listdir(folder))
+
+
+def check_orders(
+    home: Home, start: Start, names: Sequence[str], *, one_process: bool = False
+) -> int:
+    """Run the operations in every order; return how many orders there were."""
+    orders = expected(start, itertools.permutations(names))
+    count = 0
+
+    def begin() -> list[Callable[[], Any]]:
+        home.make()
+        shared = home.folder()
+        return [
+            partial(on_files, shared if one_process else home.folder(), OPERATIONS[one])
+            for one in names
+        ]
+
+    for outcomes, steps in explore(begin):
+        answers = dict(zip(names, map(plain, outcomes), strict=True))
+        found = Seen(answers, home.afterwards())
+        count += 1
+
+        if found not in orders:
+            raise AssertionError(difference(steps, found, orders))
+
+    return count
+
+
+# The tests
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder in memory, if there is one: each test makes it many times."""
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+
+    with tempfile.TemporaryDirectory(dir=memory) as name, patched():
+        yield Path(name)
+
+
+QUICK = [
+    ("nothing", "append", "delete"),
+    ("nothing", "delete", "restore"),
+    ("a message", "append", "load"),
+    ("a failure", "claim elsewhere", "forget"),
+    ("a failure", "find", "restore two"),
+    ("a deletion", "append", "fail"),
+    ("a torn write", "append", "load"),
+    ("links of a forgotten thread", "restore", "restore elsewhere"),
+]
+
+
+@pytest.mark.parametrize(("name", "one", "other"), QUICK)
+def test_two_operations_overlap(place: Path, name: str, one: str, other: str) -> None:
+    """Their outcome is that of one after the other, whatever the order of their calls.
+
+    The orders of the other pairs take longer; `make test-long` runs them.
+    """
+    home = Home(place, STARTS[name])
+    assert check_orders(home, STARTS[name], (one, other)) > 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", STARTS)
+def test_any_two_operations_overlap(place: Path, name: str) -> None:
+    """In two processes, or in two threads of one process that share what they read."""
+    home = Home(place, STARTS[name])
+
+    for number, names in enumerate(itertools.combinations(OPERATIONS, 2)):
+        check_orders(home, STARTS[name], names, one_process=number % 2 == 1)
+
+
+THREE = [
+    ("a failure", "claim elsewhere", "forget", "find"),
+    ("a failure", "claim", "claim elsewhere", "claim another key"),
+    ("nothing", "delete", "restore", "append"),
+    ("two failures", "forget", "forget elsewhere", "restore"),
+]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("name", "one", "two", "three"), THREE)
+def test_three_operations_overlap(
+    place: Path, name: str, one: str, two: str, three: str
+) -> None:
+    """Pairs do not show what needs a third process."""
+    home = Home(place, STARTS[name])
+    assert check_orders(home, STARTS[name], (one, two, three)) > 1
+
+
+def check_kills(home: Home, start: Start, names: Sequence[str]) -> None:
+    """Kill the operations, one after the other, in each combination of their steps."""
+    choices = [*itertools.product((False, True), repeat=len(names))]
+    done = [[*itertools.compress(names, choice)] for choice in choices]
+    orders = dict(zip(choices, expected(start, done), strict=True))
+    steps = [0] * len(names)
+
+    while True:
+        home.make()
+        works = [partial(on_files, home.folder(), OPERATIONS[one]) for one in names]
+        outcomes = [*map(kill_before, works, steps)]
+        ended = [not isinstance(outcome, Killed) for outcome in outcomes]
+        found = home.afterwards()
+        # One that was killed has run wholly or not at all.
+        assert any(
+            found == its.afterwards
+            for choice, its in orders.items()
+            if all(map(operator.ge, choice, ended))
+        ), f"{names} killed before steps {steps}"
+
+        if all(ended):
+            return
+
+        last = max(number for number, end in enumerate(ended) if not end)
+        steps = [*steps[:last], steps[last] + 1, *[0] * (len(steps) - last - 1)]
+
+
+@pytest.mark.parametrize("name", sweep(STARTS, ["nothing"]))
+def test_a_kill_at_any_step(place: Path, name: str) -> None:
+    """The operation is applied or not, and the store goes on."""
+    home = Home(place, STARTS[name])
+
+    for one, operation in OPERATIONS.items():
+        if not isinstance(operation, Read):
+            check_kills(home, STARTS[name], [one])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["two failures", "links behind a failure"])
+def test_two_kills_at_any_steps(place: Path, name: str) -> None:
+    """The second operation finds what the first one left."""
+    home = Home(place, STARTS[name])
+    some = ("claim elsewhere", "forget", "forget elsewhere", "restore two")
+
+    for names in itertools.permutations(some, 2):
+        check_kills(home, STARTS[name], names)
