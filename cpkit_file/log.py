@@ -10,15 +10,22 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
-from cpkit.driver import StoredCall
+from cpkit.driver import StoredCall, StoreFailure
 from cpkit.errors import CorruptThread
 from cpkit_file import lines
 from cpkit_file.lines import CALL, SEAL, At, End
-from cpkit_file.schema import File, locked_file, log_name, sync_content, sync_names
+from cpkit_file.schema import (
+    File,
+    locked_file,
+    log_name,
+    opened,
+    sync_content,
+    sync_names,
+)
 
 # Logs that a handle remembers, at some hundred bytes a call.
 _LOGS = 512
@@ -76,8 +83,9 @@ class LogIndex:
     """What a handle remembers of one file, known by the random word in its first line.
 
     The file is on disk up to the offset ``synced``, and so is its name unless that is
-    0. ``tail`` is the last end that was seen. ``calls`` has the calls up to the offset
-    ``scanned``, all of them on disk; it is filled under ``lock``.
+    0. ``unsure`` is true from a failed sync until the bytes after that were written
+    again. ``tail`` is the last end that was seen. ``calls`` has the calls up to the
+    offset ``scanned``, all of them on disk; it is filled under ``lock``.
     """
 
     def __init__(self, name: str, header: bytes) -> None:
@@ -87,6 +95,7 @@ class LogIndex:
             raise ValueError(f"it is the log of thread {self.thread_id!r}")
 
         self.synced = 0
+        self.unsure = False
         self.tail = Tail()
         self.lock = threading.Lock()
         self.scanned = len(header)
@@ -219,10 +228,24 @@ class Log:
         """
         wanted = self.folder.durable or always
 
-        if wanted and self.end and self.index.synced < self.end:
-            self.sync_name()
+        if not wanted or not self.end or self.index.synced >= self.end:
+            return
+
+        self.write_again()
+        self.sync_name()
+
+        try:
             sync_content(self.file.fd)
-            self.index.synced = self.end
+        except OSError:
+            self.index.unsure = True
+
+            # Now, for other processes: they do not know that a sync failed.
+            with suppress(OSError, StoreFailure, CorruptThread):
+                self.write_again()
+
+            raise
+
+        self.index.synced = self.end
 
     def sync_name(self) -> None:
         """Return when the log's name is on disk, as it is once any byte was synced.
@@ -333,6 +356,41 @@ class Log:
 
         thread_id = self.folder.ids.get(self.name, "?")
         return CorruptThread(thread_id, f"{self.file.path}, line {number}", reason)
+
+    def write_again(self) -> None:
+        """After a failed sync, write the bytes that it was to sync again.
+
+        Linux takes what it could not write for written. Then the next sync, in any
+        process, would succeed without a write.
+        """
+        if not self.index.unsure:
+            return
+
+        start = self.index.synced
+        data = self.read(start, max(0, self.end - start))
+
+        # Bytes that were lost since are damage, which a reader reports.
+        if data and not lines.follows(self._seal_before(start), data):
+            return
+
+        with ExitStack() as stack:
+            # Without O_APPEND, with which pwrite ignores the offset. A writer holds the
+            # lock already. A reader takes it, because a writer may cut bytes off.
+            if self.file.is_writable:
+                fd = stack.enter_context(opened(self.file.path, os.O_RDWR))
+            else:
+                fd = stack.enter_context(locked_file(self.file.path, os.O_RDWR)).fd
+
+            now = os.fstat(fd)
+            is_same = os.path.samestat(now, os.fstat(self.file.fd))
+
+            # Otherwise a deletion replaced the file, or the bytes were cut off.
+            if is_same and now.st_size >= self.end:
+                while data:
+                    done = os.pwrite(fd, data, start)
+                    data, start = data[done:], start + done
+
+        self.index.unsure = False
 
     def _find_index(self) -> LogIndex | None:
         """Read the first line; return ``None`` where it is not intact."""

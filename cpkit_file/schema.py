@@ -210,6 +210,11 @@ class File(NamedTuple):
     path: str
     size: int
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether the descriptor is a writer's."""
+        return bool(fcntl.fcntl(self.fd, fcntl.F_GETFL) & os.O_RDWR)
+
     def unlock(self) -> None:
         fcntl.flock(self.fd, fcntl.LOCK_UN)
 

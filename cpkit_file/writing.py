@@ -222,6 +222,7 @@ class LogWriter:
 
         if self._syncs:
             try:
+                log.write_again()
                 sync_content(log.file.fd)
             except OSError as exc:  # it may be on disk all the same
                 self._take_back(exc, unknown=True)
@@ -247,10 +248,17 @@ class LogWriter:
         self._seal = line[-SEAL:]
 
     def _take_back(self, cause: OSError, *, unknown: bool) -> None:
-        """Cut off what was written, and raise the failure."""
+        """Cut off what was written, and raise the failure.
+
+        ``unknown`` says that a sync failed, which may have been that of earlier bytes.
+        """
+        log = self.log
+        log.index.unsure |= unknown
+
         try:
-            os.ftruncate(self.log.file.fd, self.log.end)
-            sync_content(self.log.file.fd)
+            os.ftruncate(log.file.fd, log.end)
+            log.sync(always=unknown)
+            sync_content(log.file.fd)
         except OSError:
             unknown = True
 

@@ -1,0 +1,125 @@
+"""After a failed sync, a later sync that succeeds proves that the bytes are on disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpkit import BackendUnavailable
+from cpkit_file import FileCheckpointer
+
+Store = FileCheckpointer[Any]
+
+
+class FailingDisk:
+    """What is on disk of each file, below the calls of this process.
+
+    The next ``failures`` syncs fail. As on Linux, a failed sync writes nothing, and
+    what it was to write counts as written from then on.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.failures = 0
+        self._dirty: dict[int, set[int]] = {}
+        self._disk: dict[int, dict[int, int]] = {}
+        self._pwrite, self._fdatasync = os.pwrite, os.fdatasync
+        self._write = os.write
+        patch.setattr(os, "write", self.write)
+        patch.setattr(os, "pwrite", self.pwrite)
+        patch.setattr(os, "fdatasync", self.fdatasync)
+
+    def holds(self, path: Path) -> bool:
+        """Return whether the whole file is on disk."""
+        disk = self._disk[path.stat().st_ino]
+        content = path.read_bytes()
+        return bytes(disk.get(n, 0) for n in range(len(content))) == content
+
+    def write(self, fd: int, data: Any) -> int:
+        done = self._write(fd, data)
+        end = os.fstat(fd).st_size  # logs are opened with O_APPEND
+        self._changed(fd, end - done, done)
+        return done
+
+    def pwrite(self, fd: int, data: Any, offset: int) -> int:
+        done = self._pwrite(fd, data, offset)
+        self._changed(fd, offset, done)
+        return done
+
+    def fdatasync(self, fd: int) -> None:
+        inode = os.fstat(fd).st_ino
+        dirty = self._dirty.pop(inode, set())
+
+        if self.failures:
+            self.failures -= 1
+            raise OSError(5, "Input/output error")
+
+        self._fdatasync(fd)
+        content = Path(f"/proc/self/fd/{fd}").read_bytes()
+        disk = self._disk.setdefault(inode, {})
+        disk.update((n, content[n]) for n in dirty if n < len(content))
+
+    def _changed(self, fd: int, start: int, count: int) -> None:
+        inode = os.fstat(fd).st_ino
+        self._dirty.setdefault(inode, set()).update(range(start, start + count))
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[FailingDisk]:
+    with monkeypatch.context() as patch:
+        yield FailingDisk(patch)
+
+
+async def leave_unsynced(home: Path) -> None:
+    """Write a message that is on disk, and one whose writer died before its sync."""
+    async with Store(home) as cp:
+        await cp.append("t", [{"n": 1}])
+
+    async with Store(home, durability="normal") as cp:
+        await cp.append("t", [{"n": 2}])
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+async def test_a_read_after_a_failed_one_is_on_disk(
+    home: Path, log: Path, disk: FailingDisk, failures: int
+) -> None:
+    """Of the same handle, and of another process, which did not see the failure."""
+    await leave_unsynced(home)
+    assert not disk.holds(log)
+
+    async with Store(home) as cp, Store(home) as other:
+        for reader in (cp, other)[:failures]:
+            disk.failures = 1
+
+            with pytest.raises(BackendUnavailable):
+                await reader.load("t")
+
+        assert not disk.holds(log)
+        assert await other.read("t") == [{"n": 1}, {"n": 2}]
+        assert disk.holds(log)
+        assert await cp.read("t") == [{"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3])
+async def test_a_failed_append_does_not_hide_what_was_not_synced(
+    home: Path, log: Path, disk: FailingDisk, failures: int
+) -> None:
+    """Its sync was that of the message before, too."""
+    await leave_unsynced(home)
+
+    async with Store(home) as cp:
+        disk.failures = failures
+
+        with pytest.raises(BackendUnavailable):
+            await cp.append("t", [{"n": 3}])
+
+    disk.failures = 0
+
+    async with Store(home) as other:
+        assert await other.read("t") == [{"n": 1}, {"n": 2}]
+        assert disk.holds(log)
+        assert await other.append("t", [{"n": 3}]) == 3
+        assert disk.holds(log)
