@@ -330,8 +330,13 @@ class SpreadStore(ClusterStore):
             entered[key] = member
 
             if isinstance(other, StoredCall):
-                newest = await self.holder(call.idempotency_key)
-                return KeyHeld(call.idempotency_key, (newest or other).thread_id)
+                newest = await self.holder(call.idempotency_key) or other
+
+                # Claimed since the restore began: look again.
+                if newest.thread_id == write.thread_id:
+                    return StoreFailure("not sent", "another writer began the thread")
+
+                return KeyHeld(call.idempotency_key, newest.thread_id)
 
         return None
 

@@ -293,10 +293,11 @@ async def test_a_stopped_restore_leaves_its_keys_free_or_takes_them(
                     await cp.restore_thread(dump)
 
 
+@pytest.mark.parametrize("by_claim", [False, True])
 async def test_a_late_restore_of_a_thread_that_was_begun_conflicts(
-    cluster: RedisCluster, prefix: str
+    cluster: RedisCluster, prefix: str, by_claim: bool
 ) -> None:
-    """The writer of the thread wins, and the key of the restored call stays free."""
+    """The writer of the thread wins, and the key of the restored call is its own."""
     store = Stopping(cluster.url(), prefix)
     plain = SpreadStore(cluster.url(), ClusterOptions(prefix=prefix))
 
@@ -306,17 +307,18 @@ async def test_a_late_restore_of_a_thread_that_was_begun_conflicts(
         assert await claim(cp, "t", "c")
         dump = await cp.dump_thread("t")
         await cp.delete_thread("t", forget_keys=True)
-        store.stop(2, after=True)
+        # Stop when the restore was begun, or when it has its key.
+        store.stop(1 if by_claim else 2, after=True)
         restoring = asyncio.create_task(stopped.restore_thread(dump))
         await store.reached.wait()
-        await cp.append("t", [{"n": 1}])
+        await (claim(cp, "t", "d") if by_claim else cp.append("t", [{"n": 1}]))
         store.resume.set()
 
         with pytest.raises(VersionConflict):
             await restoring
 
-        assert await holders(cp) == []
-        assert await claim(cp, "u", "d")
+        assert await holders(cp) == ([("t", "d")] if by_claim else [])
+        assert await claim(cp, "u", "d") is not by_claim
         left = [key for keys in keys_of(cluster, prefix).values() for key in keys]
         assert not [key for key in left if ":copy-" in key]
 
