@@ -10,6 +10,10 @@ fork takes milliseconds. What is certified stays the same:
   the three that it is started with.
 
 Where a server cannot fork like this, each worker is a new Python process.
+
+A server that was killed, perhaps by the system for its memory, is started again for the
+next worker. The exit code of a worker that it had forked is lost: who asks for it gets
+a `Failure` that says so.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from conformance.failure import Failure
+
 __all__ = ["Started", "close_server", "main", "start_worker"]
 
 
@@ -38,10 +44,16 @@ class Started(Protocol):
 
 def start_worker(stdin: int, stdout: int, stderr: int) -> Started:
     """Start a worker with these three descriptors, and no other."""
-    server = _server()
+    for _ in range(2):
+        server = _server()
 
-    if server is not None:
-        return _Forked(server, server.ask("fork", [stdin, stdout, stderr]))
+        if server is None:
+            break
+
+        try:
+            return _Forked(server, server.ask("fork", [stdin, stdout, stderr]))
+        except Failure:
+            _forget(server)
 
     return subprocess.Popen(
         _python("conformance.worker"), stdin=stdin, stdout=stdout, stderr=stderr
@@ -74,14 +86,24 @@ def _server() -> _Server | None:
         return _SERVERS[pid]
 
 
+def _forget(server: _Server) -> None:
+    """Let the next worker start another server; this one has ended."""
+    with _LOCK:
+        if _SERVERS.get(os.getpid()) is server:
+            del _SERVERS[os.getpid()]
+
+    server.close()
+
+
 def _started() -> _Server | None:
     if sys.platform != "linux":
         return None
 
     server = _Server()
 
-    if server.ask("hello"):
-        return server
+    with suppress(Failure):  # it has ended: something keeps it from running here
+        if server.ask("hello"):
+            return server
 
     server.close()
     return None
@@ -103,10 +125,32 @@ class _Server:
             )
 
     def ask(self, request: str, descriptors: Sequence[int] = ()) -> int:
-        """Send a request, and return the answer."""
+        """Send a request, and return the answer.
+
+        Raises `Failure` where the server has ended.
+        """
         with self._lock:
-            socket.send_fds(self._socket, [request.encode()], [*descriptors])
-            return int(self._socket.recv(64))
+            try:
+                socket.send_fds(self._socket, [request.encode()], [*descriptors])
+                answer = self._socket.recv(64)
+            except ConnectionError:
+                answer = b""
+
+            if not answer:
+                self._process.wait()
+                self.check()
+
+            return int(answer)
+
+    def check(self) -> None:
+        """Raise `Failure` where the server has ended."""
+        code = self._process.poll()
+
+        if code is not None:
+            raise Failure(
+                "the suite's fork server to run: it starts the workers",
+                f"it ended with exit code {code}; this says nothing about the store",
+            )
 
     def close(self) -> None:
         self._socket.close()
@@ -124,6 +168,8 @@ class _Forked:
 
     def kill(self) -> None:
         if self._code is None:  # else the id may belong to another process
+            self._server.check()
+
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -244,6 +246,37 @@ def test_a_process_with_more_is_not_forked(
     assert run.wait() == 0
     (found,) = facts(folder)
     assert found["parent"] == run.pid
+
+
+async def test_a_killed_server_is_started_again(harness: Harness, folder: Path) -> None:
+    """A worker that it had forked says what happened; the next worker has another."""
+    async with idle(harness, 1) as (worker,):
+        (before,) = facts(folder)
+        os.kill(before["parent"], signal.SIGKILL)
+
+        with pytest.raises(Failure, match=r"fork server .* exit code -9"):
+            await asyncio.to_thread(worker._process.wait)
+
+        async with workers(harness, [job(1)]) as (next_worker,):
+            await next_worker.finished()
+
+        with pytest.raises(Failure, match="says nothing about the store"):
+            worker.kill()
+
+    after = [one["parent"] for one in facts(folder)]
+    assert len(set(after)) == 2
+
+
+async def test_a_worker_without_its_server_ends(harness: Harness, folder: Path) -> None:
+    """The id may be another process's by then: it ends because its pipes close."""
+    async with idle(harness, 1) as (worker,):
+        (found,) = facts(folder)
+        (number,) = (int(path.name) for path in folder.iterdir())
+        ended = os.pidfd_open(number)
+        os.kill(found["parent"], signal.SIGKILL)
+
+    assert await asyncio.to_thread(select.select, [ended], [], [], 30)
+    os.close(ended)
 
 
 async def test_a_closed_server_is_started_again(harness: Harness, folder: Path) -> None:
