@@ -16,7 +16,7 @@ from conformance.history.models import KEY, THREAD
 from conformance.history.op import Op, merged
 from conformance.history.recorder import Recorder
 from conformance.workers import workers
-from cpkit import ErasesThreads
+from cpkit import ErasesThreads, MovesThreads
 
 CONCURRENT = Level.CONCURRENT
 
@@ -125,6 +125,40 @@ async def deleted_threads(case: Case) -> None:
         for _ in range(case.times(6)):
             await _threads(case, [cps[n % 3] for n in range(CLIENTS)], deletes=True)
             await _threads(case, [case.cp] * CLIENTS, deletes=True)
+
+        if isinstance(case.cp, MovesThreads):
+            for _ in range(case.times(12)):
+                await _restored_beside_deletions(case, cps)
+
+
+async def _restored_beside_deletions(case: Case, cps: list[Store]) -> None:
+    """Restore an absent thread again and again while others delete it."""
+    thread = case.id()
+    recorders = [Recorder(cps[n % 3], f"task {n}") for n in range(6)]
+    left = 2
+
+    async def restore(recorder: Recorder) -> None:
+        nonlocal left
+
+        try:
+            for n in range(3):
+                token = f"{recorder.client}.{n}"
+                await recorder.restore_thread(thread, [token], {"a": token})
+                await asyncio.sleep(0)
+        finally:
+            left -= 1
+
+    async def delete(recorder: Recorder) -> None:
+        # At least once: a store in memory restores without a pause.
+        for _ in range(40):
+            await recorder.delete_thread(thread)
+            await asyncio.sleep(0)
+
+            if not left:
+                break
+
+    await asyncio.gather(*map(delete, recorders[2:]), *map(restore, recorders[:2]))
+    await check_threads(case.cp, [thread], [op for r in recorders for op in r.history])
 
 
 @clause("linearizable.deleted-calls", ErasesThreads, level=CONCURRENT, deadline=50)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from cpkit import CheckpointData, ThreadDump, VersionConflict
+from cpkit import BackendUnavailable, CheckpointData, ThreadDump, VersionConflict
 from tests.broken.reference import Thread
 from tests.broken.store import Broken, breaks, pause
 
@@ -83,6 +83,29 @@ class RestoresInTwoSteps(Broken):
         restored = Thread(0, 0, list(write.bodies))
         restored.extra.update(write.items)
         self._store.threads[dump.thread_id] = restored
+
+
+@breaks("linearizable.deleted-threads")
+class DeletesTheDraftOfARestore(Broken):
+    """Removes what a crash left of a restore, or what another one has under way."""
+
+    drafts: ClassVar[set[str]] = set()
+
+    async def restore_thread(self, dump: ThreadDump) -> None:
+        self.drafts.add(dump.thread_id)
+        await pause()
+
+        if dump.thread_id not in self.drafts:
+            raise BackendUnavailable("broken", "the draft of the thread is gone")
+
+        self.drafts.remove(dump.thread_id)
+        await super().restore_thread(dump)
+
+    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+        if thread_id not in self._store.threads:
+            self.drafts.discard(thread_id)
+
+        await super().delete_thread(thread_id, forget_keys=forget_keys)
 
 
 @breaks("linearizable.threads-in-handles")
