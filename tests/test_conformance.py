@@ -285,17 +285,32 @@ def test_redis_survives_a_power_loss(redis_always: Harness) -> None:
     assert outcome.status is Status.PASSED, outcome.reason
 
 
+WITHOUT_MACHINE = ["powerloss.kill-at-every-call", "powerloss.one-holder"]
+"""What a store keeps that promises to survive a kill only."""
+
+
 @pytest.mark.long
 def test_redis_that_syncs_late_survives_a_kill(redis: Harness) -> None:
     """Every second is too late for a power loss; the certificate counts the losses."""
     for clause in select(levels=["powerloss"]):
         outcome = run_clause(clause, redis)
 
-        if clause.id == "powerloss.kill-at-every-call":
+        if clause.id in WITHOUT_MACHINE:
             assert outcome.status is Status.PASSED, outcome.reason
         else:
             assert outcome.status is Status.SKIPPED, outcome.reason
             assert "promises process, not machine" in outcome.reason
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("url", ["sqlite:///{}/agent.db", "file://{}"])
+def test_a_store_that_does_not_sync_keeps_one_holder(url: str, tmp_path: Path) -> None:
+    """With ``durability=normal`` a power loss takes writes, and no key gets two."""
+    harness = URLHarness(f"{url.format(tmp_path)}?durability=normal")
+
+    for clause in select(ids=WITHOUT_MACHINE):
+        outcome = run_clause(clause, harness)
+        assert outcome.status is Status.PASSED, outcome.reason
 
 
 QUICK = select(ids=["claim", "erase", "move"])

@@ -87,7 +87,8 @@ def _injected(case: Case, fault: str, ranges: list[tuple[int, int]]) -> list[Wri
 
     def one(number: int) -> Write:
         async def write(trial: Trial, job: dict[str, Any]) -> list[Report]:
-            calls = await trial.record(job, [f"--inject={fault}:when={number}"])
+            options = [f"--inject={fault}:when={number}"]
+            calls = await trial.record(job, options, fails=True)
             return [report for call in calls for report in reports(call)]
 
         return write

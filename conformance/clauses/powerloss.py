@@ -20,9 +20,9 @@ from conformance.clause import Level, clause
 from conformance.explain import explain
 from conformance.failure import Failure, Skip
 from conformance.harness import address
-from conformance.powerloss.script import abilities_of
-from conformance.powerloss.trial import Trial
-from cpkit import StatesDurability
+from conformance.powerloss.script import SHARED, abilities_of
+from conformance.powerloss.trial import Moment, Trial
+from cpkit import CallRecord, CheckpointerError, KeepsReceipts, StatesDurability
 from cpkit.records import Survives
 
 POWERLOSS = Level.POWERLOSS
@@ -36,6 +36,8 @@ _MEMORY = "/dev/shm"
 STEPS = 16
 """Steps of each client, for which the writer takes about a second."""
 
+SLOW_SYNCS = "--inject=?fsync,?fdatasync:delay_enter=50000:when=2+4"
+"""Lets every fourth sync of a thread begin 50 milliseconds later."""
 
 ROOM = 2**28
 """Bytes that a folder in memory must have; a server's data are up to 50 MB."""
@@ -210,7 +212,7 @@ async def failed_sync(case: Case) -> None:
         *_, first = trial.moments(calls, 1000, variants=("everything",))
         job = await trial.job(["b", "c", "d", "e"], STEPS, [[1, 2]], spares=[3, 4])
         fault = f"--inject=?fsync,?fdatasync:error=EIO:when={case.random.randint(4, 8)}"
-        calls = await trial.record(job, [fault])
+        calls = await trial.record(job, [fault], fails=True)
 
         for moment in trial.moments(calls, trial.states(60), before=first):
             await trial.check(moment)
@@ -226,3 +228,70 @@ async def kill_at_every_call(case: Case) -> None:
 
         for moment in trial.moments(calls, trial.states(80), variants=("everything",)):
             await trial.check(moment)
+
+
+@clause("powerloss.one-holder", KeepsReceipts, level=POWERLOSS, deadline=120)
+async def one_holder(case: Case) -> None:
+    """After a power loss a key has one holder at most, whatever the store promises."""
+    # A client claims the key as soon as it sees that the other one's attempt failed.
+    # Then that result must be on disk before the claim is.
+    promise = _promise(case)
+    keeps_all = promise is Survives.MACHINE
+
+    async with new_store(case) as trial:
+        # The threads exist before, so that a power loss takes a part of them.
+        await trial.run(await trial.job(NAMES, 1, [[0, 1, 2, 3]]))
+        trial.keep()
+        job = await trial.job(NAMES, STEPS // 2, [[4, 5, 6, 7]], shares=True)
+        calls = await trial.record(job, [SLOW_SYNCS])
+
+        for moment in trial.moments(calls, trial.states(80), ("a mixture",)):
+            trial.write(moment.state)
+
+            try:
+                found = await _shared_calls(trial, str(moment))
+            except (CheckpointerError, Failure) as exc:
+                if keeps_all:
+                    seen = f"{type(exc).__name__}: {exc}"
+                    raise Failure("a store that loads", seen, str(moment)) from exc
+
+                continue
+
+            _check_holders(found, moment)
+
+            if keeps_all:
+                _check_steps(found, moment)
+
+
+async def _shared_calls(trial: Trial, where: str) -> list[list[CallRecord]]:
+    """Return the calls of the shared key in the threads of its clients."""
+    async with trial.serving(where), trial.harness.open() as cp:
+        assert isinstance(cp, KeepsReceipts)
+        found = [await cp.list_calls(client.thread) for client in trial.clients[4:]]
+        return [
+            [one for one in calls if one.call.idempotency_key == SHARED]
+            for calls in found
+        ]
+
+
+def _check_holders(found: list[list[CallRecord]], moment: Moment) -> None:
+    held = [
+        f"attempt {one.attempt} in {one.thread_id!r}, {one.status}"
+        for calls in found
+        for one in calls
+        if one.status != "failed"
+    ]
+
+    if len(held) > 1:
+        expected = "one call at most that holds the key"
+        raise Failure(expected, " and ".join(held), str(moment))
+
+
+def _check_steps(found: list[list[CallRecord]], moment: Moment) -> None:
+    """Check that each client has its acknowledged claims and results."""
+    steps = [sum(1 + (one.status == "failed") for one in calls) for calls in found]
+    least, most = moment.progress.least[4:], moment.progress.most[4:]
+
+    if not all(a <= b <= c for a, b, c in zip(least, steps, most, strict=True)):
+        expected = f"the acknowledged claims and results of each client: {least}"
+        raise Failure(expected, str(steps), str(moment))

@@ -2,11 +2,12 @@
 
 Each client works on its own thread and its own keys, one step after another. So after
 a power loss a thread is as it was after the last acknowledged step, or after the step
-that was under way.
+that was under way. Clients that share a key have their own threads too.
 """
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from random import Random
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from cpkit import (
 )
 
 __all__ = [
+    "SHARED",
     "Client",
     "Step",
     "abilities_of",
@@ -36,16 +38,19 @@ __all__ = [
 
 _RESTORED = datetime(2026, 1, 1, tzinfo=UTC)
 
+SHARED = "shared key"
+
 LARGE = 1500
 """Characters of a large message: several sectors."""
 
 
 class Step(NamedTuple):
-    """One call of a method."""
+    """One call of a method. A claim that ``waits`` is made when its key is free."""
 
     method: str
     args: tuple[Any, ...] = ()
     options: dict[str, Any] = {}
+    waits: bool = False
 
     def __str__(self) -> str:
         given = [shown(one) for one in self.args]
@@ -68,10 +73,33 @@ def abilities_of(cp: Store) -> list[str]:
 
 
 def clients(
-    names: list[str], count: int, seed: object, abilities: list[str]
+    names: list[str],
+    count: int,
+    seed: object,
+    abilities: list[str],
+    shares: bool = False,
 ) -> list[Client]:
-    """Return the clients, with ``count`` steps each; the same for the same seed."""
+    """Return the clients, with ``count`` steps each; the same for the same seed.
+
+    If it ``shares``, each client claims the same key again and again, and fails.
+    """
+    if shares:
+        return [_sharing(name, count, seed) for name in names]
+
     return [_client(name, count, Random(f"{seed} {name}"), abilities) for name in names]
+
+
+def _sharing(name: str, count: int, seed: object) -> Client:
+    thread = f"thread {name}"
+    steps: list[Step] = []
+
+    while len(steps) < count:
+        call = ToolCall(f"{seed}.{len(steps)}", "pay", {}, SHARED)
+        failed = (thread, call.call_id, "no answer")
+        steps.append(Step("record_issued", (thread, call), waits=True))
+        steps.append(Step("record_result", failed, {"success": False}))
+
+    return Client(thread, [SHARED], steps)
 
 
 def _client(name: str, count: int, random: Random, abilities: list[str]) -> Client:
@@ -151,7 +179,11 @@ def _client(name: str, count: int, random: Random, abilities: list[str]) -> Clie
 async def perform(cp: Store, step: Step) -> None:
     """Do a step. What a write returns is the subject of other clauses."""
     try:
-        await getattr(cp, step.method)(*step.args, **step.options)
+        answer = await getattr(cp, step.method)(*step.args, **step.options)
+
+        while step.waits and answer is not None:
+            await asyncio.sleep(0)
+            answer = await cp.record_issued(*step.args)
     except UnknownCall:
         return  # of a call that was refused or forgotten
 

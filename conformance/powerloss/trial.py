@@ -84,11 +84,14 @@ class Trial:
 
     async def create(self) -> None:
         """Let the server create its data in the empty folder."""
-        assert self.folder is not None
-
         async with self.serving("when it creates its data"):
             pass
 
+        self.keep()
+
+    def keep(self) -> None:
+        """Take what is in the folder for synced, for the next recording."""
+        assert self.folder is not None
         self.contents = _contents(self.folder)
 
     def states(self, normal: int) -> int:
@@ -103,17 +106,19 @@ class Trial:
         spares: list[int] | None = None,
         room: int = 0,
         jumps: Sequence[int] = (),
+        shares: bool = False,
     ) -> dict[str, Any]:
         """Add clients with ``count`` steps each, and return the job of a writer.
 
         ``spares`` follow on the same handle until one acknowledges all its steps.
         ``room``: no file can grow larger than the largest by so many bytes, until the
         spares begin. ``jumps``: seconds by which the clock is set before the steps.
+        ``shares``: the clients claim one key.
         """
         seed = self.case.random.random()
         first = len(self.clients)
 
-        for client in script.clients(names, count, seed, self.abilities):
+        for client in script.clients(names, count, seed, self.abilities, shares):
             self.clients.append(client)
             self.expected.append(await script.expected(client, self.abilities))
 
@@ -129,18 +134,20 @@ class Trial:
             "folder": str(self.folder),
             "room": room,
             "jumps": list(jumps),
+            "shares": shares,
         }
 
     async def record(
-        self, job: dict[str, Any], options: Sequence[str] = ()
+        self, job: dict[str, Any], options: Sequence[str] = (), *, fails: bool = False
     ) -> list[Call]:
         """Let the clients of a job write the store in the folder, and record them.
 
-        ``options`` are strace's. Without them no step may fail.
+        ``options`` are strace's. Only where one of them makes calls fail may a step
+        fail.
         """
         calls = await record(self.harness, job, options)
 
-        for call in calls if not options else ():
+        for call in calls if not fails else ():
             for report in reports(call):
                 if report.error:
                     seen = f"{report.error}: {report.reason}"

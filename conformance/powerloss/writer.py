@@ -86,6 +86,10 @@ async def work(job: dict[str, Any], output: socket.socket) -> None:
                 at = await updated_at(cp, client.thread) if job["jumps"] else ""
             except Exception as exc:
                 report(number, done, *failed(exc))
+
+                if job["shares"]:
+                    raise  # the other clients would wait for this one
+
                 return False
 
             report(number, done, "", True, at)
@@ -132,7 +136,8 @@ async def work(job: dict[str, Any], output: socket.socket) -> None:
         return True
 
     harness = rebuild(job["harness"])
-    found = clients(job["names"], job["count"], job["seed"], job["abilities"])
+    told = (job[name] for name in ("names", "count", "seed", "abilities", "shares"))
+    found = clients(*told)
     numbered = dict(enumerate(found, job["first"]))
 
     async with AsyncExitStack() as stack:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, BinaryIO, Self
+from types import FunctionType
+from typing import Any, BinaryIO, ClassVar, Self
 from zlib import crc32
 
 from conformance import Harness
 from cpkit import BackendUnavailable, Durability, Survives
+from cpkit.driver import Claim, FullHandle, Outcome, Resolve, StoredCall, Write
 from cpkit.records import ThreadInfo
+from cpkit_file import claims
+from cpkit_file.log import Folder
+from cpkit_file.schema import log_name, opened, sync_content, sync_names
+from cpkit_file.store import FileOptions, FileStore
 from cpkit_sqlite import SQLiteCheckpointer
 from tests.broken.crashes import Disk, DiskHarness
 from tests.broken.store import breaks
@@ -277,3 +284,73 @@ class ForgetsRestoredCalls(Synced):
     def _write(self, log: BinaryIO, values: list[Any]) -> None:
         kept = [*values[:-1], []] if values[0] == "restore_thread" else values
         super()._write(log, kept)
+
+
+class _Key(claims._Key):
+    def newest(self, *, synced: bool = False) -> tuple[int, StoredCall | None]:
+        return super().newest()
+
+
+_claim: Callable[[Folder, Claim], StoredCall | None] = FunctionType(
+    claims.claim.__code__, {**vars(claims), "_Key": _Key}
+)
+"""A claim of the file store that leaves the failed attempt before it unsynced."""
+
+
+class _FileStore(FileStore):
+    async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
+        if isinstance(batch[0], Claim):
+            return [await self._run(_claim, batch[0])]
+
+        return await super().commit(batch)
+
+
+class _SyncsResultsLater(_FileStore):
+    """Promises to survive a power loss. Collects results for a moment, and syncs them.
+
+    Others can see them meanwhile.
+    """
+
+    def durability(self) -> Durability:
+        return Durability(Survives.MACHINE)
+
+    async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
+        outcomes = await super().commit(batch)
+
+        if isinstance(batch[0], Resolve):
+            await asyncio.sleep(0.03)
+
+        await self._run(_sync, {write.thread_id for write in batch})
+        return outcomes
+
+
+def _sync(folder: Folder, thread_ids: set[str]) -> None:
+    for thread_id in thread_ids:
+        with (
+            suppress(FileNotFoundError),
+            opened(f"{folder.threads}/{log_name(thread_id)}") as fd,
+        ):
+            sync_content(fd)
+
+    sync_names(folder.threads)
+
+
+@breaks("powerloss.one-holder", harness=DiskHarness)
+class ClaimsAfterAnUnsyncedFailure(FullHandle[Any]):
+    """Files with ``durability=normal``, and no sync of the failure before a claim."""
+
+    kind: ClassVar[type[FileStore]] = _FileStore
+
+    def __init__(
+        self, folder: str, *, message_type: Any = dict, **options: Any
+    ) -> None:
+        known = FileOptions(durability="normal", **options)
+        store = self.kind(f"{folder}/files", known)
+        super().__init__(store, message_type=message_type, options=known)
+
+
+@breaks("powerloss.one-holder", harness=DiskHarness)
+class ClaimsWhileTheFailureIsSynced(ClaimsAfterAnUnsyncedFailure):
+    """A claim may be on disk while the failure before it is not."""
+
+    kind: ClassVar[type[FileStore]] = _SyncsResultsLater
