@@ -29,39 +29,30 @@ class State(TypedDict):
 class Dies:
     """A store that kills its process instead of writing one more checkpoint.
 
-    LangGraph stores a step's writes and its checkpoint concurrently. So the store first
-    waits until ``writes`` of them are stored.
+    LangGraph stores a step's writes before its checkpoint, and the saver may join them.
+    So the store first writes what stands before the checkpoint. Then it has ``writes``.
     """
 
     def __init__(self, inner: Any, checkpoints: int, writes: int) -> None:
         self._inner = inner
         self._checkpoints = checkpoints
-        self._writes = asyncio.Semaphore(0)
-        self._awaited = writes
+        self._writes = writes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
-        if not messages:
-            answer: int = await self._inner.append(thread_id, messages, **options)
-            return answer
+        kinds = [one["type"] for one in messages]
+        self._checkpoints -= kinds.count("checkpoint")
+        self._writes -= kinds.count("writes")
 
-        is_checkpoint = messages[0]["type"] == "checkpoint"
-
-        if is_checkpoint and self._checkpoints == 0:
-            for _ in range(self._awaited):
-                await self._writes.acquire()
-
+        if self._checkpoints < 0:
+            before = messages[: kinds.index("checkpoint")]
+            await self._inner.append(thread_id, before, **options)
+            assert self._writes == 0
             os._exit(9)
 
         version: int = await self._inner.append(thread_id, messages, **options)
-
-        if is_checkpoint:
-            self._checkpoints -= 1
-        else:
-            self._writes.release()
-
         return version
 
 

@@ -11,14 +11,13 @@ from cpkit import MemoryCheckpointer
 from cpkit.integrations.langgraph import CheckpointSaver, store_thread_id
 
 FIRST_BODY = (
-    "haF2BKJ0c7kyMDI2LTAxLTAxVDAwOjAwOjAwKzAwOjAwomlkomMxrXZlcnNpb25zX3NlZW6AsHVwZGF0"
-    "ZWRfY2hhbm5lbHPA"
+    "\x92\x85\xa1v\x04\xa2ts\xb92026-01-01T00:00:00+00:00\xa2id\xa2c1\xadversions_seen"
+    "\x80\xb0updated_channels\xc0\x82\xa6source\xa4loop\xa4step\x01"
 )
 SECOND_BODY = (
-    "haF2BKJ0c7kyMDI2LTAxLTAyVDAwOjAwOjAwKzAwOjAwomlkomMyrXZlcnNpb25zX3NlZW6AsHVwZGF0"
-    "ZWRfY2hhbm5lbHORo2xvZw=="
+    "\x92\x85\xa1v\x04\xa2ts\xb92026-01-02T00:00:00+00:00\xa2id\xa2c2\xadversions_seen"
+    "\x80\xb0updated_channels\x91\xa3log\x82\xa6source\xa4loop\xa4step\x01"
 )
-METADATA = "gqZzb3VyY2WkbG9vcKRzdGVwAQ=="
 
 RECORDS: list[dict[str, Any]] = [
     {
@@ -28,8 +27,7 @@ RECORDS: list[dict[str, Any]] = [
         "ns": "",
         "checkpoint_id": "c1",
         "parent": None,
-        "checkpoint": ["msgpack", FIRST_BODY],
-        "metadata": ["msgpack", METADATA],
+        "body": ["msgpack", FIRST_BODY, "latin-1"],
         "versions": {"log": "1.5", "text": 1, "gone": 1},
         "values": {
             "log": {"version": "1.5", "data": ["msgpack", "kqFhoWI="]},
@@ -44,8 +42,7 @@ RECORDS: list[dict[str, Any]] = [
         "ns": "",
         "checkpoint_id": "c2",
         "parent": "c1",
-        "checkpoint": ["msgpack", SECOND_BODY],
-        "metadata": ["msgpack", METADATA],
+        "body": ["msgpack", SECOND_BODY, "latin-1"],
         "versions": {"log": "2.5", "text": 1, "gone": 1},
         "values": {
             "log": {

@@ -66,6 +66,7 @@ def test_every_list_is_loaded_exactly(examples: int) -> None:
             if often:
                 patch.setattr(composing, "_FULL_FROM", 0)
                 patch.setattr(composing, "_MANY_CHANNELS", 1)
+                patch.setattr(composing, "_OFFERED_FROM", 0)
                 patch.setattr(cache, "_FIRST_READ", 1)
 
             asyncio.run(play(steps))
@@ -96,6 +97,11 @@ async def play(steps: list[Any]) -> None:
             checkpoint["id"] = str(uuid6())
             checkpoint["channel_values"] = {"log": log}
             new: Any = {"log": version}
+
+            if "checkpoint_id" in config["configurable"] and keep % 3:
+                # A task wrote the list, or its new items.
+                write = [("log", log if keep % 3 == 1 else added)]
+                await saver.aput_writes(config, write, f"task {len(configs)}")
 
             if keep % 2 or there is None:
                 checkpoint["channel_values"]["n"] = keep

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from typing import Any
@@ -18,6 +19,7 @@ from langgraph.checkpoint.serde.types import INTERRUPT, RESUME
 from cpkit import (
     BackendUnavailable,
     MemoryCheckpointer,
+    SerializationError,
     open_checkpointer,
 )
 from cpkit.integrations.langgraph import (
@@ -86,6 +88,95 @@ async def test_each_put_is_one_append(cp: MemoryCheckpointer[Any]) -> None:
     await saver.aput_writes(config, [], "task")
     assert [len(messages) for messages in recorder.appends] == [1, 1]
     assert recorder.returned == 0
+
+
+async def test_concurrent_writes_are_one_append(cp: MemoryCheckpointer[Any]) -> None:
+    """So are the writes of parallel tasks and the checkpoint that follows them."""
+    recorder = Recorder(cp)
+    run = Run(CheckpointSaver(recorder))
+    config = await run.put(n=1)
+    await asyncio.gather(
+        *(run.saver.aput_writes(config, [("n", n)], f"task {n}") for n in range(3)),
+        run.put(n=2),
+    )
+    assert [len(messages) for messages in recorder.appends] == [1, 4]
+    writes = (await found(run.saver, config)).pending_writes
+    assert writes == [(f"task {n}", "n", n) for n in range(3)]
+    assert await values(CheckpointSaver(cp), thread()) == {"n": 2}
+
+
+async def test_a_refused_write_leaves_the_others(cp: MemoryCheckpointer[Any]) -> None:
+    """They are of one append; what refers to the refused write is stored completely."""
+
+    class Refusing(Recorder):
+        async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
+            if any(one.get("task_id") == "refused" for one in messages):
+                raise SerializationError((), "refused")
+
+            return await super().append(thread_id, messages, **options)
+
+    run = Run(CheckpointSaver(Refusing(cp)))
+    plan = {"text": "x" * 1000}
+    config = await run.put(n=1)
+    refused, *others = await asyncio.gather(
+        run.saver.aput_writes(config, [("plan", plan)], "refused"),
+        run.saver.aput_writes(config, [("n", 2)], "task"),
+        run.put(plan=plan),
+        return_exceptions=True,
+    )
+    assert isinstance(refused, SerializationError)
+    assert others == [None, run.config]
+    assert (await found(run.saver, config)).pending_writes == [("task", "n", 2)]
+    assert await values(CheckpointSaver(cp), thread()) == {"n": 1, "plan": plan}
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_a_value_that_a_task_wrote_is_stored_once(
+    cp: MemoryCheckpointer[Any], together: bool
+) -> None:
+    """The checkpoint refers to the write, also from a full checkpoint."""
+    recorder = Recorder(cp)
+    run = Run(CheckpointSaver(recorder))
+    config = await run.put(plan={"text": ""}, log=["x" * 500] * 9)
+
+    for n in range(30):
+        plan, log = {"text": f"{n} " * 1000}, [str(n) * 500] * 9
+        writes = run.saver.aput_writes(config, [("plan", plan), ("log", log)], "task")
+
+        if together:
+            _, config = await asyncio.gather(writes, run.put(plan=plan, log=log))
+        else:
+            await writes
+            config = await run.put(plan=plan, log=log)
+
+    last = recorder.appends[-1][-1]
+    assert "needs" in last
+    assert len(json.dumps(last)) < 1000
+    assert len(json.dumps(recorder.appends)) < 40 * (len(json.dumps([plan, log])))
+    reader = Recorder(cp)
+    assert await values(CheckpointSaver(reader), thread()) == {"plan": plan, "log": log}
+    assert reader.returned <= 6
+    listed = [one async for one in CheckpointSaver(cp).alist(thread())]
+    texts = [one.checkpoint["channel_values"]["plan"]["text"] for one in listed]
+    assert texts == [*(f"{n} " * 1000 for n in range(29, -1, -1)), ""]
+
+
+async def test_a_cancelled_put_is_ordered_before_the_next_read(url: str) -> None:
+    """The next read of the saver waits for it, and later reads return the same."""
+    async with open_checkpointer(url) as cp:
+        run = Run(CheckpointSaver(cp))
+        await run.put(n=0)
+
+        for turns in range(12):
+            put = asyncio.create_task(run.put(n=turns + 1))
+
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+            put.cancel()
+            await asyncio.wait([put])
+            seen = await values(run.saver, thread())
+            assert await values(CheckpointSaver(cp), thread()) == seen
 
 
 async def test_bytes_grow_with_the_new_items(cp: MemoryCheckpointer[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from typing import Any
 
@@ -228,6 +229,34 @@ async def test_values_can_be_encrypted(cp: MemoryCheckpointer[Any]) -> None:
     await run.put(log=["secret"] * 9)
     await run.put(log=["secret"] * 10)
     assert await values(saver, thread()) == {"log": ["secret"] * 10}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain " * 200,
+        "ünïcödé " * 200,
+        "漢字" * 300,
+        "\0\1\2" * 300,
+        '"\\\n' * 300,
+        bytes(range(256)) * 4,
+        random.Random(0).randbytes(2000),
+        "",
+    ],
+)
+async def test_text_and_bytes_are_loaded_exactly(url: str, text: str | bytes) -> None:
+    """Mostly ASCII text is stored as it is, other data in base64."""
+    state = {"one": text, "some": [text, {"deep": (text,)}]}
+
+    async with open_checkpointer(url) as cp:
+        saver = CheckpointSaver(cp)
+        config = await Run(saver).put(**state)
+        await saver.aput_writes(config, [*state.items()], "task")
+        there = await CheckpointSaver(cp).aget_tuple(config)
+        assert there is not None
+        assert there.checkpoint["channel_values"]["one"] == text
+        assert there.checkpoint["channel_values"]["some"][0] == text
+        assert [write[2] for write in there.pending_writes or ()][0] == text
 
 
 @pytest.mark.parametrize(

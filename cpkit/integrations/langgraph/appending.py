@@ -10,12 +10,10 @@ from cpkit.errors import VersionConflict
 from cpkit.integrations.langgraph.cache import Threads
 from cpkit.integrations.langgraph.errors import NotOwner
 from cpkit.integrations.langgraph.names import OWNER
-from cpkit.integrations.langgraph.thread import Record, Thread, new_record, split
+from cpkit.integrations.langgraph.stored import Draft
+from cpkit.integrations.langgraph.thread import Thread, new_record, split
 
 __all__ = ["Appends"]
-
-# A message has at most 16 MiB. Base64 text of this length fits, with the rest.
-_LARGEST_TEXT = 8 * 1024 * 1024
 
 
 class Appends:
@@ -25,41 +23,25 @@ class Appends:
         self._threads = threads
 
     async def append(
-        self, thread: Thread, record: Record, config: RunnableConfig | None = None
+        self, thread: Thread, draft: Draft, config: RunnableConfig | None = None
     ) -> bool:
         """Append a record; return false if the cached thread was deleted."""
-        records = split(thread, record, _LARGEST_TEXT)
         owner: object = config["configurable"].get(OWNER) if config else None
 
         if isinstance(owner, str):
-            return await self._append_as(owner, thread, records)
+            return await self._append_as(owner, thread, draft)
 
-        answered = thread.answered
-        version = await self._threads.cp.append(thread.store_id, records)
-
-        if version <= answered:
-            self._threads.forget(thread)
-            return False
-
-        thread.answered = max(thread.answered, version)
-
-        if version == len(records):
-            thread.first_id = records[0]["id"]
-
-        thread.add_own(records, version)
-        return True
+        return await self._threads.outbox.append(thread, draft)
 
     async def claim(self, thread_id: str) -> str:
         """Append a record that makes a new run the owner; return its token."""
         thread = await self._threads.find(thread_id, "", lambda _: True)
         token = uuid4().hex
-        await self.append(thread, new_record(thread, "owner", token=token))
+        await self.append(thread, Draft(new_record(thread, "owner", token=token)))
         return token
 
-    async def _append_as(
-        self, owner: str, thread: Thread, records: list[Record]
-    ) -> bool:
-        """Append the records if the run owns the thread, in one atomic step."""
+    async def _append_as(self, owner: str, thread: Thread, draft: Draft) -> bool:
+        """Append the record if the run owns the thread, in one atomic step."""
         while True:
             # The record of the owner may stand before the records that were read.
             is_known = thread.count > 0 and thread.owner is not None
@@ -73,16 +55,14 @@ class Appends:
                 thread = await self._threads.read(thread.thread_id)
 
             async with thread.turn:
-                if await self._append_owned(owner, thread, records):
+                if await self._append_owned(owner, thread, draft):
                     return True
 
             # The thread was deleted, or others have added many records.
             self._threads.forget(thread)
             thread = await self._threads.read(thread.thread_id)
 
-    async def _append_owned(
-        self, owner: str, thread: Thread, records: list[Record]
-    ) -> bool:
+    async def _append_owned(self, owner: str, thread: Thread, draft: Draft) -> bool:
         """Append if the run is the owner; return false if the thread must be read."""
         while True:
             if thread.owner != owner and thread.count:
@@ -90,6 +70,8 @@ class Appends:
 
             if thread.owner != owner or thread.version is None:
                 raise NotOwner(str(thread.thread_id), owner)
+
+            records = split(thread, draft.finished(()))
 
             try:
                 version = await self._threads.cp.append(
@@ -101,4 +83,5 @@ class Appends:
             else:
                 thread.answered = max(thread.answered, version)
                 thread.add_own(records, version, is_reader=True)
+                draft.note_stored()
                 return True

@@ -8,7 +8,9 @@ from typing import Any
 
 from cpkit.integrations.langgraph.errors import Unsupported
 from cpkit.integrations.langgraph.names import HASHED, PLAIN, store_thread_id
-from cpkit.integrations.langgraph.thread import Record, Thread
+from cpkit.integrations.langgraph.outbox import Outbox
+from cpkit.integrations.langgraph.stored import Record
+from cpkit.integrations.langgraph.thread import Thread
 from cpkit.protocol import Checkpointer, ListsThreads, ReadsRanges
 from cpkit.sessions.fenced import read_range
 
@@ -44,6 +46,7 @@ class Threads:
         self._limit = limit
         self._limit_bytes = limit_bytes
         self._cached: OrderedDict[str, Thread] = OrderedDict()
+        self.outbox = Outbox(cp, self.forget)
 
     def get(self, thread_id: object) -> Thread:
         """Return the cached thread, or an empty one, without asking the store."""
@@ -80,6 +83,8 @@ class Threads:
         A thread in memory is extended by the records that are new in the store. Other
         arguments as for `windows`.
         """
+        await self.outbox.wait_until_decided(store_thread_id(thread_id))
+
         while True:
             thread = self.get(thread_id)
 
@@ -143,6 +148,9 @@ class Threads:
 
             if place is not None:
                 window = Thread(store_id, thread_id, records[place])
+
+                for record in _needed(records, place):
+                    window.note_writes(record)
 
                 for record in records[place - records[place].get("parts", 0) :]:
                     window.take(record)
@@ -272,10 +280,21 @@ def _full_place(records: list[Any], ns: str | None, oldest: bool) -> int | None:
             and record.get("first") is not None
             and (ns is None or record.get("ns") == ns)
             and place >= int(record.get("parts", 0))
+            and len(_needed(records, place)) == len(record.get("needs", ()))
         ):
             return place
 
     return None
+
+
+def _needed(records: list[Any], place: int) -> list[Record]:
+    """Return the records of writes before a full checkpoint to which it refers."""
+    needs = records[place].get("needs", ())
+    return [
+        record
+        for record in records[:place]
+        if needs and _id_of(record) in needs and "writes" in record
+    ]
 
 
 def _records_back(records: list[Any], ns: str | None) -> int:

@@ -29,8 +29,9 @@ from cpkit.integrations.langgraph.found import (
     newest_of,
 )
 from cpkit.integrations.langgraph.names import thread_id_in
-from cpkit.integrations.langgraph.thread import Namespace, Stored, Thread
-from cpkit.integrations.langgraph.values import PLAIN, Known, from_json
+from cpkit.integrations.langgraph.stored import Stored
+from cpkit.integrations.langgraph.thread import Namespace, Thread
+from cpkit.integrations.langgraph.values import Known, Value, from_json, load
 
 __all__ = ["Checkpoints"]
 
@@ -64,7 +65,7 @@ class Checkpoints:
 
         # If the run appends to these lists, only the new items are stored.
         for channel, value in checkpoint[1].values.items():
-            if value.data[0] == PLAIN or channel not in checkpoint[1].versions:
+            if type(value) is not Value or channel not in checkpoint[1].versions:
                 continue
 
             known = thread.known.get((ns, channel))
@@ -127,17 +128,19 @@ class Checkpoints:
         thread_id = config["configurable"]["thread_id"]
         thread = self._threads.get(thread_id)
         ns = namespace_in(config)
-        record, known = self._composer.checkpoint(
+        draft, known = self._composer.checkpoint(
             thread, config, checkpoint, metadata, new_versions
         )
 
-        if not await self._appends.append(thread, record, config):
+        if not await self._appends.append(thread, draft, config):
             # The thread was deleted, and with it the values that this record builds on.
             thread = self._threads.get(thread_id)
-            record, known = self._composer.checkpoint(
+            draft, known = self._composer.checkpoint(
                 thread, config, checkpoint, metadata, new_versions, is_full=True
             )
-            await self._appends.append(thread, record, config)
+            await self._appends.append(thread, draft, config)
+
+        record = draft.stored
 
         thread.known.update(known)
         space = thread.space(ns)
@@ -150,7 +153,8 @@ class Checkpoints:
         for channel in record["empty"]:
             thread.empty[ns, channel] = checkpoint["channel_versions"][channel]
 
-        if "newest" in record:
+        # Otherwise it was noted when the thread took the record.
+        if "newest" in record and record["id"] in thread.appended:
             thread.note_full(space, record)
 
         return config_for(thread_id, namespace_in(config), checkpoint["id"])
@@ -166,9 +170,10 @@ class Checkpoints:
             return
 
         thread = self._threads.get(config["configurable"]["thread_id"])
-        record = self._composer.writes(thread, config, writes, task_id, task_path)
+        draft = self._composer.writes(thread, config, writes, task_id, task_path)
+        record = draft.record
         thread.written.add((record["ns"], record["checkpoint_id"]))
-        await self._appends.append(thread, record, config)
+        await self._appends.append(thread, draft, config)
 
     async def claim(self, thread_id: str) -> str:
         """Make a new run the owner of the thread; return its token."""
@@ -223,7 +228,7 @@ class Checkpoints:
                     )
 
             for channel in wanted & stored.values.keys():
-                history[channel]["seed"] = stored.values[channel].load(self.serde)
+                history[channel]["seed"] = load(stored.values[channel], self.serde)
                 wanted.remove(channel)
 
             parent = stored.parent

@@ -17,15 +17,18 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from cpkit.integrations.langgraph.found import namespace_in
+from cpkit.integrations.langgraph.stored import Draft, Offer, Record
 from cpkit.integrations.langgraph.thread import (
+    LARGEST_TEXT,
     Namespace,
-    Record,
     Thread,
     new_record,
 )
 from cpkit.integrations.langgraph.values import (
     EMPTY,
     Known,
+    Typed,
+    Value,
     fingerprints_of,
     is_plain,
     tail_start,
@@ -40,6 +43,9 @@ _FULL_FROM = 32 * 1024
 
 # Fewer versions are stored with every checkpoint.
 _MANY_CHANNELS = 8
+
+# To refer to a smaller value would save little.
+_OFFERED_FROM = 128
 
 # A checkpoint is also stored with all its values if this adds few bytes.
 _SMALL_REST = 512
@@ -61,7 +67,7 @@ class Composer:
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
         is_full: bool = False,
-    ) -> tuple[Record, dict[tuple[str, str], Known]]:
+    ) -> tuple[Draft, dict[tuple[str, str], Known]]:
         """Return the record of a checkpoint, and the lists that it stores.
 
         It is full if the caller says so, if it is time, and if that adds little.
@@ -79,15 +85,18 @@ class Composer:
             ns=ns,
             checkpoint_id=checkpoint["id"],
             parent=config["configurable"].get("checkpoint_id"),
-            checkpoint=to_json(self._serde.dumps_typed(body)),
-            metadata=to_json(
-                self._serde.dumps_typed(get_checkpoint_metadata(config, metadata))
+            body=to_json(
+                self._serde.dumps_typed(
+                    [body, get_checkpoint_metadata(config, metadata)]
+                )
             ),
             versions=versions,
             values={},
             plain={},
             empty=[],
         )
+        draft = Draft(record)
+        offers = thread.take_offers(ns, record["parent"])
         known: dict[tuple[str, str], Known] = {}
 
         for channel, version in (versions if is_full else new_versions).items():
@@ -106,17 +115,42 @@ class Composer:
                 record["plain"][channel] = values[channel]
                 continue
 
+            value = values[channel]
+            offered = offers.get(channel, ())
+
+            # A value that a task wrote needs no comparison with the list before.
+            if any(
+                type(value) is not list or one.length == len(value) for one in offered
+            ):
+                typed = self._serde.dumps_typed(value)
+
+                if offer := _offered(offered, typed):
+                    draft.refers.append((channel, offer))
+                    entry = {"version": version, "data": offer.data}
+                    record["values"][channel] = entry
+
+                    if offer.length:
+                        written = Value(record["id"], offer.data)
+                        known[ns, channel] = Known(record["id"], value=written)
+
+                    continue
+
             before = thread.known.get((ns, channel))
-            fingerprints = fingerprints_of(values[channel])
+            fingerprints = fingerprints_of(value)
             keep = 0
 
             # A full checkpoint builds on no earlier record.
             if not is_full and before is not None and fingerprints is not None:
                 keep = tail_start(before.load(self._serde) or [], fingerprints)
 
-            tail = values[channel][keep:] if keep else values[channel]
-            data = to_json(self._serde.dumps_typed(tail))
-            entry: dict[str, Any] = {"version": version, "data": data}
+            typed = self._serde.dumps_typed(value[keep:] if keep else value)
+            entry = {"version": version}
+
+            if offer := _offered(offered, typed):
+                draft.refers.append((channel, offer))
+                entry["data"] = offer.data
+            else:
+                entry["data"] = to_json(typed)
 
             if keep and before is not None:
                 entry |= {"base": before.record_id, "keep": keep}
@@ -154,7 +188,7 @@ class Composer:
             if space.full_count:
                 record["back"] = thread.seen - space.full_count + 1
 
-        return record, known
+        return draft, known
 
     def _shorten(
         self,
@@ -168,11 +202,9 @@ class Composer:
 
         if len(before) >= _MANY_CHANNELS and before.keys() <= versions.keys():
             del record["versions"]
-            record["new_versions"] = {
-                channel: version
-                for channel, version in versions.items()
-                if channel in new_versions or before.get(channel) != version
-            }
+            differ = dict(versions.items() - before.items())
+            named = {one: versions[one] for one in new_versions if one in versions}
+            record["new_versions"] = differ | named
 
     def writes(
         self,
@@ -181,24 +213,37 @@ class Composer:
         writes: Sequence[tuple[str, Any]],
         task_id: str,
         task_path: str,
-    ) -> Record:
-        """Return the record of a task's writes."""
-        return new_record(
+    ) -> Draft:
+        """Return the record of a task's writes, and offer them to a checkpoint."""
+        record = new_record(
             thread,
             "writes",
             ns=namespace_in(config),
             checkpoint_id=config["configurable"]["checkpoint_id"],
             task_id=task_id,
             task_path=task_path,
-            writes=[
-                [
-                    WRITES_IDX_MAP.get(channel, index),
-                    channel,
-                    *to_json(self._serde.dumps_typed(value)),
-                ]
-                for index, (channel, value) in enumerate(writes)
-            ],
+            writes=[],
         )
+        offers: dict[str, Offer] = {}
+
+        for index, (channel, value) in enumerate(writes):
+            typed = self._serde.dumps_typed(value)
+            data = to_json(typed)
+            record["writes"].append(
+                [WRITES_IDX_MAP.get(channel, index), channel, *data]
+            )
+
+            if _OFFERED_FROM <= len(typed[1]) <= LARGEST_TEXT // 2:
+                length = len(value) if type(value) is list else None
+                offers[channel] = Offer(record["id"], index, typed, data, length)
+
+        thread.offer(record["ns"], record["checkpoint_id"], offers)
+        return Draft(record, offers=[*offers.values()])
+
+
+def _offered(offers: Sequence[Offer], typed: Typed) -> Offer | None:
+    """Return the offer of this value, if there is one."""
+    return next((offer for offer in offers if offer.typed == typed), None)
 
 
 def _is_full_due(bytes_seen: int, space: Namespace) -> bool:
@@ -214,13 +259,13 @@ def _may_be_full(
     if thread.first_id is None or (ns, checkpoint["id"]) in thread.written:
         return False
 
-    # A channel without a value may have one in the store, as delta channels do.
-    return all(
-        channel in checkpoint["channel_values"]
-        or channel in new_versions
-        or thread.empty.get((ns, channel)) == version
-        for channel, version in checkpoint["channel_versions"].items()
+    versions = checkpoint["channel_versions"]
+    without = (
+        versions.keys() - checkpoint["channel_values"].keys() - new_versions.keys()
     )
+
+    # A channel without a value may have one in the store, as delta channels do.
+    return all(thread.empty.get((ns, one)) == versions[one] for one in without)
 
 
 def _plain_rest(
@@ -230,6 +275,9 @@ def _plain_rest(
     values, versions = checkpoint["channel_values"], checkpoint["channel_versions"]
     rest: dict[str, Any] = {}
     size = 0
+
+    if 50 * (len(values) - len(new_versions)) > _SMALL_REST:
+        return None
 
     for channel in versions.keys() & values.keys() - new_versions.keys():
         value = rest[channel] = values[channel]

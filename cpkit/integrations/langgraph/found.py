@@ -9,8 +9,9 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple, get_checkpoint_id
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from cpkit.integrations.langgraph.thread import Stored, Thread, Write
-from cpkit.integrations.langgraph.values import from_json
+from cpkit.integrations.langgraph.stored import Stored, Write
+from cpkit.integrations.langgraph.thread import Thread
+from cpkit.integrations.langgraph.values import Value, from_json
 
 __all__ = [
     "Filter",
@@ -18,6 +19,7 @@ __all__ = [
     "config_for",
     "is_certain",
     "matching",
+    "metadata_of",
     "namespace_in",
     "newest_of",
 ]
@@ -51,18 +53,19 @@ class Found:
 
     def load(self, serde: SerializerProtocol) -> CheckpointTuple:
         """Build LangGraph's tuple, which shares no object with another result."""
+        body, metadata = serde.loads_typed(from_json(self.stored.body))
         checkpoint: Any = {
-            **serde.loads_typed(from_json(self.stored.checkpoint)),
+            **body,
             "channel_versions": dict(self.stored.versions),
             "channel_values": {
-                channel: value.load(serde)
+                channel: value.load(serde) if type(value) is Value else value
                 for channel, value in self.stored.values.items()
             },
         }
         return CheckpointTuple(
             config_for(self.thread_id, self.ns, self.checkpoint_id),
             checkpoint,
-            serde.loads_typed(from_json(self.stored.metadata)),
+            metadata,
             config_for(self.thread_id, self.ns, self.parent) if self.parent else None,
             [
                 (
@@ -137,10 +140,15 @@ def config_for(thread_id: object, ns: str, checkpoint_id: str | None) -> Runnabl
     }
 
 
+def metadata_of(stored: Stored, serde: SerializerProtocol) -> Any:
+    """Return the metadata of a checkpoint."""
+    return serde.loads_typed(from_json(stored.body))[1]
+
+
 def _has_metadata(
     stored: Stored, filter: dict[str, Any], serde: SerializerProtocol
 ) -> bool:
-    metadata = serde.loads_typed(from_json(stored.metadata))
+    metadata = metadata_of(stored, serde)
     return all(_item(metadata, key) == value for key, value in filter.items())
 
 

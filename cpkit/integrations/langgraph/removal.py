@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from cpkit.integrations.langgraph.appending import Appends
 from cpkit.integrations.langgraph.cache import Threads
 from cpkit.integrations.langgraph.errors import Unsupported
-from cpkit.integrations.langgraph.thread import Stored, Thread, new_record
-from cpkit.integrations.langgraph.values import from_json
+from cpkit.integrations.langgraph.found import metadata_of
+from cpkit.integrations.langgraph.stored import Draft
+from cpkit.integrations.langgraph.thread import Thread, new_record
 from cpkit.protocol import ErasesThreads
 
 __all__ = ["Removal"]
@@ -47,7 +47,7 @@ class Removal:
                     (ns, checkpoint_id)
                     for ns, space in thread.namespaces.items()
                     for checkpoint_id, stored in space.visible()
-                    if self._metadata(stored).get("run_id") in runs
+                    if metadata_of(stored, self._serde).get("run_id") in runs
                 ],
             )
 
@@ -72,15 +72,11 @@ class Removal:
                 ],
             )
 
-    def _metadata(self, stored: Stored) -> dict[str, Any]:
-        metadata: dict[str, Any] = self._serde.loads_typed(from_json(stored.metadata))
-        return metadata
-
     async def _hide(
         self, thread: Thread, checkpoints: Sequence[tuple[str, str]]
     ) -> None:
         if checkpoints:
             ids = [[ns, checkpoint_id] for ns, checkpoint_id in checkpoints]
             await self._appends.append(
-                thread, new_record(thread, "hidden", checkpoints=ids)
+                thread, Draft(new_record(thread, "hidden", checkpoints=ids))
             )

@@ -41,9 +41,11 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
     methods may be called from any loop. Synchronous methods may be called from any
     thread except that of the store's loop, where they raise ``RuntimeError``.
 
-    Each ``put`` and ``put_writes`` is one append without a version check. When it
+    Each ``put`` and ``put_writes`` is one record, appended without a version check.
+    Records of one thread that are put at the same time share an append. When a put
     returns, it is as durable as the store promises. A value is stored once for each
-    version; for a list that grew, only the new items are stored. A read fetches the
+    version, and not again if a task wrote it; for a list that grew, only the new items
+    are stored. A read fetches the
     records that are new since the last read. The records of ``cached_threads`` threads
     stay in memory, as bytes.
 
@@ -110,7 +112,7 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Store a checkpoint, with the values of the new versions, in one append."""
+        """Store a checkpoint with the values of the new versions, in one step."""
         return await self._bridge.go(
             self._stored.put(config, checkpoint, metadata, new_versions)
         )
@@ -122,7 +124,7 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        """Store the writes of a task in one append, before its checkpoint or after.
+        """Store the writes of a task in one step, before its checkpoint or after.
 
         If a task writes twice at one index, the first write stays. Errors, interrupts
         and resumptions are replaced instead.

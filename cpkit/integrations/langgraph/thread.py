@@ -3,13 +3,15 @@
 A record is one message of the store's thread. It has an id and a type:
 
 ``checkpoint``
-    A checkpoint without its values, and the values that are new with it: ``plain`` ones
-    as JSON, the names of ``empty`` ones, and other ``values``; ``loose`` ones have no
-    version and belong to this checkpoint alone. A *full* checkpoint has
-    all values, so that a reader needs no earlier record. It also has the highest
-    checkpoint id that its writer knew, in the namespace (``newest``) and in all
-    namespaces (``top``), if it is not its own. With many channels, a checkpoint has
-    only the ``new_versions``, which differ from those of its parent.
+    A checkpoint without its values and with its metadata (``body``), and the values
+    that are new with it: ``plain`` ones as JSON, the names of ``empty`` ones, and other
+    ``values``; ``loose`` ones have no version and belong to this checkpoint alone. A
+    value that a task wrote is not stored a second time: it is ``of`` the record of the
+    writes. A *full* checkpoint has all values, so that a reader needs no earlier
+    record, except for the writes in its ``needs``. It also has the highest checkpoint
+    id that its writer knew, in the namespace (``newest``) and in all namespaces
+    (``top``), if it is not its own. With many channels, a checkpoint has only the
+    ``new_versions``, which differ from those of its parent.
 ``writes``
     The writes of one task. The record may stand before its checkpoint.
 ``hidden``
@@ -32,58 +34,38 @@ import asyncio
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from langgraph.checkpoint.base import ChannelVersions, writes_sort_key
 
 from cpkit.errors import CorruptThread
 from cpkit.integrations.langgraph.names import thread_id_in
-from cpkit.integrations.langgraph.values import EMPTY, PLAIN, Known, Value
+from cpkit.integrations.langgraph.stored import MISSING, Offer, Record, Stored, Write
+from cpkit.integrations.langgraph.values import Known, Value
 
 __all__ = [
+    "LARGEST_TEXT",
     "Namespace",
-    "Record",
-    "Stored",
     "Thread",
-    "Write",
     "new_record",
     "record_size",
     "split",
 ]
 
-Record: TypeAlias = dict[str, Any]
-
 _OVERHEAD = 4096
 
+# A message has at most 16 MiB. A text of this length fits, also if each of its
+# characters takes six bytes, with the rest.
+LARGEST_TEXT = 2 * 1024 * 1024
+
+# Writes of so many checkpoints are offered to the checkpoints that follow them.
+_OFFERED = 16
+
+_UNKNOWN: Any = object()
+
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Stored:
-    """A checkpoint as the thread has it.
-
-    It is not complete if a value stands before the first record that was read.
-    """
-
-    checkpoint: list[Any]
-    metadata: list[Any]
-    parent: str | None
-    versions: ChannelVersions
-    values: dict[str, Value]
-    is_complete: bool = True
-
-
-@dataclass(slots=True)
-class Write:
-    """One value that a task wrote to a channel."""
-
-    task_id: str
-    task_path: str
-    index: int
-    channel: str
-    data: list[Any]
 
 
 @dataclass(slots=True)
@@ -96,7 +78,7 @@ class Namespace:
     """
 
     checkpoints: dict[str, Stored] = field(default_factory=dict)
-    values: dict[tuple[str, object], Value] = field(default_factory=dict)
+    values: dict[tuple[str, object], Any] = field(default_factory=dict)
     writes: dict[str, dict[tuple[str, int], Write]] = field(
         default_factory=lambda: defaultdict(dict)
     )
@@ -187,6 +169,10 @@ class Thread:
         self._values: dict[tuple[str, str], Value] = {}
         self._parts: list[str] = []
         self._noted: dict[str, tuple[str, ChannelVersions]] = {}
+        self._offers: dict[tuple[str, str | None], dict[str, list[Offer]]] = {}
+        # The writes of each record, and the value of `seen` after it.
+        self._written: dict[str, list[Any]] = {}
+        self._places: dict[str, int] = {}
 
         if full is not None:
             self.version = None
@@ -211,9 +197,35 @@ class Thread:
 
     def note_full(self, space: Namespace, record: Record) -> None:
         """Remember that this full checkpoint is the last record."""
+        needs = record.get("needs", ())
         space.full_at = self.bytes_seen
-        space.full_count = self.seen
+        space.full_count = min([self.seen, *(self._places[one] for one in needs)])
         space.full_size = record_size(record)
+
+        for value in record["values"].values():
+            if "of" in value and (data := self._data_of(value)) is not None:
+                space.full_size += len(data[1])
+
+    def note_writes(self, record: Record) -> None:
+        """Remember the writes of a record, to which checkpoints may refer."""
+        self._written[record["id"]] = record["writes"]
+        self._places.setdefault(record["id"], self.seen)
+
+    def offer(self, ns: str, checkpoint_id: str, offers: Mapping[str, Offer]) -> None:
+        """Offer the writes of a task to the checkpoint that follows this one."""
+        found = self._offers.setdefault((ns, checkpoint_id), {})
+
+        for channel, offer in offers.items():
+            found.setdefault(channel, []).append(offer)
+
+        if len(self._offers) > _OFFERED:
+            del self._offers[next(iter(self._offers))]
+
+    def take_offers(
+        self, ns: str, checkpoint_id: str | None
+    ) -> Mapping[str, list[Offer]]:
+        """Return what tasks wrote after this checkpoint, by channel."""
+        return self._offers.pop((ns, checkpoint_id), {})
 
     def note(self, ns: str, checkpoint_id: str, versions: ChannelVersions) -> None:
         """Remember a checkpoint that is stored, which the next one may build on."""
@@ -274,11 +286,13 @@ class Thread:
             for record in records:
                 self.take(record)
         else:
-            self.seen += len(records)
-            self.bytes_seen += sum(map(record_size, records))
-
             for position, record in enumerate(records, start):
+                self.seen += 1
+                self.bytes_seen += record_size(record)
                 self.appended[record["id"]] = position
+
+                if record["type"] == "writes":
+                    self.note_writes(record)
 
     def _take(self, record: Record) -> bool:
         record_id, first_id = record["id"], record["first"]
@@ -294,6 +308,10 @@ class Thread:
         if record_id not in self.appended:
             self.seen += 1
             self.bytes_seen += record_size(record)
+
+        if record["type"] == "writes":
+            # Also if it is ignored: a full checkpoint may refer to it.
+            self.note_writes(record)
 
         if self.count == 0 and not self.is_window:
             self.first_id = record_id
@@ -319,27 +337,22 @@ class Thread:
         space = self.space(record["ns"])
         parent = space.checkpoints.get(record["parent"])
 
-        if "versions" in record:
-            versions = changed = record["versions"]
-            is_complete = True
-        elif parent is None and not self.is_window:
+        has_all = "versions" in record
+
+        if not has_all and parent is None and not self.is_window:
             self._warn(record)
             return False
-        else:
-            changed = record["new_versions"]
-            versions = {**parent.versions, **changed} if parent else changed
-            is_complete = parent is not None and parent.is_complete
 
-        new: dict[str, Value] = {}
+        changed = record["versions" if has_all else "new_versions"]
+        is_complete = has_all or (parent is not None and parent.is_complete)
+        new: dict[tuple[str, object], Any] = {}
 
         for channel, stored in record["values"].items():
             base = stored.get("base")
-            source = None
+            source = None if base is None else self._values.get((base, channel))
+            data = self._data_of(stored) if "of" in stored else stored["data"]
 
-            if (
-                base is not None
-                and (source := self._values.get((base, channel))) is None
-            ):
+            if data is None or (base is not None and source is None):
                 if self.is_window:
                     is_complete = False
                     continue
@@ -348,65 +361,72 @@ class Thread:
                 return False
 
             keep = stored["keep"] if source else 0
-            new[channel] = Value(record_id, _data(stored["data"]), source, keep)
+            value = Value(record_id, _data(data), source, keep)
+            new[channel, stored["version"]] = MISSING if value.is_empty else value
 
-        for channel, value in new.items():
-            space.values[channel, record["values"][channel]["version"]] = value
-
-        for channel, plain in record.get("plain", {}).items():
-            new[channel] = value = Value(record_id, [PLAIN, plain])
-            space.values[channel, versions[channel]] = value
-
-        for channel in record.get("empty", ()):
-            new[channel] = value = Value(record_id, list(EMPTY))
-            space.values[channel, versions[channel]] = value
-
-        for channel, value in new.items():
+        for (channel, _), value in new.items():
             self._values[record_id, channel] = value
 
+        for channel, plain in record.get("plain", {}).items():
+            new[channel, changed[channel]] = plain
+
+        for channel in record.get("empty", ()):
+            new[channel, changed[channel]] = MISSING
+
+        space.values.update(new)
         before: ChannelVersions = {}
-        values: dict[str, Value] = {}
+        found: dict[str, Any] = {}
 
-        if parent is not None and parent.is_complete:
-            before, values = parent.versions, dict(parent.values)
+        if parent is not None and not parent.is_complete:
+            parent = None
 
-            for channel in values.keys() - versions.keys():
-                del values[channel]
+        if has_all and parent is not None:
+            before = parent.versions
 
-        for channel, version in changed.items():
-            if channel in new or before.get(channel) != version:
-                found = space.values.get((channel, version))
+        for place in changed.items():
+            channel, version = place
 
-                if found is None and self.is_window:
+            if before.get(channel) != version or place in new:
+                value = space.values.get(place, _UNKNOWN)
+
+                if value is _UNKNOWN:
                     # Every channel has a value, if only an empty one, at each version.
-                    is_complete = False
+                    is_complete = is_complete and not self.is_window
+                    value = MISSING
 
-                if found is None or found.is_empty:
-                    values.pop(channel, None)
-                else:
-                    values[channel] = found
+                found[channel] = value
 
-        for channel, data in record.get("loose", {}).items():
-            values[channel] = Value(record_id, _data(data))
+        if has_all and len(found) == len(changed):
+            parent = None
 
+        loose = record.get("loose", {})
         checkpoint_id = record["checkpoint_id"]
         space.newest = max(space.newest, checkpoint_id, record.get("newest", ""))
         self.top = max(self.top, space.newest, record.get("top", ""))
         space.latest = max(space.latest, checkpoint_id)
         space.hidden.discard(checkpoint_id)
         space.checkpoints[checkpoint_id] = Stored(
-            _data(record["checkpoint"]),
-            _data(record["metadata"]),
+            _data(record["body"]),
             record["parent"],
-            versions,
-            values,
+            parent,
+            changed,
+            found,
+            {name: Value(record_id, _data(data)) for name, data in loose.items()},
             is_complete,
+            has_all,
         )
 
         if "newest" in record:
             self.note_full(space, record)
 
         return True
+
+    def _data_of(self, stored: dict[str, Any]) -> list[Any] | None:
+        """Return the data of a value that is a write; ``None`` if it was deleted."""
+        record_id, index = stored["of"]
+        writes = self._written.get(record_id)
+        data: list[Any] | None = None if writes is None else writes[index][2:]
+        return data
 
     def _warn(self, record: Record) -> None:
         logger.warning(
@@ -470,7 +490,9 @@ def record_size(record: Record) -> int:
     A reader takes as long for a small record as for some kilobytes of data.
     """
     size = _OVERHEAD + len(record.get("text", "")) + 40 * len(record.get("empty", ()))
-    size += len(str(record.get("plain", "")))
+
+    for plain in record.get("plain", {}).values():
+        size += 60 + (len(plain) if type(plain) is str else 0)
 
     for data in _each_data(record):
         if isinstance(data[1], str):
@@ -490,7 +512,7 @@ def with_parts(record: Record, parts: list[str]) -> Record:
     return record
 
 
-def split(thread: Thread, record: Record, largest: int) -> list[Record]:
+def split(thread: Thread, record: Record, largest: int = LARGEST_TEXT) -> list[Record]:
     """Return the parts of a record with too long texts, and then the record."""
     parts: list[Record] = []
 
@@ -510,12 +532,12 @@ def split(thread: Thread, record: Record, largest: int) -> list[Record]:
 
 def _each_data(record: Record) -> Iterator[list[Any]]:
     """Yield each list of a record whose item 1 is the text of serialized data."""
-    if "checkpoint" in record:
-        yield record["checkpoint"]
-        yield record["metadata"]
+    if "body" in record:
+        yield record["body"]
 
     for value in record.get("values", {}).values():
-        yield value["data"]
+        if "data" in value:
+            yield value["data"]
 
     yield from record.get("loose", {}).values()
 
@@ -528,7 +550,8 @@ def _each_data(record: Record) -> Iterator[list[Any]]:
 
 def _data(data: list[Any]) -> list[Any]:
     """Check the form of stored data, which is decoded when it is used."""
-    if not all(isinstance(part, str) for part in data) or not 2 <= len(data) <= 3:
+    # The name, the text, and perhaps the packing.
+    if not 2 <= len(data) <= 3 or {*map(type, data)} != {str}:
         raise ValueError(f"not serialized data: {str(data)[:80]}")
 
     return data

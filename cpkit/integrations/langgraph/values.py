@@ -4,9 +4,11 @@ Often a list starts with the items of the version before it, for instance messag
 Then only its *tail* is stored: the first ``keep`` items are those of an earlier record.
 Items are compared by content, so an item that was changed in place is stored again.
 
-Stored data is a list: the name of the serializer's format, the bytes in base64, and
-``"zlib"`` if they are compressed. Small texts, numbers, bools and ``None`` are stored
-as JSON, unless the serializer encrypts.
+Stored data is a list: the name of the serializer's format, a text, and how the text is
+made of the bytes. ``"latin-1"`` has one character for each byte; most states are mostly
+ASCII text, and this costs little time. Else the text is base64, with ``"zlib"`` if the
+bytes are compressed. Small texts, numbers, bools and ``None`` are stored as JSON,
+unless the serializer encrypts.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import math
 import zlib
 from base64 import b64encode
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import ormsgpack
@@ -28,13 +29,13 @@ from cpkit.records import JsonValue
 
 __all__ = [
     "EMPTY",
-    "PLAIN",
     "Known",
     "Typed",
     "Value",
     "from_json",
     "fingerprints_of",
     "is_plain",
+    "load",
     "tail_start",
     "to_json",
 ]
@@ -44,9 +45,6 @@ Typed = tuple[str, bytes]
 
 EMPTY: Typed = ("empty", b"")
 """The value of a channel that has a version and no value, as in LangGraph's savers."""
-
-PLAIN = "plain"
-"""The name of a value that is stored as JSON: a text, a number, a bool or ``None``."""
 
 # The options of LangGraph's serializer: equal fingerprints mean equal stored items.
 _PACKING = (
@@ -60,19 +58,13 @@ _PACKING = (
 # Smaller values gain little.
 _COMPRESSED_FROM = 512
 
-# Level 5 makes 20 KB of text a fifth smaller than level 1, for 0.12 ms. Level 4 takes
-# half of that for 6 % more, and then Postgres takes more bytes than with LangGraph's
-# saver. A larger value would stop the event loop for longer.
-_LEVEL = 5
-_BETTER_UP_TO = 32 * 1024
+# Larger texts are not stored as JSON.
+_PLAIN_UP_TO = 512
 
-# Larger values are not kept in memory.
-_REMEMBERED = 256 * 1024
-
-# So many values that were stored last are kept in both forms, for all savers.
-_RECENT = 32
-
-RECENT: dict[str, bytes] = {}
+# Bytes that take one or two bytes in JSON. Others below 128 take six, and those from
+# 128 on take two.
+_CHEAP = bytes(range(32, 127)) + b"\n\r\t"
+_HIGH = bytes(range(128, 256))
 
 _SERDE = JsonPlusSerializer(pickle_fallback=False, allowed_msgpack_modules=None)
 
@@ -95,9 +87,6 @@ class Value:
 
     def load(self, serde: SerializerProtocol) -> Any:
         """Build and return the value, which shares no object with another result."""
-        if self.data[0] == PLAIN:
-            return self.data[1]
-
         tails = []
         value = self
 
@@ -168,12 +157,17 @@ def tail_start(known: list[bytes | str], fingerprints: list[bytes | str]) -> int
     return keep if 2 * kept >= sum(map(len, fingerprints)) else 0
 
 
+def load(value: Any, serde: SerializerProtocol) -> Any:
+    """Build and return a channel's value: a `Value`, or JSON."""
+    return value.load(serde) if type(value) is Value else value
+
+
 def is_plain(value: Any) -> bool:
     """Return whether the value can be stored as JSON in place of LangGraph's bytes."""
     kind = type(value)
 
     if kind is str:
-        return len(value) < _COMPRESSED_FROM and (value.isascii() or _is_utf8(value))
+        return len(value) < _PLAIN_UP_TO and (value.isascii() or _is_utf8(value))
 
     if kind is int:
         return bool(-(2**63) <= value < 2**63)
@@ -193,28 +187,17 @@ def _is_utf8(text: str) -> bool:
 def to_json(typed: Typed) -> list[JsonValue]:
     """Return the stored form of a serialized value."""
     name, data = typed
-    # A value is often stored twice: as a task's write, and in the next checkpoint.
-    texts = _texts if len(data) < _REMEMBERED else _texts.__wrapped__
-    return [name, *texts(data)]
 
+    if _is_mostly_ascii(data):
+        return [name, data.decode("latin-1"), "latin-1"]
 
-@lru_cache(maxsize=_RECENT)
-def _texts(data: bytes) -> tuple[str, ...]:
     if len(data) >= _COMPRESSED_FROM:
-        packed = zlib.compress(data, _LEVEL if len(data) <= _BETTER_UP_TO else 1)
+        packed = zlib.compress(data, 1)
 
         if len(packed) < 0.9 * len(data):
-            text = b64encode(packed).decode()
+            return [name, b64encode(packed).decode(), "zlib"]
 
-            if len(RECENT) >= _RECENT:
-                RECENT.clear()
-
-            if len(data) < _REMEMBERED:
-                RECENT[text] = data
-
-            return text, "zlib"
-
-    return (b64encode(data).decode(),)
+    return [name, b64encode(data).decode()]
 
 
 def from_json(data: list[Any]) -> Typed:
@@ -224,9 +207,8 @@ def from_json(data: list[Any]) -> Typed:
     """
     name, text, *packing = data
 
-    # A run often loads what it has just stored.
-    if packing and (known := RECENT.get(text)) is not None:
-        return name, known
+    if packing == ["latin-1"]:
+        return name, text.encode("latin-1")
 
     raw = binascii.a2b_base64(text, strict_mode=True)
 
@@ -237,6 +219,17 @@ def from_json(data: list[Any]) -> Typed:
         raise ValueError(f"unknown packing {packing!r}")
 
     return name, raw
+
+
+def _is_mostly_ascii(data: bytes) -> bool:
+    """Return whether a character for each byte takes less than base64 does."""
+    others = data.translate(None, _CHEAP)
+
+    if 15 * len(others) <= len(data):
+        return True
+
+    controls = len(others.translate(None, _HIGH))
+    return 3 * (len(others) + 4 * controls) <= len(data)
 
 
 def _fingerprint(item: Any) -> bytes:

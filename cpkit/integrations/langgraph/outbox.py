@@ -1,0 +1,176 @@
+"""Joins the records that are to be appended to one thread at the same time.
+
+The tasks of a graph's step store their writes side by side, and the next checkpoint
+soon after. What is queued while an append is under way goes into the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, field
+
+from cpkit.errors import BackendUnavailable, CheckpointerError
+from cpkit.integrations.langgraph.stored import Draft
+from cpkit.integrations.langgraph.thread import Thread, record_size, split
+from cpkit.protocol import Checkpointer
+
+__all__ = ["Outbox"]
+
+# A checkpoint is put a few turns of the event loop after the append that it waited for.
+# Its task's writes, which are queued already, wait for it.
+_TURNS = 3
+
+# More are not joined: less than `LARGEST_TEXT`, so that a draft in parts is alone.
+_MOST_BYTES = 1024 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class _Queued:
+    """A draft, the thread that it was made for, and the caller that waits."""
+
+    thread: Thread
+    draft: Draft
+    answer: asyncio.Future[bool | Exception] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class Outbox:
+    """Appends drafts, in the order of the calls; one append at a time for each thread.
+
+    ``forget`` is called with a thread that has been deleted.
+    """
+
+    def __init__(
+        self, cp: Checkpointer[object], forget: Callable[[Thread], None]
+    ) -> None:
+        self._cp = cp
+        self._forget = forget
+        self._waiting: dict[str, list[_Queued]] = {}
+        self._senders: dict[str, asyncio.Task[None]] = {}
+        self._undecided: dict[str, asyncio.Task[None]] = {}
+
+    async def append(self, thread: Thread, draft: Draft) -> bool:
+        """Append a draft; return false if the thread was deleted before.
+
+        A caller that is cancelled before the append begins takes its draft back.
+        """
+        name = thread.store_id
+        queued = _Queued(thread, draft)
+        self._waiting.setdefault(name, []).append(queued)
+
+        if name not in self._senders:
+            self._senders[name] = asyncio.create_task(self._send(name))
+
+        try:
+            outcome = await queued.answer
+        except asyncio.CancelledError:
+            if queued in self._waiting.get(name, ()):
+                self._waiting[name].remove(queued)
+            elif name in self._senders:
+                self._undecided[name] = self._senders[name]
+
+            raise
+
+        if isinstance(outcome, Exception):
+            raise outcome
+
+        return outcome
+
+    async def wait_until_decided(self, store_id: str) -> None:
+        """Wait for appends whose callers were cancelled."""
+        if (sender := self._undecided.pop(store_id, None)) is not None:
+            await asyncio.wait([sender])
+
+    async def _send(self, name: str) -> None:
+        """Append what is queued for a thread, until nothing is."""
+        waiting = self._waiting[name]
+        batch: list[_Queued] = []
+
+        try:
+            while waiting:
+                for _ in range(_TURNS):
+                    await asyncio.sleep(0)
+
+                batch = _take(waiting)
+
+                if batch:
+                    await self._append(batch)
+        finally:
+            del self._senders[name], self._waiting[name]
+
+            # The event loop shuts down.
+            for queued in batch + waiting:
+                queued.answer.cancel()
+
+    async def _append(self, batch: list[_Queued]) -> None:
+        """Append the drafts in one step, and answer the callers."""
+        ids = {queued.draft.record["id"] for queued in batch}
+        pieces = [split(one.thread, one.draft.finished(ids)) for one in batch]
+        records = [record for piece in pieces for record in piece]
+        answered = max(queued.thread.answered for queued in batch)
+
+        try:
+            version = await self._cp.append(batch[0].thread.store_id, records)
+        except Exception as exc:
+            # One draft that is refused must not make the others fail.
+            if len(batch) > 1 and _is_refused(exc):
+                for queued in batch:
+                    await self._append([queued])
+            else:
+                for queued in batch:
+                    _answer(queued, copy(exc) if len(batch) > 1 else exc)
+
+            return
+
+        end = version - len(records)
+
+        for queued, piece in zip(batch, pieces, strict=True):
+            thread = queued.thread
+            end += len(piece)
+
+            if version <= answered:
+                self._forget(thread)
+            else:
+                thread.answered = max(thread.answered, version)
+
+                if end == len(piece):
+                    thread.first_id = piece[0]["id"]
+
+                thread.add_own(piece, end)
+                queued.draft.note_stored()
+
+            _answer(queued, version > answered)
+
+
+def _take(waiting: list[_Queued]) -> list[_Queued]:
+    """Take what one append may have off the queue, at least one draft."""
+    size = count = 0
+
+    if len(waiting) == 1:
+        return [waiting.pop()]
+
+    for queued in waiting:
+        size += record_size(queued.draft.record)
+
+        if count and size > _MOST_BYTES:
+            break
+
+        count += 1
+
+    batch = waiting[:count]
+    del waiting[:count]
+    return batch
+
+
+def _is_refused(exc: Exception) -> bool:
+    return isinstance(exc, CheckpointerError) and not isinstance(
+        exc, BackendUnavailable
+    )
+
+
+def _answer(queued: _Queued, outcome: bool | Exception) -> None:
+    if not queued.answer.done():
+        queued.answer.set_result(outcome)

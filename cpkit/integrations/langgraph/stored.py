@@ -1,0 +1,207 @@
+"""What a thread's records say: checkpoints, and the writes of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from langgraph.checkpoint.base import ChannelVersions
+
+from cpkit.integrations.langgraph.values import Typed
+
+__all__ = ["MISSING", "Draft", "Offer", "Record", "Stored", "Write"]
+
+Record: TypeAlias = dict[str, Any]
+
+MISSING: Any = object()
+"""In place of the value of a channel that has a version and no value."""
+
+# A longer chain of checkpoints that were not asked for would make one of them slow.
+_LONGEST_CHAIN = 32
+
+
+class Stored:
+    """A checkpoint as the thread has it.
+
+    ``body`` is the serialized checkpoint without its values, and its metadata. It is
+    not complete if a value stands before the first record that was read.
+
+    ``changed`` has all ``versions``, or those that differ from the ``base``. ``found``
+    has the values of the channels that changed, and ``loose`` those without a version.
+    The dicts of a checkpoint with a base are built when they are asked for.
+    """
+
+    __slots__ = (
+        "_base",
+        "_depth",
+        "_found",
+        "_loose",
+        "_values",
+        "_versions",
+        "body",
+        "is_complete",
+        "parent",
+    )
+
+    def __init__(
+        self,
+        body: list[Any],
+        parent: str | None,
+        base: Stored | None,
+        changed: ChannelVersions,
+        found: Mapping[str, Any],
+        loose: Mapping[str, Any],
+        is_complete: bool,
+        has_all: bool,
+    ) -> None:
+        self.body = body
+        self.parent = parent
+        self.is_complete = is_complete
+        self._base = base
+        self._versions = changed
+        self._found = found
+        self._loose = loose
+        self._values: dict[str, Any] = {}
+        self._depth: int = 0 if base is None or has_all else base._depth + 1
+
+        if base is None:
+            self._set(changed, {})
+        elif has_all:
+            before = base.values.items()
+            self._set(changed, {name: one for name, one in before if name in changed})
+        elif self._depth > _LONGEST_CHAIN:
+            self._settle()
+
+    @property
+    def versions(self) -> ChannelVersions:
+        self._settle()
+        return self._versions
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The values: JSON, or a `Value`."""
+        self._settle()
+        return self._values
+
+    def _settle(self) -> None:
+        """Build the dicts from those of the nearest checkpoint that has them."""
+        if self._base is None:
+            return
+
+        chain = []
+        nearest: Stored = self
+
+        while nearest._base is not None:
+            chain.append(nearest)
+            nearest = nearest._base
+
+        versions, values = dict(nearest._versions), dict(nearest._values)
+        before = nearest
+
+        for one in reversed(chain):
+            versions.update(one._versions)
+
+            for channel in before._loose:
+                if channel not in versions:
+                    values.pop(channel, None)
+
+            before = one
+            one._apply(values)
+
+        self._set(versions, values, is_applied=True)
+
+    def _set(
+        self,
+        versions: ChannelVersions,
+        values: dict[str, Any],
+        is_applied: bool = False,
+    ) -> None:
+        if not is_applied:
+            self._apply(values)
+
+        self._base, self._depth = None, 0
+        self._versions, self._values = versions, values
+
+    def _apply(self, values: dict[str, Any]) -> None:
+        for channel, value in self._found.items():
+            if value is MISSING:
+                values.pop(channel, None)
+            else:
+                values[channel] = value
+
+        values.update(self._loose)
+
+
+@dataclass(slots=True)
+class Write:
+    """One value that a task wrote to a channel."""
+
+    task_id: str
+    task_path: str
+    index: int
+    channel: str
+    data: list[Any]
+
+
+@dataclass(slots=True, eq=False)
+class Offer:
+    """A write that the next checkpoint may refer to, once its record is stored.
+
+    ``length`` is that of a list.
+    """
+
+    record_id: str
+    index: int
+    typed: Typed
+    data: list[Any]
+    length: int | None
+    is_stored: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """A record that is to be appended.
+
+    ``refers`` has the channels whose values are writes, and ``offers`` the writes of
+    this record. ``stored`` is what was appended last.
+    """
+
+    record: Record
+    refers: list[tuple[str, Offer]] = field(default_factory=list)
+    offers: list[Offer] = field(default_factory=list)
+    stored: Record = field(default_factory=dict)
+
+    def finished(self, together: Collection[str]) -> Record:
+        """Return the record, which refers to writes that are stored or ``together``.
+
+        ``together`` has the ids of the records of the same append.
+        """
+        used = [
+            (channel, offer)
+            for channel, offer in self.refers
+            if offer.is_stored or offer.record_id in together
+        ]
+        self.stored = self.record
+
+        if not used:
+            return self.stored
+
+        values = dict(self.record["values"])
+
+        for channel, offer in used:
+            entry = values[channel] | {"of": [offer.record_id, offer.index]}
+            del entry["data"]
+            values[channel] = entry
+
+        self.stored = {**self.record, "values": values}
+
+        if "newest" in self.record:
+            self.stored["needs"] = sorted({offer.record_id for _, offer in used})
+
+        return self.stored
+
+    def note_stored(self) -> None:
+        """Let later checkpoints refer to the writes of this record."""
+        for offer in self.offers:
+            offer.is_stored = True
