@@ -12,6 +12,7 @@ a worker thread polls. Then the operation is repeated, as the handle does, and w
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -30,7 +31,7 @@ from cpkit.driver import StoreFailure
 from cpkit.driver.writes import is_not_sent
 from cpkit_file import schema
 
-__all__ = ["Killed", "explore", "kill_before", "patched"]
+__all__ = ["Killed", "explore", "fail_at", "kill_before", "patched"]
 
 # Repetitions of one operation. Each of them needs a change by another operation.
 _REPEATS = 8
@@ -78,6 +79,7 @@ class Task:
         self.locks: dict[int, tuple[int, int]] = {}
         self.places: dict[int, str] = {}
         self.gave_up = False
+        self.fails = False
         self._work = work
         self._thread = _Greenlet(self._run)
         self._thread.task = self
@@ -101,6 +103,10 @@ class Task:
 
         if self.killed:
             raise Killed
+
+        if self.fails:
+            self.fails = False
+            raise OSError(errno.EIO, "Input/output error")
 
     def _run(self) -> None:
         try:
@@ -269,14 +275,38 @@ def kill_before(work: Callable[[], Any], steps: int) -> Any:
 
     Returns `Killed`, or the outcome of an operation that ended before.
     """
+    task = _stopped(work, steps)
+    task.kill()
+    return task.outcome
+
+
+def fail_at(work: Callable[[], Any], steps: int) -> tuple[Any, str]:
+    """Run an operation alone, whose step with this number is refused by the disk.
+
+    Returns the outcome, and the name of the step; none where there is no such step.
+    """
+    task = _stopped(work, steps)
+    name = ""
+
+    # The system does not refuse to end a lock, and the others are not calls.
+    if task.step is not None:
+        name = str(task.step)
+        task.fails = task.step.name not in ("begin", "unlock", "read")
+
+    while task.step is not None:
+        task.go_on()
+
+    return task.outcome, name
+
+
+def _stopped(work: Callable[[], Any], steps: int) -> Task:
     task = Task(work)
 
     for _ in range(steps):
         if task.step is not None:
             task.go_on()
 
-    task.kill()
-    return task.outcome
+    return task
 
 
 # The system calls
@@ -290,7 +320,7 @@ def patched() -> Iterator[None]:
             _patch(patch, os, name, _both, True)
 
         _patch(patch, os, "readlink", lambda path: (_name(path),), False)
-        _patch(patch, os.path, "lexists", lambda path: (_name(path),), False)
+        _patch(patch, os, "lstat", lambda path: (_name(path),), False)
         _patch(patch, os, "listdir", lambda path: (_ANY,), False)
         _patch(patch, os, "fstat", lambda fd: (_content(fd),), False)
 
@@ -299,6 +329,7 @@ def patched() -> Iterator[None]:
 
         for name in ("fsync", "fdatasync"):  # they change nothing that can be seen
             patch.setattr(os, name, lambda fd: None)
+            _patch(patch, os, name, lambda fd: ("nothing",), False)
 
         _patch_open(patch)
         _patch_locks(patch)
@@ -340,11 +371,11 @@ def _patch(
 ) -> None:
     original = getattr(module, name)
 
-    def stepped(*args: Any) -> Any:
+    def stepped(*args: Any, **options: Any) -> Any:
         if _in_task():
             _task().pause(Step(name, places(*args), changes))
 
-        return original(*args)
+        return original(*args, **options)
 
     patch.setattr(module, name, stepped)
 

@@ -27,6 +27,7 @@ from cpkit.driver import (
     Resolve,
     Restore,
     StoredCall,
+    StoreFailure,
     Write,
 )
 from cpkit.memory import MemoryStore
@@ -34,7 +35,7 @@ from cpkit.records import CallStatus
 from cpkit_file import claims, schema, store, writing
 from cpkit_file.log import Folder
 from cpkit_file.schema import claim_stem, log_name
-from tests.file.schedules import Killed, explore, kill_before, patched
+from tests.file.schedules import Killed, explore, fail_at, kill_before, patched
 from tests.model import without_times
 from tests.sweeps import sweep
 
@@ -440,6 +441,35 @@ def test_a_kill_at_any_step(place: Path, name: str) -> None:
     for one, operation in OPERATIONS.items():
         if not isinstance(operation, Read):
             check_kills(home, STARTS[name], [one])
+
+
+@pytest.mark.parametrize("name", sweep(STARTS, ["nothing"]))
+def test_a_failure_of_any_step(place: Path, name: str) -> None:
+    """What was refused was not applied, and no answer is wrong."""
+    start = STARTS[name]
+    home = Home(place, start)
+
+    for one in OPERATIONS:
+        without, applied = expected(start, [[], [one]])
+
+        for steps in itertools.count():
+            home.make()
+            work = partial(on_files, home.folder(), OPERATIONS[one])
+            outcome, step = fail_at(work, steps)
+            found = home.afterwards()
+
+            if isinstance(outcome, OSError):
+                allowed = [without]
+            elif isinstance(outcome, StoreFailure):
+                allowed = [without, applied] if outcome.fate == "unknown" else [without]
+            else:
+                assert plain(outcome) == applied.answers[one], f"{one}: {step} failed"
+                allowed = [applied]
+
+            assert found in [its.afterwards for its in allowed], f"{one}: {step} failed"
+
+            if not step:
+                break
 
 
 @pytest.mark.long
