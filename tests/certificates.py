@@ -39,7 +39,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "certificates"
 
 STORES = [
     *("memory", "sqlite", "file", "postgresql", "postgresql-pair"),
-    *("redis", "redis-cluster"),
+    *("redis", "redis-always", "redis-cluster"),
 ]
 
 
@@ -64,7 +64,9 @@ def harness_of(store: str) -> Iterator[Harness]:
             with RedisCluster(links=True) as cluster:
                 yield ClusterHarness(cluster.url(connect_timeout=3), cluster)
         case _:
-            with RedisServer() as redis:
+            fsync = "always" if store == "redis-always" else "everysec"
+
+            with RedisServer(appendfsync=fsync) as redis:
                 yield RedisHarness(f"{redis.url}?connect_timeout=3", redis)
 
 
