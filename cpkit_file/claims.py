@@ -131,7 +131,7 @@ def _replaced(folder: Folder, write: Erase, keys: Container[str]) -> bool:
     # Left by a crash, with messages. Without a log one is created for its lock: another
     # process may be restoring the thread, and the draft is then its own.
     left = torn_path(path), draft_path(path)
-    create = any(map(os.path.lexists, left))
+    create = any(map(_exists, left))
 
     with ExitStack() as stack:
         try:
@@ -151,6 +151,16 @@ def _replaced(folder: Folder, write: Erase, keys: Container[str]) -> bool:
 
         kept = [] if write.forget_keys else list(map(erased_call, calls))
         replace(log, write.thread_id, _recorded(kept, None))
+
+    return True
+
+
+def _exists(path: str) -> bool:
+    """Tell whether a file has this name; ``os.path.lexists`` hides other errors."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
 
     return True
 
@@ -340,13 +350,13 @@ class _Key:
         """Return the last slot that has a link, or 0. Slots have no holes."""
         low, high = 0, 1
 
-        while os.path.lexists(self._links + str(high)):
+        while _exists(self._links + str(high)):
             low, high = high, 2 * high
 
         while high - low > 1:
             middle = (low + high) // 2
 
-            if os.path.lexists(self._links + str(middle)):
+            if _exists(self._links + str(middle)):
                 low = middle
             else:
                 high = middle

@@ -443,33 +443,43 @@ def test_a_kill_at_any_step(place: Path, name: str) -> None:
             check_kills(home, STARTS[name], [one])
 
 
+def check_failures(home: Home, start: Start, name: str) -> None:
+    """Refuse each step of an operation."""
+    without, applied = expected(start, [[], [name]])
+
+    for steps in itertools.count():
+        home.make()
+        work = partial(on_files, home.folder(), OPERATIONS[name])
+        outcome, step = fail_at(work, steps)
+        found = home.afterwards()
+
+        if isinstance(outcome, OSError):
+            allowed = [without]
+        elif isinstance(outcome, StoreFailure):
+            allowed = [without, applied] if outcome.fate == "unknown" else [without]
+        else:
+            assert plain(outcome) == applied.answers[name], f"{name}: {step} failed"
+            allowed = [applied]
+
+        assert found in [its.afterwards for its in allowed], f"{name}: {step} failed"
+
+        if not step:
+            return
+
+
 @pytest.mark.parametrize("name", sweep(STARTS, ["nothing"]))
 def test_a_failure_of_any_step(place: Path, name: str) -> None:
     """What was refused was not applied, and no answer is wrong."""
-    start = STARTS[name]
-    home = Home(place, start)
+    home = Home(place, STARTS[name])
 
     for one in OPERATIONS:
-        without, applied = expected(start, [[], [one]])
+        check_failures(home, STARTS[name], one)
 
-        for steps in itertools.count():
-            home.make()
-            work = partial(on_files, home.folder(), OPERATIONS[one])
-            outcome, step = fail_at(work, steps)
-            found = home.afterwards()
 
-            if isinstance(outcome, OSError):
-                allowed = [without]
-            elif isinstance(outcome, StoreFailure):
-                allowed = [without, applied] if outcome.fate == "unknown" else [without]
-            else:
-                assert plain(outcome) == applied.answers[one], f"{one}: {step} failed"
-                allowed = [applied]
-
-            assert found in [its.afterwards for its in allowed], f"{one}: {step} failed"
-
-            if not step:
-                break
+def test_a_void_link_that_cannot_be_seen_is_not_left(place: Path) -> None:
+    """A look at a name that the disk refuses is not taken for a missing name."""
+    start = STARTS["links of a forgotten thread"]
+    check_failures(Home(place, start), start, "restore")
 
 
 @pytest.mark.long
@@ -478,7 +488,7 @@ def test_a_failure_of_any_step(place: Path, name: str) -> None:
 def test_two_kills_at_any_steps(place: Path, name: str) -> None:
     """The second operation finds what the first one left."""
     home = Home(place, STARTS[name])
-    some = ("claim elsewhere", "forget", "forget elsewhere", "restore two")
+    some = ("claim elsewhere", "forget", "restore two")
 
     for names in itertools.permutations(some, 2):
         check_kills(home, STARTS[name], names)
