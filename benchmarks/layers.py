@@ -176,7 +176,7 @@ async def _redis(
     write = Append(thread, [_BODY], None)
     [shard] = store._layout.shards
     await store.commit([write])  # so that the server knows the script
-    append = (shard, *operation([write]))
+    append = (shard, *operation(write))
     find = (shard, *words(b"find", key))
     return {
         "the script, by the client": lambda: client.evalsha(SHA, 1, *append),

@@ -111,7 +111,7 @@ class PostgresStore:
     limits = Limits(_MAX_BYTES, _MAX_BYTES)
     # Appends alone: other writes do not get cheaper together, and a slow one, such as
     # the deletion of a large thread, must not hold up a batch.
-    batching = Batching(kinds=(Append,))
+    batching = Batching(kinds=(Append,), merges_appends=True)
     erases = True
 
     def __init__(self, where: str | Pool, options: PostgresOptions) -> None:
@@ -205,47 +205,48 @@ class PostgresStore:
         waiting = [*range(len(appends))]
 
         while waiting:
-            entries, waiting = _entries(appends, waiting)
+            # A statement has one append to each thread, ordered by thread.
+            first: dict[str, int] = {}
+
+            for i in waiting:
+                first.setdefault(appends[i].thread_id, i)
+
+            now = [first[thread_id] for thread_id in sorted(first)]
 
             try:
-                found = await self._append_once(entries)
+                found = await self._append_once([appends[i] for i in now])
             except (StoreFailure, CorruptThread) as exc:
                 if not any(outcomes):
                     raise
 
-                for entry in entries:
-                    for i in entry.indexes:
-                        outcomes[i] = exc
+                for i in now:
+                    outcomes[i] = exc
+            else:
+                for i, (version, appended) in zip(now, found, strict=True):
+                    if appended:
+                        outcomes[i] = version + len(appends[i].bodies)
+                    elif _clamped(appends[i].expected_version) not in (None, version):
+                        outcomes[i] = Conflict(version)
+                    # Otherwise another writer was faster: look again.
 
-                continue
-
-            for entry, (version, appended) in zip(entries, found, strict=True):
-                if appended:
-                    for i in entry.indexes:
-                        version += len(appends[i].bodies)
-                        outcomes[i] = version
-                elif entry.expected not in (None, version):
-                    outcomes[entry.indexes[0]] = Conflict(version)
-                else:
-                    waiting += entry.indexes  # another writer was faster: look again
-
-            waiting.sort()
+            waiting = [i for i in waiting if outcomes[i] is None]
 
         return outcomes
 
-    async def _append_once(self, entries: Sequence[_Entry]) -> list[Record]:
+    async def _append_once(self, appends: Sequence[Append]) -> list[Record]:
         """Return each thread's version before, and whether it was appended to."""
         rest, items = [], []
 
-        for place, entry in enumerate(entries, 1):
-            rest += [(place, nth, body) for nth, body in enumerate(entry.bodies) if nth]
-            items += [(place, *item) for item in _hashed(entry.items.items())]
+        for place, write in enumerate(appends, 1):
+            bodies = enumerate(write.bodies)
+            rest += [(place, nth, body.decode()) for nth, body in bodies if nth]
+            items += [(place, *item) for item in _hashed(write.items)]
 
         return await self._connections.fetch(
             queries.APPEND_MANY,
-            [entry.thread_id for entry in entries],
-            [entry.expected for entry in entries],
-            [entry.bodies[0] for entry in entries],
+            [write.thread_id for write in appends],
+            [_clamped(write.expected_version) for write in appends],
+            [write.bodies[0].decode() for write in appends],
             *_columns(rest, 3),
             *_columns(items, 4),
         )
@@ -473,16 +474,6 @@ class PostgresCheckpointer(FullHandle[MessageT]):
         super().__init__(store, message_type=message_type, options=known)
 
 
-class _Entry(NamedTuple):
-    """What one thread gets in one statement; ``indexes`` are those of the appends."""
-
-    thread_id: str
-    expected: int | None
-    indexes: list[int]
-    bodies: list[str]
-    items: dict[bytes, bytes]
-
-
 class _Head(NamedTuple):
     """The first row of READ; without a thread the version is ``None``."""
 
@@ -494,39 +485,6 @@ class _Head(NamedTuple):
 
 def _has_messages(write: Write) -> TypeGuard[Append]:
     return isinstance(write, Append) and bool(write.bodies)
-
-
-def _entries(
-    appends: Sequence[Append], waiting: Sequence[int]
-) -> tuple[list[_Entry], list[int]]:
-    """Divide appends into those of the next statement, by thread id, and the others.
-
-    Appends without an expected version share an entry. An append with one has an entry
-    of its own, and those behind it wait.
-    """
-    entries: dict[str, _Entry] = {}
-    closed: set[str] = set()
-    others: list[int] = []
-
-    for i in waiting:
-        thread_id, bodies, expected, items = appends[i]
-
-        if thread_id in closed or (thread_id in entries and expected is not None):
-            closed.add(thread_id)
-            others.append(i)
-            continue
-
-        if expected is not None:
-            closed.add(thread_id)
-
-        entry = entries.setdefault(
-            thread_id, _Entry(thread_id, _clamped(expected), [], [], {})
-        )
-        entry.indexes.append(i)
-        entry.bodies.extend(body.decode() for body in bodies)
-        entry.items.update(items)
-
-    return [entries[thread_id] for thread_id in sorted(entries)], others
 
 
 async def _restore_in(fetch: Fetch, write: Restore) -> Conflict | KeyHeld | None:

@@ -156,7 +156,7 @@ class SpreadStore(ClusterStore):
     """A store over all slots of a cluster."""
 
     # The other writes take several steps, and each goes its own way.
-    batching = Batching(lanes=2, kinds=(Append, Merge, Resolve))
+    batching = Batching(lanes=2, kinds=(Append, Merge, Resolve), merges_appends=True)
     _shards = SHARDS
 
     async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
@@ -182,7 +182,7 @@ class SpreadStore(ClusterStore):
 
     async def _claim(self, write: Claim) -> Outcome:
         thread_id, key = write.thread_id, write.call.idempotency_key
-        _, _, thread, call_id, *rest = operation([write])
+        _, _, thread, call_id, *rest = operation(write)
         token = self._new_token()
         member = b"\0".join((thread, call_id, token))
 
@@ -289,7 +289,7 @@ class SpreadStore(ClusterStore):
     # Deleting and moving
 
     async def _erase(self, write: Erase) -> Outcome:
-        _, _, *arguments = operation([write])
+        _, _, *arguments = operation(write)
         word, *freed = await self._step(write.thread_id, b"erase", *arguments)
 
         if word == b"freed":

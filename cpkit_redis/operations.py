@@ -10,8 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from importlib.resources import files
-from itertools import accumulate
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from cpkit.driver import (
     Append,
@@ -25,7 +24,6 @@ from cpkit.driver import (
     Restore,
     StoreFailure,
     Write,
-    stored_size,
 )
 from cpkit.errors import CorruptThread
 from cpkit_redis.errors import failure, refusal
@@ -36,10 +34,8 @@ __all__ = [
     "SHA",
     "checked",
     "copy_thread",
-    "grouped",
     "operation",
     "outcome",
-    "outcomes_of",
     "words",
 ]
 
@@ -53,52 +49,20 @@ Content: TypeAlias = list[bytes] | dict[bytes, bytes]
 _PART, _ENTRIES = 1024 * 1024, 10_000
 
 
-def grouped(writes: Sequence[Write], limit: int) -> list[list[Write]]:
-    """Group writes by the operation that makes them.
-
-    Appends side by side to one thread, of messages alone and at any version, are one
-    operation of at most ``limit`` bytes: 64 tasks that write to one thread are a third
-    faster.
-    """
-    groups: list[list[Write]] = []
-    thread_id, room = None, 0  # of the last group
-
-    for write in writes:
-        is_plain = (
-            isinstance(write, Append)
-            and write.expected_version is None
-            and write.bodies
-            and not write.items
-        )
-        size = stored_size(write)
-
-        if is_plain and write.thread_id == thread_id and size <= room:
-            groups[-1].append(write)
-            room -= size
-        else:
-            groups.append([write])
-            thread_id = write.thread_id if is_plain else None
-            room = limit - size
-
-    return groups
-
-
 def words(name: bytes, *arguments: Any) -> list[Any]:
     """Return an operation as the script takes it."""
     return [name, b"%d" % len(arguments), *arguments]
 
 
-def operation(group: Sequence[Write]) -> list[Any]:
-    """Return a group of writes as one operation of the script."""
-    write = group[0]
+def operation(write: Write) -> list[Any]:
+    """Return a write as an operation of the script."""
     thread = write.thread_id.encode()
 
     match write:
         case Append():
             expected = write.expected_version
             fence = b"" if expected is None else b"%d" % expected
-            appends = cast("Sequence[Append]", group)
-            messages = b"\n".join([body for one in appends for body in one.bodies])
+            messages = b"\n".join(write.bodies)
             return words(b"append", thread, fence, messages, _lines(write.items))
         case Merge():
             return words(b"merge", thread, _lines(write.items))
@@ -112,15 +76,6 @@ def operation(group: Sequence[Write]) -> list[Any]:
             return words(b"erase", thread, b"1" if write.forget_keys else b"0")
         case Restore():
             raise AssertionError("it has an operation of its own")
-
-
-def outcomes_of(group: Sequence[Write], answer: Outcome) -> list[Outcome]:
-    """Return the outcome of each write of a group, of which ``answer`` is the last."""
-    if not isinstance(answer, int):
-        return [answer] * len(group)
-
-    counts = [len(getattr(write, "bodies", ())) for write in group]
-    return [answer - sum(counts) + count for count in accumulate(counts)]
 
 
 def checked(answer: Any, shard: bytes, thread_id: str = "?") -> list[Any]:

@@ -106,10 +106,8 @@ from cpkit_redis.operations import (
     SHA,
     checked,
     copy_thread,
-    grouped,
     operation,
     outcome,
-    outcomes_of,
     words,
 )
 from cpkit_redis.schema import (
@@ -154,7 +152,9 @@ class RedisStore:
     # Two lanes: while the server has one half of a crowd, the other half gets ready. 64
     # tasks are a fifth faster. A restore takes several round trips, for which other
     # writes should not wait.
-    batching = Batching(lanes=2, kinds=(Append, Merge, Claim, Resolve, Erase))
+    batching = Batching(
+        lanes=2, kinds=(Append, Merge, Claim, Resolve, Erase), merges_appends=True
+    )
     erases = True
     _in_cluster = False
     _publish = "PUBLISH"
@@ -283,24 +283,18 @@ class RedisStore:
         for at, write in enumerate(batch):
             places.setdefault(self._layout.shard_of(write.thread_id), []).append(at)
 
-        groups = {
-            shard: grouped([batch[at] for at in some], self.limits.max_append)
-            for shard, some in places.items()
-        }
         answers = await self._run(
-            [(shard, [*map(operation, some)]) for shard, some in groups.items()],
+            [
+                (shard, [operation(batch[at]) for at in some])
+                for shard, some in places.items()
+            ],
             writes=True,
         )
         outcomes: list[Outcome] = [None] * len(batch)
 
-        for (shard, some), found in zip(groups.items(), answers, strict=True):
-            done: list[Outcome] = []
-
-            for group, answer in zip(some, found, strict=True):
-                done += outcomes_of(group, outcome(answer, shard, group[0].thread_id))
-
-            for at, one in zip(places[shard], done, strict=True):
-                outcomes[at] = one
+        for (shard, some), found in zip(places.items(), answers, strict=True):
+            for at, answer in zip(some, found, strict=True):
+                outcomes[at] = outcome(answer, shard, batch[at].thread_id)
 
         if any(
             isinstance(one, StoreFailure) and code_of(one.reason) == "READONLY"

