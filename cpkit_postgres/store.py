@@ -50,9 +50,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from hashlib import sha256
-from itertools import groupby
 from operator import itemgetter
-from typing import Any, ClassVar, NamedTuple, TypeGuard, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 from urllib.parse import quote
 
 from cpkit.driver import (
@@ -109,7 +108,7 @@ class PostgresStore:
     Options: ClassVar[type[PostgresOptions]] = PostgresOptions
     client_options: ClassVar[frozenset[str]] = CLIENT_PARAMETERS
     limits = Limits(_MAX_BYTES, _MAX_BYTES)
-    # Appends alone: other writes do not get cheaper together, and a slow one, such as
+    # Messages alone: other writes do not get cheaper together, and a slow one, such as
     # the deletion of a large thread, must not hold up a batch.
     batching = Batching(kinds=(Append,), merges_appends=True)
     erases = True
@@ -160,28 +159,15 @@ class PostgresStore:
     # Writes
 
     async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
-        if len(batch) == 1 and _has_messages(batch[0]) and not batch[0].items:
-            return [await self._append_alone(batch[0])]
+        write = batch[0]
 
-        outcomes: list[Outcome] = []
+        if not isinstance(write, Append) or not write.bodies:
+            return [await self._apply(write)]  # the handle groups no others
 
-        for _, group in groupby(batch, _has_messages):
-            writes = [*group]
-            appends = [write for write in writes if _has_messages(write)]
+        if len(batch) == 1 and not write.items:
+            return [await self._append_alone(write)]
 
-            if not appends:
-                outcomes += [await self._outcome(write) for write in writes]
-                continue
-
-            try:
-                outcomes += await self._append(appends)
-            except (StoreFailure, CorruptThread) as exc:
-                if not outcomes:
-                    raise  # nothing was written: the handle divides what is rejected
-
-                outcomes += [exc] * len(appends)
-
-        return outcomes
+        return await self._append(cast("Sequence[Append]", batch))
 
     async def _append_alone(self, write: Append) -> int | Conflict:
         """Append by a statement without arrays: 50 µs less of 300."""
@@ -250,12 +236,6 @@ class PostgresStore:
             *_columns(rest, 3),
             *_columns(items, 4),
         )
-
-    async def _outcome(self, write: Write) -> Outcome:
-        try:
-            return await self._apply(write)
-        except (StoreFailure, CorruptThread) as exc:
-            return exc
 
     async def _apply(self, write: Write) -> Outcome:
         """Apply a write that is not an append of messages."""
@@ -481,10 +461,6 @@ class _Head(NamedTuple):
     items: Any
     calls: Any
     times: Any
-
-
-def _has_messages(write: Write) -> TypeGuard[Append]:
-    return isinstance(write, Append) and bool(write.bodies)
 
 
 async def _restore_in(fetch: Fetch, write: Restore) -> Conflict | KeyHeld | None:

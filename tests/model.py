@@ -10,6 +10,7 @@ import pytest
 from cpkit import MemoryCheckpointer, ToolCall, VersionConflict
 from cpkit.driver import (
     Append,
+    Batching,
     Claim,
     Erase,
     FullHandle,
@@ -126,12 +127,12 @@ async def state(store: Store) -> list[Any]:
     ]
 
 
-def grouped(batch: list[Write], kinds: tuple[type[Write], ...]) -> list[list[Write]]:
+def grouped(batch: list[Write], batching: Batching) -> list[list[Write]]:
     """Give a write that a store does not group a commit of its own, as handles do."""
     groups: list[list[Write]] = []
 
     for write in batch:
-        if groups and isinstance(write, kinds) and isinstance(groups[-1][0], kinds):
+        if groups and batching.groups(write) and batching.groups(groups[-1][0]):
             groups[-1].append(write)
         else:
             groups.append([write])
@@ -151,7 +152,7 @@ async def check_outcomes(store: Store, seed: int) -> None:
             expected = await model.commit(batch)
             found: list[Any] = []
 
-            for group in grouped(batch, store.batching.kinds):
+            for group in grouped(batch, store.batching):
                 found += await store.commit(group)
 
             assert without_times(found) == without_times(list(expected)), batch

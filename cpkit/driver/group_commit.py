@@ -113,7 +113,7 @@ class GroupCommit:
 
         queued = _Queued(write, asyncio.get_running_loop().create_future())
 
-        if isinstance(write, self._batching.kinds):
+        if self._batching.groups(write):
             self._enter(queued, self._apart.get(write.thread_id, self._grouped))
         else:
             self._enter(queued, _Queue())

@@ -20,7 +20,15 @@ from typing import (
 )
 
 from cpkit.driver.options import DriverOptions
-from cpkit.driver.writes import Outcome, Snapshot, StoredCall, StoredDump, Write
+from cpkit.driver.writes import (
+    Append,
+    Merge,
+    Outcome,
+    Snapshot,
+    StoredCall,
+    StoredDump,
+    Write,
+)
 from cpkit.records import Durability, ThreadInfo
 
 __all__ = [
@@ -73,7 +81,7 @@ class Batching(NamedTuple):
     ``max_writes`` in one call (1: no grouping) and roughly ``max_bytes``. ``lanes`` is
     how many calls of ``commit`` with grouped writes may run at the same time. Only
     writes of the ``kinds`` are grouped: one of another kind gets a call of its own at
-    once, beside all others.
+    once, beside all others. An append without messages is of the kind `Merge`.
 
     With ``merges_appends`` the store gets appends that name no version, and between
     which there is no other write to their thread, as one `Append`. It is for stores
@@ -86,6 +94,11 @@ class Batching(NamedTuple):
     lanes: int = 1
     kinds: tuple[type[Write], ...] = get_args(Write)
     merges_appends: bool = False
+
+    def groups(self, write: Write) -> bool:
+        """Tell whether a write is grouped."""
+        is_merge = isinstance(write, Append) and not write.bodies
+        return (Merge if is_merge else type(write)) in self.kinds
 
 
 class Timeouts(NamedTuple):

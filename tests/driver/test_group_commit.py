@@ -110,14 +110,18 @@ async def test_a_crowd_is_divided_between_two_lanes(
 
 
 async def test_only_the_kinds_that_a_store_asks_for_are_grouped() -> None:
-    """A write of another kind neither waits for a batch nor joins one."""
+    """A write of another kind neither waits for a batch nor joins one.
+
+    An append without messages is a merge that returns a version.
+    """
     store = GatedStore(open_gate=False, batching=Batching(kinds=(Append,)))
 
     async with handle(store) as cp:
         tasks: list[asyncio.Task[Any]] = [append(cp, "t") for _ in range(3)]
+        tasks += [asyncio.create_task(cp.append("t", []))]
         tasks += [asyncio.create_task(cp.save_extra("t", {"n": n})) for n in range(2)]
         await run_ready_tasks()
-        assert sorted(store.sizes()) == [1, 1, 3]
+        assert sorted(store.sizes()) == [1, 1, 1, 3]
         tasks[-1].cancel()
         await run_ready_tasks()
         looking = asyncio.create_task(cp.load("t"))
