@@ -37,7 +37,7 @@ class DropsDuplicates(Broken):
         return await super().append(thread_id, unique, **options)
 
 
-@breaks("append.takes-tuples")
+@breaks("append.takes-tuples", raises="TypeError")
 class RequiresLists(Broken):
     async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
         if not isinstance(messages, list):
@@ -63,7 +63,7 @@ class SkipsCheckOnEmptyAppend(_WithVersion):
         return await super().append(thread_id, messages, **options)
 
 
-@breaks("append.expected-version-writes")
+@breaks("append.expected-version-writes", raises="VersionConflict")
 class RefusesVersionZero(_WithVersion):
     async def append(
         self,
@@ -80,7 +80,7 @@ class RefusesVersionZero(_WithVersion):
         )
 
 
-@breaks("append.expected-version-counts-messages")
+@breaks("append.expected-version-counts-messages", raises="VersionConflict")
 class CountsExtraInVersion(Broken):
     async def append(
         self,

@@ -63,7 +63,7 @@ class ResolvesInTwoSteps(Broken):
         return self._codec.record(stored)
 
 
-@breaks("cancel.reads-do-no-harm")
+@breaks("cancel.reads-do-no-harm", raises="BackendUnavailable")
 class LeavesConnectionInUse(Broken):
     """Uses one connection for reads. A cancelled read leaves it in use forever."""
 
@@ -162,7 +162,7 @@ class ClosesInTwoSteps(Broken):
         await super().aclose()
 
 
-@breaks("cancel.while-opening")
+@breaks("cancel.while-opening", raises="BackendUnavailable")
 class StaysHalfOpen(Broken):
     """Marks the store as opening, and keeps the mark when it is cancelled."""
 

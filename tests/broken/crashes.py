@@ -315,7 +315,7 @@ class WaitsForADeadCreator(Disk):
         return await super().__aenter__()
 
 
-@breaks("concurrent.opens-at-once", harness=DiskHarness)
+@breaks("concurrent.opens-at-once", harness=DiskHarness, raises="BackendUnavailable")
 class RefusesDuringCreation(Disk):
     """Refuses to open while another process is creating the store."""
 

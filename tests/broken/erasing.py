@@ -37,7 +37,7 @@ class KeepsExtra(Broken):
         return version
 
 
-@breaks("erase.missing-is-no-error")
+@breaks("erase.missing-is-no-error", raises="KeyError")
 class RaisesOnMissingDelete(Broken):
     async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
         self._store.threads[thread_id]
@@ -75,7 +75,7 @@ class ForgetsFailedCalls(Broken):
         await super().delete_thread(thread_id, forget_keys=forget_keys or failed)
 
 
-@breaks("erase.own-call-again")
+@breaks("erase.own-call-again", raises="CallMismatch")
 class ComparesErasedArgs(Broken):
     async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
         record = await super().record_issued(thread_id, call)
@@ -86,7 +86,7 @@ class ComparesErasedArgs(Broken):
         return record
 
 
-@breaks("erase.late-result")
+@breaks("erase.late-result", raises="UnknownCall")
 class RefusesLateResults(Broken):
     async def record_result(
         self, thread_id: str, call_id: str, result: JsonValue, **options: Any

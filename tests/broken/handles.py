@@ -44,7 +44,7 @@ class ChecksTheIdFirst(Broken):
         return await super().read(check_id("thread_id", thread_id), *args, **options)
 
 
-@breaks("handle.close-is-idempotent")
+@breaks("handle.close-is-idempotent", raises="Closed")
 class RaisesOnSecondClose(Broken):
     async def aclose(self) -> None:
         self._check_usable()
@@ -90,7 +90,7 @@ class WorksInAnyLoop(Broken):
             raise Closed("broken")
 
 
-@breaks("handle.wrong-loop-does-no-harm")
+@breaks("handle.wrong-loop-does-no-harm", raises="Closed")
 class ClosesInTheWrongLoop(Broken):
     def _check_usable(self) -> None:
         try:
@@ -100,7 +100,7 @@ class ClosesInTheWrongLoop(Broken):
             raise
 
 
-@breaks("handle.works-after-errors")
+@breaks("handle.works-after-errors", raises="BackendUnavailable")
 class BreaksAfterConflicts(Broken):
     _failed = False
 

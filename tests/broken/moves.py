@@ -79,7 +79,7 @@ class _Refuses(Broken):
         await super().restore_thread(dump)
 
 
-@breaks("move.judges-each-key")
+@breaks("move.judges-each-key", raises="KeyTaken")
 class MixesKeys(_Refuses):
     """Takes the attempts of one key for those of every key in the dump."""
 
@@ -87,7 +87,7 @@ class MixesKeys(_Refuses):
         return any(one.attempt == call.attempt for one in dump.calls)
 
 
-@breaks("move.comes-back-below")
+@breaks("move.comes-back-below", raises="KeyTaken")
 class WantsTheNewestAttempt(_Refuses):
     """Refuses an attempt that is older than the one on record."""
 
@@ -185,7 +185,7 @@ class RestoredFailuresHold(Broken):
         return held or await super().record_issued(thread_id, call)
 
 
-@breaks("move.issued-is-resolved")
+@breaks("move.issued-is-resolved", raises="UnknownCall")
 class RestoresHistoryOnly(Broken):
     """Refuses results of calls that it did not issue itself."""
 

@@ -203,7 +203,7 @@ class ReadsAPage(Broken):
         return await super().read(thread_id, start, stop)
 
 
-@breaks("read.missing-is-empty")
+@breaks("read.missing-is-empty", raises="KeyError")
 class RaisesOnMissingRead(Broken):
     async def read(self, thread_id: str, *args: Any, **options: Any) -> list[Any]:
         self._store.threads[thread_id]

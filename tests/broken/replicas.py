@@ -52,7 +52,7 @@ class Pair(Nodes):
 
     async def restore(self) -> None:
         self.tables = dict.fromkeys("ab", self.tables[self.first])
-        self.lost = ""
+        self.lost, self.awake = "", False
 
 
 class Replicated(Reference):

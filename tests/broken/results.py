@@ -136,7 +136,7 @@ class KeepsTheCallersResult(Broken):
         return record and replace(record, result=self._kept)
 
 
-@breaks("find.unknown-is-none")
+@breaks("find.unknown-is-none", raises="KeyError")
 class RaisesWhenNotFound(Broken):
     async def find_completed(self, idempotency_key: str) -> CallRecord | None:
         self._store.attempts[idempotency_key]

@@ -126,7 +126,7 @@ class RaisesUntypedErrors(Served):
     down = ConnectionRefusedError("connection refused")
 
 
-@breaks("server.handle-comes-back", harness=ServedHarness)
+@breaks("server.handle-comes-back", harness=ServedHarness, raises="BackendUnavailable")
 class NeverReconnects(Served):
     """Stays disconnected after the first operation that found the server down."""
 
@@ -197,7 +197,11 @@ class SaysThatNothingWasWritten(AppliesAfterThePause):
             raise BackendUnavailable("broken", "late") from None
 
 
-@breaks("server.paused-handle-comes-back", harness=ServedHarness)
+@breaks(
+    "server.paused-handle-comes-back",
+    harness=ServedHarness,
+    raises="BackendUnavailable",
+)
 class StaysTimedOut(Served):
     """Does not replace a connection whose operation timed out."""
 

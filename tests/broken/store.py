@@ -23,12 +23,15 @@ class Break:
 
     ``make`` takes the path of a new folder and returns the backend's harness. If
     ``hangs`` is true, the clause fails by its deadline, and the test shortens that.
+    ``raises`` is the type of an error that the backend raises where it must not.
+    Without both, what the clause checks does not hold.
     """
 
     name: str
     clause: str
     make: Callable[[str], Harness]
     hangs: bool
+    raises: str
 
 
 BROKEN: list[Break] = []
@@ -55,6 +58,7 @@ def breaks(
     *clauses: str,
     harness: Callable[[str, str], Harness] | None = None,
     hangs: bool = False,
+    raises: str = "",
 ) -> Callable[[ClassT], ClassT]:
     """Register the clauses that must fail on a class.
 
@@ -68,7 +72,8 @@ def breaks(
         def make(folder: str) -> Harness:
             return harness(dotted, folder) if harness else _InThisProcess(dotted)
 
-        BROKEN.extend(Break(broken.__qualname__, one, make, hangs) for one in clauses)
+        name = broken.__qualname__
+        BROKEN.extend(Break(name, one, make, hangs, raises) for one in clauses)
         return broken
 
     return register

@@ -71,7 +71,7 @@ class NormalizesUnicode(_Changed):
         )
 
 
-@breaks("values.any-object-is-a-message")
+@breaks("values.any-object-is-a-message", raises="SerializationError")
 class RequiresAField(_Changed):
     def changed(self, value: Any) -> Any:
         if isinstance(value, dict) and not value:
@@ -87,7 +87,7 @@ class WrapsMessages(Broken):
         return await super().append(thread_id, wrapped, **options)
 
 
-@breaks("values.deep-nesting")
+@breaks("values.deep-nesting", raises="SerializationError")
 class LimitsNesting(_Changed):
     def changed(self, value: Any, depth: int = 0) -> Any:
         if depth > 100:
@@ -123,7 +123,11 @@ class StoresWhatItCan(_Changed):
         return value
 
 
-@breaks("values.tuples-are-arrays", "values.subclasses-are-their-base")
+@breaks(
+    "values.tuples-are-arrays",
+    "values.subclasses-are-their-base",
+    raises="SerializationError",
+)
 class RefusesSubclasses(_Changed):
     def changed(self, value: Any) -> Any:
         if isinstance(value, dict):
@@ -136,7 +140,7 @@ class RefusesSubclasses(_Changed):
         return value
 
 
-@breaks("values.tuples-are-arrays")
+@breaks("values.tuples-are-arrays", raises="SerializationError")
 class RefusesFloatsInTuples(_Changed):
     def changed(self, value: Any) -> Any:
         if isinstance(value, dict):
@@ -153,7 +157,12 @@ def _folded(text: Any) -> Any:
     return unicodedata.normalize("NFC", text) if isinstance(text, str) else text
 
 
-@breaks("ids.threads-never-meet", "ids.keys-never-meet", "ids.calls-never-meet")
+@breaks(
+    "ids.threads-never-meet",
+    "ids.keys-never-meet",
+    "ids.calls-never-meet",
+    raises="CallMismatch",
+)
 class NormalizesIds(Broken):
     async def append(self, thread_id: str, *args: Any, **options: Any) -> int:
         return await super().append(_folded(thread_id), *args, **options)
@@ -229,7 +238,7 @@ class ReturnsNothingForInvalidIds(Broken):
             await super().delete_thread(*args, **options)
 
 
-@breaks("limits.payload-is-inclusive")
+@breaks("limits.payload-is-inclusive", raises="PayloadTooLarge")
 class LimitsExclusively(Broken):
     def __init__(self, *, max_payload: int = 2**24, **options: Any) -> None:
         super().__init__(max_payload=max_payload - 1, **options)
@@ -250,7 +259,7 @@ class RaisesWithoutSize(Broken):
             raise PayloadTooLarge((), 0, exc.limit) from None
 
 
-@breaks("limits.payload-is-of-one")
+@breaks("limits.payload-is-of-one", raises="PayloadTooLarge")
 class LimitsTheSum(Broken):
     async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
         size, limit = len(json.dumps(messages)), self._codec.max_payload
@@ -261,7 +270,7 @@ class LimitsTheSum(Broken):
         return await super().append(thread_id, messages, **options)
 
 
-@breaks("limits.append-is-inclusive")
+@breaks("limits.append-is-inclusive", raises="PayloadTooLarge")
 class LimitsAppendsExclusively(Broken):
     def __init__(self, *, max_append: int = 2**26, **options: Any) -> None:
         super().__init__(max_append=max_append - 1, **options)
@@ -282,7 +291,7 @@ class LimitsTheMessagesOnly(Broken):
         return version
 
 
-@breaks("limits.a-megabyte-by-default")
+@breaks("limits.a-megabyte-by-default", raises="PayloadTooLarge")
 class LimitsToOneMegabyte(Broken):
     def __init__(self, *, max_payload: int = 2**20, **options: Any) -> None:
         super().__init__(max_payload=max_payload, **options)
@@ -307,7 +316,7 @@ class ForgetsTypes(Broken):
         return await super().append(thread_id, objects, **options)
 
 
-@breaks("typed.comes-back")
+@breaks("typed.comes-back", raises="SerializationError")
 class IgnoresAliases(Broken):
     """Stores the fields of a model under their names in Python."""
 

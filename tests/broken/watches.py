@@ -105,7 +105,7 @@ class _Forgets(Watcher):
         return super().take(thread_id)
 
 
-@breaks("watch.shows-the-last-change")
+@breaks("watch.shows-the-last-change", raises="ExceptionGroup")
 class ForgetsWhatCameMeanwhile(_Watches):
     kind = _Forgets
 
@@ -159,7 +159,7 @@ class _Endless(Watcher):
         return self.take(changed[0])
 
 
-@breaks("watch.ends-with-the-block", "watch.close-ends-it")
+@breaks("watch.ends-with-the-block", "watch.close-ends-it", raises="TimeoutError")
 class WaitsForEver(_Watches):
     kind = _Endless
 

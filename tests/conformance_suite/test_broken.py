@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance import Clause, Level, Status, all_clauses, run_clause
+from conformance import Clause, Level, Outcome, Status, all_clauses, run_clause
 from conformance.clauses import watch
+from conformance.runner import Hung
 from conformance.slowdown import slowdown
 from tests.broken import BROKEN, Break
 from tests.broken.crashes import AppliesLate, Disk, DiskHarness
@@ -49,8 +50,15 @@ def test_a_broken_backend_is_caught(
 
     outcome = run_clause(clause, broken.make(str(tmp_path)), seed=0)
     assert outcome.status is Status.FAILED
-    assert outcome.expected
     assert outcome.seen
+    assert reason_of(outcome) in ("", broken.raises), outcome.trace
+    assert isinstance(outcome.error, Hung) <= broken.hangs, outcome.trace
+
+
+def reason_of(outcome: Outcome) -> str:
+    """Return the type of the store's error; empty if a check did not hold."""
+    is_error = outcome.expected == "no error"
+    return outcome.seen.partition(":")[0] if is_error else ""
 
 
 RACES = [
