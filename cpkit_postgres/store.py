@@ -121,7 +121,9 @@ class PostgresStore:
             place = "postgresql pool"
 
         self.name = f"{place}?schema={quote(options.schema)}"
-        self.timeouts = Timeouts(options.timeout, options.connect_timeout, prompt=True)
+        self.timeouts = Timeouts(
+            options.timeout, options.connect_timeout, cancels_reads=True
+        )
         self._dialect = options.dialect
         self._options = options
         self._connections = Connections(where, self.name, options)

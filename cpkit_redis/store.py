@@ -166,7 +166,9 @@ class RedisStore:
         self._layout = Layout(options.prefix, self._shards)
         address = self._connect(where, options)
         self.name = f"{address}{'&' if '?' in address else '?'}prefix={options.prefix}"
-        self.timeouts = Timeouts(options.timeout, options.connect_timeout, prompt=True)
+        self.timeouts = Timeouts(
+            options.timeout, options.connect_timeout, cancels_reads=True
+        )
         self.limits = Limits()
         self._may_publish = True
         self._durability = Durability(

@@ -81,7 +81,8 @@ class GroupCommit:
     Each *lane* is a task that commits one batch after another. A caller that is
     cancelled while its write is queued takes the write back. A caller that is cancelled
     later only stops waiting: its write is abandoned, and `wait_until_decided` lets
-    later operations wait for the outcome, for at most ``patience`` seconds.
+    later operations wait for the outcome, for at most ``timeout`` seconds; ``None``
+    means without limit.
     """
 
     def __init__(
@@ -91,12 +92,12 @@ class GroupCommit:
             [list[Write], GiveUp], Coroutine[Any, Any, Sequence[Committed]]
         ],
         batching: Batching,
-        patience: float | None,
+        timeout: float | None,
     ) -> None:
         self._lifecycle = lifecycle
         self._commit = commit
         self._batching = batching
-        self._patience = patience
+        self._timeout = timeout
         self._grouped = _Queue()
         # Of threads whose writes are repeated apart from the others.
         self._apart: dict[str, _Queue] = {}
@@ -148,8 +149,8 @@ class GroupCommit:
         ]:
             left = None
 
-            if self._patience is not None:
-                left = began + self._patience - clock()
+            if self._timeout is not None:
+                left = began + self._timeout - clock()
 
                 if left <= 0:
                     return StoreFailure("not sent", "an earlier write is not decided")

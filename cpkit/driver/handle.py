@@ -350,7 +350,7 @@ class Handle(Generic[MessageT]):
         caller = asyncio.current_task()
         cancelled = caller.cancelling() if caller else 0
 
-        if self._limit.seconds is None or self._store.timeouts.prompt:
+        if self._limit.seconds is None or self._store.timeouts.cancels_reads:
             work = self._attempt(query, "not sent", lambda failure: None)
             found = await self._lifecycle.run(work)
         else:

@@ -110,13 +110,13 @@ class Timeouts(NamedTuple):
     waiting. ``retry`` is for how long the handle repeats an operation that was proven
     not to have run.
 
-    ``prompt`` says that a cancelled read always ends at once. Then it runs in its
-    caller's task, which takes 10 µs less.
+    ``cancels_reads`` says that a read always ends at once when it is cancelled. Then
+    the handle runs it in its caller's task, which takes 10 µs less.
     """
 
     operation: float | None = None
     retry: float = 0.0
-    prompt: bool = False
+    cancels_reads: bool = False
 
 
 class Store(Protocol):

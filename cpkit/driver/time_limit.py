@@ -8,8 +8,9 @@ from itertools import takewhile
 
 __all__ = ["Deadline", "TimeLimit"]
 
-# Seconds that a cancelled operation has to clean up; at most those of the limit.
-_GRACE = 1.0
+# Seconds that a cancelled operation has to clean up before it is cancelled again; at
+# most those of the limit.
+_CLEANUP = 1.0
 
 
 class Deadline:
@@ -40,7 +41,7 @@ class TimeLimit:
     """Cancels the task of an operation that takes longer than ``seconds``.
 
     A store may not end when it is cancelled. Then the task is cancelled again every
-    ``grace`` seconds, and ``give_up`` is called each time: it lets the caller go on
+    ``cleanup`` seconds, and ``give_up`` is called each time: it lets the caller go on
     without the task.
 
     `start` an operation, and `end` it in a ``finally``. One timer serves all of them:
@@ -50,7 +51,7 @@ class TimeLimit:
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds
-        self.grace = _GRACE if seconds is None else min(_GRACE, seconds)
+        self.cleanup = _CLEANUP if seconds is None else min(_CLEANUP, seconds)
         # In both, the next to pass comes first.
         self._running: dict[Deadline, None] = {}
         self._cancelled: dict[Deadline, None] = {}
@@ -68,7 +69,7 @@ class TimeLimit:
         deadline = Deadline(task, loop.time() + self.seconds, give_up)
         self._running[deadline] = None
 
-        # A timer that is set is never later: ``grace`` is not longer than ``seconds``.
+        # A timer that is set is never later: ``cleanup`` is at most ``seconds``.
         if self._timer is None:
             self._timer = loop.call_at(deadline.at, self._look, loop)
 
@@ -108,7 +109,7 @@ class TimeLimit:
     def _cancel(self, deadline: Deadline, now: float) -> None:
         deadline.cancels += 1
         deadline.task.cancel()
-        deadline.at = now + self.grace
+        deadline.at = now + self.cleanup
         self._cancelled[deadline] = None
 
 

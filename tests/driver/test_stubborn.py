@@ -89,11 +89,11 @@ async def test_an_operation_ends_without_its_store(name: str) -> None:
     store.end.set()
 
 
-async def test_a_read_of_a_prompt_store_is_cancelled_until_it_ends() -> None:
+async def test_a_read_that_can_be_cancelled_is_cancelled_until_it_ends() -> None:
     """In its caller's task; here it catches two cancellations."""
     tasks: list[asyncio.Task[Any] | None] = []
 
-    class Prompt(GatedStore):
+    class CancelsReads(GatedStore):
         async def holder(self, key: str) -> StoredCall | None:
             tasks.append(asyncio.current_task())
 
@@ -104,7 +104,7 @@ async def test_a_read_of_a_prompt_store_is_cancelled_until_it_ends() -> None:
             await asyncio.Event().wait()
             return None
 
-    async with handle(Prompt(timeouts=Timeouts(SOON, prompt=True))) as cp:
+    async with handle(CancelsReads(timeouts=Timeouts(SOON, cancels_reads=True))) as cp:
         with pytest.raises(BackendUnavailable, match=r"within 0\.02 s"):
             await cp.find_call("k")
 
