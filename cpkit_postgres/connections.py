@@ -18,8 +18,6 @@ from cpkit_postgres.errors import CLIENT_ERRORS, READ_ONLY, failure, sqlstate
 from cpkit_postgres.options import PostgresOptions, next_host_first
 from cpkit_postgres.queries import filled
 
-__all__ = ["Connection", "Connections", "Fetch", "Pool", "Record"]
-
 Record: TypeAlias = asyncpg.Record
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 Connection: TypeAlias = (

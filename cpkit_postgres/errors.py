@@ -8,18 +8,6 @@ from cpkit.driver import StoreFailure
 from cpkit.driver.writes import Fate
 from cpkit.errors import CorruptThread
 
-__all__ = [
-    "CLIENT_ERRORS",
-    "EXISTS",
-    "IS_ROLLED_BACK",
-    "FORBIDDEN",
-    "MISSING",
-    "READ_ONLY",
-    "UNIQUE_VIOLATION",
-    "failure",
-    "sqlstate",
-]
-
 # All that asyncpg raises for what happens to a connection; TimeoutError is an OSError.
 CLIENT_ERRORS = (
     asyncpg.PostgresError,

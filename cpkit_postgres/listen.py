@@ -20,8 +20,6 @@ from cpkit_postgres import queries
 from cpkit_postgres.connections import Connections
 from cpkit_postgres.errors import CLIENT_ERRORS, failure
 
-__all__ = ["announce", "listen"]
-
 # Seconds between two looks whether the connection still works, and for one look. A
 # network that drops packets silently shows in no other way.
 _CHECK_EVERY = 10.0

@@ -11,8 +11,6 @@ from pydantic import AfterValidator, Field, PositiveInt
 from cpkit.driver import ServerOptions
 from cpkit.errors import InvalidURL
 
-__all__ = ["CLIENT_PARAMETERS", "PostgresOptions", "check_url", "next_host_first"]
-
 CLIENT_PARAMETERS = frozenset(
     # What asyncpg reads itself,
     "database dbname gsslib host krbsrvname passfile password port service sslcert "

@@ -25,8 +25,6 @@ from cpkit.driver import StoreFailure
 from cpkit_postgres.connections import Connection, Connections
 from cpkit_postgres.errors import CLIENT_ERRORS, IS_ROLLED_BACK, failure, sqlstate
 
-__all__ = ["check_engine", "schema"]
-
 _ORDER = "SELECT 'B' < 'a' AND 'a' < 'é' AND 'é' < '😀' AND 'a' < 'a ' AND 'a ' < 'aB'"
 
 # Two rows of one run of the check, 1 and 2.

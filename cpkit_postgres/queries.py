@@ -31,8 +31,6 @@ Why the plans do not depend on statistics
 
 from __future__ import annotations
 
-__all__ = ["filled", "quoted"]
-
 _CALL = """c.thread_id, c.call_id, c.tool_name, c.args, c.idempotency_key, c.status,
     c.attempt, c.issued_at, c.result, c.resolved_at, c.erased"""
 

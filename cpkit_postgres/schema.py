@@ -15,8 +15,6 @@ from cpkit_postgres.connections import Connections
 from cpkit_postgres.errors import EXISTS, FORBIDDEN, MISSING, sqlstate
 from cpkit_postgres.options import PostgresOptions
 
-__all__ = ["SCHEMA_VERSION", "Settings", "inspect", "open_schema"]
-
 SCHEMA_VERSION = 1
 
 # Names a column of each table, so that it fails where a table is not cpkit's.

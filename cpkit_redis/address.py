@@ -15,8 +15,6 @@ from redis.exceptions import RedisError
 from cpkit.errors import InvalidURL
 from cpkit.registry import redacted
 
-__all__ = ["URL_OPTIONS", "name_of", "pool_of"]
-
 URL_OPTIONS = frozenset(
     "client_name db password ssl_ca_certs ssl_ca_data ssl_ca_path ssl_cert_reqs "
     "ssl_certfile ssl_check_hostname ssl_ciphers ssl_keyfile ssl_min_version "

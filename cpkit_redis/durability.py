@@ -9,8 +9,6 @@ from collections.abc import Mapping
 
 from cpkit.records import Durability, Survives
 
-__all__ = ["SETTINGS", "durability_of"]
-
 SETTINGS = ("appendonly", "appendfsync", "save", "maxmemory", "maxmemory-policy")
 """What to ask CONFIG for; a service or an ACL may deny it."""
 

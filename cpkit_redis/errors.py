@@ -9,17 +9,6 @@ from redis import exceptions as redis
 from cpkit.driver import StoreFailure
 from cpkit.errors import CorruptThread
 
-__all__ = [
-    "CLIENT_ERRORS",
-    "MOVING",
-    "NO_CLUSTER",
-    "UNWRITABLE",
-    "code_of",
-    "failure",
-    "not_sent",
-    "refusal",
-]
-
 CLIENT_ERRORS = (redis.RedisError, OSError)
 """What the client library raises; its own timeouts and Python's are among them."""
 

@@ -16,8 +16,6 @@ from redis.asyncio.connection import ConnectionPool
 from cpkit.driver import Heard, StoreFailure
 from cpkit_redis.errors import CLIENT_ERRORS, code_of, failure
 
-__all__ = ["listen"]
-
 # Seconds without a message after which the server is asked for a sign of life, and
 # those that it has to answer.
 _CHECK_EVERY = 10.0

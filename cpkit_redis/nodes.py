@@ -30,8 +30,6 @@ from cpkit_redis.address import pool_of
 from cpkit_redis.errors import MOVING, code_of, failure, not_sent
 from cpkit_redis.server import Server, cancellation
 
-__all__ = ["Nodes"]
-
 Place: TypeAlias = tuple[str, int]
 
 # Seconds to connect to a node, and for it to answer where the slots are. There are

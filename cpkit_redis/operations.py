@@ -29,16 +29,6 @@ from cpkit.errors import CorruptThread
 from cpkit_redis.errors import failure, refusal
 from cpkit_redis.schema import decode_call
 
-__all__ = [
-    "SCRIPT",
-    "SHA",
-    "checked",
-    "copy_thread",
-    "operation",
-    "outcome",
-    "words",
-]
-
 SCRIPT = files("cpkit_redis").joinpath("operations.lua").read_bytes()
 SHA = hashlib.sha1(SCRIPT, usedforsecurity=False).hexdigest()
 

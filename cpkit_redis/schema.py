@@ -36,16 +36,6 @@ from cpkit.driver import StoredCall, from_micros
 from cpkit.errors import CorruptThread
 from cpkit.records import ThreadInfo
 
-__all__ = [
-    "KINDS",
-    "SCHEMA_VERSION",
-    "SHARDS",
-    "Layout",
-    "decode_call",
-    "decode_calls",
-    "decode_thread",
-]
-
 SCHEMA_VERSION = 1
 
 SHARDS = 64

@@ -13,8 +13,6 @@ from redis.exceptions import ResponseError
 from cpkit.driver import StoreFailure
 from cpkit_redis.errors import CLIENT_ERRORS, failure
 
-__all__ = ["Server", "cancellation"]
-
 
 class Server:
     """At most ``size`` connections to the server of a pool.
