@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.broken.powerloss import Synced
 from tests.broken.reference import ReferenceHarness, forget_named_stores
 from tests.broken.replicas import Replicated, ReplicatedHarness
 from tests.broken.servers import AppliesAfterThePause, Served, ServedHarness
+from tests.broken.sizes import LeavesSocketsOpen
 from tests.sweeps import sweep
 
 CLAUSES = {clause.id: clause for clause in all_clauses()}
@@ -26,9 +28,13 @@ SHORT = 3.0
 
 
 @pytest.fixture(autouse=True)
-def _empty_stores() -> None:
-    """Each test begins without the named stores of earlier tests."""
+def _empty_stores() -> Iterator[None]:
+    """Each test begins without the named stores of earlier ones; no socket is left."""
     forget_named_stores()
+    yield
+
+    while LeavesSocketsOpen.left:
+        LeavesSocketsOpen.left.pop().close()
 
 
 FIRST = list({broken.clause: broken for broken in reversed(BROKEN)}.values())
