@@ -27,6 +27,7 @@ from cpkit.integrations.langgraph import (
     Unsupported,
     store_thread_id,
 )
+from cpkit.integrations.langgraph.thread import Thread
 from tests.integrations.langgraph_runs import Run, found, thread, values
 
 
@@ -128,6 +129,26 @@ async def test_a_refused_write_leaves_the_others(cp: MemoryCheckpointer[Any]) ->
     assert others == [None, run.config]
     assert (await found(run.saver, config)).pending_writes == [("task", "n", 2)]
     assert await values(CheckpointSaver(cp), thread()) == {"n": 1, "plan": plan}
+
+
+async def test_an_error_after_the_append_reaches_the_caller(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """It is not taken for a cancellation, and the next put goes on."""
+    run = Run(CheckpointSaver(cp))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Thread, "add_own", _fail)
+
+        with pytest.raises(RuntimeError, match="broken"):
+            await run.put(n=1)
+
+    await run.put(n=2)
+    assert await values(run.saver, thread()) == {"n": 2}
+
+
+def _fail(*_: object) -> None:
+    raise RuntimeError("broken")
 
 
 @pytest.mark.parametrize("together", [True, False])

@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass, field
 
 from cpkit.errors import BackendUnavailable, CheckpointerError
-from cpkit.integrations.langgraph.stored import Draft
+from cpkit.integrations.langgraph.stored import Draft, Record
 from cpkit.integrations.langgraph.thread import Thread, record_size, split
 from cpkit.protocol import Checkpointer
 
@@ -120,12 +120,24 @@ class Outbox:
                 for queued in batch:
                     await self._append([queued])
             else:
-                for queued in batch:
-                    _answer(queued, copy(exc) if len(batch) > 1 else exc)
+                _answer_all(batch, exc)
 
             return
 
-        end = version - len(records)
+        try:
+            self._note(batch, pieces, version, answered)
+        except Exception as exc:
+            _answer_all(batch, exc)
+
+    def _note(
+        self,
+        batch: list[_Queued],
+        pieces: list[list[Record]],
+        version: int,
+        answered: int,
+    ) -> None:
+        """Add what was appended to the cached threads, and answer the callers."""
+        end = version - sum(map(len, pieces))
 
         for queued, piece in zip(batch, pieces, strict=True):
             thread = queued.thread
@@ -169,6 +181,11 @@ def _is_refused(exc: Exception) -> bool:
     return isinstance(exc, CheckpointerError) and not isinstance(
         exc, BackendUnavailable
     )
+
+
+def _answer_all(batch: list[_Queued], exc: Exception) -> None:
+    for queued in batch:
+        _answer(queued, copy(exc) if len(batch) > 1 else exc)
 
 
 def _answer(queued: _Queued, outcome: bool | Exception) -> None:
