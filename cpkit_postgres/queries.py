@@ -27,6 +27,11 @@ Why the plans do not depend on statistics
     subquery for a two-hundredth of the rows, so ``position < (SELECT …)`` and the like
     keep it on the index. For the same reason arrays stand in a subquery: a plan made
     for given values is not cheaper than the general one, and is not made each time.
+
+Why arrays hold text
+    asyncpg knows ``text[]``. Of another array's type it asks the server, once for each
+    connection: six round trips, and a query that takes longer than a load. So numbers
+    and hashes in an array are sent as text, and calls are returned as JSON texts.
 """
 
 from __future__ import annotations
@@ -90,8 +95,8 @@ SELECT version, EXISTS (SELECT FROM first) FROM seen
 # the message. $7 to $10 have one for each key of extra.
 APPEND_MANY = """
 WITH wanted AS (
-    SELECT * FROM unnest(
-        (SELECT $1::text[]), (SELECT $2::integer[]), (SELECT $3::text[])
+    SELECT w.thread_id, w.expected::integer, w.body, w.entry FROM unnest(
+        (SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::text[])
     ) WITH ORDINALITY AS w (thread_id, expected, body, entry)
 ), seen AS (
     SELECT w.*, t.number, coalesce(last.position + 1, 0) AS version, last.appended_at
@@ -119,20 +124,20 @@ WITH wanted AS (
     RETURNING thread_number, appended_at
 ), rest AS (
     INSERT INTO {schema}.messages (thread_number, position, appended_at, body)
-    SELECT p.number, p.version + r.nth, greatest(clock_timestamp(), f.appended_at),
-        r.body
-    FROM unnest((SELECT $4::integer[]), (SELECT $5::integer[]), (SELECT $6::text[]))
+    SELECT p.number, p.version + r.nth::integer,
+        greatest(clock_timestamp(), f.appended_at), r.body
+    FROM unnest((SELECT $4::text[]), (SELECT $5::text[]), (SELECT $6::text[]))
         AS r (entry, nth, body)
-    JOIN place AS p ON p.entry = r.entry
+    JOIN place AS p ON p.entry = r.entry::bigint
     JOIN first AS f ON f.thread_number = p.number
 ), merged AS (
     INSERT INTO {schema}.extra (thread_number, key_hash, key, value)
-    SELECT p.number, e.key_hash, e.key, e.value
-    FROM unnest((SELECT $7::integer[]), (SELECT $8::bytea[]), (SELECT $9::text[]),
+    SELECT p.number, decode(e.key_hash, 'hex'), e.key, e.value
+    FROM unnest((SELECT $7::text[]), (SELECT $8::text[]), (SELECT $9::text[]),
         (SELECT $10::text[])) AS e (entry, key_hash, key, value)
-    JOIN place AS p ON p.entry = e.entry
+    JOIN place AS p ON p.entry = e.entry::bigint
     JOIN first AS f ON f.thread_number = p.number
-    ORDER BY e.entry, e.key_hash
+    ORDER BY p.entry, decode(e.key_hash, 'hex')
     ON CONFLICT (thread_number, key_hash) DO UPDATE SET value = excluded.value
 )
 SELECT s.version, coalesce(p.number IN (SELECT thread_number FROM first), false)
@@ -160,11 +165,11 @@ WITH thread AS (
     RETURNING number
 )
 INSERT INTO {schema}.extra (thread_number, key_hash, key, value)
-SELECT thread.number, e.key_hash, e.key, e.value
+SELECT thread.number, decode(e.key_hash, 'hex'), e.key, e.value
 FROM thread,
-    unnest((SELECT $2::bytea[]), (SELECT $3::text[]), (SELECT $4::text[]))
+    unnest((SELECT $2::text[]), (SELECT $3::text[]), (SELECT $4::text[]))
         AS e (key_hash, key, value)
-ORDER BY e.key_hash
+ORDER BY decode(e.key_hash, 'hex')
 ON CONFLICT (thread_number, key_hash) DO UPDATE SET value = excluded.value
 """
 
@@ -276,13 +281,14 @@ WITH thread AS (
     FROM thread, unnest($4::text[]) WITH ORDINALITY AS r (body, nth)
 )
 INSERT INTO {schema}.extra (thread_number, key_hash, key, value)
-SELECT number, key_hash, key, value
-FROM thread, unnest($5::bytea[], $6::text[], $7::text[]) AS r (key_hash, key, value)
+SELECT number, decode(key_hash, 'hex'), key, value
+FROM thread, unnest($5::text[], $6::text[], $7::text[]) AS r (key_hash, key, value)
 """
 
 # The messages from position $2 up to $3 of thread $1; either can be negative, to count
 # from the end. Before them, at position -1, a row with the version and, where $4 is not
-# NULL, the rest of the thread: extra, the pending calls or ($4) every call, the times.
+# NULL, the rest of the thread: extra, all keys before all values; the pending calls or
+# ($4) every call; the times.
 READ = """
 WITH thread AS (
     SELECT number, created_at, greatest(updated_at, appended_at) AS updated_at,
@@ -293,17 +299,19 @@ WITH thread AS (
 )
 SELECT -1 AS position, NULL AS body, version,
     CASE WHEN $4::boolean IS NOT NULL THEN
-        ARRAY(SELECT row(e.key, e.value) FROM {schema}.extra AS e
-              WHERE {extra_of_thread} = number)
+        ARRAY(SELECT e.key FROM {schema}.extra AS e
+              WHERE {extra_of_thread} = number ORDER BY e.key_hash)
+        || ARRAY(SELECT e.value FROM {schema}.extra AS e
+              WHERE {extra_of_thread} = number ORDER BY e.key_hash)
     END AS extra,
     CASE WHEN $4 THEN
-        ARRAY(SELECT row({call}) FROM {schema}.calls AS c
+        ARRAY(SELECT json_build_array({call})::text FROM {schema}.calls AS c
               WHERE {calls_of_thread} ORDER BY c.sequence)
     WHEN NOT $4 THEN
-        ARRAY(SELECT row({call}) FROM {schema}.calls AS c
+        ARRAY(SELECT json_build_array({call})::text FROM {schema}.calls AS c
               WHERE {pending_of_thread} ORDER BY c.sequence)
     END AS calls,
-    ARRAY[created_at, updated_at] AS times
+    json_build_array(created_at, updated_at)::text AS times
 FROM (SELECT) AS one LEFT JOIN thread ON true
 UNION ALL
 SELECT position, body, NULL, NULL, NULL, NULL FROM {schema}.messages

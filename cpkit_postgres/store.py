@@ -49,10 +49,13 @@ Caveats
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from datetime import datetime
 from hashlib import sha256
 from operator import itemgetter
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 from urllib.parse import quote
+
+from pydantic_core import from_json
 
 from cpkit.driver import (
     Append,
@@ -227,13 +230,16 @@ class PostgresStore:
 
         for place, write in enumerate(appends, 1):
             bodies = enumerate(write.bodies)
-            rest += [(place, nth, body.decode()) for nth, body in bodies if nth]
-            items += [(place, *item) for item in _hashed(write.items)]
+            rest += [
+                (str(place), str(nth), body.decode()) for nth, body in bodies if nth
+            ]
+            items += [(str(place), *item) for item in _hashed(write.items)]
 
+        expected = [_clamped(write.expected_version) for write in appends]
         return await self._connections.fetch(
             queries.APPEND_MANY,
             [write.thread_id for write in appends],
-            [_clamped(write.expected_version) for write in appends],
+            [None if one is None else str(one) for one in expected],
             [write.bodies[0].decode() for write in appends],
             *_columns(rest, 3),
             *_columns(items, 4),
@@ -360,7 +366,7 @@ class PostgresStore:
             return None
 
         messages = await decode_rows(decode, bodies, 0)
-        return Snapshot(messages, found.items, [_stored(call) for call in found.calls])
+        return Snapshot(messages, found.items, found.calls)
 
     async def messages(
         self, thread_id: str, start: int, stop: int | None, decode: Decode
@@ -379,7 +385,7 @@ class PostgresStore:
             queries.READ, thread_id, _clamped(start), last, every_call
         )
         rows.sort(key=itemgetter(0))
-        head = _Head(*rows[0][2:])
+        head = _head(*rows[0][2:])
         first, end = span(start, stop, head.version or 0)
         positions = [row[0] for row in rows]
 
@@ -432,9 +438,7 @@ class PostgresStore:
         if found.version is None and not found.calls:
             return None
 
-        times = [None if time is None else to_micros(time) for time in found.times]
-        calls = [_stored(call) for call in found.calls]
-        return StoredDump(bodies, found.items or (), calls, *times)
+        return StoredDump(bodies, found.items, found.calls, *found.times)
 
 
 class PostgresCheckpointer(FullHandle[MessageT]):
@@ -460,9 +464,39 @@ class _Head(NamedTuple):
     """The first row of READ; without a thread the version is ``None``."""
 
     version: int | None
-    items: Any
-    calls: Any
-    times: Any
+    items: list[tuple[str, str]]
+    calls: list[StoredCall]
+    times: tuple[int | None, int | None]
+
+
+def _head(
+    version: int | None, extra: list[str] | None, calls: list[str] | None, times: str
+) -> _Head:
+    """Decode the first row of READ."""
+    extra = extra or []
+    half = len(extra) // 2
+    created_at, updated_at = from_json(times)
+    return _Head(
+        version,
+        [*zip(extra[:half], extra[half:], strict=True)],
+        [_call_of(text) for text in calls or ()],
+        (_micros(created_at), _micros(updated_at)),
+    )
+
+
+def _call_of(text: str) -> StoredCall:
+    """Return a call of READ."""
+    call = StoredCall(*from_json(text))
+    issued_at: Any = call.issued_at
+    resolved_at: Any = call.resolved_at
+    return call._replace(
+        issued_at=to_micros(datetime.fromisoformat(issued_at)),
+        resolved_at=_micros(resolved_at),
+    )
+
+
+def _micros(time: str | None) -> int | None:
+    return None if time is None else to_micros(datetime.fromisoformat(time))
 
 
 async def _restore_in(fetch: Fetch, write: Restore) -> Conflict | KeyHeld | None:
@@ -527,10 +561,10 @@ def _row(call: StoredCall) -> tuple[Any, ...]:
     )
 
 
-def _hashed(items: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, str, str]]:
+def _hashed(items: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str, str]]:
     """Return extra's items as columns: the hash of the key, the key, the value."""
     return [
-        (sha256(key).digest(), key.decode(), value.decode()) for key, value in items
+        (sha256(key).hexdigest(), key.decode(), value.decode()) for key, value in items
     ]
 
 

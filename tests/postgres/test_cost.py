@@ -86,6 +86,37 @@ async def test_an_operation_is_one_round_trip(name: str, url: str, schema: str) 
             assert proxy.trips - before == 2 * TRIPS.get(name, 1)
 
 
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if name not in TRIPS])
+async def test_the_first_use_of_a_statement_is_two_round_trips(
+    name: str, url: str, schema: str
+) -> None:
+    """To parse it and to run it: asyncpg asks for the types of no array."""
+    options = {"pool_size": 1, "notify": False}
+
+    async with Store(shared_postgres(), schema=schema, **options) as cp:
+        await prepare(cp)
+
+    async with Proxy(shared_postgres()) as proxy:
+        async with Store(proxy.url, schema=schema, **options) as cp:
+            before = proxy.trips
+            await OPERATIONS[name](cp, 0)
+            assert proxy.trips - before == 2
+
+
+async def test_appends_to_many_threads_ask_for_no_types(url: str, schema: str) -> None:
+    """A batch has arrays of numbers and hashes, which are sent as text."""
+    options = {"pool_size": 1, "notify": False}
+
+    async with Proxy(shared_postgres()) as proxy:
+        async with Store(proxy.url, schema=schema, **options) as cp:
+            before = proxy.trips
+            versions = await asyncio.gather(
+                *(cp.append(f"t{n}", [{}, {}], expected_version=0) for n in range(3))
+            )
+            assert versions == [2, 2, 2]
+            assert proxy.trips - before == 2
+
+
 async def test_a_decision_is_four_round_trips(url: str, schema: str) -> None:
     """The list, the request, the decision, and the write that wakes its watchers."""
 

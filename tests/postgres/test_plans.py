@@ -50,7 +50,7 @@ QUERIES = {
     "append": (queries.APPEND, "'small', NULL, '{}', NULL"),
     "append to a new thread": (queries.APPEND, "'new', NULL, '{}', ARRAY['{}', '{}']"),
     "append to many": (queries.APPEND_MANY, "'{new,small}', " + APPENDED),
-    "merge": (queries.MERGE, "'small', ARRAY['k'::bytea], '{k}', '{v}'"),
+    "merge": (queries.MERGE, "'small', '{00}', '{k}', '{v}'"),
     "claim": (queries.CLAIM, "'small', 'new', 'x', '{}', 'new'"),
     "replay": (queries.CLAIM, "'small', 'call 7', 'x', '{}', 'key 7'"),
     "resolve": (queries.RESOLVE, "'small', 'call 7', 'completed', '{}'"),
