@@ -390,8 +390,6 @@ def test_any_two_operations_overlap(place: Path, name: str) -> None:
 THREE = [
     ("a failure", "claim elsewhere", "forget", "find"),
     ("a failure", "claim", "claim elsewhere", "claim another key"),
-    ("nothing", "delete", "restore", "append"),
-    ("two failures", "forget", "forget elsewhere", "restore"),
 ]
 
 
