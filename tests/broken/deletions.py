@@ -85,7 +85,7 @@ class RestoresInTwoSteps(Broken):
         self._store.threads[dump.thread_id] = restored
 
 
-@breaks("linearizable.deleted-threads")
+@breaks("linearizable.deleted-threads", raises="BackendUnavailable")
 class DeletesTheDraftOfARestore(Broken):
     """Removes what a crash left of a restore, or what another one has under way."""
 
