@@ -313,23 +313,8 @@ def test_a_store_that_does_not_sync_keeps_one_holder(url: str, tmp_path: Path) -
         assert outcome.status is Status.PASSED, outcome.reason
 
 
-QUICK = select(ids=["claim", "erase", "move"])
-
-
-class TestRedisCluster(Short):
-    """What takes several steps in a cluster; `TestWholeRedisCluster` has the rest."""
-
-    @pytest.fixture
-    def harness(self, redis_cluster: Harness) -> Harness:
-        return redis_cluster
-
-    @pytest.mark.parametrize("clause", QUICK, ids=lambda clause: clause.id)
-    def test_clause(self, clause: Clause, harness: Harness) -> None:
-        super().test_clause(clause, harness)
-
-
 @pytest.mark.long
-class TestWholeRedisCluster(ConformanceTests):
+class TestRedisCluster(ConformanceTests):
     @pytest.fixture
     def harness(self, redis_cluster: Harness) -> Harness:
         return redis_cluster

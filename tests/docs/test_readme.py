@@ -46,6 +46,7 @@ def test_typed_messages_are_loaded_typed(tmp_path: Path) -> None:
     assert printed_by(BLOCKS[1], tmp_path).startswith("content='hi'")
 
 
+@pytest.mark.long
 def test_the_test_file_certifies_a_backend(tmp_path: Path) -> None:
     """The inherited class collects the clauses, and some of them pass."""
     (tmp_path / "test_my_store.py").write_text(BLOCKS[2], encoding="utf-8")

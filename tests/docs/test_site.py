@@ -37,8 +37,14 @@ ELSEWHERE = {
 
 
 PAGES = [str(page.relative_to(DOCS)) for page in sorted(DOCS.rglob("*.md"))]
+# A whole certification.
+LONG = {"certify.md"}
 BLOCKS = [
-    pytest.param(block, id=f"{name}-{number}")
+    pytest.param(
+        block,
+        id=f"{name}-{number}",
+        marks=[pytest.mark.long] if name in LONG else [],
+    )
     for name in PAGES
     if name not in ELSEWHERE
     for number, block in enumerate(blocks_of(name))
