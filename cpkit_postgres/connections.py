@@ -29,9 +29,6 @@ Fetch: TypeAlias = Callable[..., Awaitable[list[Record]]]
 # the transaction after this time.
 _BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '10s'"
 
-# Seconds that closing waits for attempts to connect whose callers were cancelled.
-_LATE = 0.5
-
 # See `cpkit_postgres.portable`.
 _SERIALIZABLE = {"default_transaction_isolation": "serializable"}
 
@@ -55,21 +52,13 @@ class Connections:
         )
         self._free = asyncio.Semaphore(self._size)
         self._idle: list[Connection] = []
-        # Attempts to connect whose callers were cancelled; the next caller takes one.
-        self._late: list[asyncio.Task[Connection]] = []
 
     async def close(self) -> None:
         """Close the connections, unless they are the caller's."""
-        if self._late:
-            await asyncio.wait(self._late, timeout=_LATE)
-
-        for task in self._late:  # the server does not answer
-            task.cancel()
-
         limit = self._options.connect_timeout
         closing = [connection.close(timeout=limit) for connection in self._idle]
         self._idle.clear()
-        await asyncio.gather(*closing, *self._late, return_exceptions=True)
+        await asyncio.gather(*closing, return_exceptions=True)
 
     async def fetch(self, query: str, *args: object) -> list[Record]:
         """Run one statement and return its rows."""
@@ -180,8 +169,21 @@ class Connections:
                 return await url.acquire()
 
             next_url, hosts = next_host_first(url)
-            timeout = self._options.connect_timeout / hosts
-            return await self._connect_shielded(url, timeout)
+            pooled = self._options.pooler == "transaction"
+            parameters = dict(parse_qsl(url.partition("?")[2]))
+            chosen = "target_session_attrs" in parameters or os.environ.get(
+                "PGTARGETSESSIONATTRS"
+            )
+            return await asyncpg.connect(
+                url,
+                timeout=self._options.connect_timeout / hosts,
+                # Without a cache asyncpg parses and runs in one transaction, so that a
+                # transaction pooler sends both to the same server connection.
+                statement_cache_size=0 if pooled else 100,
+                server_settings=_SERIALIZABLE if self._portable else None,
+                # A standby lags behind.
+                target_session_attrs=None if chosen else "primary",  # type: ignore[arg-type]  # the stubs ask for a private enum of these strings
+            )
         except (ValueError, OverflowError) as exc:
             # Not chained: the cause would show what was in the URL.
             raise InvalidURL(f"{self.name}: {exc}") from None
@@ -190,46 +192,3 @@ class Connections:
                 self._where = next_url
 
             raise failure(exc, self.name, "not sent") from exc
-
-    async def _connect(self, url: str, timeout: float) -> Connection:
-        pooled = self._options.pooler == "transaction"
-        parameters = dict(parse_qsl(url.partition("?")[2]))
-        chosen = "target_session_attrs" in parameters or os.environ.get(
-            "PGTARGETSESSIONATTRS"
-        )
-        return await asyncpg.connect(
-            url,
-            timeout=timeout,
-            # Without a cache asyncpg parses and runs in one transaction, so that a
-            # transaction pooler sends both to the same server connection.
-            statement_cache_size=0 if pooled else 100,
-            server_settings=_SERIALIZABLE if self._portable else None,
-            # A standby lags behind.
-            target_session_attrs=None if chosen else "primary",  # type: ignore[arg-type]  # the stubs ask for a private enum of these strings
-        )
-
-    async def _connect_shielded(self, url: str, timeout: float) -> Connection:
-        """Connect in a task, which goes on where the caller is cancelled.
-
-        asyncpg leaves a future with an exception behind when it is cancelled while it
-        connects. The next caller takes the task over.
-        """
-        if self._late:
-            task = self._late.pop()
-        else:
-            task = asyncio.create_task(self._connect(url, timeout))
-
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            self._late.append(task)
-            task.add_done_callback(self._keep)
-            raise
-
-    def _keep(self, task: asyncio.Task[Connection]) -> None:
-        """Keep a connection whose caller was cancelled, unless another one took it."""
-        if task in self._late:
-            self._late.remove(task)
-
-            if not task.cancelled() and task.exception() is None:
-                self._idle.append(task.result())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import random
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -142,43 +141,3 @@ async def test_cancelled_while_opening(store: MakeStore) -> None:
 
     async with store() as cp:
         assert await cp.append("t", [{}]) == 1
-
-
-async def test_a_cancelled_connect_leaves_nothing_behind(
-    store: MakeStore, raw: asyncpg.Connection
-) -> None:
-    """No future with an exception, no connection: the next caller takes what came."""
-    loop = asyncio.get_running_loop()
-    reported: list[dict[str, Any]] = []
-    loop.set_exception_handler(lambda _, context: reported.append(context))
-    where = f"{shared_postgres()}?application_name=connecting"
-    count = (
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'connecting'"
-    )
-
-    for turns in range(12):
-        async with store(where, pool_size=1, notify=False) as cp:
-            await cp.append("t", [{}])
-
-            # Each ends the connection, so that the next one connects.
-            ended = asyncio.create_task(cp.append("t", [{}] * 100))
-            await asyncio.sleep(0)
-            await raw.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE application_name = 'connecting'"
-            )
-            await asyncio.gather(ended, return_exceptions=True)
-            read = asyncio.create_task(cp.load("t"))
-
-            for _ in range(turns):
-                await asyncio.sleep(0)
-
-            read.cancel()
-            await asyncio.gather(read, return_exceptions=True)
-            assert await cp.read("t", 0, 1) == [{}]
-
-    gc.collect()
-    assert reported == []
-
-    while await raw.fetchval(count):  # noqa: ASYNC110  # a server has no event
-        await asyncio.sleep(0.01)
