@@ -57,7 +57,7 @@ class _Server:
 
         # The end of this process ends the pipe that the shell reads.
         self._guard = subprocess.Popen(
-            ["sh", "-c", 'read _; kill -KILL "$0"', str(self._process.pid)],
+            ["/bin/sh", "-c", 'read _; kill -KILL "$0"', str(self._process.pid)],
             stdin=subprocess.PIPE,
             start_new_session=True,
         )

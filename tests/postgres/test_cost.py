@@ -11,7 +11,6 @@ import asyncpg
 import pytest
 
 from cpkit import ToolCall, VersionConflict
-from cpkit.effects import EffectLedger, EffectTimeout
 from cpkit_postgres import PostgresCheckpointer, queries
 from tests.postgres.conftest import MakeStore
 from tests.postgres.plans import blocks, explained
@@ -117,9 +116,8 @@ async def test_appends_to_many_threads_ask_for_no_types(url: str, schema: str) -
             assert proxy.trips - before == 2
 
 
-async def test_a_decision_is_four_round_trips(url: str, schema: str) -> None:
-    """The list, the request, the decision, and the write that wakes its watchers."""
-
+async def test_a_decision_is_five_round_trips(url: str, schema: str) -> None:
+    """The list, the request, the one behind it, the decision, and its announcement."""
     async with Proxy(shared_postgres()) as proxy:
         async with Store(proxy.url, schema=schema, pool_size=1, notify=False) as cp:
             ledger = EffectLedger(
@@ -133,7 +131,7 @@ async def test_a_decision_is_four_round_trips(url: str, schema: str) -> None:
             assert await ledger.approve(ledger.key("t", "pay", {"n": 0}))
             before = proxy.trips
             assert await ledger.approve(ledger.key("t", "pay", {"n": 1}))
-            assert proxy.trips - before == 4
+            assert proxy.trips - before == 5
 
 
 async def test_a_transaction_pooler_costs_one_round_trip_more(
