@@ -116,24 +116,6 @@ async def test_appends_to_many_threads_ask_for_no_types(url: str, schema: str) -
             assert proxy.trips - before == 2
 
 
-async def test_a_decision_is_five_round_trips(url: str, schema: str) -> None:
-    """The list, the request, the one behind it, the decision, and its announcement."""
-    async with Proxy(shared_postgres()) as proxy:
-        async with Store(proxy.url, schema=schema, pool_size=1, notify=False) as cp:
-            ledger = EffectLedger(
-                cp, requires_approval=lambda effect: True, approval_timeout=0
-            )
-
-            for n in range(2):
-                with pytest.raises(EffectTimeout):
-                    await ledger.run("t", "pay", {"n": n}, lambda effect: None)
-
-            assert await ledger.approve(ledger.key("t", "pay", {"n": 0}))
-            before = proxy.trips
-            assert await ledger.approve(ledger.key("t", "pay", {"n": 1}))
-            assert proxy.trips - before == 5
-
-
 async def test_a_transaction_pooler_costs_one_round_trip_more(
     url: str, schema: str
 ) -> None:
