@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from cpkit.effects.records import (
     effect_of,
     exception_message,
     exception_type,
+    fresh_call_id,
     heartbeat_thread,
     value_envelope,
 )
@@ -359,17 +361,30 @@ async def close_attempt(
 ) -> tuple[CallRecord, bool]:
     """Record the outcome of another process's attempt.
 
-    Returns the stored record, and whether it has this result. A record that was
-    forgotten with its thread is returned unchanged.
+    Returns the stored record, and whether it has this result. With ``success`` the
+    effect has happened. If the attempt was released meanwhile, the result is recorded
+    as a new attempt, so that the next run does not repeat the effect. If another
+    attempt holds the key already, its record is returned. A record that was forgotten
+    with its thread is returned unchanged.
     """
-    call = holder.call
+    thread_id, call = holder.thread_id, holder.call
 
-    try:
-        record = await attempts.resolve(
-            holder.thread_id, call.call_id, result, success=success
-        )
-    except UnknownCall:
-        return holder, False
+    while True:
+        try:
+            record = await attempts.resolve(
+                thread_id, call.call_id, result, success=success
+            )
+        except UnknownCall:
+            return holder, False
+
+        if not success or record.status != "failed" or record.erased:
+            break
+
+        call = replace(call, call_id=fresh_call_id())
+        other = await attempts.claim(thread_id, call)
+
+        if other is not None and not _is_call(other, call):
+            return other, False
 
     await delete_heartbeats(attempts.cp, call.idempotency_key)
     return record, record.result == result

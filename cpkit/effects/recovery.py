@@ -53,7 +53,8 @@ class Resumed:
     ``record`` is the call as it is stored now. ``action`` is one of
 
     - ``discarded``: the tool only reads; the key is free
-    - ``landed``: ``verify`` found the effect; its result is recorded
+    - ``landed``: ``verify`` found the effect; its result is recorded, as a new attempt
+      if this one was released meanwhile
     - ``released``: ``verify`` says that nothing happened; the key is free
     - ``surfaced``: the outcome is unknown; the call stays issued, a person decides
     - ``alive``: a run is executing it
@@ -327,6 +328,9 @@ async def _close(
 
     if closed_here:
         return Resumed(stored, action, reason)
+
+    if stored.call.call_id != record.call.call_id and stored.status == "issued":
+        return _alive(stored)
 
     if stored.erased or stored.status == "issued":
         return Resumed(stored, "finished", "its record was erased during the resume")

@@ -317,6 +317,59 @@ async def test_an_outcome_recorded_during_the_resume_wins(
     assert report.calls[0].record.result == {"value": "done"}
 
 
+@pytest.mark.parametrize("by", ["resume", "takeover"])
+async def test_an_effect_that_verify_found_never_runs_again(
+    cp: Store, thread: str, by: str
+) -> None:
+    """Not even if its attempt was released before the answer could be recorded."""
+    shop = Shop()
+    args: dict[str, JsonValue] = {"amount": 1}
+
+    async def found(_: Effect) -> Landed:
+        data = await cp.load(thread)
+
+        if data is not None and data.pending:
+            await quick(cp).release(data.pending[0])
+
+        return Landed("found")
+
+    await leave(cp, thread, "pay", args)
+
+    if by == "resume":
+        pay = Tool(nothing, name="pay", verify=found)
+        report = await quick(cp).resume(thread, [pay])
+        assert [call.action for call in report.calls] == ["landed"]
+        assert report.calls[0].record.attempt == 2
+
+    ledger = quick(cp, stale_after=0.05)
+    assert await ledger.run(thread, "pay", args, shop.charge, verify=found) == "found"
+    assert shop.effects == []
+    statuses = [record.status for record in await cp.list_calls(thread)]
+    assert statuses == ["failed", "completed"]
+
+
+async def test_a_new_attempt_is_left_alone_by_what_verify_found(
+    cp: Store, thread: str
+) -> None:
+    """The attempt of another run holds the key, so its own outcome counts."""
+    args: dict[str, JsonValue] = {"amount": 1}
+
+    async def found(_: Effect) -> Landed:
+        data = await cp.load(thread)
+        assert data is not None
+        await quick(cp).release(data.pending[0])
+        assert (await quick(cp).begin(thread, "pay", args)).fresh
+        return Landed("found")
+
+    await leave(cp, thread, "pay", args)
+    report = await quick(cp).resume(thread, [Tool(nothing, name="pay", verify=found)])
+    assert [call.action for call in report.calls] == ["alive"]
+    assert (report.calls[0].record.status, report.calls[0].record.attempt) == (
+        "issued",
+        2,
+    )
+
+
 async def test_a_cancelled_run_is_an_orphan(cp: Store, thread: str) -> None:
     """A resume by the same ledger can recover it."""
     shop = Shop(gate=asyncio.Event())
