@@ -20,7 +20,7 @@ from cpkit.protocol import WatchesThreads
 from cpkit.records import CallRecord
 from cpkit.waiting import StaleDetector, retry_unclear
 
-__all__ = ["Reader", "SharedWaits", "Wakeups"]
+__all__ = ["Answer", "Reader", "SharedWaits", "Wakeups"]
 
 log = logging.getLogger(__name__)
 

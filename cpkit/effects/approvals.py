@@ -25,6 +25,7 @@ from cpkit.effects.tracing import Trail, log
 from cpkit.errors import UnknownCall
 from cpkit.lease import this_process
 from cpkit.records import CallRecord, JsonValue
+from cpkit.wakeups import Answer
 
 __all__ = ["Approvals", "Notifier"]
 
@@ -64,9 +65,10 @@ class Approvals:
 
         clock = asyncio.get_running_loop().time
         deadline = inf if timeout is None else clock() + timeout
+        approved: ApprovalRequest | None = None
 
         while True:
-            request = await self._request(plan)
+            request = approved or await self._request(plan)
 
             if request.decision is not None:
                 self._notified.pop((request.key, request.number), None)
@@ -77,7 +79,7 @@ class Approvals:
                 trail.note("approved")
                 return request.number
 
-            await self._wait(request, trail, deadline, plan)
+            approved = await self._wait(request, trail, deadline, plan)
 
     async def _request(self, plan: EffectPlan) -> ApprovalRequest:
         """Return the newest request for exactly the plan's arguments.
@@ -141,8 +143,12 @@ class Approvals:
 
     async def _wait(
         self, request: ApprovalRequest, trail: Trail, deadline: float, plan: EffectPlan
-    ) -> None:
-        """Return once the request may be decided; notify people meanwhile."""
+    ) -> ApprovalRequest | None:
+        """Return once the request may be decided; notify people meanwhile.
+
+        Returns the request if it is approved. After any other end another request may
+        follow it, so the caller has to look.
+        """
         attempts = self._attempts
         clock = asyncio.get_running_loop().time
         notify_at = clock()
@@ -174,14 +180,27 @@ class Approvals:
                 ends = min(deadline, clock() + _seconds_left(request))
 
                 try:
-                    await reader.wait(
+                    found = await reader.wait(
                         _timeout(min(ends, inf if told else notify_at) - clock())
                     )
                 except TimeoutError:
                     if request.decision is None:
                         continue
 
-                return
+                    return None
+
+                return self._approved(request, found)
+
+    def _approved(
+        self, request: ApprovalRequest, found: Answer
+    ) -> ApprovalRequest | None:
+        """Return what was found, if it is an approval of the request's arguments."""
+        seen = self._requests.of(found) if isinstance(found, CallRecord) else None
+
+        if seen is None or not seen.is_approved or not seen.same_args(request.args):
+            return None
+
+        return seen
 
     async def _look(self, request: ApprovalRequest) -> CallRecord | None:
         found = await self._requests.get(request.key, request.number, request.thread_id)
@@ -268,7 +287,8 @@ class Approvals:
         those of the effect's first request. Raises ``ValueError`` if another is
         undecided too.
         """
-        requests = await self._requests.all_of(key, thread_id)
+        by_first = number is None and args is None
+        requests = await self._requests.all_of(key, thread_id, until_open=by_first)
 
         if number is not None:
             requests = [one for one in requests if one.number == number]

@@ -184,9 +184,14 @@ class Requests:
         return None if record is None else self.of(record)
 
     async def all_of(
-        self, key: str, thread_id: str | None = None
+        self, key: str, thread_id: str | None = None, *, until_open: bool = False
     ) -> list[ApprovalRequest]:
-        """Return the requests of an effect, oldest first."""
+        """Return the requests of an effect, oldest first.
+
+        With ``until_open`` an undecided one is the last, if no later one is listed.
+        Later ones were acted upon then, and are for other arguments, because none is
+        recorded for the same while one is undecided.
+        """
         found: dict[int, ApprovalRequest] = {}
         entries = {one.number: one for one in await self.entries() if one.key == key}
 
@@ -198,7 +203,11 @@ class Requests:
 
             if request is not None:
                 found[number] = request
-            elif number >= max(entries, default=0):
+                is_last = until_open and _is_undecided(request)
+            else:
+                is_last = True
+
+            if is_last and number >= max(entries, default=0):
                 return list(found.values())
 
         raise AssertionError

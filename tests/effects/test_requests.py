@@ -13,11 +13,22 @@ from cpkit import CallRecord, JsonValue, ToolCall
 from cpkit.effects import (
     ApprovalExpired,
     ApprovalRequest,
+    Effect,
     EffectDenied,
     EffectLedger,
     EffectTimeout,
 )
-from tests.effects.shop import Counting, OnlySix, Shop, Store, quick, until
+from tests.effects.shop import (
+    Counting,
+    Method,
+    OnlySix,
+    P,
+    Shop,
+    Store,
+    T,
+    quick,
+    until,
+)
 
 ARGS: dict[str, JsonValue] = {"order": "7", "amount": 5000}
 
@@ -46,6 +57,18 @@ async def ask(
 async def own(cp: Any, *keys: str, **options: Any) -> list[ApprovalRequest]:
     """Return those undecided requests of the store that are for these keys."""
     return [one for one in await quick(cp).requests(**options) if one.key in keys]
+
+
+class Finished(Counting):
+    """A store that logs a call when it has ended."""
+
+    def _logged(self, method: Method[P, T]) -> Method[P, T]:
+        async def logged(*args: P.args, **options: P.kwargs) -> T:
+            found = await method(*args, **options)
+            self.calls.append(method.__name__)
+            return found
+
+        return logged
 
 
 async def test_requests_lists_undecided_ones_of_all_threads_by_page(
@@ -135,6 +158,63 @@ async def test_pending_and_approve_do_not_read_messages(cp: Store, thread: str) 
     counting.load = load
     assert await quick(counting).approve(thread, key)
     assert loaded == ["cpkit:requests"]
+
+
+async def test_a_decision_costs_four_operations_and_the_woken_run_three(
+    cp: Store, thread: str
+) -> None:
+    """A person waits for each of them, from ``approve`` to the start of the handler."""
+    people, runner = Finished(cp, True), Finished(cp, True)
+    runner.watch = cp.watch  # type: ignore[attr-defined]  # the five stores have it
+    before_handler: list[str] = []
+
+    def handler(effect: Effect) -> None:
+        before_handler.extend(runner.calls)
+
+    ledger = careful(runner, approval_timeout=None)
+    run = asyncio.create_task(ledger.run(thread, "charge", ARGS, handler))
+    # Looks for the effect and its request, records the request and its entry, reads the
+    # request, and looks at it again when it watches.
+    asked = ["find_call"] * 2 + ["record_issued"] * 2 + ["find_call"] * 2
+
+    async def has_asked() -> bool:
+        return runner.calls == asked
+
+    await until(has_asked)
+    runner.calls.clear()
+
+    assert await quick(people).approve(ledger.key(thread, "charge", ARGS))
+    await run
+    assert people.calls == ["load", "find_call", "record_result", "save_extra"]
+    assert before_handler == ["find_call", "record_issued", "find_call"]
+
+
+async def test_a_request_behind_an_undecided_one_is_found_by_its_arguments(
+    cp: Store, thread: str
+) -> None:
+    """Also once it is off the list, because its run acted on the decision."""
+    ledger = careful(cp)
+    order: Any = {"key_fields": ["order"]}
+    other: dict[str, JsonValue] = {"order": "7", "amount": 1}
+
+    for args in (ARGS, other):
+        with pytest.raises(EffectTimeout):
+            await ledger.run(thread, "charge", args, Shop().charge, **order)
+
+    key = ledger.key(thread, "charge", ARGS, **order)
+    assert await ledger.deny(key, args=other, by="ann")
+
+    with pytest.raises(EffectDenied):
+        await ledger.run(thread, "charge", other, Shop().charge, **order)
+
+    assert len([one for one in await ledger._requests.entries() if one.key == key]) == 1
+    assert not await ledger.approve(key, args=other)
+    assert not await ledger.approve(key, number=2)
+    decision = await ledger.decision(key, args=other)
+    assert decision is not None
+    assert decision.by == "ann"
+    assert await ledger.approve(key, by="bob")
+    assert await ledger.run(thread, "charge", ARGS, Shop().charge, **order)
 
 
 class TestExpiry:
@@ -350,7 +430,7 @@ async def test_asking_again_twice_is_one_request(cp: Store, thread: str) -> None
     found, go = asyncio.Event(), asyncio.Event()
     calls = 0
 
-    async def paused(*args: Any) -> list[ApprovalRequest]:
+    async def paused(*args: Any, **options: Any) -> list[ApprovalRequest]:
         nonlocal calls
         calls += 1
 
@@ -358,9 +438,9 @@ async def test_asking_again_twice_is_one_request(cp: Store, thread: str) -> None
             found.set()
             await go.wait()
 
-        return await listed(*args)
+        return await listed(*args, **options)
 
-    second._approvals._requests.all_of = paused  # type: ignore[method-assign, assignment]
+    second._approvals._requests.all_of = paused  # type: ignore[method-assign]
 
     async with asyncio.TaskGroup() as group:
         late = group.create_task(second.ask_again(key))

@@ -614,7 +614,6 @@ async def test_an_approval_costs_five_writes(cp: Store, thread: str) -> None:
     assert counting.calls == [
         "load",  # the list
         "find_call",  # the request
-        "find_call",  # there is not a second one
         "record_result",
         "save_extra",  # wakes those that watch the list
     ]

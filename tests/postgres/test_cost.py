@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from cpkit import ToolCall, VersionConflict
+from cpkit.effects import EffectLedger, EffectTimeout
 from cpkit_postgres import PostgresCheckpointer, queries
 from tests.postgres.conftest import MakeStore
 from tests.postgres.plans import blocks, explained
@@ -114,6 +115,25 @@ async def test_appends_to_many_threads_ask_for_no_types(url: str, schema: str) -
             )
             assert versions == [2, 2, 2]
             assert proxy.trips - before == 2
+
+
+async def test_a_decision_is_four_round_trips(url: str, schema: str) -> None:
+    """The list, the request, the decision, and the write that wakes its watchers."""
+
+    async with Proxy(shared_postgres()) as proxy:
+        async with Store(proxy.url, schema=schema, pool_size=1, notify=False) as cp:
+            ledger = EffectLedger(
+                cp, requires_approval=lambda effect: True, approval_timeout=0
+            )
+
+            for n in range(2):
+                with pytest.raises(EffectTimeout):
+                    await ledger.run("t", "pay", {"n": n}, lambda effect: None)
+
+            assert await ledger.approve(ledger.key("t", "pay", {"n": 0}))
+            before = proxy.trips
+            assert await ledger.approve(ledger.key("t", "pay", {"n": 1}))
+            assert proxy.trips - before == 4
 
 
 async def test_a_transaction_pooler_costs_one_round_trip_more(
