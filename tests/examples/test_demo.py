@@ -323,7 +323,7 @@ def test_terminal_shows_bars_and_a_table(tmp_path: Path) -> None:
     assert b"no booking happened twice" in seen
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks into /proc")
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
 @pytest.mark.parametrize(
     ("how", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
 )
@@ -356,7 +356,7 @@ def test_ended_demo_leaves_no_worker(
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks into /proc")
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
 def test_killed_demo_leaves_no_server(tmp_path: Path) -> None:
     """A kill of the demo also ends the servers of its cluster."""
     with subprocess.Popen(
