@@ -99,12 +99,12 @@ def write_json_line(line: bytes) -> None:
         _exit_on_closed_pipe()
 
 
-def print_json(document: Any) -> None:
-    """Print one JSON document, indented on a terminal."""
+def print_json(document: Any, *, on_one_line: bool = False) -> None:
+    """Print one JSON document, indented on a terminal unless it is ``on_one_line``."""
     text = json.dumps(
         document,
         ensure_ascii=not (sys.stdout.encoding or "").lower().startswith("utf"),
-        indent=2 if sys.stdout.isatty() else None,
+        indent=2 if sys.stdout.isatty() and not on_one_line else None,
     )
     write(_CONTROL.sub(_json_escape, text) + "\n")
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 from contextlib import aclosing
 from typing import Annotated
 
 import typer
 
-from cpkit.cli.output import printable, write
+from cpkit.cli.output import print_json, printable, write
 from cpkit.cli.running import print_stderr, run
 from cpkit.cli.show import Words, in_short
 from cpkit.cli.stores import open_store, split_words
@@ -50,7 +49,7 @@ async def _follow(words: list[str], last: int, after: int | None, json: bool) ->
             async for version, message in events:
                 if json:
                     line = {"version": version, "message": message}
-                    write(jsonlib.dumps(line, ensure_ascii=False) + "\n")
+                    print_json(line, on_one_line=True)
                 else:
                     role, text = in_short(message)
                     write(printable(f"{version}  {role}  {text}") + "\n")

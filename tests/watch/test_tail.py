@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -231,3 +233,32 @@ def test_the_command_follows_a_thread(tmp_path: Path) -> None:
         assert line == {"version": 3, "message": {"role": "user", "n": 2}}
         watching.send_signal(signal.SIGINT)
         assert watching.wait() == 130
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_the_command_prints_json_lines_everywhere(
+    tmp_path: Path, is_terminal: bool
+) -> None:
+    """Also in an encoding without the characters; a terminal gets no controls."""
+    url = f"sqlite:///{tmp_path}/agent.db"
+    evil = "é 😀 \x9b31m \u202e"
+
+    async def append() -> None:
+        async with open_checkpointer(url) as cp:
+            await cp.append("t", [{"role": "user", "content": evil}])
+
+    asyncio.run(append())
+    ours, theirs = pty.openpty() if is_terminal else os.pipe()
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "cpkit", "watch", url, "t", "--json"],
+        stdout=theirs,
+        env=environment({"PYTHONIOENCODING": "utf-8" if is_terminal else "ascii"}),
+    )
+    os.close(theirs)
+
+    with watching, open(ours, encoding="utf-8") as lines:
+        line = lines.readline().rstrip("\n")
+        watching.send_signal(signal.SIGINT)
+
+    assert json.loads(line)["message"]["content"] == evil
+    assert is_terminal <= line.isprintable()
