@@ -198,7 +198,7 @@ class TokenLogin:
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """Return the fields of a form; of a form that is too large, none."""
+    """Return the fields of a form; of a form with too much in it, none."""
     body = b""
 
     async for part in request.stream():
@@ -208,7 +208,11 @@ async def form_of(request: Request) -> dict[str, str]:
             return {}
 
     text = body.decode("utf-8", errors="replace")
-    return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=50))
+
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=50))
+    except ValueError:
+        return {}
 
 
 def _refused(text: str, status: int) -> Response:

@@ -91,6 +91,7 @@ async def test_a_foreign_host_is_refused(host: str, cp: Any) -> None:
         ({}, {"Origin": "null"}),
         ({}, {"Sec-Fetch-Site": "cross-site"}),
         ({"reason": "x" * 100_000}, {}),
+        ({f"more{n}": "" for n in range(60)}, {}),
     ],
 )
 async def test_a_forged_form_decides_nothing(
