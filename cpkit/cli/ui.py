@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import webbrowser
 from typing import Annotated
 
@@ -96,7 +97,7 @@ async def _serve(
                 cp,
                 host=host,
                 port=port,
-                person=by or getpass.getuser(),
+                person=by or _user(),
                 read_only=read_only,
                 title=display_url(url),
                 url=url,
@@ -104,3 +105,11 @@ async def _serve(
             )
         except OSError as exc:
             raise BadUse(f"cannot listen on {host}:{port}: {exc.strerror}") from exc
+
+
+def _user() -> str:
+    """Return the name of the user, or the number: in a container it may lack a name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # before Python 3.13 a KeyError
+        return f"user {os.getuid()}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import httpx
 import pytest
 
 from cpkit.cli.stores import Store
@@ -137,3 +139,29 @@ def test_an_unknown_or_ambiguous_request_is_refused(sqlite_url: str) -> None:
     assert sorted(one["args"]["amount"] for one in left) == [1, 2, 3]
     other = '{"amount": 5, "to": "bob"}'
     assert invoke("approve", sqlite_url, "t", key, "--args", other).code == 1
+
+
+def test_a_user_without_a_name_gets_the_page(sqlite_url: str) -> None:
+    """The page then names the user by the number."""
+    in_store(sqlite_url, asked_twice)
+    command = [sys.executable, "-m", "tests.cli.nameless", "ui", sqlite_url]
+    process = subprocess.Popen(
+        [*command, "--port", "0", "--json"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+
+    try:
+        link = json.loads(line(process))["url"]
+
+        with httpx.Client(follow_redirects=True) as http:
+            here = http.get(link).url
+            asked = http.get(here.join("/waiting.json")).json()["requests"][0]
+            place = {"id": asked["thread_id"], "request": asked["request"]}
+            page = http.get(here.join("/waiting/decide"), params=place)
+
+        assert "user 4000000000" in page.text
+    finally:
+        process.terminate()
+        process.communicate()
