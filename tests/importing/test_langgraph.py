@@ -313,13 +313,16 @@ async def test_the_source_does_not_change(source: Path) -> None:
 async def test_pickled_and_damaged_values_are_left(source: Path) -> None:
     """They are counted by reason; other threads are imported."""
     with sqlite_saver(source) as saver:
-        for name in ("pickled", "cipher", "damaged"):
+        for name in ("pickled", "cipher", "damaged", "list", "metadata", "bytes"):
             talk(build(saver), name)
 
         for name, change in [
             ("pickled", "type = 'pickle'"),
             ("cipher", "type = 'msgpack+aes'"),
             ("damaged", "checkpoint = x'c1'"),
+            ("list", "checkpoint = x'90'"),
+            ("metadata", "metadata = 'no JSON'"),
+            ("bytes", "metadata = x'ff'"),
         ]:
             saver.conn.execute(
                 f"UPDATE checkpoints SET {change} WHERE thread_id = ?", (name,)
@@ -330,11 +333,14 @@ async def test_pickled_and_damaged_values_are_left(source: Path) -> None:
     async with open_checkpointer("memory://") as cp:
         report = await import_from(str(source), cp)
 
-    assert report.counts("left") == 3
+    assert report.counts("left") == 6
     assert report.counts("new") == 1
     assert sorted(reason[:20] for reason in report.left) == [
+        "a checkpoint is dama",
         "a value is damaged: ",
         "pickled values are n",
+        "the metadata is dama",
+        "the metadata is dama",
         "values stored as 'ms",
     ]
 

@@ -18,6 +18,7 @@ from cpkit.tools.importing.langgraph.thread import (
     CheckpointThread,
     Row,
     Unreadable,
+    checkpoint,
     decoded,
 )
 from cpkit.tools.importing.source import BadSource, Found, Left
@@ -94,7 +95,11 @@ def _sqlite_rows(connection: Any, thread_id: str, task_path: str) -> list[Row]:
     )
     rows = {
         (ns, checkpoint_id): Row(
-            ns, checkpoint_id, parent, decoded(kind, body), json.loads(metadata or "{}")
+            ns,
+            checkpoint_id,
+            parent,
+            checkpoint(decoded(kind, body)),
+            _metadata(metadata),
         )
         for ns, checkpoint_id, parent, kind, body, metadata in found
     }
@@ -107,6 +112,15 @@ def _sqlite_rows(connection: Any, thread_id: str, task_path: str) -> list[Row]:
         ),
     )
     return list(rows.values())
+
+
+def _metadata(text: str | bytes | None) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(text or "{}")
+    except ValueError as exc:
+        raise Unreadable(f"the metadata is damaged: {exc}") from exc
+
+    return found
 
 
 def _postgres_rows(connection: Any, thread_id: str) -> list[Row]:
@@ -126,7 +140,7 @@ def _postgres_rows(connection: Any, thread_id: str) -> list[Row]:
         (thread_id,),
     ):
         # The checkpoint holds small values; blobs hold all others, by version.
-        values = dict(body.get("channel_values") or {})
+        values = dict(checkpoint(body).get("channel_values") or {})
 
         for channel, version in body["channel_versions"].items():
             kind, blob = blobs.get((ns, channel, str(version)), ("empty", None))

@@ -20,7 +20,7 @@ from cpkit.memory import MemoryCheckpointer
 from cpkit.protocol import Checkpointer
 from cpkit.tools.importing.source import Brought, Differs, bring
 
-__all__ = ["CheckpointThread", "Row", "Unreadable", "decoded"]
+__all__ = ["CheckpointThread", "Row", "Unreadable", "checkpoint", "decoded"]
 
 Writes = dict[int, tuple[str, Any]]
 
@@ -81,6 +81,19 @@ def decoded(kind: str | None, data: bytes | None) -> Any:
     except Exception as exc:
         # The parser may raise any type for a damaged value.
         raise Unreadable(f"a value is damaged: {exc}") from exc
+
+
+def checkpoint(body: Any) -> dict[str, Any]:
+    """Return what is a checkpoint; raise `Unreadable` for anything else."""
+    if (
+        isinstance(body, dict)
+        and isinstance(body.get("id"), str)
+        and isinstance(body.get("channel_versions"), dict)
+        and isinstance(body.get("channel_values") or {}, dict)
+    ):
+        return body
+
+    raise Unreadable("a checkpoint is damaged: it lacks its id, versions or values")
 
 
 @dataclass(frozen=True)
