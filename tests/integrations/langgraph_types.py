@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import Enum
 from typing import Any, NamedTuple, TypedDict
+from uuid import UUID
 
 from pydantic import BaseModel
 
@@ -26,6 +28,18 @@ class Mood(Enum):
 class Place(NamedTuple):
     x: int
     y: int
+
+
+class Tags(set[str]):
+    pass
+
+
+class Id(UUID):
+    pass
+
+
+class Price(Decimal):
+    pass
 
 
 class State(TypedDict, total=False):

@@ -10,6 +10,7 @@ import pytest
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import END, START, StateGraph
+from pydantic import SecretStr
 
 from cpkit import (
     CorruptThread,
@@ -164,6 +165,20 @@ async def test_a_graph_keeps_its_typed_state(url: str) -> None:
             assert [type(one) for one in state.values()] == [
                 type(one) for one in types.FIRST.values()
             ]
+
+
+async def test_a_value_of_a_derived_class_is_loaded(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """As with LangGraph's own savers; asyncpg, for instance, returns its own UUIDs."""
+    given = {
+        "tags": types.Tags({"a"}),
+        "id": types.Id(int=7),
+        "price": types.Price("1.10"),
+        "secret": SecretStr("x"),
+    }
+    await Run(CheckpointSaver(cp)).put(**given)
+    assert await values(CheckpointSaver(cp), thread()) == given
 
 
 async def test_a_type_that_is_not_imported_is_refused(

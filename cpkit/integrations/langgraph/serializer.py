@@ -5,8 +5,9 @@ one loads a class of the application only if
 
 - the graph's schema or the caller allows it, or
 - the application has imported it already, and it is a class of data: a pydantic model,
-  a dataclass, a named tuple or an enum. With ``LANGGRAPH_STRICT_MSGPACK``, LangGraph
-  allows the types of each graph's schema, and this second rule does not apply.
+  a dataclass, a named tuple, an enum, or a class derived from a plain value such as a
+  UUID or a set. With ``LANGGRAPH_STRICT_MSGPACK``, LangGraph allows the types of each
+  graph's schema, and this second rule does not apply.
 
 The types of a graph's schema are imported with the graph. So a program that runs with
 LangGraph's own savers runs with this serializer too.
@@ -17,23 +18,36 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections import deque
 from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import is_dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
 from enum import Enum
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from langgraph.checkpoint.serde.event_hooks import (
     SerdeEvent,
     register_serde_event_listener,
 )
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.store.base import Item
+from pydantic import SecretBytes, SecretStr
 
 from cpkit.integrations.langgraph.errors import TypeRefused
 
 __all__ = ["DefaultSerializer"]
 
 Name = tuple[str, ...]
+
+_DATA = (
+    *(Enum, set, frozenset, deque, date, time, timedelta),
+    *(Decimal, UUID, Path, SecretStr, SecretBytes, Item),
+)
+"""Libraries derive classes from these: asyncpg has a UUID of its own, for instance."""
 
 _blocked: ContextVar[set[Name] | None] = ContextVar("_blocked", default=None)
 
@@ -97,10 +111,10 @@ def _is_loaded_data(module: str, name: str) -> bool:
         isinstance(found, type)
         and (
             is_dataclass(found)
-            or issubclass(found, Enum)
+            or issubclass(found, _DATA)
             or hasattr(found, "model_validate")
             or hasattr(found, "parse_obj")
-            or (issubclass(found, tuple) and hasattr(found, "_fields"))
+            or (hasattr(found, "_asdict") and hasattr(found, "_fields"))
         )
     )
 
