@@ -145,6 +145,10 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, metavar="TIMES", help="no certificates")
     parser.add_argument("--busy", type=int, default=0, metavar="PROCESSES")
     given = parser.parse_args()
+
+    if unknown := set(given.stores) - set(STORES):
+        parser.error(f"no such store: {', '.join(sorted(unknown))}")
+
     FOLDER.mkdir(exist_ok=True)
 
     with busy(given.busy):
