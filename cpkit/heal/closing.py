@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -135,14 +135,22 @@ async def heal(
 
 
 def result_text(
-    call_id: str, records: Iterable[CallRecord]
+    call_id: str,
+    records: Iterable[CallRecord],
+    tool_name: str = "",
+    others: Sequence[str] = (),
 ) -> tuple[str, bool] | Left | None:
     """Return the text of a call's recorded result, and whether it is an error.
 
     ``None`` if no effect of the call is on record, or only failed ones. `Left` if the
     outcome of its effect is unknown.
+
+    ``others`` has the tools of the other calls with the same id: models repeat ids.
+    Then a result counts only if it is of this tool, and only if each of those other
+    calls of this tool has a result on record too. With fewer results, the last one may
+    be that of another call.
     """
-    found: tuple[str, bool] | None = None
+    found: list[tuple[str, bool]] = []
 
     for record in records:
         effect = effect_of(record)
@@ -154,10 +162,12 @@ def result_text(
             reason = "its effect is issued and the outcome unknown; recover the thread"
             return Left(call_id, record.call.tool_name, reason)
 
-        if record.status == "completed":
-            found = _text_of(record)
+        if record.status == "completed" and (
+            not others or record.call.tool_name == tool_name
+        ):
+            found.append(_text_of(record))
 
-    return found
+    return found[-1] if len(found) > others.count(tool_name) else None
 
 
 async def waiting_tools(
@@ -209,9 +219,14 @@ async def _results(
     records = await _records(cp, threads)
     waiting = await waiting_tools(cp, threads)
     turn = _last_turn(messages)
+    calls = [
+        one for at, message in enumerate(messages) for one in calls_in(at, message)
+    ]
 
     for call in open_calls:
-        found = result_text(call.call_id, records)
+        others = [one.tool_name for one in calls if one.call_id == call.call_id]
+        others.remove(call.tool_name)
+        found = result_text(call.call_id, records, call.tool_name, others)
 
         if isinstance(found, Left):
             left.append(found)

@@ -338,6 +338,38 @@ async def test_a_result_belongs_to_the_newest_call_of_its_id(
     assert report.closed == ()
 
 
+async def test_a_repeated_id_does_not_bring_back_an_earlier_result(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """Only if every call of the tool with this id has a result, the last is its own."""
+    call = {"role": "assistant", "tool_calls": [openai_call("c")]}
+    result = {"role": "tool", "tool_call_id": "c", "content": "first"}
+    other = {**openai_call("c"), "function": {"name": "look"}}
+    look = {"role": "assistant", "tool_calls": [other]}
+
+    for thread in ("died before", "died behind", "other tool"):
+        await ran(cp, thread, "c")
+        await cp.append(thread, [call, result, ASK])
+
+    await cp.append("died before", [call])
+    await cp.append("died behind", [call])
+    await EffectLedger(cp).run(
+        "died behind", "pay", {"amount": 8}, pay, tool_call_id="c"
+    )
+    await cp.append("other tool", [look])
+
+    sources = {
+        thread: [one.source for one in (await heal(cp, thread)).closed]
+        for thread in ("died before", "died behind", "other tool")
+    }
+    assert sources == {
+        "died before": ["interrupted"],
+        "died behind": ["recorded"],
+        "other tool": ["interrupted"],
+    }
+    assert (await cp.read("died behind"))[-1]["content"] == '{"paid": 8}'
+
+
 async def test_a_call_in_two_notations_is_one_call(
     cp: MemoryCheckpointer[Any],
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from langchain_core.messages import AIMessage, AnyMessage, RemoveMessage, ToolMessage
@@ -47,6 +48,11 @@ async def heal(
     left: list[Left] = []
     healed: list[AnyMessage] = []
     place = 0
+    tools: defaultdict[str, list[str]] = defaultdict(list)
+
+    for message in messages:
+        for call in message.tool_calls if isinstance(message, AIMessage) else []:
+            tools[str(call["id"])].append(call["name"])
 
     while place < len(messages):
         message = messages[place]
@@ -76,7 +82,9 @@ async def heal(
                 left.append(Left(call_id, name, reason))
                 continue
 
-            found = result_text(call_id, records)
+            others = list(tools[call_id])
+            others.remove(name)
+            found = result_text(call_id, records, name, others)
 
             if isinstance(found, Left):
                 left.append(found)
