@@ -65,6 +65,9 @@ Scope = Literal["thread", "global"]
 KeyKind = Literal["arguments", "fields", "resource", "given"]
 """What the chosen values of a key are."""
 
+_LONGEST_EXPIRY = 100 * 365 * 86_400
+"""Seconds: with many more, a request would expire after the last date of Python."""
+
 _ENCODE = JSONEncoder(
     ensure_ascii=False, check_circular=False, separators=(",", ":"), sort_keys=True
 ).encode
@@ -377,9 +380,10 @@ def _key_values(
 
 
 def _check_expiry(seconds: float | None) -> None:
-    if seconds is not None and seconds <= 0:
+    if seconds is not None and not 0 < seconds <= _LONGEST_EXPIRY:
         raise ValueError(
-            f"expires_after must be positive, or None for never, not {seconds!r}"
+            "expires_after must be positive and at most 100 years, or None for never, "
+            f"not {seconds!r:.80}"
         )
 
 

@@ -398,7 +398,6 @@ def request_of(record: CallRecord) -> ApprovalRequest | None:
             "run_thread": str(run_thread),
             "expires_after": int() | float() | None as seconds,
         }:
-            expires = None if seconds is None else timedelta(seconds=seconds)
             return ApprovalRequest(
                 key,
                 record.thread_id,
@@ -407,11 +406,18 @@ def request_of(record: CallRecord) -> ApprovalRequest | None:
                 record.issued_at,
                 record,
                 nth,
-                None if expires is None else record.issued_at + expires,
+                None if seconds is None else _later(record.issued_at, seconds),
                 run_thread,
             )
 
     return None
+
+
+def _later(time: datetime, seconds: float) -> datetime | None:
+    try:
+        return time + timedelta(seconds=seconds)
+    except OverflowError:  # after the last date of Python: never
+        return None
 
 
 def _is_undecided(request: ApprovalRequest) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -259,10 +260,29 @@ class TestExpiry:
         with pytest.raises(ApprovalExpired, match="ask_again"):
             await ledger.run(thread, "charge", ARGS, Shop().charge)
 
-    def test_the_time_must_be_positive(self) -> None:
-        """A request that can never be approved is a mistake."""
+    @pytest.mark.parametrize("seconds", [0, -1, 1e12, inf, nan])
+    async def test_the_time_is_positive_and_ends_before_the_calendar(
+        self, seconds: float, cp: Store, thread: str
+    ) -> None:
+        """A request that can never be approved, or not be read, is a mistake."""
         with pytest.raises(ValueError, match="expires_after"):
-            quick(OnlySix.__new__(OnlySix), expires_after=0)
+            quick(cp, expires_after=seconds)
+
+        with pytest.raises(ValueError, match="expires_after"):
+            await ask(cp, thread, expires_after=seconds)
+
+        assert await own(cp, quick(cp).key(thread, "charge", ARGS)) == []
+
+    async def test_a_recorded_time_after_the_calendar_is_never(
+        self, cp: Store, thread: str
+    ) -> None:
+        """Such a request does not hide those of other threads."""
+        key = quick(cp).key(thread, "charge", ARGS)
+        await quick(cp)._requests.create(
+            key, 1, thread, thread, "charge", ARGS, expires_after=1e12
+        )
+        (request,) = await own(cp, key)
+        assert request.expires_at is None
 
 
 async def until_expired(cp: Any, key: str) -> None:
