@@ -25,7 +25,8 @@ What it does not promise
     A paused process does not know that it was paused. So begin with `Lease.load`, and
     pass ``expected_version`` to every append, starting from the version that the load
     returned. Once a successor has written, its predecessor gets ``VersionConflict``.
-    Pass ``token`` to systems that compare tokens.
+    Pass ``token`` to systems that compare tokens. If a person deletes the lease's own
+    thread, another runner may start before the holder's next heartbeat finds that out.
 
 When the lease is lost
     The block is cancelled at its next await, and `LeaseLost` is raised from the ``async
@@ -329,8 +330,15 @@ class Lease:
         while True:
             asked = asyncio.get_running_loop().time()
             record = await self._terms.claim(self._call)
+            call_id = record.call.call_id
 
-            if record.call.call_id != self._call.call_id:
+            if call_id != self._call.call_id and record.erased:
+                # The lease's thread was deleted. Its term shows nowhere, and holds the
+                # key for ever.
+                await self._terms.take_over(call_id)
+                continue
+
+            if call_id != self._call.call_id:
                 return record
 
             if record.status == "issued":

@@ -10,6 +10,7 @@ import pytest
 from conformance.slowdown import slowdown
 from cpkit import BackendUnavailable, ToolCall, VersionConflict
 from cpkit.lease import Lease, LeaseLost, LeaseTimeout, thread_lease
+from cpkit.terms import Terms
 from tests.effects.shop import QUICK, OnlySix, Store, until
 
 
@@ -351,3 +352,14 @@ async def test_a_thread_forgotten_while_it_is_claimed_is_claimed_again(
 
     async with lease_of(forgotten, thread) as lease:
         assert (issues, lease.token) == (4, 1)
+
+
+async def test_a_deleted_lease_can_be_taken(cp: Store, thread: str) -> None:
+    """Its term shows nowhere, and would hold the key for ever. Its run died."""
+    terms = Terms(cp, thread, QUICK, 1.0)
+    await terms.claim(terms.new_call("dead", 60))
+    await cp.delete_thread(terms.lease_thread)
+
+    async with asyncio.timeout(10), lease_of(cp, thread, timeout=0) as lease:
+        assert lease.token == 2
+        assert (await terms.look()).died == thread
