@@ -391,7 +391,9 @@ class Lease:
             await asyncio.sleep(pause)
 
     async def _holds(self) -> bool:
-        term = (await self._terms.look()).term
+        return self._is_own((await self._terms.look()).term)
+
+    def _is_own(self, term: CallRecord | None) -> bool:
         return term is not None and term.call.call_id == self._call.call_id
 
     def _lose(self, reason: str) -> None:
@@ -405,9 +407,14 @@ class Lease:
                 self._task.cancel()
 
     async def _clear_died(self) -> None:
-        """Remove the mark that an earlier run died: this one ended well."""
+        """Remove the mark that an earlier run died: this one ended well.
+
+        Not if the term is over: the mark may be that of the next one.
+        """
         try:
-            if (await self._terms.look()).died is not None:
+            state = await self._terms.look()
+
+            if state.died is not None and self._is_own(state.term):
                 await self._terms.clear_died()
         except CheckpointerError:
             log.warning(

@@ -310,6 +310,36 @@ async def test_a_lease_is_released_if_removing_the_mark_is_cancelled(
         assert lease.token == 2
 
 
+async def test_the_mark_of_the_next_term_is_not_removed(cp: Store, thread: str) -> None:
+    """The store is so slow when a block ends that another runner takes over."""
+    slow = OnlySix(cp)
+    at_the_end, go_on = asyncio.Event(), asyncio.Event()
+    ended = False
+
+    async def load(thread_id: str) -> Any:
+        if ended:
+            at_the_end.set()
+            await go_on.wait()
+
+        return await cp.load(thread_id)
+
+    async def run() -> None:
+        nonlocal ended
+
+        async with lease_of(slow, thread):
+            ended = True
+
+    slow.load = load
+    first = asyncio.create_task(run())
+    await at_the_end.wait()
+
+    async with lease_of(cp, thread):
+        go_on.set()
+        await first
+        state = await Terms(cp, thread, QUICK, 1.0).look()
+        assert state.died == thread
+
+
 async def test_a_lease_is_entered_once(cp: Store, thread: str) -> None:
     """A second entry is an error that names the function to call."""
     lease = lease_of(cp, thread)
