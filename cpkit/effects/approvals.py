@@ -95,6 +95,8 @@ class Approvals:
             if request is None and newest is not None:
                 return await self._behind_gap(newest)
 
+            is_listed = request is None
+
             if request is None:
                 request = await self._requests.create(
                     effect.key,
@@ -114,6 +116,11 @@ class Approvals:
                 raise EffectErased(effect.key, effect.tool, status, "approval")
 
             if request.same_args(effect.args):
+                if request.decision is None and not is_listed:
+                    # For another thread's run, or in a store to which the thread was
+                    # restored without its entry.
+                    await self._requests.list_for(request, plan.thread_id)
+
                 if request.decision is None or request.is_approved:
                     return request
 
@@ -152,9 +159,6 @@ class Approvals:
         attempts = self._attempts
         clock = asyncio.get_running_loop().time
         notify_at = clock()
-
-        if plan.thread_id != request.run_thread:
-            await self._requests.list_for(request, plan.thread_id)
 
         waiting = attempts.waits.join(
             request.record.call.idempotency_key,

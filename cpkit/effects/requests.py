@@ -304,7 +304,7 @@ class Requests:
         return None if record is None else self.of(record)
 
     async def list_for(self, request: ApprovalRequest, run_thread: str) -> None:
-        """Also list the request for another thread that waits for it."""
+        """List the request for a thread that waits for it, if it is not listed yet."""
         entry = _entry_call(request.key, request.number, request.thread_id, run_thread)
         await self._attempts.issue(REQUESTS, entry)
 

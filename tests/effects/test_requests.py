@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from conformance.slowdown import slowdown
-from cpkit import CallRecord, JsonValue, ToolCall
+from cpkit import CallRecord, JsonValue, MemoryCheckpointer, ToolCall
 from cpkit.effects import (
     ApprovalExpired,
     ApprovalRequest,
@@ -216,6 +216,20 @@ async def test_a_request_behind_an_undecided_one_is_found_by_its_arguments(
     assert decision.by == "ann"
     assert await ledger.approve(key, by="bob")
     assert await ledger.run(thread, "charge", ARGS, Shop().charge, **order)
+
+
+async def test_a_restored_request_is_listed_again(
+    cp: Store, thread: str
+) -> None:
+    """The list is not in the dump of its thread. A worker needs it, too."""
+    key = await ask(cp, thread)
+    dump = await cp.dump_thread(thread)  # type: ignore[attr-defined]  # all stores do
+
+    async with MemoryCheckpointer[Any]() as other:
+        await other.restore_thread(dump)
+        assert await quick(other).requests() == []
+        await ask(other, thread)
+        assert [one.key for one in await quick(other).requests()] == [key]
 
 
 class TestExpiry:
