@@ -148,10 +148,14 @@ class Entry:
         """The place in the list: entries are ordered by time, then by id."""
         return f"{self.listed_at.isoformat()} {self.call_id}"
 
-    @property
-    def is_old(self) -> bool:
-        """Whether the entry may be dropped if it has no open request."""
-        return datetime.now(UTC) - self.listed_at > _FORGET_AFTER
+    def is_old(self, decision: Decision | None) -> bool:
+        """Whether the entry may be dropped if it has no open request.
+
+        A decision is kept for runs as long as an entry, from when it was made.
+        """
+        made = None if decision is None else decision.at
+        since = self.listed_at if made is None else max(made, self.listed_at)
+        return datetime.now(UTC) - since > _FORGET_AFTER
 
 
 class Requests:
@@ -246,7 +250,7 @@ class Requests:
 
             if request is not None and _is_undecided(request):
                 page.append(replace(request, cursor=entry.cursor))
-            elif entry.is_old:
+            elif entry.is_old(None if request is None else request.decision):
                 await self.end_entry(entry, "nothing acted on it")
 
             if len(page) == limit:

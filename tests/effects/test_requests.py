@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from math import inf, nan
 from typing import Any
 
 import pytest
 
 from conformance.slowdown import slowdown
-from cpkit import CallRecord, JsonValue, MemoryCheckpointer, ToolCall
+from cpkit import CallRecord, JsonValue, MemoryCheckpointer, ThreadDump, ToolCall
 from cpkit.effects import (
     ApprovalExpired,
     ApprovalRequest,
@@ -218,9 +219,7 @@ async def test_a_request_behind_an_undecided_one_is_found_by_its_arguments(
     assert await ledger.run(thread, "charge", ARGS, Shop().charge, **order)
 
 
-async def test_a_restored_request_is_listed_again(
-    cp: Store, thread: str
-) -> None:
+async def test_a_restored_request_is_listed_again(cp: Store, thread: str) -> None:
     """The list is not in the dump of its thread. A worker needs it, too."""
     key = await ask(cp, thread)
     dump = await cp.dump_thread(thread)  # type: ignore[attr-defined]  # all stores do
@@ -230,6 +229,36 @@ async def test_a_restored_request_is_listed_again(
         assert await quick(other).requests() == []
         await ask(other, thread)
         assert [one.key for one in await quick(other).requests()] == [key]
+
+
+async def test_a_late_decision_stays_listed_for_its_run(cp: Any, thread: str) -> None:
+    """For 30 days from the decision, however long the person took to decide."""
+    key = await ask(cp, thread)
+    assert await quick(cp).approve(key)
+    dumps = [await cp.dump_thread(one) for one in (thread, "cpkit:requests")]
+
+    for days, left in ((29, 1), (31, 0)):
+        async with MemoryCheckpointer[Any]() as other:
+            for dump in dumps:
+                assert dump is not None
+                await other.restore_thread(_older(dump, asked=31, decided=days))
+
+            assert await quick(other).requests() == []
+            assert len(await quick(other)._requests.entries()) == left
+
+
+def _older(dump: ThreadDump, asked: int, decided: int) -> ThreadDump:
+    """Return a dump whose calls were claimed and resolved so many days ago."""
+    now = datetime.now(UTC)
+    calls = [
+        replace(
+            one,
+            issued_at=now - timedelta(days=asked),
+            resolved_at=one.resolved_at and now - timedelta(days=decided),
+        )
+        for one in dump.calls
+    ]
+    return replace(dump, calls=calls)
 
 
 class TestExpiry:
