@@ -308,10 +308,7 @@ class Worker:
             and (thread_id is None or entry.run_thread == thread_id)
         ]
 
-        async def read(entry: Entry) -> ApprovalRequest | None:
-            return await self._requests.get(entry.key, entry.number, entry.thread_id)
-
-        requests = await _read_all(read, entries)
+        requests = await _read_all(self._requests.of_entry, entries)
         return [
             (entry, request)
             for entry, request in zip(entries, requests, strict=True)

@@ -236,6 +236,15 @@ class Requests:
         open_entries = [one for one in found if one is not None and one.cursor > after]
         return sorted(open_entries, key=lambda one: one.cursor)
 
+    async def of_entry(self, entry: Entry) -> ApprovalRequest | None:
+        """Return the request of an entry.
+
+        ``None`` for an unknown or withdrawn one, and for one that was erased with its
+        thread: its decision does not count, and its thread is not to run.
+        """
+        request = await self.get(entry.key, entry.number, entry.thread_id)
+        return None if request is None or request.record.erased else request
+
     async def undecided(self, after: str, limit: int) -> list[ApprovalRequest]:
         """Return a page of undecided requests behind a cursor, oldest first."""
         page: list[ApprovalRequest] = []
@@ -246,9 +255,9 @@ class Requests:
                 continue
 
             seen.add((entry.key, entry.number))
-            request = await self.get(entry.key, entry.number, entry.thread_id)
+            request = await self.of_entry(entry)
 
-            if request is not None and _is_undecided(request):
+            if request is not None and request.decision is None:
                 page.append(replace(request, cursor=entry.cursor))
             elif entry.is_old(None if request is None else request.decision):
                 await self.end_entry(entry, "nothing acted on it")

@@ -147,6 +147,26 @@ async def due(worker: Worker) -> bool:
     return bool(await worker.run_due())
 
 
+@pytest.mark.parametrize("is_decided", [True, False])
+async def test_a_deleted_thread_is_not_run(
+    is_decided: bool, cp: Store, thread: str
+) -> None:
+    """Its request was erased with it, so no run can act on the decision."""
+    payer = Payer(thread)
+
+    with pytest.raises(EffectTimeout):
+        await payer.ledger(cp).run(thread, "pay", {}, payer.shop.charge)
+
+    if is_decided:
+        assert await quick(cp).approve(quick(cp).key(thread, "pay", {}))
+
+    await cp.delete_thread(thread)
+    worker = payer.worker(cp)
+    assert await worker.run_due() == 0
+    assert payer.calls == []
+    assert worker.health.oldest_decided is worker.health.oldest_undecided is None
+
+
 async def test_a_run_that_fails_is_repeated(cp: Store, thread: str) -> None:
     """The mark of the dead run stays until the function ended well."""
     payer = Payer(thread)
