@@ -39,9 +39,10 @@ from cpkit.effects.effect import check_callback
 from cpkit.effects.errors import EffectDenied, EffectTimeout
 from cpkit.effects.records import REQUESTS
 from cpkit.effects.requests import ApprovalRequest, Entry, Requests
-from cpkit.errors import BackendUnavailable
+from cpkit.errors import BackendUnavailable, CorruptThread
 from cpkit.lease import Lease, LeaseTimeout, this_process, thread_lease
 from cpkit.protocol import Checkpointer, ListsThreads
+from cpkit.records import ThreadInfo
 from cpkit.terms import LEASES, LeaseState, Terms, stale_after_of, state_of
 from cpkit.waiting import StaleDetector
 from cpkit.wakeups import Wakeups
@@ -358,13 +359,11 @@ class Worker:
                     if (seen := self._leases.get(info.thread_id)) is None
                     or seen.updated_at != info.updated_at
                 ]
-                loaded = await _read_all(
-                    lambda info: self._cp.load(info.thread_id), changed
-                )
+                states = await _read_all(self._lease_state, changed)
 
-                for info, data in zip(changed, loaded, strict=True):
+                for info, state in zip(changed, states, strict=True):
                     self._leases[info.thread_id] = _SeenLease(
-                        info.updated_at, state_of(data), self._stale_after
+                        info.updated_at, state, self._stale_after
                     )
 
         for lease_thread in self._leases.keys() - listed:
@@ -384,6 +383,13 @@ class Worker:
                 found[thread_id] = seen.state.term.call.call_id
 
         return found
+
+    async def _lease_state(self, info: ThreadInfo) -> LeaseState:
+        try:
+            return state_of(await self._cp.load(info.thread_id))
+        except CorruptThread:  # a person repairs it; the other threads go on
+            log.exception("cannot read the lease %r", info.thread_id)
+            return state_of(None)
 
     # Run a thread
 

@@ -27,7 +27,12 @@ from cpkit.effects.attempts import Attempts
 from cpkit.effects.effect import EffectPlan, entry_key, request_key
 from cpkit.effects.records import APPROVAL, REQUESTS
 from cpkit.effects.tracing import log
-from cpkit.errors import CallMismatch, CheckpointerError, UnknownCall
+from cpkit.errors import (
+    CallMismatch,
+    CheckpointerError,
+    CorruptThread,
+    UnknownCall,
+)
 from cpkit.records import CallRecord, JsonValue, ToolCall
 
 __all__ = [
@@ -240,9 +245,15 @@ class Requests:
         """Return the request of an entry.
 
         ``None`` for an unknown or withdrawn one, and for one that was erased with its
-        thread: its decision does not count, and its thread is not to run.
+        thread: its decision does not count, and its thread is not to run. Also
+        ``None`` for a damaged one, which is logged: the other requests go on.
         """
-        request = await self.get(entry.key, entry.number, entry.thread_id)
+        try:
+            request = await self.get(entry.key, entry.number, entry.thread_id)
+        except CorruptThread:
+            log.exception("cannot read a request of thread %r", entry.thread_id)
+            return None
+
         return None if request is None or request.record.erased else request
 
     async def undecided(self, after: str, limit: int) -> list[ApprovalRequest]:

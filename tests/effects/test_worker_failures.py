@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from cpkit import BackendUnavailable, MemoryCheckpointer
+from cpkit import BackendUnavailable, CorruptThread, MemoryCheckpointer
 from cpkit.effects import EffectLedger, EffectTimeout
+from cpkit.effects.effect import request_key
 from cpkit.lease import Lease, thread_lease
 from cpkit.terms import Terms
 from cpkit.worker import Worker
@@ -179,6 +180,51 @@ def test_a_worker_that_lost_its_lease_sets_no_mark() -> None:
         assert await worker.run_due() == 1
         assert worker.health.failed == 1
         assert (await terms_of(cp).look()).died is None
+
+    tell(story)
+
+
+def test_damage_of_one_thread_does_not_stop_the_others() -> None:
+    """Neither of a request nor of a lease; both are logged."""
+
+    async def story(cp: MemoryCheckpointer[Any]) -> None:
+        ledger = EffectLedger(cp, requires_approval=lambda _: True, approval_timeout=0)
+        keys = {}
+
+        for thread in ("bad", "good"):
+            keys[thread] = ledger.key(thread, "pay", {})
+            await terms_of(cp, f"{thread} lease").mark_died()
+
+            with pytest.raises(EffectTimeout):
+                await ledger.run(thread, "pay", {}, lambda _: None)
+
+        store: Any = OnlySix(cp)
+        store.list_threads, store.list_calls = cp.list_threads, cp.list_calls
+
+        async def find_call(key: str) -> Any:
+            if key == request_key(keys["bad"], 1):
+                raise CorruptThread("bad", "call 0", "not JSON")
+
+            return await cp.find_call(key)
+
+        async def load(thread_id: str) -> Any:
+            if thread_id == terms_of(cp, "bad lease").lease_thread:
+                raise CorruptThread(thread_id, "extra", "not JSON")
+
+            return await cp.load(thread_id)
+
+        store.find_call, store.load = find_call, load
+        assert [one.key for one in await EffectLedger(store).requests()] == [
+            keys["good"]
+        ]
+        assert await EffectLedger(store).approve(keys["good"])
+        ran: list[str] = []
+
+        async def agent(_: Any, lease: Lease) -> None:
+            ran.append(lease.thread_id)
+
+        await Worker(store, agent).run_due()
+        assert sorted(ran) == ["good", "good lease"]
 
     tell(story)
 
