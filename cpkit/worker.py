@@ -26,6 +26,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -397,9 +398,6 @@ class Worker:
         """Run the thread under its lease; after a failure, note when to try again."""
         try:
             await self._take_and_run(thread_id, stale_term)
-        except LeaseTimeout:
-            self._not_before(thread_id)
-            log.debug("another worker runs %r", thread_id)
         except asyncio.CancelledError as exc:
             # The function may have awaited a task that was cancelled. Then this job was
             # not.
@@ -423,13 +421,22 @@ class Worker:
 
             await terms.take_over(stale_term)
 
-        async with thread_lease(
+        lease = thread_lease(
             self._cp,
             thread_id,
             stale_after=self._stale_after,
             timeout=0,
             holder=self.health.holder,
-        ) as lease:
+        )
+
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(lease)
+            except LeaseTimeout:
+                self._not_before(thread_id)
+                log.debug("another worker runs %r", thread_id)
+                return
+
             await self._run(thread_id, terms, lease)
 
     async def _run(self, thread_id: str, terms: Terms, lease: Lease) -> None:

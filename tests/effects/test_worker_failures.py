@@ -13,7 +13,7 @@ import pytest
 from cpkit import BackendUnavailable, CorruptThread, MemoryCheckpointer
 from cpkit.effects import EffectLedger, EffectTimeout
 from cpkit.effects.effect import request_key
-from cpkit.lease import Lease, thread_lease
+from cpkit.lease import Lease, LeaseTimeout, thread_lease
 from cpkit.terms import Terms
 from cpkit.worker import Worker
 from tests.effects.shop import QUICK, OnlySix
@@ -58,7 +58,14 @@ async def await_a_cancelled_task() -> None:
     await task
 
 
-@pytest.mark.parametrize("fail", [raise_an_error, await_a_cancelled_task])
+async def raise_a_lease_timeout() -> None:
+    """Fail as a recover does in a task of its own that was not given the lease."""
+    raise LeaseTimeout("t", 30.0, "this worker")
+
+
+@pytest.mark.parametrize(
+    "fail", [raise_an_error, await_a_cancelled_task, raise_a_lease_timeout]
+)
 def test_the_pauses_after_failures_double(fail: Callable[[], Awaitable[None]]) -> None:
     """1, 2, 4 … 300 seconds, for an error and for a task that was cancelled inside."""
 
