@@ -50,18 +50,18 @@ __all__ = ["Codec", "check_same_call", "decode_rows", "from_micros", "to_micros"
 
 MessageT = TypeVar("MessageT")
 
-# Rows parsed at a time. Small enough that the joined text stays a small part of the
-# peak memory of a load, large enough that the parser's start-up is not felt.
+# Rows parsed at a time: the joined text stays a small part of a load's memory, and the
+# parser's start a small part of its time.
 _ROWS_AT_ONCE = 512
 
 # Decoding more messages or more bytes than this takes over two milliseconds.
 _MANY_MESSAGES = 512
 _MANY_BYTES = 512 * 1024
 
-# Of a restored call. Every store can count on from it.
+# The highest attempt of a restored call: every store can count further.
 _MAX_ATTEMPT = 1_000_000_000
 
-# Of a restored time: an engine that counts in floats keeps 53 bits.
+# The latest time in a restored thread: an engine that counts in floats keeps 53 bits.
 _LAST_MICROS = 2**53
 
 _STATUSES = ("issued", "completed", "failed")
@@ -191,8 +191,8 @@ class Codec(Generic[MessageT]):
             bodies,
             self._items(dump.extra),
             calls,
-            None if created_at is None else _restored(created_at),
-            None if updated_at is None else _restored(updated_at),
+            None if created_at is None else _micros(created_at),
+            None if updated_at is None else _micros(updated_at),
         )
 
     def dump(self, thread_id: str, stored: StoredDump) -> ThreadDump:
@@ -233,19 +233,19 @@ class Codec(Generic[MessageT]):
 
         for key, value in items:
             where = f"extra key {_text(key)}"
-            name = _stored(key, thread_id, where)
+            name = _parsed(key, thread_id, where)
 
             if not isinstance(name, str):
                 raise CorruptThread(thread_id, where, "not a string")
 
-            extra[name] = _stored(value, thread_id, where)
+            extra[name] = _parsed(value, thread_id, where)
 
         return extra
 
     def record(self, stored: StoredCall) -> CallRecord:
         """Decode a stored call."""
         where = f"call {stored.call_id!r}"
-        args = _stored(stored.args, stored.thread_id, where)
+        args = _parsed(stored.args, stored.thread_id, where)
 
         if not isinstance(args, dict):
             raise CorruptThread(stored.thread_id, where, "args are not a JSON object")
@@ -267,7 +267,7 @@ class Codec(Generic[MessageT]):
                 stored.status,
                 stored.attempt,
                 from_micros(stored.issued_at),
-                None if result is None else _stored(result, stored.thread_id, where),
+                None if result is None else _parsed(result, stored.thread_id, where),
                 None if resolved_at is None else from_micros(resolved_at),
                 bool(stored.erased),
             )
@@ -324,9 +324,9 @@ class Codec(Generic[MessageT]):
             claim.call.idempotency_key,
             record.status,
             record.attempt,
-            _restored(record.issued_at),
+            _micros(record.issued_at),
             self._encode(record.result, ("result",)) if keeps_result else None,
-            None if record.resolved_at is None else _restored(record.resolved_at),
+            None if record.resolved_at is None else _micros(record.resolved_at),
             bool(record.erased),
         )
 
@@ -359,19 +359,19 @@ class Codec(Generic[MessageT]):
         except (ValueError, TypeError):
             found = []
 
-        # The count, because a damaged row that holds two values, or none, can leave
-        # the joined array well-formed.
+        # Compare the counts: the array can be well-formed although a damaged row holds
+        # two values, or none.
         if len(found) == len(rows) and (
             self._typed is not None or all(type(one) is dict for one in found)
         ):
             return found
 
-        # Something is wrong with a row, or one is nested to the parser's last level.
+        # A row is damaged, or it is nested so deeply that it parses only by itself.
         return [self._row(row, thread_id, first + i) for i, row in enumerate(rows)]
 
     def _row(self, row: bytes | str, thread_id: str, position: int) -> MessageT:
         where = f"message {position}"
-        message: Any = _stored(row, thread_id, where)
+        message: Any = _parsed(row, thread_id, where)
 
         if self._typed is not None:
             try:
@@ -432,7 +432,7 @@ def to_micros(time: datetime) -> int:
     return (time - _EPOCH) // timedelta(microseconds=1)
 
 
-def _restored(time: datetime) -> int:
+def _micros(time: datetime) -> int:
     """Return the microseconds of a time in a dump, if every store keeps it exactly."""
     micros = to_micros(time)
 
@@ -475,7 +475,7 @@ def _check_calls(calls: Sequence[StoredCall]) -> None:
 _PLAIN_JSON: Codec[Any] = Codec(Any)
 
 
-def _stored(text: bytes | str, thread_id: str, where: str) -> JsonValue:
+def _parsed(text: bytes | str, thread_id: str, where: str) -> JsonValue:
     try:
         value: JsonValue = parse_json(text)
     except (ValueError, TypeError) as exc:
@@ -505,10 +505,7 @@ def _array(rows: list[Any]) -> bytes | str:
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Keep the cyclic collector from walking objects that are certainly alive.
-
-    Otherwise it takes more than half of the time of a big load.
-    """
+    """Pause the cyclic collector: it takes more than half of the time of a big load."""
     if not gc.isenabled():
         yield
         return

@@ -34,12 +34,12 @@ GiveUp: TypeAlias = Callable[[StoreFailure], None]
 
 
 class _Queued:
-    """A write on its way, and the caller that waits for its outcome.
+    """A write, and the caller that waits for its outcome.
 
     ``answer`` is done when the outcome is known, or cancelled with the caller.
-    ``in_commit`` is true while a commit has the write. A write that is in a commit when
-    its caller is cancelled, or gives up, is *abandoned*: ``decision`` is set, and done
-    when the commit ends.
+    ``in_commit`` is true while a commit has the write. If its caller is cancelled then,
+    or the commit takes too long, the write is *abandoned*: ``decision`` is a future
+    that is done when the commit ends.
     """
 
     __slots__ = ("answer", "decision", "in_commit", "write")
@@ -99,7 +99,7 @@ class GroupCommit:
         self._batching = batching
         self._timeout = timeout
         self._grouped = _Queue()
-        # Of threads whose writes are repeated apart from the others.
+        # By thread id: queues of writes that are repeated separately.
         self._apart: dict[str, _Queue] = {}
         self._abandoned: list[_Queued] = []
 
@@ -182,7 +182,7 @@ class GroupCommit:
 
     def _lane_ended(self, queue: _Queue, lane: asyncio.Task[Any]) -> None:
         queue.lanes.discard(lane)
-        # A loop that shuts down cancels lanes, and its tasks may still write meanwhile.
+        # An event loop that shuts down cancels lanes while tasks may still write.
         self._start_lanes(queue)
 
         if self._apart and not queue.lanes:
@@ -239,7 +239,8 @@ class GroupCommit:
         """Take the next batch off a queue: this lane's share of what waits."""
         batch: list[_Queued] = []
         waiting = queue.waiting
-        # With nothing in flight the lanes share the queue; later each takes all of it.
+        # If nothing is in flight, all lanes start now and share the queue. Otherwise
+        # this lane takes all of it.
         lanes = 1 if queue.in_flight else len(queue.lanes)
         most = min(self._batching.max_writes, -(-len(waiting) // lanes))
         size = 0
@@ -262,7 +263,7 @@ class GroupCommit:
         self, batch: list[_Queued], outcomes: Sequence[Committed] | None
     ) -> None:
         found = [None] * len(batch) if outcomes is None else outcomes
-        # What was not sent though others of its batch were is repeated apart from them.
+        # If only some writes were not sent, those are repeated separately.
         repeats = len(batch) > 1 and not all(map(is_not_sent, found))
 
         for queued, outcome in zip(batch, found, strict=True):

@@ -316,7 +316,7 @@ class Handle(Generic[MessageT]):
         outcome = await self._commits.run(write)
 
         if isinstance(outcome, Exception):
-            raise self._error(outcome, writes=True)
+            raise self._error(outcome, is_write=True)
 
         if isinstance(outcome, Conflict):
             expected = getattr(write, "expected_version", 0)
@@ -338,7 +338,7 @@ class Handle(Generic[MessageT]):
             late = await self._commits.wait_until_decided(thread_id, key)
 
             if late is not None:
-                raise self._error(late, writes=False)
+                raise self._error(late, is_write=False)
 
         return await self._query(query)
 
@@ -346,7 +346,11 @@ class Handle(Generic[MessageT]):
         return await self._query(partial(read_markers, self._store, thread_ids))
 
     async def _query(self, query: Callable[[], Awaitable[T]]) -> T:
-        """Run a query with retries."""
+        """Run a query with retries, within the time limit.
+
+        A query that ends at once when it is cancelled runs in the caller's task, and so
+        does any query where no time limit can cancel it.
+        """
         caller = asyncio.current_task()
         cancelled = caller.cancelling() if caller else 0
 
@@ -362,14 +366,14 @@ class Handle(Generic[MessageT]):
             raise asyncio.CancelledError
 
         if isinstance(found, Exception):
-            raise self._error(found, writes=False)
+            raise self._error(found, is_write=False)
 
         return found
 
     async def _query_in_task(self, query: Callable[[], Awaitable[T]]) -> T | Exception:
-        """Run a query in a task, so that its caller can go on where it does not end.
+        """Run a query in a task of its own.
 
-        The task takes 10 µs, so a store that ends when it is cancelled goes without.
+        So the caller gets an error in time, even if the query never ends.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T | Exception] = loop.create_future()
@@ -401,7 +405,7 @@ class Handle(Generic[MessageT]):
             if not answer.done():
                 answer.set_result(found)
         finally:
-            answer.cancel()  # where the event loop shuts down
+            answer.cancel()  # no effect, unless the event loop cancelled this task
 
     async def _commit_and_notify(
         self, batch: list[Write], give_up: GiveUp
@@ -432,19 +436,20 @@ class Handle(Generic[MessageT]):
                     f"writes, not {outcomes!r:.100}"
                 )
 
+            # If no write of the batch ran, repeat all of them.
             if isinstance(outcomes[0], StoreFailure) and all(
                 map(is_not_sent, outcomes)
             ):
                 raise outcomes[0]
 
-            return outcomes if merged is None else merged.outcomes(batch, outcomes)
+            return outcomes if merged is None else merged.split(batch, outcomes)
 
         outcomes = await self._attempt(commit, "unknown", give_up)
 
         if not isinstance(outcomes, Exception):
             return outcomes
 
-        # A write that the store refuses must not make the others of its batch fail.
+        # One write that the store refuses must not make the others of its batch fail.
         refused = isinstance(outcomes, CorruptThread) or (
             isinstance(outcomes, StoreFailure) and outcomes.fate == "rejected"
         )
@@ -459,10 +464,10 @@ class Handle(Generic[MessageT]):
     ) -> T | Exception:
         """Do the work; repeat it while a repeat is safe; limit the time.
 
-        Returns the result, or the exception. ``lost`` says what a lost answer means:
-        ``"unknown"`` for a write, which is not repeated, and ``"not sent"`` for a read,
-        of which a repeat is always safe. ``give_up`` is called if the store does not
-        end when its time is over.
+        Returns the result, or the exception. ``lost`` is the fate of work whose answer
+        was lost: ``"unknown"`` for a write, which is not repeated; ``"not sent"`` for a
+        read, because it is always safe to repeat. ``give_up`` is called if the work
+        goes on after the time limit cancelled it.
         """
         fate: Fate = "not sent"
         retry_until: float | None = None
@@ -477,7 +482,7 @@ class Handle(Generic[MessageT]):
                 except StoreFailure as failure:
                     fate = lost if failure.fate == "unknown" else failure.fate
 
-                    # A store may answer its cancellation with what it knows.
+                    # A store may raise a StoreFailure when it is cancelled.
                     if fate != "not sent" or deadline.is_cancelled():
                         return failure
 
@@ -505,7 +510,7 @@ class Handle(Generic[MessageT]):
     def _late(self, fate: Fate) -> StoreFailure:
         return StoreFailure(fate, f"no answer within {self._limit.seconds:g} s")
 
-    def _error(self, failure: Exception, *, writes: bool) -> CheckpointerError:
+    def _error(self, failure: Exception, *, is_write: bool) -> CheckpointerError:
         """Return the contract's error; callers of one batch do not share an object."""
         error: CheckpointerError
 
@@ -515,13 +520,13 @@ class Handle(Generic[MessageT]):
             error = BackendUnavailable(
                 self._store.name,
                 failure.reason,
-                maybe_applied=writes and failure.fate == "unknown",
+                maybe_applied=is_write and failure.fate == "unknown",
             )
         else:
             error = BackendUnavailable(
                 self._store.name,
                 f"unexpected {type(failure).__name__}: {failure}",
-                maybe_applied=writes,
+                maybe_applied=is_write,
             )
 
         error.__cause__ = failure.__cause__ or failure

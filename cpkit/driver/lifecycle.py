@@ -13,12 +13,12 @@ __all__ = ["Lifecycle"]
 
 T = TypeVar("T")
 
-# Seconds that `close` waits for background tasks, which were told to end.
-_LONGEST_END = 10.0
+# Seconds that `close` waits for background tasks after it told them to end.
+_BACKGROUND_TIMEOUT = 10.0
 
 
 class Lifecycle:
-    """Knows whether a handle may be used, and what of it is in flight.
+    """Knows whether a handle may be used, and which operations are in flight.
 
     ``name`` is how errors call the handle; it must not hold a password.
     """
@@ -43,7 +43,7 @@ class Lifecycle:
         self._open = True
 
     def on_close(self, stop: Callable[[], None]) -> None:
-        """Call ``stop`` when `close` begins: to end background tasks."""
+        """Call ``stop`` when `close` begins, to end background tasks."""
         self._on_close.append(stop)
 
     def check(self) -> None:
@@ -71,7 +71,7 @@ class Lifecycle:
         return task
 
     def abandon(self, task: asyncio.Task[Any]) -> None:
-        """Let `close` not wait for a task: it does not end, or it has ended."""
+        """Do not let `close` wait for a task: it has ended, or it may never end."""
         self._tasks.discard(task)
         self._check_idle()
 
@@ -116,8 +116,8 @@ class Lifecycle:
         await self._wait_until_idle()
 
         if self._background:
-            await asyncio.wait(self._background, timeout=_LONGEST_END)
-            await self._wait_until_idle()  # what the background began
+            await asyncio.wait(self._background, timeout=_BACKGROUND_TIMEOUT)
+            await self._wait_until_idle()  # operations of background tasks
 
         await release()
 

@@ -62,7 +62,7 @@ async def _digest(store: Store, thread_id: str) -> Hashable:
 
         return [None] * taken  # a store counts them
 
-    # First the calls: what changes between the two reads shows in the next digest.
+    # A change between the two reads shows in the next digest at the latest.
     calls = await store.calls(thread_id) if isinstance(store, StoresReceipts) else []
     found = await store.snapshot(thread_id, digest)
 

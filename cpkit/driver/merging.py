@@ -11,12 +11,12 @@ __all__ = ["MergedBatch", "merge_appends"]
 
 
 class MergedBatch(NamedTuple):
-    """The writes for the store, and of each caller's write the place among them."""
+    """The writes for the store, and for each caller's write its index among them."""
 
     writes: Sequence[Write]
     places: Sequence[int]
 
-    def outcomes(
+    def split(
         self, batch: Sequence[Write], outcomes: Sequence[Outcome]
     ) -> Sequence[Outcome]:
         """Return each caller's outcome: the version after its own messages."""

@@ -66,8 +66,8 @@ markers before it wakes a watcher.
 class Limits(NamedTuple):
     """What the engine can hold, in bytes: one value, and all of one write.
 
-    ``max_restore`` is for a `Restore`, which may take other ways than an `Append`;
-    ``None`` where the limit is the same.
+    ``max_restore`` limits a `Restore`, which a store may send in parts; ``None`` means
+    ``max_append``.
     """
 
     max_value: int = 2**63 - 1
@@ -78,15 +78,15 @@ class Limits(NamedTuple):
 class Batching(NamedTuple):
     """How the handle groups writes into calls of ``commit``.
 
-    ``max_writes`` in one call (1: no grouping) and roughly ``max_bytes``. ``lanes`` is
-    how many calls of ``commit`` with grouped writes may run at the same time. Only
-    writes of the ``kinds`` are grouped: one of another kind gets a call of its own at
-    once, beside all others. An append without messages is of the kind `Merge`.
+    One call has at most ``max_writes`` (1: no grouping) and roughly ``max_bytes``.
+    ``lanes`` is how many calls with grouped writes may run at the same time. Only
+    writes of the ``kinds`` are grouped; a write of another kind gets a call of its own
+    at once. An append without messages is of the kind `Merge`.
 
-    With ``merges_appends`` the store gets appends that name no version, and between
-    which there is no other write to their thread, as one `Append`. It is for stores
-    where each write costs, and not only each batch: 64 tasks that append to one thread
-    of Redis were measured to be a third faster.
+    With ``merges_appends`` the handle merges appends to one thread into one `Append`,
+    if they name no version and no other write to the thread is between them. It is for
+    stores that pay for each write, and not only for each batch: 64 tasks that append to
+    one thread of Redis were measured to be a third faster.
     """
 
     max_writes: int = 256
@@ -104,14 +104,14 @@ class Batching(NamedTuple):
 class Timeouts(NamedTuple):
     """Limits of time, in seconds, that the handle enforces.
 
-    ``operation`` limits one operation with all its retries: the handle cancels what
-    takes longer, and goes on without it a second later. ``None`` is for a store whose
-    calls cannot be cancelled, because they run in a thread; such a store limits its own
-    waiting. ``retry`` is for how long the handle repeats an operation that was proven
-    not to have run.
+    ``operation`` limits one operation with all its retries. The handle cancels an
+    operation that takes longer; if it does not end within a second, the handle answers
+    the caller without it. ``None`` is for a store whose calls cannot be cancelled,
+    because they run in a thread; such a store limits its own waiting. ``retry`` is for
+    how long the handle repeats an operation that was proven not to have run.
 
-    ``cancels_reads`` says that a read always ends at once when it is cancelled. Then
-    the handle runs it in its caller's task, which takes 10 µs less.
+    ``cancels_reads``: a read of this store always ends at once when it is cancelled.
+    The handle then needs no task of its own for it, which saves 10 µs.
     """
 
     operation: float | None = None
@@ -182,9 +182,9 @@ class Store(Protocol):
         of every write of the batch. Cancelled before it sent anything, it may raise
         ``StoreFailure("not sent", …)`` in place of ``CancelledError``.
 
-        A write that waits for something that the others do not wait for, such as the
-        lock of its thread, has ``StoreFailure("not sent", …)`` as its outcome. The
-        handle answers the others, and repeats the writes to this thread apart.
+        If one write would have to wait for something that the others do not need, such
+        as the lock of its thread, its outcome is ``StoreFailure("not sent", …)``. The
+        handle answers the others, and repeats the writes to this thread separately.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Figures of one handle in memory, for a page or a probe of the same process.
 
-`Tally` is a meter like those of OpenTelemetry, which is not needed. So what
-``docs/metrics.md`` lists is counted here in the same way.
+`Tally` has the methods of an OpenTelemetry meter that cpkit uses, without that package.
+It counts what ``docs/metrics.md`` lists.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _KEPT = 1_000
 
 
 class Figure:
-    """What was recorded of one metric with the same attributes.
+    """The values of one metric with the same attributes.
 
     ``count``, ``total`` and ``largest`` are of all values; `at` is of the newest ones.
     """
@@ -37,7 +37,7 @@ class Figure:
         self._newest.append(value)
 
     def at(self, fraction: float) -> float:
-        """Return the value that this fraction of the newest values does not exceed."""
+        """Return a quantile of the newest values: 0.99 is the 99th percentile."""
         ordered = sorted(self._newest)
         return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]
 

@@ -8,9 +8,8 @@ from itertools import takewhile
 
 __all__ = ["Deadline", "TimeLimit"]
 
-# Seconds that a cancelled operation has to clean up before it is cancelled again; at
-# most those of the limit.
-_CLEANUP = 1.0
+# Seconds that a cancelled operation has to end before it is cancelled again.
+_GRACE = 1.0
 
 
 class Deadline:
@@ -41,8 +40,8 @@ class TimeLimit:
     """Cancels the task of an operation that takes longer than ``seconds``.
 
     A store may not end when it is cancelled. Then the task is cancelled again every
-    ``cleanup`` seconds, and ``give_up`` is called each time: it lets the caller go on
-    without the task.
+    second (more often if ``seconds`` is less), and ``give_up`` is called each time: it
+    answers the caller, who does not wait for the task any more.
 
     `start` an operation, and `end` it in a ``finally``. One timer serves all of them:
     ``asyncio.timeout`` sets and cancels a timer for each, which was measured to take
@@ -51,8 +50,8 @@ class TimeLimit:
 
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds
-        self.cleanup = _CLEANUP if seconds is None else min(_CLEANUP, seconds)
-        # In both, the next to pass comes first.
+        self._grace = _GRACE if seconds is None else min(_GRACE, seconds)
+        # Both are in the order of their deadlines.
         self._running: dict[Deadline, None] = {}
         self._cancelled: dict[Deadline, None] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -69,7 +68,7 @@ class TimeLimit:
         deadline = Deadline(task, loop.time() + self.seconds, give_up)
         self._running[deadline] = None
 
-        # A timer that is set is never later: ``cleanup`` is at most ``seconds``.
+        # A timer that is set is never later, because the grace is at most ``seconds``.
         if self._timer is None:
             self._timer = loop.call_at(deadline.at, self._look, loop)
 
@@ -109,7 +108,7 @@ class TimeLimit:
     def _cancel(self, deadline: Deadline, now: float) -> None:
         deadline.cancels += 1
         deadline.task.cancel()
-        deadline.at = now + self.cleanup
+        deadline.at = now + self._grace
         self._cancelled[deadline] = None
 
 

@@ -1,9 +1,9 @@
 """Watching: the watchers of one handle share one listener and one poll.
 
-Markers decide. A marker is what a store says of a thread's state, and each change gives
-the thread another one. A notification is only a hint to read a marker now, so a lost,
-delayed or doubled notification costs time and nothing else. Without a hint the markers
-of all watched threads are read once in each poll interval.
+A thread changed if its *marker* changed: a value that a store computes, and that is
+another one after each change. A notification is only a hint to read a marker now, so a
+lost, delayed or repeated notification costs time and nothing else. Without a hint the
+markers of all watched threads are read once in each poll interval.
 """
 
 from __future__ import annotations
@@ -38,19 +38,20 @@ logger = logging.getLogger(__name__)
 
 _NOT_READ = object()
 
-# The listener goes on for this time after the last watcher left: waiters often come
-# back at once, and a new connection costs more than an idle one.
+# Seconds for which the listener goes on after the last watcher left: waiters often
+# return at once, and a new connection costs more than an idle one.
 _LINGER = 5.0
 
-# Looks without a named thread take a tenth of the time at most, and rest no longer than
-# this. A look at a few threads is slow only where the machine is busy, and resting then
-# would add to what its waiters wait; so each watched thread allows for a little more.
+# After a scan, which reads the markers of all watched threads, the poll rests for nine
+# times as long as the scan took. The longest rest, in seconds: for a watch of all
+# threads, and for one of named threads, with an addition for each of these. A scan of
+# few threads is slow only on a busy machine, and a long rest would delay their waiters.
 _LONGEST_REST = 60.0
-_SHORTEST_REST, _REST_PER_THREAD = 0.02, 0.0002
+_LONGEST_NAMED_REST, _REST_PER_THREAD = 0.02, 0.0002
 
 
 class Watcher:
-    """The iterator of one ``watch``: ids that changed and were not taken yet."""
+    """The iterator of one ``watch``: ids of threads that changed, each once."""
 
     def __init__(self, thread_ids: frozenset[str], lifecycle: Lifecycle) -> None:
         self.thread_ids = thread_ids
@@ -101,8 +102,8 @@ class Watcher:
 class Watching:
     """All watchers of a handle.
 
-    ``read`` returns the markers of some threads, or of all. `changed_by` must be called
-    after each commit.
+    ``read`` returns the markers of some threads, or of all. The handle calls
+    `changed_by` after each commit.
     """
 
     def __init__(
@@ -164,17 +165,14 @@ class Watching:
 
         for write, outcome in zip(batch, outcomes, strict=True):
             if may_have_changed(write, outcome):
-                self._written(write.thread_id)
+                self._heard(write.thread_id)
+
+                if self._announcing is not None:
+                    self._announcing.add(write.thread_id)
 
     @property
     def _is_watched(self) -> bool:
         return bool(self._by_id or self._of_all)
-
-    def _written(self, thread_id: str) -> None:
-        self._heard(thread_id)
-
-        if self._announcing is not None:
-            self._announcing.add(thread_id)
 
     # Watchers
 
@@ -279,11 +277,14 @@ class Watching:
 
     async def _poll(self) -> None:
         clock = asyncio.get_running_loop().time
-        looked = rested = clock()
+        scanned_at = rests_until = clock()
         costs = 0.0, 0.0
 
         while True:
-            due = rested if self._scan_due else max(rested, looked + self._interval)
+            due = rests_until
+
+            if not self._scan_due:
+                due = max(due, scanned_at + self._interval)
 
             if not self._hints and clock() < due:
                 self._hinted.clear()
@@ -300,7 +301,7 @@ class Watching:
             is_scan = began >= due
 
             if is_scan:
-                looked = began
+                scanned_at = began
                 self._scan_due = False
                 asked = None if self._of_all else {*self._by_id}
             else:
@@ -311,22 +312,22 @@ class Watching:
                     tell(time.monotonic() - hinted_at)
 
             if is_scan:
-                # The faster of the last two scans counts, so one stall, of a server
-                # that was stopped, does not slow the poll.
+                # The faster of the last two scans counts: one stall of the server does
+                # not slow the poll.
                 costs = costs[1], clock() - began
-                rested = clock() + min(9 * min(costs), self._longest_rest())
+                rests_until = clock() + min(9 * min(costs), self._longest_rest())
 
     def _longest_rest(self) -> float:
         if self._of_all:
             return _LONGEST_REST
 
-        return max(_SHORTEST_REST, len(self._by_id) * _REST_PER_THREAD)
+        return max(_LONGEST_NAMED_REST, len(self._by_id) * _REST_PER_THREAD)
 
     async def _look(self, asked: set[str] | None) -> bool:
         """Read and compare markers; return whether one changed.
 
-        If that cannot succeed, wake the watchers, whose own read then raises. A watcher
-        of all threads has no id to read, and gets the error.
+        After an error that a repeat would not fix, wake the watchers: their own read
+        raises it. A watcher of all threads has no id to read, so it gets the error.
         """
         if asked is not None and not asked:
             return False

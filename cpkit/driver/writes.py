@@ -81,12 +81,12 @@ class Merge(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """Put a call on record as issued, with the attempt number after its key's newest.
+    """Put a call on record as issued; its attempt is one after its key's newest.
 
     Outcome: ``None`` where the call is on record now. Otherwise nothing is written,
     and the outcome is the `StoredCall` that stands in the way: the call with this
-    thread and call id whatever its status, or else the newest call of the key if it is
-    issued or completed.
+    thread and call id, whatever its status, or else the newest call of the key, if it
+    is issued or completed.
     """
 
     thread_id: str
@@ -124,9 +124,9 @@ class Restore(NamedTuple):
     """Create a thread exactly as it was dumped; ``calls`` are in the order of claims.
 
     ``created_at`` and ``updated_at`` are ``None`` where there is nothing but erased
-    calls. Outcome: ``None``, or `Conflict` where the thread or any call of its id is on
-    record, or `KeyHeld` unless, of each key and together with the calls of other
-    threads, all attempt numbers differ and only the newest is not failed.
+    calls. Outcome: ``None``; `Conflict` where the thread or any call of its id is on
+    record; `KeyHeld` where a call of another thread stands in the way. Of each key all
+    attempt numbers must differ, and only the newest may be issued or completed.
     """
 
     thread_id: str

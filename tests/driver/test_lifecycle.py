@@ -238,7 +238,7 @@ async def test_closing_waits_for_background_tasks_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One that does not end is left behind."""
-    monkeypatch.setattr(lifecycle, "_LONGEST_END", 0.01)
+    monkeypatch.setattr(lifecycle, "_BACKGROUND_TIMEOUT", 0.01)
     life, resource, ended = opened(), Resource(), asyncio.Event()
     resource.allowed.set()
     life.spawn_in_background(ended.wait())

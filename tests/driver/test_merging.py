@@ -93,7 +93,7 @@ async def test_a_merged_batch_has_the_outcomes_of_its_writes(seed: int) -> None:
     merged = merge_appends(batch, 100)
     assert len(merged.writes) < len(batch)
     expected = await one_by_one.commit(batch)
-    found = merged.outcomes(batch, await merging.commit(merged.writes))
+    found = merged.split(batch, await merging.commit(merged.writes))
     assert found == expected
 
     for thread in "abc":
