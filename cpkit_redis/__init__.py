@@ -1,4 +1,4 @@
-"""Agent state in Redis; see `cpkit_redis.store` for the manual."""
+"""Agent state in Redis; ``docs/drivers.md`` is the manual."""
 
 from cpkit.extras import needs_extra
 

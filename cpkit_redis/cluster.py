@@ -26,10 +26,10 @@ Claims
     itself, and answers with its record. Where the thread has no call with the token,
     the member is void: the caller removes it and tries to enter again.
 
-    Two callers never hold one key. Two holders would need a member that was replaced
-    as void and is confirmed later. A member is entered after its token was written in
-    its thread, and no token is written twice. So a token that is missing there is
-    missing for ever: its confirmation fails.
+    Two callers never hold one key. For that a member would have to be confirmed after
+    it was replaced as void. A member is entered after its token was written in its
+    thread, and no token is written twice. So a token that is missing there is missing
+    for ever, and its confirmation fails.
 
     If the process dies after step 1, the prepared call holds nothing; the same call,
     repeated, replaces it. After step 2, the next caller of the key confirms the call.
@@ -38,7 +38,7 @@ Claims
     A deletion with ``forget_keys`` removes the calls, which makes their members void,
     and then the members. A restore copies the thread, marks it as ``begun`` with a
     token, enters its members with that token, and renames the copy if the mark is still
-    there; confirming one of its members before removes the mark.
+    there. If a caller confirms one of these members earlier, that removes the mark.
 
 Durability
     A node answers before its replicas have a write. A failover loses the last
@@ -56,11 +56,10 @@ Permissions
 
     Without the last three, or before Redis 7, a watch polls.
 
-Caveats
-    While a slot moves to another node, operations on its threads and keys wait for its
-    arrival, up to ``timeout``. A slot has a 64th of a store, or all of a store with a
-    tag. A read that a node does not answer within a quarter of ``timeout`` is repeated,
-    at the node that has the slot then.
+Moved slots
+    While a slot moves to another node, operations on its threads and keys wait, up to
+    ``timeout``. A read that a node does not answer within a quarter of ``timeout`` is
+    repeated, at the node that has the slot then.
 """
 
 from __future__ import annotations
@@ -128,9 +127,8 @@ class ClusterStore(RedisStore):
 
     def _connect(self, where: Any, options: RedisOptions) -> str:
         # A read is tried at least three times before ``timeout``.
-        patience = options.timeout / 4
         self._server = Nodes(
-            where, options.pool_size, options.connect_timeout, patience
+            where, options.pool_size, options.connect_timeout, options.timeout / 4
         )
         self._channel = f"{options.prefix}:changes".encode()
         scheme = where.partition("://")[0].lower()
@@ -332,7 +330,7 @@ class SpreadStore(ClusterStore):
             if isinstance(other, StoredCall):
                 newest = await self.holder(call.idempotency_key) or other
 
-                # Claimed since the restore began: look again.
+                # The thread made the claim after the restore began: start again.
                 if newest.thread_id == write.thread_id:
                     return StoreFailure("not sent", "another writer began the thread")
 

@@ -16,8 +16,7 @@ from redis.asyncio.connection import ConnectionPool
 from cpkit.driver import Heard, StoreFailure
 from cpkit_redis.errors import CLIENT_ERRORS, code_of, failure
 
-# Seconds without a message after which the server is asked for a sign of life, and
-# those that it has to answer.
+# Seconds without a message after which a PING is sent, and seconds to answer it.
 _CHECK_EVERY = 10.0
 _CHECK_TIMEOUT = 5.0
 
@@ -27,7 +26,7 @@ async def listen(
 ) -> None:
     """Listen on a connection of its own, with the command SUBSCRIBE or SSUBSCRIBE.
 
-    Returns where the user may not, or the server does not know the command.
+    Returns if the user may not do this, or the server does not know the command.
     """
     try:
         async with Redis(connection_pool=pool).pubsub() as channels:
@@ -35,8 +34,8 @@ async def listen(
             is_asked = False
 
             while True:
-                patience = _CHECK_TIMEOUT if is_asked else _CHECK_EVERY
-                message = await channels.get_message(timeout=patience)
+                timeout = _CHECK_TIMEOUT if is_asked else _CHECK_EVERY
+                message = await channels.get_message(timeout=timeout)
 
                 if message is not None:
                     is_asked = False

@@ -6,9 +6,8 @@ the handle repeats it within ``timeout``. redis-py's own cluster client is not u
 commands: it repeats them by itself, sends ASKING on another connection than the command
 that it is for, and does not say whether a command was sent.
 
-An operation that meets a slot on its way to another node waits for its arrival. A key
-that it names does not exist, so Redis answers ASK or TRYAGAIN until the whole slot is
-moved.
+An operation on a slot that is moving to another node waits until it has moved: it names
+a key that does not exist, so Redis answers ASK or TRYAGAIN until then.
 """
 
 from __future__ import annotations
@@ -32,29 +31,29 @@ from cpkit_redis.server import Server, cancellation
 
 Place: TypeAlias = tuple[str, int]
 
-# Seconds to connect to a node, and for it to answer where the slots are. There are
+# Seconds to connect to a node, and for its map of slots. It is short, because there are
 # other nodes to ask.
-_PATIENCE = 2.0
+_NODE_TIMEOUT = 2.0
 
 
 class Nodes:
     """The servers of a cluster, from a URL with some of them.
 
     ``size`` is how many connections each has at most. A read that a node does not
-    answer within ``patience`` seconds fails, so that it can be repeated at the node
-    that took over.
+    answer within ``read_timeout`` seconds fails, so that the handle repeats it at the
+    node that took over.
     """
 
     def __init__(
-        self, url: str, size: int, connect_timeout: float, patience: float
+        self, url: str, size: int, connect_timeout: float, read_timeout: float
     ) -> None:
-        seeds = _seeds(url, size, min(connect_timeout, _PATIENCE))
+        seeds = _seeds(url, size, min(connect_timeout, _NODE_TIMEOUT))
         self._size = size
-        self._patience = patience
+        self._read_timeout = read_timeout
         self._settings = seeds[0]
         self._seeds = [_place_of(pool) for pool in seeds]
         self._servers: dict[Place, Server] = {}
-        # The first and the last of a range of slots, and who has it.
+        # The first and the last of a range of slots, and the node that has it.
         self._ranges: list[tuple[int, int, Place]] = []
         self._version = 0
         self._is_old = True
@@ -128,7 +127,7 @@ class Nodes:
     async def _send(
         self, version: int, place: Place, commands: Sequence[Any], writes: bool
     ) -> list[Any]:
-        limit = None if writes else self._patience
+        limit = None if writes else self._read_timeout
 
         try:
             async with asyncio.timeout(limit):
@@ -152,7 +151,7 @@ class Nodes:
         return answers
 
     async def _place(self, key: bytes) -> tuple[int, Place]:
-        """Return who has the key, and the version of the map that says so."""
+        """Return the version of the map of slots, and the node that has the key."""
         if self._is_old:
             await self._refresh(self._version)
 
@@ -177,7 +176,7 @@ class Nodes:
 
             for place in known:
                 try:
-                    async with asyncio.timeout(_PATIENCE):
+                    async with asyncio.timeout(_NODE_TIMEOUT):
                         [found] = await self._server(place).ask(
                             b"", ("CLUSTER", "SLOTS"), writes=True
                         )
@@ -209,7 +208,7 @@ class Nodes:
     def _server(self, place: Place) -> Server:
         if place not in self._servers:
             pool = self._pool(*place, self._size)
-            self._servers[place] = Server(pool, self._size, _PATIENCE)
+            self._servers[place] = Server(pool, self._size, _NODE_TIMEOUT)
 
         return self._servers[place]
 

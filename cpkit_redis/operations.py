@@ -1,8 +1,7 @@
 """Writes as operations of ``operations.lua``, and what its answers mean.
 
-The content of a restored thread gets to the server in parts, as a copy. One operation
-then renames the copy's keys to those of the thread. The copy of a process that died
-expires.
+A restored thread is first copied to the server in parts, under keys of its own. One
+operation then renames these keys to those of the thread. An unfinished copy expires.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def operation(write: Write) -> list[Any]:
         case Erase():
             return words(b"erase", thread, b"1" if write.forget_keys else b"0")
         case Restore():
-            raise AssertionError("it has an operation of its own")
+            raise AssertionError("see copy_thread")
 
 
 def checked(answer: Any, shard: bytes, thread_id: str = "?") -> list[Any]:

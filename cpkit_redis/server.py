@@ -17,20 +17,20 @@ from cpkit_redis.errors import CLIENT_ERRORS, failure
 class Server:
     """At most ``size`` connections to the server of a pool.
 
-    ``patience`` limits the seconds of connecting, the login included.
+    ``connect_timeout`` limits the seconds of connecting, the login included.
 
-    It uses connections of the client library, and not its commands: these do not say
-    whether anything was sent, and cost a quarter of an append.
+    It uses connections of the client library, and not its commands: those do not tell
+    whether anything was sent, and take a quarter of the time of an append.
     """
 
     def __init__(
-        self, pool: ConnectionPool, size: int, patience: float | None = None
+        self, pool: ConnectionPool, size: int, connect_timeout: float | None = None
     ) -> None:
         self._pool = pool
-        self._patience = patience
+        self._connect_timeout = connect_timeout
         # Callers wait for a place here first: the pool raises when it is exhausted.
         self._places = asyncio.Semaphore(size)
-        # Taken from the pool for good: its own way takes a fifth of an append.
+        # Never given back to the pool, which takes a fifth of the time of an append.
         self._idle: list[AbstractConnection] = []
 
     async def ask(
@@ -52,10 +52,10 @@ class Server:
                     connection = self._pool.get_available_connection()  # type: ignore[no-untyped-call]  # redis-py
 
                 try:
-                    if self._patience is None:
+                    if self._connect_timeout is None:
                         await self._pool.ensure_connection(connection)
                     else:
-                        async with asyncio.timeout(self._patience):
+                        async with asyncio.timeout(self._connect_timeout):
                             await self._pool.ensure_connection(connection)
 
                     sent = connected = True
@@ -102,9 +102,9 @@ class Server:
 def cancellation() -> Callable[[], bool]:
     """Return a function that tells whether this task has been cancelled since now.
 
-    `Server.ask` turns the cancellation of what it did not send into a ``StoreFailure``.
-    Who tries something else after a failure asks this first: if the task was cancelled,
-    the time of the operation is over.
+    If `Server.ask` is cancelled before it sent anything, it raises ``StoreFailure``. A
+    caller that would continue after such a failure asks this function first: a
+    cancelled task must end.
     """
     task = asyncio.current_task()
     assert task is not None

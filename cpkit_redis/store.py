@@ -149,9 +149,9 @@ class RedisStore:
 
     Options: ClassVar[type[DriverOptions]] = RedisOptions
     client_options: ClassVar[frozenset[str]] = URL_OPTIONS
-    # Two lanes: while the server has one half of a crowd, the other half gets ready. 64
-    # tasks are a fifth faster. A restore takes several round trips, for which other
-    # writes should not wait.
+    # Two lanes: while the server works on one batch, the next gets ready. 64 tasks were
+    # measured to be a fifth faster. A restore takes several round trips, and other
+    # writes should not wait for it.
     batching = Batching(
         lanes=2, kinds=(Append, Merge, Claim, Resolve, Erase), merges_appends=True
     )
@@ -345,7 +345,7 @@ class RedisStore:
         return b""
 
     async def _reserve(self, write: Restore, token: bytes) -> Outcome:
-        """Take what is not in the shard of a restored thread; return what is held."""
+        """Reserve what is in other shards than the thread; return what prevents it."""
         return None
 
     async def _undo_restore(self, write: Restore, token: bytes, copy: bytes) -> None:
@@ -373,7 +373,8 @@ class RedisStore:
     ) -> list[Any]:
         # LRANGE counts as Python does, from the end too, but includes the last one.
         first, last = (1, 0) if stop == 0 else (start, -1 if stop is None else stop - 1)
-        # The version only tells where they are, so it may be of another moment.
+        # The version only gives the position of the first message, for errors, so it
+        # may be of another moment.
         version, found = await self._ask(
             thread_id, ("LLEN", b"m"), ("LRANGE", b"m", _near(first), _near(last))
         )
