@@ -274,12 +274,6 @@ def test_a_server_that_syncs_survives_a_power_loss(
     if not isinstance(harness, ServerHarness):
         pytest.skip("the folder of the shared server is unknown")
 
-    if store == "redis_always" and clause.id == "powerloss.second-loss":
-        # Fails about once in ten runs: half of a write that was never acknowledged is
-        # there. Redis seems to cut its log in a transaction, which a later one ends.
-        reason = "a log that was cut inside a transaction"
-        request.node.add_marker(pytest.mark.xfail(reason=reason, strict=False))
-
     outcome = run_clause(clause, harness, rounds=ConformanceTests.rounds)
     assert outcome.status is Status.PASSED, outcome.reason
 

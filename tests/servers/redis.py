@@ -41,6 +41,7 @@ SETTINGS = {
     "save": '""',
     "enable-debug-command": "local",
     "repl-diskless-sync-delay": "0",
+    "aof-load-truncated": "no",  # as the documentation says; `start` repairs
 }
 
 SINCE_7 = [
@@ -162,17 +163,26 @@ class RedisServer:
         self.close()
 
     def start(self) -> None:
-        """Start the server and wait until it has read its data and answers."""
+        """Start the server and wait until it has read its data and answers.
+
+        An append-only file that ends inside a command or a transaction is repaired as
+        an operator does it.
+        """
         assert self._process is None, "already running"
         conf = self._folder / "redis.conf"
         unknown = SINCE_7 if _version(self._binary) < (7,) else []
         settings = {k: v for k, v in self.settings.items() if k not in unknown}
         conf.write_text("".join(f"{k} {v}\n" for k, v in settings.items()))
         deadline = time.monotonic() + PATIENCE
+        before = len(self.log)
 
         while not self._started(conf, deadline):
+            said, before = self.log[before:], len(self.log)
+
+            if "Unexpected end of file" in said:
+                self._repair()
             # The kernel may hold the ports of a killed server for a moment.
-            if "bind" not in self.log[-400:] or time.monotonic() > deadline:
+            elif "bind" not in said or time.monotonic() > deadline:
                 raise RuntimeError(f"Redis does not start:\n{self.log[-4000:]}")
 
             time.sleep(0.05)
@@ -205,6 +215,27 @@ class RedisServer:
         atexit.unregister(self.close)
         self._end(signal.SIGKILL)  # at once: the data is removed
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def log_of_writes(self) -> Path:
+        """The append-only file that the server writes, while it was never rewritten."""
+        return self._file_of_writes("appendonlydir/appendonly.aof.1.incr.aof")
+
+    def _file_of_writes(self, since_7: str) -> Path:
+        is_7 = (self.data / "appendonlydir").exists()
+        return self.data / (since_7 if is_7 else "appendonly.aof")
+
+    def _repair(self) -> None:
+        """Cut the append-only file after its last whole command or transaction."""
+        file = self._file_of_writes("appendonlydir/appendonly.aof.manifest")
+        # The server's binary is the tool too; it goes by the name that it is called.
+        subprocess.run(
+            ["redis-check-aof", "--fix", str(file)],
+            executable=self._binary,
+            input=b"y\n",
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
 
     @property
     def _login(self) -> str:
