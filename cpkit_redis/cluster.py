@@ -43,7 +43,8 @@ Claims
 Durability
     A node answers before its replicas have a write. A failover loses the last
     acknowledged writes, whatever ``appendfsync`` says. ``min-replicas-to-write`` limits
-    how many.
+    how many. Set ``aof-load-truncated no`` on every node: with ``yes`` a node that lost
+    power can lose the register's part of an acknowledged claim at its second restart.
 
     A claim is on two nodes. If a failover loses the register's part alone, the key can
     be claimed again: both calls are then on record in their threads, and

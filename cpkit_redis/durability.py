@@ -9,7 +9,10 @@ from collections.abc import Mapping
 
 from cpkit.records import Durability, Survives
 
-SETTINGS = ("appendonly", "appendfsync", "save", "maxmemory", "maxmemory-policy")
+SETTINGS = (
+    *("appendonly", "appendfsync", "aof-load-truncated", "save"),
+    *("maxmemory", "maxmemory-policy"),
+)
 """What to ask CONFIG for; a service or an ACL may deny it."""
 
 
@@ -22,6 +25,16 @@ _LOSSES = {
     "can lose the last writes: allow CONFIG GET to the user",
 }
 """What an append-only file that is not synced at once may lose, by ``appendfsync``."""
+
+# loadSingleAppendOnlyFile in Redis' aof.c cuts before MULTI only where the file ends
+# between two commands. Where it ends inside one, it cuts before that command: MULTI
+# stays, and the next load takes what was appended since for a part of the transaction.
+_CUT = (
+    "after a power loss, or a kill of the server in a large write, the server may keep "
+    "half of a transaction in its append-only file, and apply it at the restart after "
+    "that: CONFIG SET aof-load-truncated no, write it into redis.conf, and run "
+    "redis-check-aof --fix if the server then refuses to start"
+)
 
 
 def durability_of(
@@ -58,10 +71,14 @@ def durability_of(
             f"a restart of the server loses everything{since}: "
             "CONFIG SET appendonly yes, and write it into redis.conf"
         )
-    elif settings.get("appendfsync") == "always":
-        survives = Survives.MACHINE
     else:
-        advice.append(_LOSSES.get(settings.get("appendfsync", ""), _LOSSES[""]))
+        if settings.get("appendfsync") != "always":
+            advice.append(_LOSSES.get(settings.get("appendfsync", ""), _LOSSES[""]))
+        elif settings.get("aof-load-truncated") == "no":
+            survives = Survives.MACHINE
+
+        if config and settings.get("aof-load-truncated") != "no":
+            advice.append(_CUT)
 
     if policy is None:
         advice.append(

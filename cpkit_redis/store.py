@@ -11,13 +11,22 @@ URL forms
     connections from the client's settings, and does not close the client.
 
 Durability
-    As the server is configured; read when the handle opens. ``appendfsync always``
-    survives a power loss. The server's log has no checksums, so the file system must
-    leave no holes in what was appended. ``everysec`` survives a kill of the server; a
-    power loss can lose about the last second. Without an append-only file a restart
-    loses everything since the last snapshot. A server that evicts keys when its memory
-    is full can lose any write. A failover to a replica can lose acknowledged writes,
-    because the server answers before its replicas have them.
+    As the server is configured; read when the handle opens. ``appendfsync always`` with
+    ``aof-load-truncated no`` survives a power loss. The server's log has no checksums,
+    so the file system must leave no holes in what was appended. ``everysec`` survives a
+    kill of the server; a power loss can lose about the last second.
+
+    A power loss, or a kill in a large write, can leave the log with the beginning of a
+    transaction. With ``aof-load-truncated yes``, the default, the server may keep it,
+    and the next transaction completes it: after one more restart half of a write is
+    there that was never acknowledged, and a key can have two pending calls. With ``no``
+    the server refuses to start on such a log, until ``redis-check-aof --fix`` has
+    removed the whole transaction.
+
+    Without an append-only file a restart loses everything since the last snapshot. A
+    server that evicts keys when its memory is full can lose any write. A failover to a
+    replica can lose acknowledged writes, because the server answers before its replicas
+    have them.
 
 What is atomic
     Each write. The writes of a batch are one call of ``operations.lua``: one round

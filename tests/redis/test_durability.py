@@ -24,7 +24,17 @@ async def server(servers: Callable[..., RedisServer]) -> RedisServer:
     ("settings", "survives", "words"),
     [
         ({"appendfsync": "always"}, "machine", "appendfsync=always"),
+        (
+            {"appendfsync": "always", "aof-load-truncated": "yes"},
+            "process",
+            "CONFIG SET aof-load-truncated no",
+        ),
         ({"appendfsync": "everysec"}, "process", "about the last second"),
+        (
+            {"appendfsync": "everysec", "aof-load-truncated": "yes"},
+            "process",
+            "CONFIG SET aof-load-truncated no",
+        ),
         ({"appendfsync": "no"}, "process", "the last half minute"),
         ({"appendonly": "no", "save": "900 1"}, "none", "since the last snapshot"),
         (
