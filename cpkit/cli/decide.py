@@ -10,6 +10,7 @@ import typer
 from cpkit.cli.output import counted, print_json, printable, write
 from cpkit.cli.running import BadUse, Exit, print_stderr, run
 from cpkit.cli.stores import Json, open_store, store_url
+from cpkit.driver.ids import check_id
 from cpkit.effects import ApprovalRequest, EffectLedger
 from cpkit.effects.requests import request_of
 from cpkit.lease import this_process
@@ -96,6 +97,8 @@ async def _decide(
     args: str | None,
 ) -> dict[str, Any]:
     url, thread_id, start = _split(words)
+    # An empty key, for instance of an unset variable, would fit every request.
+    check_id("KEY", start)
     chosen = _parse_args(args)
 
     async with open_store(url, KeepsReceipts) as cp:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -41,18 +42,22 @@ def line(process: subprocess.Popen[str]) -> str:
 
 async def asked_twice(cp: Store) -> None:
     """Request two effects, and a third one twice with different arguments."""
+    for amount, fields in ((1, None), (2, None), (3, ["to"]), (4, ["to"])):
+        await ask(cp, amount, fields)
+
+
+async def ask(cp: Store, amount: int, fields: list[str] | None = None) -> None:
     ledger = EffectLedger(cp, requires_approval=lambda _: True)
 
-    for amount, fields in ((1, None), (2, None), (3, ["to"]), (4, ["to"])):
-        with pytest.raises(EffectTimeout):
-            await ledger.run(
-                "t",
-                "wire",
-                {"amount": amount, "to": "bob"},
-                lambda _: None,
-                key_fields=fields,
-                approval_timeout=0,
-            )
+    with pytest.raises(EffectTimeout):
+        await ledger.run(
+            "t",
+            "wire",
+            {"amount": amount, "to": "bob"},
+            lambda _: None,
+            key_fields=fields,
+            approval_timeout=0,
+        )
 
 
 @pytest.mark.parametrize("url", quick_on("sqlite"), indirect=True)
@@ -121,10 +126,6 @@ def test_an_unknown_or_ambiguous_request_is_refused(sqlite_url: str) -> None:
     assert none.err == "thread 't' has no approval request under 'nothing'\n"
     assert invoke("deny", sqlite_url, "missing", "x", "--json").json["ok"] is False
 
-    several = invoke("approve", sqlite_url, "t", "")
-    assert several.code == 2
-    assert "more characters of the key" in several.err
-
     waiting = invoke("pending", sqlite_url, "--json").json["pending"]
     key = next(one["key"] for one in waiting if one["args"]["amount"] == 3)
     unclear = invoke("approve", sqlite_url, "t", key)
@@ -139,6 +140,30 @@ def test_an_unknown_or_ambiguous_request_is_refused(sqlite_url: str) -> None:
     assert sorted(one["args"]["amount"] for one in left) == [1, 2, 3]
     other = '{"amount": 5, "to": "bob"}'
     assert invoke("approve", sqlite_url, "t", key, "--args", other).code == 1
+
+
+def test_the_start_of_a_key_must_be_unique(sqlite_url: str) -> None:
+    """The error says how many requests start so; no start at all is refused."""
+    in_store(sqlite_url, lambda cp: ask(cp, 0))
+
+    for key in ("", "\udcff"):  # an unset variable, and a byte that is not UTF-8
+        for words in ([key], ["t", key]):
+            none = invoke("approve", sqlite_url, *words)
+            assert (none.code, none.out) == (2, "")
+            assert "KEY" in none.err
+
+    async def ask_often(cp: Store) -> None:
+        for amount in range(1, 17):  # of 17 keys, two have the same first character
+            await ask(cp, amount)
+
+    in_store(sqlite_url, ask_often)
+    waiting = invoke("pending", sqlite_url, "--json").json["pending"]
+    assert len(waiting) == 17
+    first, count = Counter(one["key"][0] for one in waiting).most_common(1)[0]
+    several = invoke("approve", sqlite_url, first)
+    assert (several.code, several.out) == (2, "")
+    assert f"{count} requests start with" in several.err
+    assert "more characters of the key" in several.err
 
 
 def test_a_user_without_a_name_gets_the_page(sqlite_url: str) -> None:
