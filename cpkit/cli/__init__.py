@@ -26,7 +26,7 @@ def main() -> None:
     del rich
     from cpkit.cli.app import app
     from cpkit.cli.output import escape_unencodable
-    from cpkit.cli.running import Exit, print_stderr
+    from cpkit.cli.running import BadUse, Exit, print_stderr
 
     escape_unencodable()
 
@@ -39,6 +39,9 @@ def main() -> None:
         context = getattr(exc, "ctx", None)
         path = context.command_path if context else "cpkit"
         print_stderr(f"{exc.format_message()} (see {path} --help)")
+        code = Exit.BAD_USE
+    except BadUse as exc:  # of a command that reads its words before it opens a store
+        print_stderr(str(exc))
         code = Exit.BAD_USE
 
     sys.exit(code)
