@@ -6,15 +6,21 @@ Ctrl-C, 141 when the reader of standard output closed the pipe.
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 
 from cpkit.extras import MissingExtra, needs_extra
 
 __all__ = ["main"]
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
 
 def main() -> None:
     """Run the command that ``sys.argv`` names, and exit the process."""
+    _reopen_closed_streams()
+
     try:
         with needs_extra("the command line", "cli"):
             import rich
@@ -25,7 +31,7 @@ def main() -> None:
 
     del rich
     from cpkit.cli.app import app
-    from cpkit.cli.output import escape_unencodable
+    from cpkit.cli.output import discard_output, escape_unencodable
     from cpkit.cli.running import BadUse, Exit, print_stderr
 
     escape_unencodable()
@@ -43,5 +49,22 @@ def main() -> None:
     except BadUse as exc:  # of a command that reads its words before it opens a store
         print_stderr(str(exc))
         code = Exit.BAD_USE
+    except OSError as exc:
+        if exc.filename is not None or exc.errno not in _FULL:
+            raise
+
+        discard_output()
+        print_stderr(f"standard output: {exc.strerror}")
+        code = Exit.BAD_USE
 
     sys.exit(code)
+
+
+def _reopen_closed_streams() -> None:
+    """Open the null device for each standard stream that the caller has closed.
+
+    Otherwise the next file that is opened, such as a store's, takes its number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))

@@ -24,6 +24,7 @@ from rich.text import Text
 
 __all__ = [
     "counted",
+    "discard_output",
     "one_line",
     "printable",
     "print_json",
@@ -243,7 +244,11 @@ def _json_escape(found: re.Match[str]) -> str:
     return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
 
 
-def _exit_on_closed_pipe() -> NoReturn:
-    # Otherwise the interpreter raises again when it flushes the buffer at exit.
+def discard_output() -> None:
+    """Let the interpreter flush standard output at exit without another error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _exit_on_closed_pipe() -> NoReturn:
+    discard_output()
     raise typer.Exit(_BROKEN_PIPE)

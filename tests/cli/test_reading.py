@@ -254,6 +254,48 @@ def test_only_a_terminal_gets_colours(sqlite_url: str) -> None:
     assert "\x1b" not in cpkit("show", sqlite_url, "missing").err
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    "words", [["threads"], ["show", "chat"], ["threads", "--json"]]
+)
+def test_a_full_disk_is_reported(sqlite_url: str, words: list[str]) -> None:
+    """The error of the output is one line, and the exit code is 2."""
+    in_store(sqlite_url, fill)
+    verb, *rest = words
+
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "cpkit", verb, sqlite_url, *rest],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            check=False,
+        )
+
+    assert done.returncode == 2
+    assert done.stderr == b"standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(["threads"], 0), (["prune", "--older-than", "0s"], 2)]
+)
+def test_closed_streams_are_the_null_device(
+    sqlite_url: str, words: list[str], code: int
+) -> None:
+    """The command runs, and no file of the store gets the number of a stream."""
+    in_store(sqlite_url, fill)
+    verb, *rest = words
+    command = [sys.executable, "-m", "cpkit", verb, sqlite_url, *rest]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&- >&-', "sh", *command],
+        stderr=subprocess.PIPE,
+        env=environment(),
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert b"Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     "words", sweep([["threads"], ["export"], ["show", "long"]], [["threads"]])
 )
