@@ -20,7 +20,12 @@ from cpkit.effects.errors import (
     EffectTimeout,
     KeyReused,
 )
-from cpkit.effects.requests import ApprovalRequest, DecisionOptions, Requests
+from cpkit.effects.requests import (
+    ApprovalRequest,
+    DecisionOptions,
+    Requests,
+    decision_at,
+)
 from cpkit.effects.tracing import Trail, log
 from cpkit.errors import UnknownCall
 from cpkit.lease import this_process
@@ -271,10 +276,13 @@ class Approvals:
                 request = await self._requests.resolve(request, decision)
             except UnknownCall:  # its thread was forgotten meanwhile
                 return False
-        else:
-            request = await self._requests.expire(request)
 
-        made = request.decision
+            # The request may expire before the answer of the store arrives. A run may
+            # have used the approval until then.
+            made = decision_at(request, request.record.resolved_at or datetime.now(UTC))
+        else:
+            made = (await self._requests.expire(request)).decision
+
         wanted = "approved" if approved else "denied"
         return made is not None and made.verdict == wanted
 

@@ -41,6 +41,7 @@ __all__ = [
     "DecisionOptions",
     "Entry",
     "Requests",
+    "decision_at",
     "request_of",
 ]
 
@@ -80,7 +81,7 @@ class ApprovalRequest:
     @property
     def decision(self) -> Decision | None:
         """The decision on record, or ``None`` while a person may decide."""
-        return _decision_of(self)
+        return decision_at(self, datetime.now(UTC))
 
     @property
     def is_approved(self) -> bool:
@@ -448,9 +449,9 @@ def _is_undecided(request: ApprovalRequest) -> bool:
     return request.decision is None and not request.record.erased
 
 
-def _decision_of(request: ApprovalRequest) -> Decision | None:
+def decision_at(request: ApprovalRequest, now: datetime) -> Decision | None:
+    """Return the decision as it counts at a time."""
     record = request.record
-    now = datetime.now(UTC)
 
     if record.status == "issued":
         if request.expires_at is not None and now >= request.expires_at:
@@ -470,8 +471,10 @@ def _decision_of(request: ApprovalRequest) -> Decision | None:
     verdict: Verdict = "denied"
 
     if found.get("approved") is True and not record.erased:
-        # An approval counts only until the request expires, used or not.
-        expired = request.expires_at is not None and now >= request.expires_at
+        # An approval counts only until the request expires, used or not. One that the
+        # store recorded later never counts, whatever the clock of this process says.
+        latest = max(now, record.resolved_at or now)
+        expired = request.expires_at is not None and latest >= request.expires_at
         verdict = "expired" if expired else "approved"
     elif found.get("expired") is True:
         verdict = "expired"

@@ -20,6 +20,7 @@ from cpkit.effects import (
     EffectLedger,
     EffectTimeout,
 )
+from cpkit.effects.requests import decision_at, request_of
 from tests.effects.shop import (
     Counting,
     Method,
@@ -281,6 +282,46 @@ class TestExpiry:
         assert decision is not None
         assert decision.verdict == "expired"
         assert shop.effects == []
+
+    async def test_an_approval_in_the_last_moment_was_one(
+        self, cp: Store, thread: str
+    ) -> None:
+        """The answer arrives after a run used it, and after the request expired."""
+        key = await ask(cp, thread, expires_after=SOON)
+        slow = Counting(cp, True)
+        shop = Shop()
+
+        async def record_late(*args: Any, **options: Any) -> CallRecord:
+            record = await cp.record_result(*args, **options)
+            await careful(cp).run(thread, "charge", ARGS, shop.charge)
+            await until_expired(cp, key)
+            return record
+
+        slow.record_result = record_late
+        assert await quick(slow).approve(key)
+        assert len(shop.effects) == 1
+
+    async def test_an_approval_that_the_store_records_too_late_never_counts(
+        self, cp: Store, thread: str
+    ) -> None:
+        """Neither for the person nor for a run whose clock is behind."""
+        key = await ask(cp, thread, expires_after=SOON)
+        slow = Counting(cp, True)
+
+        async def record_late(*args: Any, **options: Any) -> CallRecord:
+            await until_expired(cp, key)
+            return await cp.record_result(*args, **options)
+
+        slow.record_result = record_late
+        assert not await quick(slow).approve(key)
+        (record,) = [
+            one for one in await cp.list_calls(thread) if one.status == "completed"
+        ]
+        request = request_of(record)
+        assert request is not None
+        made = decision_at(request, request.requested_at)
+        assert made is not None
+        assert made.verdict == "expired"
 
     async def test_an_unused_approval_ends_too(self, cp: Store, thread: str) -> None:
         """An approval in time counts until the request expires."""
