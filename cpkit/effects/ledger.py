@@ -13,6 +13,7 @@ from cpkit.effects.approvals import Approvals, Notifier
 from cpkit.effects.attempts import Attempts, delete_heartbeats
 from cpkit.effects.claim import Claim
 from cpkit.effects.effect import (
+    GLOBAL_THREAD,
     ClaimOptions,
     EffectName,
     EffectOptions,
@@ -58,6 +59,9 @@ from cpkit.records import CallRecord, JsonValue
 from cpkit.terms import WaitHook
 
 __all__ = ["Begun", "EffectLedger"]
+
+_STALE_GLOBAL = 30.0
+"""Seconds without a heartbeat: three intervals of a ledger without ``stale_after``."""
 
 Heal = Callable[[Checkpointer[Any], str, RecoverReport], Awaitable[object] | object]
 """Closes what a crash left open in the conversation of a recovered thread."""
@@ -346,7 +350,9 @@ class EffectLedger:
         uses the given ``lease``, or the one that the current task holds. Every pending
         call is then an orphan, except the calls that this ledger is running. With
         ``stale_after`` it takes no lease, and touches only calls without a heartbeat
-        for that many seconds.
+        for that many seconds. The lease says nothing about the calls of
+        ``cpkit:global``: there, also without ``stale_after``, only those are touched
+        that have no heartbeat for the ledger's ``stale_after``, or 30 seconds.
 
         The call of a read-only tool is discarded. For other tools, ``verify`` decides:
         if the effect landed, its result is recorded; if not, the key is freed. All
@@ -358,7 +364,13 @@ class EffectLedger:
         """
         named = by_name(tools)
 
+        if stale_after is not None and not stale_after > 0:
+            raise ValueError(
+                f"stale_after must be positive, or None, not {stale_after!r}"
+            )
+
         wants_lease = stale_after is None
+        stale_after = stale_after or self._stale_global(thread_id)
 
         async with self._lease(thread_id, lease, on_wait, wants_lease):
             return await resume_thread(
@@ -381,7 +393,8 @@ class EffectLedger:
         before it goes on to the next call. Last it calls ``heal(cp, thread_id,
         report)``, which can close tool calls that the conversation left open.
         ``surfaced`` calls are for a person, and effects that need an undecided approval
-        are reported, not waited for.
+        are reported, not waited for. Of ``cpkit:global``, only calls without a
+        heartbeat are touched, as in `resume`.
 
         After a crash or an error of the store, recover again: the calls not reached yet
         are still pending. A call that was just released, and not yet claimed again, is
@@ -406,8 +419,9 @@ class EffectLedger:
                 outcomes.append((call, outcome))
 
         async with self._lease(thread_id, lease, on_wait):
+            stale_after = self._stale_global(thread_id)
             report = await resume_thread(
-                self._attempts, thread_id, named, self._running, None, run
+                self._attempts, thread_id, named, self._running, stale_after, run
             )
             recovered = RecoverReport(thread_id, report.calls, tuple(outcomes))
 
@@ -416,6 +430,16 @@ class EffectLedger:
 
             healed = await call_callback(heal, self.cp, thread_id, recovered)
             return replace(recovered, healed=healed)
+
+    def _stale_global(self, thread_id: str) -> float | None:
+        """Return after how long a call of the global thread counts as an orphan.
+
+        Runs of any thread have calls in it, and no run holds its lease.
+        """
+        if thread_id != GLOBAL_THREAD:
+            return None
+
+        return self.settings.stale_after or _STALE_GLOBAL
 
     def _lease(
         self,

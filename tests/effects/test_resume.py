@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from math import nan
 from typing import Any
 
 import pytest
@@ -282,6 +283,45 @@ async def test_with_stale_after_resume_touches_only_stale_calls(
     assert shop.gate is not None
     shop.gate.set()
     await task
+
+
+@pytest.mark.parametrize("stale_after", [0, -1, nan])
+async def test_a_stale_after_that_spares_no_live_run_is_refused(
+    stale_after: float, cp: Store, thread: str
+) -> None:
+    """With 0, each call would be an orphan at the first look."""
+    with pytest.raises(ValueError, match="stale_after"):
+        await quick(cp).resume(thread, TOOLS, stale_after=stale_after)
+
+
+@pytest.mark.parametrize("method", ["resume", "recover"])
+async def test_live_calls_of_the_global_thread_are_left(
+    method: str, cp: Store, thread: str
+) -> None:
+    """No run holds the lease of that thread. Calls without a heartbeat are orphans."""
+    shop = Shop("paid", gate=asyncio.Event())
+
+    @tool(name="pay", scope="global", verify=lambda _: NotLanded())
+    async def pay(effect: Effect, thread: str) -> JsonValue:
+        return await shop.charge(effect)
+
+    run = asyncio.create_task(
+        ToolRegistry(quick(cp, stale_after=0.3), [pay]).dispatch(
+            thread, "pay", {"thread": thread}
+        )
+    )
+    await shop.began.wait()
+    args = {"n": thread}
+    dead = await claim(cp, "cpkit:global", f"dead {thread}", args, "pay")
+    other = quick(cp, stale_after=0.3)
+    report = await getattr(other, method)("cpkit:global", [pay])
+    actions = {one.record.call.call_id: one.action for one in report.calls}
+    assert actions[shop.effects[0].call_id] == "alive"
+    assert actions[dead.call.call_id] == "released"
+    assert shop.gate is not None
+    shop.gate.set()
+    assert (await run).content == "paid"
+    assert len(shop.effects) == 1
 
 
 async def test_a_heartbeat_during_verify_stops_the_resume(
