@@ -18,9 +18,11 @@ Heartbeats
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import sha256
 from os import urandom
 from traceback import format_exception_only
 
+from cpkit.driver.ids import MAX_ID_BYTES
 from cpkit.effects.effect import Effect, copy_json
 from cpkit.effects.errors import EffectErased, EffectFailed
 from cpkit.records import CallRecord, JsonValue
@@ -58,7 +60,13 @@ _LONGEST_MESSAGE = 10_000
 
 def heartbeat_thread(key: str) -> str:
     """Return the thread in whose extra the holders of a key write heartbeats."""
-    return f"cpkit:beats:{key}"
+    name = f"cpkit:beats:{key}"
+
+    if len(name.encode()) <= MAX_ID_BYTES:
+        return name
+
+    # The key of a call that no ledger made: those of a ledger are short.
+    return f"cpkit:beats-of:{sha256(key.encode()).hexdigest()}"
 
 
 def doubt_name(call_id: str) -> str:

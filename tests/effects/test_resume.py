@@ -324,6 +324,15 @@ async def test_live_calls_of_the_global_thread_are_left(
     assert len(shop.effects) == 1
 
 
+async def test_a_call_with_the_longest_key_is_resumed_too(
+    cp: Store, thread: str
+) -> None:
+    """A program may have recorded it by hand, beside the ledger's calls."""
+    await claim(cp, thread, thread.ljust(512, "k"), {"landed": "yes"}, "pay")
+    report = await quick(cp).resume(thread, TOOLS, stale_after=0.2)
+    assert [one.action for one in report.calls] == ["landed"]
+
+
 async def test_a_heartbeat_during_verify_stops_the_resume(
     cp: Store, thread: str
 ) -> None:
