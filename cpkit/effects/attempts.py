@@ -70,25 +70,30 @@ class Attempts:
         self.receipts = cp if isinstance(cp, KeepsReceipts) else None
         self.waits = SharedWaits.of(cp)
 
-    async def claim(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+    async def claim(
+        self, thread_id: str, call: ToolCall, *, retry_rejected: bool = False
+    ) -> CallRecord | None:
         """Claim the call's key. ``None`` means that this call holds the key.
 
         Make a new id for each attempt. An issued record with that id is then this
-        attempt's own.
+        attempt's own. ``retry_rejected`` is that of `resolve`.
         """
-        record = await self.issue(thread_id, call)
+        record = await self.issue(thread_id, call, retry_rejected=retry_rejected)
 
         if record is None or record.erased or not _is_call(record, call):
             return record
 
         return None if record.status == "issued" else record
 
-    async def issue(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+    async def issue(
+        self, thread_id: str, call: ToolCall, *, retry_rejected: bool = False
+    ) -> CallRecord | None:
         """Do what ``record_issued`` does, with retries."""
         return await retry_unclear(
             lambda: self.cp.record_issued(thread_id, call),
             self.backoff,
             self.retry_timeout,
+            retry_rejected=retry_rejected,
         )
 
     async def find_claimed(self, thread_id: str, call: ToolCall) -> CallRecord | None:

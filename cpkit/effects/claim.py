@@ -233,7 +233,10 @@ class Claim:
             if holder is not None:
                 return holder
 
-            record = await self._attempts.claim(self._thread_id, self.call)
+            # The outcome of a handler that ran exists nowhere else.
+            record = await self._attempts.claim(
+                self._thread_id, self.call, retry_rejected=self.handler_ran
+            )
 
             if record is None or record.status != "failed":
                 return record

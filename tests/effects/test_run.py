@@ -538,6 +538,31 @@ async def test_a_superseded_run_records_its_result_if_the_key_is_free(
     ]
 
 
+async def test_the_claim_for_a_result_is_repeated_while_the_store_is_away(
+    cp: Store, thread: str
+) -> None:
+    """The attempt was released meanwhile. Without the claim, the result is lost."""
+    shop = Shop("kept", gate=asyncio.Event())
+    store = OnlySix(cp)
+    refused: list[str] = []
+
+    async def issue(thread_id: str, call: ToolCall) -> Any:
+        if shop.effects and not refused:
+            refused.append(call.call_id)
+            raise BackendUnavailable("test", "away")
+
+        return await cp.record_issued(thread_id, call)
+
+    store.record_issued = issue
+    run = asyncio.create_task(quick(store).run(thread, "charge", ARGS, shop.charge))
+    await shop.began.wait()
+    await cp.record_result(thread, shop.effects[0].call_id, {}, success=False)
+    assert shop.gate is not None
+    shop.gate.set()
+    assert await run == "kept"
+    assert len(refused) == len(shop.effects) == 1
+
+
 async def test_a_callback_that_changes_the_arguments_changes_its_own_copy(
     cp: Store, thread: str
 ) -> None:
