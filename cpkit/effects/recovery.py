@@ -172,8 +172,9 @@ async def run_released(
 ) -> ToolOutcome | None:
     """Run a released call again, with its recorded arguments.
 
-    Returns ``None`` for a call whose key its tool would not give: another key would be
-    another effect. An effect that waits for an approval is reported as an error.
+    Returns ``None`` for a call that its tool does not take any more, or whose key it
+    would not give: another key would be another effect. An effect that waits for an
+    approval is reported as an error.
     """
     effect = effect_of(call.record)
 

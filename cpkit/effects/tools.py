@@ -34,7 +34,8 @@ from cpkit.effects.effect import (
 from cpkit.effects.errors import EffectDenied, EffectFailed, EffectTimeout
 from cpkit.effects.records import exception_message
 from cpkit.effects.run import RunResult
-from cpkit.errors import PayloadTooLarge, SerializationError
+from cpkit.effects.tracing import log
+from cpkit.errors import CheckpointerError, PayloadTooLarge, SerializationError
 from cpkit.records import CallRecord, JsonValue
 
 __all__ = ["RunsEffects", "Tool", "ToolOutcome", "ToolRegistry", "run_recorded", "tool"]
@@ -470,21 +471,22 @@ async def run_recorded(
 ) -> ToolOutcome | None:
     """Run a tool with the arguments of a recorded effect, without waiting for people.
 
-    Returns ``None`` if the tool would give the effect another key or other arguments.
+    Returns ``None``, and logs why, if the tool or the ledger does not take the
+    arguments any more, or would give the effect another key or other arguments.
     """
     try:
         valid = tool.validated(effect.args)
-    except (ValidationError, TypeError):
-        return None
-
-    spec = tool.spec(thread_id, valid, effect.tool_call_id)
-    plan = plan_effect(replace(spec, approval_timeout=0), ledger.settings)
-
-    if plan.effect.key != effect.key:
+        spec = tool.spec(thread_id, valid, effect.tool_call_id)
+        plan = plan_effect(replace(spec, approval_timeout=0), ledger.settings)
+    except (ValueError, TypeError, CheckpointerError) as exc:
+        log.warning("%s is not run again: %s", tool.name, exc)
         return None
 
     # Fields that are not in the key may differ too, if the tool has changed.
-    if canonical_json(plan.effect.args) != canonical_json(effect.args):
+    if plan.effect.key != effect.key or (
+        canonical_json(plan.effect.args) != canonical_json(effect.args)
+    ):
+        log.warning("%s is not run again: it would be another effect now", tool.name)
         return None
 
     try:

@@ -206,6 +206,24 @@ async def test_recover_runs_what_was_released(cp: Store, thread: str) -> None:
         await quick(cp).recover(thread, [heal])  # type: ignore[list-item]
 
 
+async def test_a_call_that_the_ledger_takes_no_longer_does_not_end_the_recovery(
+    cp: Store, thread: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new release has a smaller ``max_payload``. The next call is run."""
+    sent: list[str] = []
+
+    @tool(verify=lambda _: NotLanded())
+    async def mail(to: str) -> None:
+        sent.append(to)
+
+    await quick(cp).begin(thread, "mail", {"to": "ann" * 100})
+    await quick(cp).begin(thread, "mail", {"to": "bob"})
+    report = await quick(cp, max_payload=100).recover(thread, [mail])
+    assert [one.action for one in report.calls] == ["released"] * 2
+    assert (sent, len(report.outcomes)) == (["bob"], 1)
+    assert "mail is not run again" in caplog.text
+
+
 async def test_a_recover_that_dies_leaves_the_other_calls_pending(
     cp: Store, thread: str
 ) -> None:
