@@ -282,9 +282,13 @@ def arguments_json(valid: Mapping[str, Any]) -> dict[str, JsonValue]:
     """Return validated arguments as pydantic writes them, but with sets sorted.
 
     The order of a set differs between processes (``PYTHONHASHSEED``). Unsorted, the
-    same call would be another effect in each process.
+    same call would be another effect in each process. Raises ``SerializationError``.
     """
-    arguments: dict[str, JsonValue] = _sorted(valid, to_jsonable_python(valid))
+    try:
+        arguments: dict[str, JsonValue] = _sorted(valid, to_jsonable_python(valid))
+    except (ValueError, RecursionError) as exc:
+        raise SerializationError(("args",), str(exc)) from exc
+
     return arguments
 
 
@@ -520,16 +524,16 @@ async def _execute(
 
 def _parsed(args: Mapping[str, JsonValue] | str) -> Mapping[str, JsonValue]:
     """Return arguments that may be JSON text; raise ``TypeError`` for another value."""
-    if not isinstance(args, str):
-        return args
+    found: object = args
 
-    try:
-        found = json.loads(args)
-    except ValueError as exc:
-        raise TypeError(f"not JSON: {exc}") from None
+    if isinstance(args, str):
+        try:
+            found = json.loads(args)
+        except (ValueError, RecursionError) as exc:
+            raise TypeError(f"not JSON: {exc}") from None
 
-    if not isinstance(found, dict):
-        raise TypeError(f"must be a JSON object, not {args:.40}")
+    if not isinstance(found, Mapping):
+        raise TypeError(f"must be a JSON object, not {args!s:.40}")
 
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -502,6 +503,39 @@ def test_a_function_that_cannot_be_a_tool_is_refused() -> None:
 
     assert registry["pay"] is pay
     assert list(registry) == [pay]
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        f'{{"x": {DEEP}}}',
+        {"x": json.loads("[" * 300 + "]" * 300)},
+        {"x": object()},
+        {"x": b"\xff"},
+        '{"x": {"\\ud800": 1}}',
+        ["abc"],
+        None,
+    ],
+    ids=["deep text", "deep", "object", "bytes", "surrogate", "list", "nothing"],
+)
+async def test_arguments_that_cannot_be_written_are_an_answer_for_the_model(
+    args: Any, cp: Store, thread: str
+) -> None:
+    """A model may write anything, and its agent must not die of it."""
+
+    @tool
+    async def anything(x: Any = None) -> None:
+        raise AssertionError
+
+    outcome = await ToolRegistry(quick(cp), [anything]).dispatch(
+        thread, "anything", args
+    )
+    assert outcome.is_error
+    assert str(outcome.content).startswith("arguments of 'anything': ")
+    assert await cp.list_calls(thread) == []
 
 
 async def test_arguments_may_be_the_json_text_of_an_object(
