@@ -20,6 +20,7 @@ from cpkit.effects.errors import (
     EffectTimeout,
     KeyReused,
 )
+from cpkit.effects.records import effect_of
 from cpkit.effects.requests import (
     ApprovalRequest,
     DecisionOptions,
@@ -243,6 +244,25 @@ class Approvals:
 
         self._notified[mark] = True
         return True
+
+    async def refusal(self, record: CallRecord) -> str | None:
+        """Return why a recovered call may not run again; ``None`` if it may.
+
+        Without a policy this ledger asks for no approval. If another ledger asked for
+        one, it must still be approved.
+        """
+        effect = effect_of(record)
+
+        if self._policy is not None or effect is None:
+            return None
+
+        request = await self.find(effect.key, effect.thread_id, effect.args, None)
+
+        if request is None or request.is_approved:
+            return None
+
+        state = request.decision or "undecided"
+        return f"{effect.tool!r} is not run again: its approval request is {state}"
 
     async def acted_upon(self, plan: EffectPlan, number: int) -> None:
         """Take a request off the list of open requests: its run has an outcome."""

@@ -393,7 +393,9 @@ class EffectLedger:
         before it goes on to the next call. Last it calls ``heal(cp, thread_id,
         report)``, which can close tool calls that the conversation left open.
         ``surfaced`` calls are for a person, and effects that need an undecided approval
-        are reported, not waited for. Of ``cpkit:global``, only calls without a
+        are reported, not waited for. A ledger without ``requires_approval``, for
+        instance that of ``cpkit recover``, runs no call whose approval request is
+        undecided, denied or expired. Of ``cpkit:global``, only calls without a
         heartbeat are touched, as in `resume`.
 
         After a crash or an error of the store, recover again: the calls not reached yet
@@ -413,7 +415,12 @@ class EffectLedger:
         outcomes: list[tuple[Resumed, ToolOutcome]] = []
 
         async def run(call: Resumed) -> None:
-            outcome = await run_released(self, thread_id, named, call)
+            refusal = await self._approvals.refusal(call.record)
+
+            if refusal is None:
+                outcome = await run_released(self, thread_id, named, call)
+            else:
+                outcome = ToolOutcome(refusal, True)
 
             if outcome is not None:
                 outcomes.append((call, outcome))

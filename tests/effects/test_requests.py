@@ -19,6 +19,8 @@ from cpkit.effects import (
     EffectDenied,
     EffectLedger,
     EffectTimeout,
+    NotLanded,
+    tool,
 )
 from cpkit.effects.requests import decision_at, request_of
 from tests.effects.shop import (
@@ -367,6 +369,33 @@ class TestExpiry:
         )
         (request,) = await own(cp, key)
         assert request.expires_at is None
+
+
+async def test_a_recovery_without_a_policy_heeds_the_decision(
+    cp: Store, thread: str
+) -> None:
+    """The policy is the agent's; the command recovers without it."""
+    dead, sent = Shop(gate=asyncio.Event()), Shop()
+
+    @tool(name="charge", verify=lambda _: NotLanded())
+    async def charge(effect: Effect, order: str, amount: int) -> JsonValue:
+        return await sent.charge(effect)
+
+    key = await ask(cp, thread, expires_after=5 * SOON)
+    assert await quick(cp).approve(key)
+    run = asyncio.create_task(careful(cp).run(thread, "charge", ARGS, dead.charge))
+    await dead.began.wait()
+    run.cancel()
+    await asyncio.wait([run])
+    await until_expired(cp, key)
+    await quick(cp).ask_again(key)
+    assert await quick(cp).deny(key, by="ann")
+    report = await quick(cp).recover(thread, [charge])
+    ((_, outcome),) = report.outcomes
+    assert outcome.content == (
+        "'charge' is not run again: its approval request is denied by ann"
+    )
+    assert sent.effects == []
 
 
 async def until_expired(cp: Any, key: str) -> None:
