@@ -23,7 +23,7 @@ Several processes
     process that is stopped (SIGSTOP, a debugger) inside a commit blocks the writes of
     all others until it continues or is killed. Loads go on.
 
-    The ``-wal`` file is copied into the file at about 16 MB, by the process whose
+    The ``-wal`` file is copied into the file at about 8 MB, by the process whose
     commit reaches that size. It holds the write lock meanwhile, so that processes which
     use cpkit do not hit the WAL-reset bug of SQLite before 3.51.3. Another program that
     writes the file could; ``cpkit doctor`` says so.
@@ -223,12 +223,17 @@ class SQLiteStore:
         return await self._run(self._writer, batch[0].thread_id, self._commit, batch)
 
     def _commit(self, db: sqlite3.Connection, batch: Sequence[Write]) -> list[Outcome]:
-        outcomes = _apply(db, batch)
+        outcomes = _apply(db, batch, self._fill)
 
         if self._log is not None:
             self._log.checkpoint(db)
 
         return outcomes
+
+    def _fill(self) -> None:
+        # With ``normal`` a commit does not sync.
+        if self._log is not None and self._options.durability == "full":
+            self._log.fill()
 
     # Reads
 
@@ -331,12 +336,15 @@ def _configure(db: sqlite3.Connection, durability: str) -> Limits:
     return Limits(max_value=(db.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) - 4096) // 2)
 
 
-def _apply(db: sqlite3.Connection, batch: Sequence[Write]) -> list[Outcome]:
+def _apply(
+    db: sqlite3.Connection, batch: Sequence[Write], before_commit: Callable[[], None]
+) -> list[Outcome]:
     """Apply a batch in one transaction; a refused write has not written anything."""
     db.execute("BEGIN IMMEDIATE")
 
     try:
         outcomes = [_apply_one(db, write) for write in batch]
+        before_commit()
         db.execute("COMMIT")
     finally:
         _roll_back(db)

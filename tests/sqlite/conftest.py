@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,3 +31,20 @@ def workers() -> Iterator[Workers]:
     """Start worker processes, which end with the test."""
     with started("tests.sqlite.worker") as start:
         yield start
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system that can be filled."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(place)],
+        capture_output=True,
+    )
+
+    if mounted.returncode != 0:
+        pytest.skip("this user may not mount a file system")
+
+    yield place
+    subprocess.run(["umount", str(place)], check=True)

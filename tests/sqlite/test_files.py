@@ -7,7 +7,6 @@ import errno
 import os
 import sqlite3
 import stat
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,23 +32,6 @@ def no_umask() -> Iterator[None]:
     before = os.umask(0)
     yield
     os.umask(before)
-
-
-@pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A small file system that can be filled."""
-    place = tmp_path / "small"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(place)],
-        capture_output=True,
-    )
-
-    if mounted.returncode != 0:
-        pytest.skip("this user may not mount a file system")
-
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
 
 
 @pytest.fixture

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from cpkit import Survives
+from conformance import Clause, Status, run_clause, select
+from cpkit import BackendUnavailable, Survives
 from cpkit_sqlite import SQLiteCheckpointer, connection
 from cpkit_sqlite.connection import has_wal_reset_bug
-from tests.sqlite.inside import reader, writer
+from tests.sqlite.inside import reader, store_of, writer
+from tests.sqlite.small_log import LOG_BYTES, SmallLogHarness
 
 Store = SQLiteCheckpointer[Any]
 
@@ -220,6 +222,137 @@ async def test_another_writer_is_not_waited_for_after_a_commit(
         rows = await writer(cp).execute_fetchall("PRAGMA wal_checkpoint(PASSIVE)")
         ((_, frames, _),) = rows
         assert frames < 20
+
+
+async def append_until_zeros(cp: Store, path: str) -> int:
+    """Append until the log ends with zeros; return how many messages there are."""
+    version = 0
+
+    while not Path(f"{path}-wal").read_bytes().endswith(bytes(16_384)):
+        assert log_size(path) < LIMIT
+        version = await cp.append("t", [MESSAGE])
+
+    return version
+
+
+@pytest.mark.usefixtures("small_log")
+async def test_commits_seldom_make_the_log_longer(path: str) -> None:
+    """From a quarter of the limit on, they write over zeros, up to the limit."""
+    async with Store(path) as cp:
+        sizes = []
+
+        for _ in range(5 * LIMIT // 4000):
+            await cp.append("t", [MESSAGE])
+            sizes.append(log_size(path))
+
+    long = [size for size in sizes if size > LIMIT // 4]
+    assert len(long) > 300
+    assert len({*long}) < 8
+    assert max(long) < 1.2 * LIMIT
+
+
+@pytest.mark.usefixtures("small_log")
+async def test_durability_normal_writes_no_zeros(path: str) -> None:
+    """Its commits do not sync, so zeros would not make them faster."""
+    async with Store(path, durability="normal") as cp:
+        while log_size(path) < LIMIT:
+            await cp.append("t", [MESSAGE])
+            assert not Path(f"{path}-wal").read_bytes().endswith(bytes(4096))
+
+
+@pytest.mark.usefixtures("small_log")
+async def test_any_program_reads_a_log_that_ends_with_zeros(path: str) -> None:
+    """Also from a copy of the files without the index, as a crash leaves them."""
+    copy = f"{path}.copy"
+
+    async with Store(path) as cp:
+        version = await append_until_zeros(cp, path)
+        Path(copy).write_bytes(Path(path).read_bytes())
+        Path(f"{copy}-wal").write_bytes(Path(f"{path}-wal").read_bytes())
+
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("CREATE TABLE mine (x)")
+            other.execute("INSERT INTO mine VALUES (zeroblob(100000))")
+            assert other.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+        await cp.append("t", [MESSAGE])
+        assert await cp.read("t") == [MESSAGE] * (version + 1)
+
+    with closing(sqlite3.connect(copy)) as other:
+        assert other.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        count = other.execute("SELECT count(*) FROM cpkit_messages").fetchone()
+        assert count == (version,)
+
+    async with Store(path) as cp:
+        assert len(await cp.read("t")) == version + 1
+
+
+@pytest.mark.usefixtures("small_log")
+async def test_a_log_that_another_program_cuts_is_filled_again(path: str) -> None:
+    """``wal_checkpoint(TRUNCATE)`` of another process leaves an empty log."""
+    async with Store(path) as cp:
+        await append_until_zeros(cp, path)
+
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+        assert log_size(path) == 0
+        version = await append_until_zeros(cp, path)
+        assert await cp.read("t") == [MESSAGE] * version
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("clause", select(levels=["powerloss"]), ids=lambda one: one.id)
+def test_a_log_with_zeros_survives_a_power_loss(
+    path: str, monkeypatch: pytest.MonkeyPatch, clause: Clause
+) -> None:
+    """All that was acknowledged is there, whatever part of the zeros is on the disk."""
+    monkeypatch.setattr(connection, "LOG_BYTES", LOG_BYTES)
+    outcome = run_clause(clause, SmallLogHarness(path))
+    assert outcome.status in (Status.PASSED, Status.SKIPPED), outcome
+
+
+@pytest.mark.usefixtures("small_log")
+async def test_zeros_that_cannot_be_written_fail_no_commit(path: str) -> None:
+    """They only make commits faster."""
+    async with Store(path) as cp:
+        await cp.append("t", [MESSAGE])
+        log = store_of(cp)._log
+        assert log is not None
+        log.close()
+        log._file = open(f"{path}-wal", "rb", buffering=0)
+
+        for version in range(2, 2 * LIMIT // 4000):
+            assert await cp.append("t", [MESSAGE]) == version
+
+
+@pytest.mark.usefixtures("small_log")
+async def test_zeros_take_no_place_from_commits_on_a_full_disk(
+    full_disk: Path,
+) -> None:
+    """Commits go on over the zeros, of which only a part was written."""
+    path = str(full_disk / "agent.db")
+
+    async with Store(path) as cp:
+        await cp.append("t", [{}])
+        free = os.statvfs(full_disk)
+        (full_disk / "ballast").write_bytes(
+            bytes(free.f_bavail * free.f_frsize - 100_000)
+        )
+
+        async def append_for_ever() -> None:
+            while True:
+                await cp.append("t", [MESSAGE])
+
+        with pytest.raises(BackendUnavailable):
+            await append_for_ever()
+
+        log = Path(f"{path}-wal").read_bytes()
+        assert os.statvfs(full_disk).f_bavail == 0
+        (full_disk / "ballast").unlink()
+
+    # The last frames are of the commit that failed.
+    assert len(log.rstrip(b"\0")) > len(log) - 4 * 4120
 
 
 async def test_closing_beside_an_open_connection_copies_nothing(path: str) -> None:
