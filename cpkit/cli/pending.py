@@ -9,7 +9,7 @@ import typer
 
 from cpkit.cli.calls import short_key
 from cpkit.cli.output import one_line, print_json, print_table, progress
-from cpkit.cli.running import print_stderr, run
+from cpkit.cli.running import Exit, print_stderr, run
 from cpkit.cli.stores import (
     Internal,
     Json,
@@ -22,6 +22,7 @@ from cpkit.cli.stores import (
 from cpkit.effects import ApprovalRequest
 from cpkit.effects.effect import GLOBAL_THREAD
 from cpkit.effects.requests import request_of
+from cpkit.errors import CorruptThread
 from cpkit.protocol import KeepsReceipts, ListsThreads
 from cpkit.records import CallRecord
 from cpkit.tools.formats import age
@@ -61,18 +62,25 @@ def pending(
     A call has no outcome while its effect runs, and after a crash until an agent
     recovers the thread. Commands approve and deny take the KEY of a request.
     Leases, and other calls of cpkit's own threads, are listed with --internal.
-    Exits with 0 also if the list is empty.
+    Exits with 0 also if the list is empty, and with 1 if a thread is damaged: it is
+    named, and the list has the other threads.
     """
-    found = run(_pending(store_url(url), thread, internal))
+    found, damaged = run(_pending(store_url(url), thread, internal))
 
     if json:
         print_json({"pending": [_as_json(one) for one in found]})
-        return
-
-    if not found:
+    elif found:
+        _print(found)
+    elif not damaged:
         print_stderr("nothing is pending")
-        return
 
+    for problem in damaged:
+        print_stderr(f"not listed: {problem}")
+
+    raise typer.Exit(Exit.NO if damaged else Exit.DONE)
+
+
+def _print(found: list[Waiting]) -> None:
     print_table(
         ["thread", "key", "what", "tool", "for", "args"],
         [
@@ -108,20 +116,29 @@ def is_for_people(waiting: Waiting) -> bool:
     return not thread_id.startswith("cpkit:") or thread_id == GLOBAL_THREAD
 
 
-async def _pending(url: str, thread: str | None, internal: bool) -> list[Waiting]:
+async def _pending(
+    url: str, thread: str | None, internal: bool
+) -> tuple[list[Waiting], list[str]]:
+    """Return what is pending, oldest first, and what is wrong with damaged threads."""
     async with open_store(url, ListsThreads, KeepsReceipts) as cp:
         if thread is not None:
             if await find_thread(cp, thread) is None:
                 raise no_thread(url, thread)
 
-            return await pending_in(cp, thread)
+            return await pending_in(cp, thread), []
 
         found: list[Waiting] = []
+        damaged: list[str] = []
 
         with progress("threads") as advance:
 
             async def collect(thread_id: str) -> None:
-                waiting = await pending_in(cp, thread_id)
+                try:
+                    waiting = await pending_in(cp, thread_id)
+                except CorruptThread as exc:
+                    damaged.append(str(exc))
+                    waiting = []
+
                 found.extend(one for one in waiting if internal or is_for_people(one))
                 advance(1)
 
@@ -131,7 +148,7 @@ async def _pending(url: str, thread: str | None, internal: bool) -> list[Waiting
             if not internal:  # it has the effects of all threads with global scope
                 await collect(GLOBAL_THREAD)
 
-        return sorted(found, key=_issued_at)
+        return sorted(found, key=_issued_at), sorted(damaged)
 
 
 def _issued_at(waiting: Waiting) -> datetime:

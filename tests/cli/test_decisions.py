@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -190,3 +192,24 @@ def test_a_user_without_a_name_gets_the_page(sqlite_url: str) -> None:
     finally:
         process.terminate()
         process.communicate()
+
+
+def test_a_damaged_thread_does_not_hide_the_others(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    """The command names it, and exits with 1."""
+
+    async def fill(cp: Store) -> None:
+        for thread in ("a", "broken", "c"):
+            await call(cp, thread, thread, f"key of {thread}")
+
+    in_store(sqlite_url, fill)
+
+    with closing(sqlite3.connect(tmp_path / "store.db")) as raw, raw:
+        raw.execute("UPDATE cpkit_calls SET args = '{' WHERE thread_id = 'broken'")
+
+    ended = invoke("pending", sqlite_url, "--json")
+    assert ended.code == 1
+    assert ended.err.startswith("not listed: thread 'broken' is corrupt at call")
+    assert [one["thread_id"] for one in ended.json["pending"]] == ["a", "c"]
+    assert invoke("pending", sqlite_url, "broken").code == 2
