@@ -166,6 +166,40 @@ class Attempts:
         self.waits.post(record.call.idempotency_key, record)
         return record
 
+    async def close(
+        self,
+        attempt: CallRecord,
+        result: JsonValue,
+        *,
+        success: bool,
+        retry_rejected: bool = False,
+    ) -> CallRecord:
+        """Record the outcome of an attempt, and return the record that stands.
+
+        With ``success`` the effect has happened. If the attempt was released meanwhile,
+        the result is recorded as a new attempt, so that the next run does not repeat
+        the effect. If another attempt holds the key already, its record is returned.
+        """
+        thread_id, call = attempt.thread_id, attempt.call
+
+        while True:
+            record = await self.resolve(
+                thread_id,
+                call.call_id,
+                result,
+                success=success,
+                retry_rejected=retry_rejected,
+            )
+
+            if not success or record.status != "failed" or record.erased:
+                return record
+
+            call = replace(call, call_id=fresh_call_id())
+            other = await self.claim(thread_id, call, retry_rejected=retry_rejected)
+
+            if other is not None and not _is_call(other, call):
+                return other
+
 
 async def run_shielded(work: Callable[[], Awaitable[None]]) -> None:
     """Wait until ``work`` is done, for at most 30 seconds; log what it raises.
@@ -366,30 +400,13 @@ async def close_attempt(
 ) -> tuple[CallRecord, bool]:
     """Record the outcome of another process's attempt.
 
-    Returns the stored record, and whether it has this result. With ``success`` the
-    effect has happened. If the attempt was released meanwhile, the result is recorded
-    as a new attempt, so that the next run does not repeat the effect. If another
-    attempt holds the key already, its record is returned. A record that was forgotten
-    with its thread is returned unchanged.
+    Returns the stored record, as `Attempts.close` does, and whether it has this result.
+    A record that was forgotten with its thread is returned unchanged.
     """
-    thread_id, call = holder.thread_id, holder.call
+    try:
+        record = await attempts.close(holder, result, success=success)
+    except UnknownCall:
+        return holder, False
 
-    while True:
-        try:
-            record = await attempts.resolve(
-                thread_id, call.call_id, result, success=success
-            )
-        except UnknownCall:
-            return holder, False
-
-        if not success or record.status != "failed" or record.erased:
-            break
-
-        call = replace(call, call_id=fresh_call_id())
-        other = await attempts.claim(thread_id, call)
-
-        if other is not None and not _is_call(other, call):
-            return other, False
-
-    await delete_heartbeats(attempts.cp, call.idempotency_key)
+    await delete_heartbeats(attempts.cp, record.call.idempotency_key)
     return record, record.result == result

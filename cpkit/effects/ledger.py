@@ -212,8 +212,10 @@ class EffectLedger:
     ) -> CallRecord:
         """Record the outcome of a begun effect: a result, or its final failure.
 
-        Returns the stored record, also for a second commit of the same outcome. Raises
-        ``Superseded`` with the winning record if another outcome is recorded. A result
+        Returns the stored record, also for a second commit of the same outcome. If the
+        attempt was released meanwhile, and no other attempt holds the key, the outcome
+        is that of a new attempt: the effect has happened. Raises ``Superseded`` with
+        the winning record if another attempt or another outcome won. A result
         that JSON cannot hold is recorded as a final failure, and raised.
         """
         if error is not None:
@@ -482,12 +484,8 @@ class EffectLedger:
     async def _resolve(self, record: CallRecord, outcome: Outcome) -> CallRecord:
         """Record the outcome of a begun effect; raise ``Superseded`` if it lost."""
         call = record.call
-        stored = await self._attempts.resolve(
-            record.thread_id,
-            call.call_id,
-            outcome.result,
-            success=outcome.success,
-            retry_rejected=True,
+        stored = await self._attempts.close(
+            record, outcome.result, success=outcome.success, retry_rejected=True
         )
 
         if call.call_id in self._running:

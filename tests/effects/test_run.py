@@ -407,13 +407,13 @@ async def test_commit_raises_when_another_outcome_won(cp: Store, thread: str) ->
     ledger = quick(cp)
     begun = await ledger.begin(thread, "charge", ARGS)
     await ledger.release(begun.record, "taken for dead")
+    second = await ledger.begin(thread, "charge", ARGS)
+    assert (second.fresh, second.record.attempt) == (True, 2)
 
     with pytest.raises(Superseded) as late:
         await ledger.commit(begun.record, "first")
 
-    assert late.value.record.status == "failed"
-    second = await ledger.begin(thread, "charge", ARGS)
-    assert (second.fresh, second.record.attempt) == (True, 2)
+    assert late.value.record == second.record
     await ledger.commit(second.record, "second")
 
     with pytest.raises(Superseded) as late:
@@ -423,6 +423,21 @@ async def test_commit_raises_when_another_outcome_won(cp: Store, thread: str) ->
 
     with pytest.raises(Superseded):
         await ledger.release(second.record)
+
+
+async def test_commit_records_an_effect_whose_attempt_was_released(
+    cp: Store, thread: str
+) -> None:
+    """It has happened, so the next run must not repeat it."""
+    shop = Shop()
+    ledger = quick(cp)
+    begun = await ledger.begin(thread, "charge", ARGS)
+    await quick(cp).release(begun.record, "taken for dead")
+    record = await ledger.commit(begun.record, "paid")
+    assert (record.status, record.attempt) == ("completed", 2)
+    assert await quick(cp).run(thread, "charge", ARGS, shop.charge) == "paid"
+    assert shop.effects == []
+    assert await ledger.commit(begun.record, "paid") == record
 
 
 async def test_commit_records_errors_and_bad_results_as_failures(
