@@ -111,9 +111,12 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         config: GetSessionConfig | None = None,
     ) -> Session | None:
         """Return the session with its state, or ``None``."""
-        return await self._bridge.go(
-            self._get(app_name, user_id, session_id.strip(), config)
-        )
+        own_id = session_id.strip()
+
+        if not own_id:  # no session has an empty id
+            return None
+
+        return await self._bridge.go(self._get(app_name, user_id, own_id, config))
 
     async def list_sessions(
         self, *, app_name: str, user_id: str | None = None
@@ -125,8 +128,9 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         self, *, app_name: str, user_id: str, session_id: str
     ) -> None:
         """Erase the session; the states of its app and its user stay."""
-        thread_id = session_thread(app_name, user_id, session_id.strip())
-        await self._bridge.go(self._delete(thread_id))
+        if own_id := session_id.strip():
+            thread_id = session_thread(app_name, user_id, own_id)
+            await self._bridge.go(self._delete(thread_id))
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
         """Return the state of the user in the app, without the prefix ``user:``."""

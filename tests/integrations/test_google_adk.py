@@ -96,8 +96,10 @@ async def play(service: Any) -> list[Any]:
         seen.append([(one.user_id, one.id, one.state, one.events) for one in listed])
 
     seen.append(await service.get_user_state(**WHO))
-    await service.delete_session(**IDS)
-    note(await service.get_session(**IDS))
+
+    for session_id in (" ", "none", IDS["session_id"]):
+        await service.delete_session(**WHO, session_id=session_id)
+        note(await service.get_session(**WHO, session_id=session_id))
 
     with pytest.raises(SessionNotFoundError):
         await service.append_event(first, event("late"))
