@@ -154,31 +154,42 @@ class SQLiteStore:
             raise problem from exc
 
     async def _open(self) -> None:
-        in_memory = self._file.path == IN_MEMORY
+        self._writer = self._reader = await self._connect(self._prepare)
 
-        if not in_memory:
-            self._file = await asyncio.to_thread(find_file, self._file.path)
+        if self._log is not None:
+            self._reader = await self._connect(self._configure)
 
-        file, patience = self._file, self._options.busy_timeout
-        self._writer = self._reader = await self._connect()
-        await run(self._writer, prepare, self.name, file.writable, patience)
+    async def _connect(
+        self, begin: Callable[[sqlite3.Connection], None]
+    ) -> aiosqlite.Connection:
+        """Open one connection, for `close` to close, and call ``begin`` with it."""
+        connection = await aiosqlite.connect(self._file.path, factory=self._find)
+        self._connections.append(connection)
+        await run(connection, begin)
+        return connection
 
-        if file.writable and not in_memory:
-            self._log = await run(self._writer, WriteAheadLog, file)
-            self._reader = await self._connect()
+    def _find(self, *_: Any, **__: Any) -> Connection:
+        if not self._connections and self._file.path != IN_MEMORY:
+            self._file = find_file(self._file.path)
 
-    async def _connect(self) -> aiosqlite.Connection:
-        """Open one connection, for `close` to close."""
-        connection = await aiosqlite.connect(
+        return Connection(
             self._file.uri,
             uri=True,
-            factory=Connection,
             isolation_level=None,
             timeout=self._options.busy_timeout,
         )
-        self._connections.append(connection)
-        self.limits = await run(connection, _configure, self._options.durability)
-        return connection
+
+    def _configure(self, db: sqlite3.Connection) -> None:
+        self.limits = _configure(db, self._options.durability)
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        self._configure(db)
+        file = self._file
+        prepare(db, self.name, file.writable, self._options.busy_timeout)
+
+        # Kept from here on, because the opening may be cancelled.
+        if file.writable and file.path != IN_MEMORY:
+            self._log = WriteAheadLog(db, file)
 
     async def close(self) -> None:
         while self._connections:

@@ -182,4 +182,9 @@ def test_an_event_loop_that_ends_leaves_nothing(path: str, count: int) -> None:
             assert await cp.append("t", [{}]) == version + 1
 
     asyncio.run(look())
+
+    for thread in threading.enumerate():
+        if "_connection_worker_thread" in thread.name:
+            thread.join(10)
+
     gc.collect()  # so that a warning is raised in this test
