@@ -116,6 +116,27 @@ async def test_by_default_a_key_gets_two_pending_calls(servers: Servers) -> None
     ]
 
 
+async def test_by_default_half_of_a_deletion_removes_messages(servers: Servers) -> None:
+    """The messages were acknowledged, the deletion was not."""
+    server = servers(appendfsync="always", settings={"aof-load-truncated": "yes"})
+
+    async with Store(server.url) as cp:
+        await cp.append("t", [{"n": 0}], extra={"n": 0})
+        kept = server.log_of_writes.stat().st_size
+        await cp.delete_thread("t", forget_keys=True)
+
+    server.kill()
+    log = server.log_of_writes.read_bytes()
+    # After the first UNLINK, which is that of the messages.
+    second = log.index(b"UNLINK", log.index(b"UNLINK", kept) + 1)
+    server.log_of_writes.write_bytes(log[:second])
+    server.start()
+    assert await stored(server, "t") == FIRST
+
+    await write_and_restart(server)
+    assert await stored(server, "t") == ([], {"n": 0})
+
+
 async def test_by_default_acknowledged_commands_are_lost(servers: Servers) -> None:
     """A command behind the half is taken for a part of its transaction, and lost."""
     server = servers(appendfsync="always", settings={"aof-load-truncated": "yes"})
