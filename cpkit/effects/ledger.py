@@ -51,7 +51,7 @@ from cpkit.effects.requests import (
 )
 from cpkit.effects.run import EffectRun, RunResult
 from cpkit.effects.tools import Tool, ToolOutcome
-from cpkit.effects.tracing import Trail
+from cpkit.effects.tracing import Trail, log
 from cpkit.errors import PayloadTooLarge, SerializationError
 from cpkit.lease import Lease
 from cpkit.protocol import Checkpointer
@@ -150,6 +150,14 @@ class EffectLedger:
             max_payload=max_payload,
         )
         self._running: set[str] = set()
+
+        if timeout is not None and stale_after is not None and timeout <= stale_after:
+            log.warning(
+                "timeout=%g ends each wait before stale_after=%g: no waiting run takes "
+                "over from a holder that died",
+                timeout,
+                stale_after,
+            )
 
     async def run(
         self,

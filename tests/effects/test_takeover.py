@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cpkit import JsonValue, open_checkpointer
+from cpkit import JsonValue, MemoryCheckpointer, open_checkpointer
 from cpkit.effects import Effect, EffectTimeout, Landed, NotLanded, Tool
 from cpkit.effects.attempts import read_doubt
 from cpkit.effects.records import heartbeat_thread
@@ -286,6 +286,17 @@ async def test_a_takeover_has_one_winner(cp: Store, thread: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("timeout", "warns"), [(30.0, True), (60.0, True), (90.0, False), (None, False)]
+)
+def test_a_timeout_that_prevents_every_takeover_is_logged(
+    timeout: float | None, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each wait measures from its own first look, so none would ever take over."""
+    quick(MemoryCheckpointer(), timeout=timeout, stale_after=60)
+    assert ("no waiting run takes over" in caplog.text) is warns
+
+
+@pytest.mark.parametrize(
     "options",
     [
         {"stale_after": 0},
@@ -295,7 +306,5 @@ async def test_a_takeover_has_one_winner(cp: Store, thread: str) -> None:
 )
 async def test_impossible_intervals_are_refused(options: dict[str, float]) -> None:
     """At least two heartbeats must fit in ``stale_after``."""
-    from cpkit import MemoryCheckpointer
-
     with pytest.raises(ValueError, match="stale_after|heartbeat"):
         quick(MemoryCheckpointer(), **options)
