@@ -15,9 +15,10 @@ if its holder fell silent, and it ended well if its block ended without an excep
 The worker only decides when to call the function. It takes the thread's lease before,
 so any number of workers run each thread once at a time. The function may raise
 ``EffectTimeout`` for an approval that is not decided: the thread waits, and the worker
-calls it again after the decision. ``EffectDenied`` ends the run. After any other
-exception the worker calls it again later, with growing pauses. What needs a run is in
-the store alone, so a worker may be killed at any moment.
+calls it again after the decision. ``EffectDenied`` ends the run. A group of these, as a
+``TaskGroup`` raises it, counts as they do. After any other exception the worker calls
+it again later, with growing pauses. What needs a run is in the store alone, so a worker
+may be killed at any moment.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -475,13 +476,16 @@ class Worker:
         """Call the function; return if it ended, was denied, or waits for a person."""
         try:
             await self._agent(self._cp, lease)
-        except EffectTimeout as exc:
-            if exc.holder is not None:
-                raise  # it waited for another run's effect, which wakes no worker
-
-            log.info("%r waits for an approval", thread_id)
-        except EffectDenied as exc:
-            log.warning("the run of %r ended: %s", thread_id, exc)
+        except Exception as exc:
+            for one in _leaves(exc):
+                match one:
+                    case EffectTimeout(holder=None):
+                        log.info("%r waits for an approval", thread_id)
+                    case EffectDenied():
+                        log.warning("the run of %r ended: %s", thread_id, one)
+                    case _:
+                        # Also a wait for another run's effect, which wakes no worker.
+                        raise
 
     def _not_before(self, thread_id: str) -> None:
         """Do not try the thread again at once: another runner has it."""
@@ -498,6 +502,15 @@ class Worker:
         log.warning(
             "the run of %r failed; again in %g s", thread_id, pause, exc_info=exc
         )
+
+
+def _leaves(exc: Exception) -> Iterator[Exception]:
+    """Yield the exceptions of a group, as a ``TaskGroup`` raises it, or the one."""
+    if isinstance(exc, ExceptionGroup):
+        for inner in exc.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield exc
 
 
 def _decided(

@@ -170,6 +170,37 @@ def test_a_run_that_waited_for_another_run_is_repeated() -> None:
     tell(story)
 
 
+def test_tools_that_wait_side_by_side_wait_for_people() -> None:
+    """A group of timeouts is not a failure: the decision wakes the worker at once."""
+
+    async def story(cp: MemoryCheckpointer[Any]) -> None:
+        ledger = EffectLedger(cp, requires_approval=lambda _: True, approval_timeout=0)
+        paid: list[Any] = []
+
+        async def agent(_: Any, lease: Lease) -> None:
+            async with asyncio.TaskGroup() as group:
+                for n in range(2):
+                    run = ledger.run(
+                        "t", "pay", {"n": n}, lambda one: paid.append(one.args["n"])
+                    )
+                    group.create_task(run)
+
+        await terms_of(cp).mark_died()
+        worker = Worker(cp, agent)
+        await worker.run_due()
+        assert (worker.health.ran, worker.health.failed) == (1, 0)
+
+        # The group cancels the second task before it has asked.
+        while requests := await ledger.requests():
+            assert await ledger.approve(requests[0].key)
+            await worker.run_due()
+
+        assert sorted(paid) == [0, 1]
+        assert worker.health.failed == 0
+
+    tell(story)
+
+
 def test_a_worker_that_lost_its_lease_sets_no_mark() -> None:
     """Its successor took the thread over, ran it, and removed the mark."""
 
