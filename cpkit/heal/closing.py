@@ -28,8 +28,8 @@ __all__ = ["Closed", "HealReport", "Left", "heal", "result_text"]
 
 INTERRUPTED = "interrupted: the process ended before this call had a result"
 
-_PATIENCE = 30.0
-"""Seconds to repeat a read of the store whose answer was lost."""
+_RETRY_TIMEOUT = 30.0
+"""Seconds for which a read is repeated whose answer was lost."""
 
 _AGENTS = "cpkit:openai-agents:"
 """The OpenAI Agents SDK's threads. The ledger's calls are in the thread without it."""
@@ -178,7 +178,7 @@ async def waiting_tools(
     A request does not say which call of the model asked for it. So an open call of the
     same tool may be that call.
     """
-    requests = Requests(Attempts(cp, Backoff(), _PATIENCE), None)
+    requests = Requests(Attempts(cp, Backoff(), _RETRY_TIMEOUT), None)
     found: dict[str, str] = {}
 
     for entry in await requests.entries():

@@ -43,7 +43,7 @@ async def heal(
     state = await graph.aget_state(config)
     messages: list[AnyMessage] = state.values.get(channel, [])
     records = await cp.list_calls(calls_thread or thread_id)
-    waiting_for_people = await waiting_tools(cp, {calls_thread or thread_id})
+    reasons_to_wait = await waiting_tools(cp, {calls_thread or thread_id})
     closed: list[Closed] = []
     left: list[Left] = []
     healed: list[AnyMessage] = []
@@ -90,8 +90,8 @@ async def heal(
                 left.append(found)
                 continue
 
-            if found is None and name in waiting_for_people:
-                left.append(Left(call_id, name, waiting_for_people[name]))
+            if found is None and name in reasons_to_wait:
+                left.append(Left(call_id, name, reasons_to_wait[name]))
                 continue
 
             text, is_error = found or (INTERRUPTED, True)

@@ -17,7 +17,8 @@ Record: TypeAlias = dict[str, Any]
 MISSING: Any = object()
 """In place of the value of a channel that has a version and no value."""
 
-# A longer chain of checkpoints that were not asked for would make one of them slow.
+# Checkpoints without dicts of their own in a row: they are built from each other when
+# one of them is read, so a longer chain would make that read slow.
 _LONGEST_CHAIN = 32
 
 
@@ -29,12 +30,13 @@ class Stored:
 
     ``changed`` has all ``versions``, or those that differ from the ``base``. ``found``
     has the values of the channels that changed, and ``loose`` those without a version.
-    The dicts of a checkpoint with a base are built when they are asked for.
+    The dicts of a checkpoint with a base are built when they are read for the first
+    time; ``_chain_length`` counts the checkpoints in a row whose dicts are not built.
     """
 
     __slots__ = (
         "_base",
-        "_depth",
+        "_chain_length",
         "_found",
         "_loose",
         "_values",
@@ -63,28 +65,30 @@ class Stored:
         self._found = found
         self._loose = loose
         self._values: dict[str, Any] = {}
-        self._depth: int = 0 if base is None or has_all else base._depth + 1
+        self._chain_length: int = (
+            0 if base is None or has_all else base._chain_length + 1
+        )
 
         if base is None:
             self._set(changed, {})
         elif has_all:
             before = base.values.items()
             self._set(changed, {name: one for name, one in before if name in changed})
-        elif self._depth > _LONGEST_CHAIN:
-            self._settle()
+        elif self._chain_length > _LONGEST_CHAIN:
+            self._build()
 
     @property
     def versions(self) -> ChannelVersions:
-        self._settle()
+        self._build()
         return self._versions
 
     @property
     def values(self) -> dict[str, Any]:
         """The values: JSON, or a `Value`."""
-        self._settle()
+        self._build()
         return self._values
 
-    def _settle(self) -> None:
+    def _build(self) -> None:
         """Build the dicts from those of the nearest checkpoint that has them."""
         if self._base is None:
             return
@@ -120,7 +124,7 @@ class Stored:
         if not is_applied:
             self._apply(values)
 
-        self._base, self._depth = None, 0
+        self._base, self._chain_length = None, 0
         self._versions, self._values = versions, values
 
     def _apply(self, values: dict[str, Any]) -> None:
