@@ -159,8 +159,8 @@ class Approvals:
     ) -> ApprovalRequest | None:
         """Return once the request may be decided; notify people meanwhile.
 
-        Returns the request if it is approved. After any other end another request may
-        follow it, so the caller has to look.
+        Returns the request if it is approved, and otherwise ``None``. Another request
+        may have followed it then, so the caller reads the newest one.
         """
         attempts = self._attempts
         clock = asyncio.get_running_loop().time

@@ -83,10 +83,10 @@ class Claim:
     ) -> tuple[bool, CallRecord | None]:
         """Try to hold the key; return whether this run does, and the key's record.
 
-        If another attempt holds the key: with ``wait`` its completed record is
-        returned, once there is one; without, its record as it is. ``holder`` is the
-        key's issued record, if it was read already. If this run holds the
-        key, the record is ``None`` unless ``wants_record``, because it costs a read.
+        If another attempt holds the key: with ``wait`` this waits for its completed
+        record and returns it; without, it returns the record as it is. ``holder`` is
+        the key's issued record, if it was read already. If this run holds the key, the
+        record is ``None`` unless ``wants_record``, because it costs a read.
         """
         try:
             while True:

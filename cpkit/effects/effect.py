@@ -213,8 +213,8 @@ class EffectOptions(ClaimOptions, total=False):
     """The keywords of `EffectLedger.run`.
 
     Times are in seconds, and ``None`` means without limit. ``tool_call_id`` is the
-    model's id of its request, which is kept with the record. The others are in place of
-    the options of the same name that the ledger has.
+    model's id of its request, which is kept with the record. The others replace the
+    ledger's options of the same name for this effect.
     """
 
     verify: Verify | None

@@ -269,7 +269,8 @@ async def _recover(
 ) -> Resumed:
     """Find out what happened to one orphaned call, and record it if that is known.
 
-    ``stale`` says that the call is an orphan; ``None`` if the lease says so.
+    ``stale`` is the detector that found the call's run silent; ``None`` if the caller
+    knows by other means, such as a lease, that no run executes the call.
     """
     tool = tools.get(record.call.tool_name)
 

@@ -76,7 +76,7 @@ class ApprovalRequest:
     run_thread: str = ""
     link: str = ""
     cursor: str = ""
-    """Where `EffectLedger.requests` goes on after this request."""
+    """The ``after`` with which `EffectLedger.requests` continues after this request."""
 
     @property
     def decision(self) -> Decision | None:
@@ -198,9 +198,10 @@ class Requests:
     ) -> list[ApprovalRequest]:
         """Return the requests of an effect, oldest first.
 
-        With ``until_open`` an undecided one is the last, if no later one is listed.
-        Later ones were acted upon then, and are for other arguments, because none is
-        recorded for the same while one is undecided.
+        With ``until_open`` it stops at an undecided request, unless a later one is on
+        the list of open requests. What it leaves out is for other arguments and was
+        acted upon: while a request is undecided, no other is recorded for the same
+        arguments.
         """
         found: dict[int, ApprovalRequest] = {}
         entries = {one.number: one for one in await self.entries() if one.key == key}
