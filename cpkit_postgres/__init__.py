@@ -1,4 +1,4 @@
-"""Agent state in a Postgres schema; see `cpkit_postgres.store` for the manual."""
+"""Agent state in a Postgres schema; ``docs/drivers.md`` is the manual."""
 
 from cpkit.extras import needs_extra
 

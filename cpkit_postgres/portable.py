@@ -27,7 +27,7 @@ from cpkit_postgres.errors import CLIENT_ERRORS, IS_ROLLED_BACK, failure, sqlsta
 
 _ORDER = "SELECT 'B' < 'a' AND 'a' < 'é' AND 'é' < '😀' AND 'a' < 'a ' AND 'a ' < 'aB'"
 
-# Two rows of one run of the check, 1 and 2.
+# Each check of an engine has two rows, with the places 1 and 2.
 _PROBE_TABLE = """
 CREATE TABLE {schema}.isolation_probe (
     run text NOT NULL,
@@ -42,7 +42,7 @@ _SET = "UPDATE {schema}.isolation_probe SET value = 1 WHERE run = $1 AND place =
 _REMOVE = "DELETE FROM {schema}.isolation_probe WHERE run = $1"
 
 # Seconds for both transactions. An engine with locks may make them wait for each other.
-_PATIENCE = 5.0
+_TIMEOUT = 5.0
 
 
 def schema(script: str) -> str:
@@ -104,13 +104,13 @@ async def _skew(
 ) -> bool:
     """Set one row if both are 0; return whether it was committed.
 
-    The other transaction reads at the same time and sets the other row. One after the
-    other, the second one would not set its row.
+    The other transaction reads at the same time and sets the other row. If the two ran
+    one after the other, the second would not set its row.
     """
     text = connections.text
 
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             await connection.execute("BEGIN")
             total = await connection.fetchval(text(_SUM), run)
             await barrier.wait()

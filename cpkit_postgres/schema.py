@@ -79,8 +79,9 @@ class Settings(NamedTuple):
 async def open_schema(connections: Connections, options: PostgresOptions) -> Settings:
     """Check the schema, and create it if it is missing.
 
-    Processes that open it at once all try to create it. One transaction succeeds; the
-    others wait for it, fail because something exists, and look again.
+    Processes that open it at the same time all try to create it. One transaction
+    succeeds. The others wait for it, fail because something exists, and read the
+    settings again.
     """
     settings = await _settings(connections, options.dialect)
 
@@ -198,7 +199,7 @@ async def _create(connections: Connections, options: PostgresOptions) -> None:
                     "text: create one WITH ENCODING 'UTF8' TEMPLATE template0",
                 )
 
-            # IF NOT EXISTS would require the right to create schemas even so.
+            # IF NOT EXISTS requires the right to create schemas even if it exists.
             if not await fetch(_HAS_SCHEMA, options.schema):
                 await fetch("CREATE SCHEMA {schema}")
 

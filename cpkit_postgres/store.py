@@ -1,5 +1,7 @@
 """Agent state in a schema of a Postgres database, for any number of machines.
 
+``docs/drivers.md`` is the manual.
+
 URL forms
     ``postgresql://user:password@host:port/database`` or ``postgres://…``, as libpq
     takes them: several hosts, Unix sockets (``?host=/run/postgresql``), ``sslmode`` and
@@ -7,10 +9,9 @@ URL forms
     settings of the server are left to asyncpg. Options: ``schema`` (``cpkit`` by
     default, any name), ``pooler`` (``transaction`` behind PgBouncer in that mode),
     ``dialect`` (``portable`` for other engines, see `cpkit_postgres.portable`),
-    ``partitions`` (see below), ``pool_size`` (connections at most), and those of every
-    server: ``timeout`` for an operation, ``connect_timeout`` for a server that cannot
-    be reached. In place of a URL: the caller's own `asyncpg.Pool`, which stays open.
-    Give that pool ``reset=`` a coroutine that does nothing, or each operation costs one
+    ``partitions`` (1 to 64), ``pool_size`` (connections at most), and those of every
+    server. In place of a URL: the caller's own `asyncpg.Pool`, which stays open. Give
+    that pool ``reset=`` a coroutine that does nothing, or each operation costs one
     round trip more.
 
 Durability
@@ -24,22 +25,11 @@ What is atomic
     that has extra but no messages. A load is one statement, so it sees one moment.
     `cpkit_postgres.queries` explains why no gap and no lost append can appear.
 
-What happens when the server goes away
-    The next operation connects again, to the primary where the URL names several hosts.
+Errors
     A write is repeated only where it is proven not to have run; otherwise
     ``BackendUnavailable`` says that it may have been applied. An operation that is
-    cancelled or that takes longer than ``timeout`` closes its connection.
-
-Partitions
-    ``partitions=64`` creates the tables of messages and extra in 64 partitions, by hash
-    of the thread. A store stays as it was created: with another number opening raises
-    ``SchemaMismatch``, and without the option it opens any. ``cpkit copy`` copies a
-    store into a schema with other partitions. 64 is the most: each operation locks
-    every partition, and a server has room for so many locks.
-
-Watching
-    While a thread is watched, one connection more listens for notifications; of a
-    caller's pool it is one of the pool's. `cpkit_postgres.listen` has the details.
+    cancelled or takes longer than ``timeout`` closes its connection. Opening raises
+    ``SchemaMismatch`` for another number of partitions than the store was created with.
 
 Caveats
     Postgres 12 or newer. The database must be UTF8 and transactions READ COMMITTED
@@ -218,7 +208,7 @@ class PostgresStore:
                         outcomes[i] = version + len(appends[i].bodies)
                     elif _clamped(appends[i].expected_version) not in (None, version):
                         outcomes[i] = Conflict(version)
-                    # Otherwise another writer was faster: look again.
+                    # Otherwise another writer was faster: append again.
 
             waiting = [i for i in waiting if outcomes[i] is None]
 
@@ -334,7 +324,7 @@ class PostgresStore:
 
     async def _erase(self, write: Erase) -> None:
         async with self._connections.transaction() as fetch:
-            # First: a claim that is under way waits for the thread's row.
+            # Before the thread's row: a claim locks the table first, too.
             if write.forget_keys and self._dialect == "postgres":
                 await fetch(queries.LOCK_CALLS)
 
@@ -353,7 +343,7 @@ class PostgresStore:
 
                     return await _restore_in(fetch, write)
             except StoreFailure as exc:
-                # Begun by another writer since it was found missing: look again.
+                # Another writer began the thread since it was found missing.
                 if sqlstate(exc.__cause__) != UNIQUE_VIOLATION:
                     raise
 
@@ -479,24 +469,9 @@ def _head(
     return _Head(
         version,
         [*zip(extra[:half], extra[half:], strict=True)],
-        [_call_of(text) for text in calls or ()],
+        [_stored(from_json(text)) for text in calls or ()],
         (_micros(created_at), _micros(updated_at)),
     )
-
-
-def _call_of(text: str) -> StoredCall:
-    """Return a call of READ."""
-    call = StoredCall(*from_json(text))
-    issued_at: Any = call.issued_at
-    resolved_at: Any = call.resolved_at
-    return call._replace(
-        issued_at=to_micros(datetime.fromisoformat(issued_at)),
-        resolved_at=_micros(resolved_at),
-    )
-
-
-def _micros(time: str | None) -> int | None:
-    return None if time is None else to_micros(datetime.fromisoformat(time))
 
 
 async def _restore_in(fetch: Fetch, write: Restore) -> Conflict | KeyHeld | None:
@@ -536,12 +511,16 @@ async def _restore_in(fetch: Fetch, write: Restore) -> Conflict | KeyHeld | None
 
 def _stored(row: Iterable[Any]) -> StoredCall:
     call = StoredCall(*row)
-    resolved_at: Any = call.resolved_at
-    issued_at: Any = call.issued_at
-    return call._replace(
-        issued_at=to_micros(issued_at),
-        resolved_at=None if resolved_at is None else to_micros(resolved_at),
-    )
+    issued_at, resolved_at = _micros(call.issued_at), _micros(call.resolved_at)
+    return call._replace(issued_at=issued_at, resolved_at=resolved_at)
+
+
+def _micros(time: Any) -> Any:
+    """Return the microseconds of a time, also of one as JSON text, or ``None``."""
+    if isinstance(time, str):
+        time = datetime.fromisoformat(time)
+
+    return None if time is None else to_micros(time)
 
 
 def _row(call: StoredCall) -> tuple[Any, ...]:
@@ -578,5 +557,5 @@ def _text(stored: bytes | str) -> str:
 
 
 def _clamped(number: int | None) -> int | None:
-    """Return a number that Postgres takes, and that means the same for a version."""
+    """Return the number, or the nearest that Postgres takes; versions are smaller."""
     return None if number is None else max(-_INT4_MAX, min(number, _INT4_MAX))

@@ -1,4 +1,4 @@
-"""Agent state in one SQLite file; see `cpkit_sqlite.store` for the manual."""
+"""Agent state in one SQLite file; ``docs/drivers.md`` is the manual."""
 
 from cpkit.extras import needs_extra
 

@@ -84,7 +84,7 @@ def find_file(path: str) -> File:
 
 
 def look_at(path: str) -> StoreInfo | None:
-    """Find out about a file and create nothing; ``None`` where it cannot be read."""
+    """Describe a file without creating anything; ``None`` where it cannot be read."""
     try:
         uri = File(os.path.realpath(path), writable=False, seen=_stamp(path)).uri
 
@@ -104,15 +104,13 @@ def look_at(path: str) -> StoreInfo | None:
     return StoreInfo(version is not None, version, size, path)
 
 
-def prepare(
-    db: sqlite3.Connection, store: str, writable: bool, patience: float
-) -> None:
+def prepare(db: sqlite3.Connection, store: str, writable: bool, timeout: float) -> None:
     """Check the file, and create the tables where it has none of them.
 
     Nothing is written before the file is known to be usable. Raises ``SchemaMismatch``
     for another version, and for tables of another program with the same names.
     """
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     pauses = Backoff(first=0.001, longest=0.05).pauses()
 
     while True:

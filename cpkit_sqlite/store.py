@@ -1,5 +1,7 @@
 """Agent state in one SQLite file, for any number of processes on one machine.
 
+``docs/drivers.md`` is the manual.
+
 URL forms
     ``sqlite:///relative.db``, ``sqlite:////absolute.db`` and ``sqlite:///:memory:`` (a
     store of its own for each handle). Options: ``durability`` (``full`` or
@@ -12,26 +14,14 @@ Durability
     (sqlite.org/pragma.html#pragma_synchronous).
 
 What is atomic
-    Each operation is one trip to aiosqlite's worker thread and one transaction. Writes
+    Each operation is one transaction, and one trip to aiosqlite's worker thread. Writes
     that queue during a commit share the next one. A load reads messages, extra and
-    calls in one transaction on a connection of its own. So loads and writes do not wait
-    for each other.
+    calls in one transaction, on a connection of its own, so it does not wait for
+    writes.
 
 Several processes
     The file's write lock orders commits. A write that waits for the lock for longer
-    than ``busy_timeout`` raises ``BackendUnavailable``, and nothing was written. So a
-    process that is stopped (SIGSTOP, a debugger) inside a commit blocks the writes of
-    all others until it continues or is killed. Loads go on.
-
-    The ``-wal`` file is copied into the file at about 8 MB, by the process whose
-    commit reaches that size. It holds the write lock meanwhile, so that processes which
-    use cpkit do not hit the WAL-reset bug of SQLite before 3.51.3. Another program that
-    writes the file could; ``cpkit doctor`` says so.
-
-Caveats
-    The file must be on a local file system: WAL does not work over a network. Every
-    table's name starts with ``cpkit_``, so the file may hold others as well. A file or
-    folder that may only be read can be opened and read.
+    than ``busy_timeout`` raises ``BackendUnavailable``, and nothing was written.
 """
 
 from __future__ import annotations
