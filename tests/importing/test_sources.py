@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -317,10 +318,15 @@ async def test_a_bad_source_is_explained(tmp_path: Path) -> None:
     connection.close()
     torn = tmp_path / "torn.db"
     torn.write_bytes(b"SQLite format 3\0" + b"x" * 200)
+    # Detecting the kind would consume its beginning.
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
 
     async with open_checkpointer("memory://") as cp:
         for source, sentence in {
             str(tmp_path / "nothing"): "no such file or folder",
+            "": "is empty",
+            str(pipe): "pipe: neither a file nor a folder",
             str(empty): "no \\*.jsonl file",
             str(text): "--kind says what it is",
             str(tmp_path / "other.db"): "without checkpoints of LangGraph or sessions",

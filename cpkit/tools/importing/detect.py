@@ -69,10 +69,17 @@ def local(source: str) -> Path:
             "cpkit store to another there is 'cpkit copy'"
         )
 
+    if not source:
+        # For pathlib it would be the current folder.
+        raise BadSource("the name of the source is empty")
+
     path = Path(source).expanduser()
 
     if not path.exists():
         raise BadSource(f"{source}: no such file or folder")
+
+    if not (path.is_file() or path.is_dir()):
+        raise BadSource(f"{source}: neither a file nor a folder; write it to a file")
 
     if not os.access(path, os.R_OK):
         raise BadSource(f"{source}: not readable")
