@@ -96,6 +96,18 @@ async def test_each_line_may_be_a_message(tmp_path: Path) -> None:
         assert await messages(cp, "talk") == [HELLO, HI, BYE]
 
 
+async def test_a_file_may_come_from_windows(tmp_path: Path) -> None:
+    """A byte order mark and the ends of lines are not part of the messages."""
+    path = tmp_path / "talk.jsonl"
+    lines = [json.dumps(one) for one in (HELLO, HI)]
+    path.write_text("".join(f"{one}\r\n" for one in lines), encoding="utf-8-sig")
+
+    async with open_checkpointer("memory://") as cp:
+        report = await import_from(str(path), cp)
+        assert report.left == {}
+        assert await messages(cp, "talk") == [HELLO, HI]
+
+
 async def test_each_reason_is_counted(tmp_path: Path) -> None:
     """Lines that cannot be imported are named, and the others imported."""
     path = written(

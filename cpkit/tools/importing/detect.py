@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from codecs import BOM_UTF8
 from pathlib import Path
 
 from cpkit.driver.jsontext import parse_json
@@ -152,7 +153,7 @@ def _kind_of_lines(path: Path) -> str | None:
         return None
 
     with path.open("rb") as file:
-        for text in file.read(_HEAD_BYTES).split(b"\n"):
+        for text in file.read(_HEAD_BYTES).removeprefix(BOM_UTF8).split(b"\n"):
             if not text.strip():
                 continue
 

@@ -8,6 +8,7 @@ file's name with the number of the line.
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,9 @@ def _read(path: Path, skip_corrupt: bool) -> Iterator[Found]:
 
     with path.open("rb") as file:
         for number, text in enumerate(file, 1):
+            if number == 1:
+                text = text.removeprefix(BOM_UTF8)  # as programs on Windows write it
+
             if not text.strip():
                 continue
 
