@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 import typer
 
-from cpkit.cli.output import printable
+from cpkit.cli.output import printable, stderr
 from cpkit.errors import BackendUnavailable, CheckpointerError
 
 __all__ = ["BadUse", "Exit", "NoStore", "NotFound", "fail", "print_stderr", "run"]
@@ -74,7 +74,8 @@ def fail(code: Exit, message: str) -> NoReturn:
 
 
 def print_stderr(message: str) -> None:
-    """Print one line to standard error, red on a terminal."""
+    """Print one line to standard error, red on a terminal unless NO_COLOR is set."""
     line = printable(message)
-    red = sys.stderr.isatty()
+    console = stderr()
+    red = console.color_system and not console.no_color
     sys.stderr.write(f"\x1b[31m{line}\x1b[0m\n" if red else f"{line}\n")

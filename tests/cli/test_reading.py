@@ -48,10 +48,10 @@ async def fill(cp: Store) -> None:
     await cp.append("long", [{"n": n} for n in range(30)])
 
 
-def on_terminal(*words: str, columns: int = 60) -> str:
+def on_terminal(*words: str, columns: int = 60, **env_changes: str) -> str:
     """Run the command on a terminal of this width, and return its output."""
     ours, theirs = pty.openpty()
-    env = environment({"COLUMNS": str(columns), "TERM": "xterm"})
+    env = environment({"COLUMNS": str(columns), "TERM": "xterm", **env_changes})
     process = subprocess.Popen(
         [sys.executable, "-m", "cpkit", *words],
         stdout=theirs,
@@ -249,6 +249,8 @@ def test_only_a_terminal_gets_colours(sqlite_url: str) -> None:
     in_store(sqlite_url, fill)
     assert "\x1b[" in on_terminal("show", sqlite_url, "chat")
     assert "\x1b[31m" in on_terminal("show", sqlite_url, "missing")
+    assert "\x1b" not in on_terminal("show", sqlite_url, "missing", NO_COLOR="1")
+    assert "\x1b" not in on_terminal("show", sqlite_url, "missing", TERM="dumb")
     piped = run_main("show", sqlite_url, "chat")
     assert "\x1b" not in piped.out + piped.err
     assert "\x1b" not in cpkit("show", sqlite_url, "missing").err
