@@ -138,9 +138,10 @@ async def _sqlite(
 ) -> tuple[Steps, Steps]:
     store = cp._store
     write = Append(thread, [_BODY], None)
+    writer = await store._open_writer()
     return {
         "one trip: BEGIN, look-up, INSERT, COMMIT": lambda: run(
-            store._writer, store._commit, [write]
+            writer, store._commit, [write]
         )
     }, {"one trip: all columns of the call": lambda: store.holder(key)}
 

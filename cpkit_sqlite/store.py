@@ -17,7 +17,7 @@ What is atomic
     Each operation is one transaction, and one trip to aiosqlite's worker thread. Writes
     that queue during a commit share the next one. A load reads messages, extra and
     calls in one transaction, on a connection of its own, so it does not wait for
-    writes.
+    writes. The first write opens the connection for writes.
 
 Several processes
     The file's write lock orders commits. A write that waits for the lock for longer
@@ -118,7 +118,8 @@ class SQLiteStore:
         self._file = File(path)
         self._log: WriteAheadLog | None = None
         self._connections: list[aiosqlite.Connection] = []
-        self._writer: aiosqlite.Connection
+        self._writer: aiosqlite.Connection | None = None
+        self._opening_writer = asyncio.Lock()
         self._reader: aiosqlite.Connection
 
     @classmethod
@@ -144,10 +145,15 @@ class SQLiteStore:
             raise problem from exc
 
     async def _open(self) -> None:
-        self._writer = self._reader = await self._connect(self._prepare)
+        self._reader = await self._connect(self._prepare)
 
-        if self._log is not None:
-            self._reader = await self._connect(self._configure)
+    async def _open_writer(self) -> aiosqlite.Connection:
+        """Return the connection that writes, opened by the first write."""
+        async with self._opening_writer:
+            if self._writer is None and self._log is not None:
+                self._writer = await self._connect(self._configure)
+
+        return self._writer or self._reader
 
     async def _connect(
         self, begin: Callable[[sqlite3.Connection], None]
@@ -182,6 +188,8 @@ class SQLiteStore:
             self._log = WriteAheadLog(db, file)
 
     async def close(self) -> None:
+        self._writer = None
+
         while self._connections:
             await self._connections.pop().close()
 
@@ -221,7 +229,14 @@ class SQLiteStore:
     # Writes
 
     async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
-        return await self._run(self._writer, batch[0].thread_id, self._commit, batch)
+        thread_id = batch[0].thread_id
+
+        try:
+            writer = self._writer or await self._open_writer()
+        except ERRORS as exc:
+            raise failure(exc, self.name, thread_id) from exc
+
+        return await self._run(writer, thread_id, self._commit, batch)
 
     def _commit(self, db: sqlite3.Connection, batch: Sequence[Write]) -> list[Outcome]:
         outcomes = _apply(db, batch, self._fill)

@@ -19,8 +19,9 @@ def store_of(cp: SQLiteCheckpointer[Any]) -> SQLiteStore:
     return cp._store
 
 
-def writer(cp: SQLiteCheckpointer[Any]) -> aiosqlite.Connection:
-    return store_of(cp)._writer
+async def writer(cp: SQLiteCheckpointer[Any]) -> aiosqlite.Connection:
+    """Return the connection that writes, which the first write opens."""
+    return await store_of(cp)._open_writer()
 
 
 def reader(cp: SQLiteCheckpointer[Any]) -> aiosqlite.Connection:

@@ -75,7 +75,7 @@ async def test_a_write_cancelled_in_the_queue_is_not_done(
     gate = threading.Event()
 
     async with Store(path if path_ == "file" else path_) as cp:
-        held = asyncio.create_task(occupied(writer(cp), gate))
+        held = asyncio.create_task(occupied(await writer(cp), gate))
         first = asyncio.create_task(cp.append("t", [{"n": 1}]))
         await turns(5)
         second = asyncio.create_task(cp.append("t", [{"n": 2}]))
@@ -97,7 +97,7 @@ async def test_a_write_cancelled_in_its_commit_is_done(path: str) -> None:
     gate = threading.Event()
 
     async with Store(path) as cp:
-        held = asyncio.create_task(occupied(writer(cp), gate))
+        held = asyncio.create_task(occupied(await writer(cp), gate))
         first, second = (
             asyncio.create_task(cp.append("t", [{"n": n}])) for n in (1, 2)
         )
@@ -118,7 +118,7 @@ async def test_closing_waits_for_what_is_in_flight(path: str) -> None:
     cp = await Store(path).__aenter__()
     held = [
         asyncio.create_task(occupied(connection, gate))
-        for connection in (writer(cp), reader(cp))
+        for connection in (await writer(cp), reader(cp))
     ]
     await turns(5)
     write = asyncio.create_task(cp.append("t", [{}]))

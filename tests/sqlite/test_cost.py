@@ -58,7 +58,7 @@ async def statements(path: str) -> Any:
 
     async with Store(path) as cp:
         await cp.append("t", [{}])
-        await writer(cp).set_trace_callback(ran.append)
+        await (await writer(cp)).set_trace_callback(ran.append)
         yield cp, ran
 
 
@@ -81,7 +81,7 @@ async def test_a_lone_write_is_one_commit_and_one_sync(
     """A write has one COMMIT and one fsync, and a read has none."""
     cp, ran = statements
 
-    with counted(await database(writer(cp))) as syncs:
+    with counted(await database(await writer(cp))) as syncs:
         for name, operation in OPERATIONS.items():
             ran.clear()
             await operation(cp)
@@ -96,7 +96,7 @@ async def test_a_write_that_changes_nothing_syncs_nothing(
     await cp.record_issued("t", CALL)
     await cp.record_result("t", "c", 1)
 
-    with counted(await database(writer(cp))) as syncs:
+    with counted(await database(await writer(cp))) as syncs:
         await cp.append("t", [], expected_version=1)
         await cp.record_issued("t", CALL)
         await cp.record_issued("t", ToolCall("other", "tool", {}, "key"))
@@ -110,7 +110,7 @@ async def test_durability_normal_does_not_sync(path: str) -> None:
     async with Store(path, durability="normal") as cp:
         await cp.append("t", [{}])
 
-        with counted(await database(writer(cp))) as syncs:
+        with counted(await database(await writer(cp))) as syncs:
             await cp.append("t", [{}])
             assert syncs.take() == 0
 
@@ -122,7 +122,7 @@ async def test_concurrent_writers_share_commits_and_syncs(
     """64 appends at once, to one thread or to many, are one commit or two."""
     cp, ran = statements
 
-    with counted(await database(writer(cp))) as syncs:
+    with counted(await database(await writer(cp))) as syncs:
         versions = await asyncio.gather(
             *(cp.append(f"new {i % threads}", [{"i": i}]) for i in range(64))
         )
@@ -177,7 +177,7 @@ async def test_what_an_append_writes_does_not_grow_with_the_thread(path: str) ->
         for _ in range(10):
             await cp.append("t", [{"pad": "x" * 1000}] * 2000)
 
-        await writer(cp).execute_fetchall("PRAGMA wal_checkpoint(TRUNCATE)")
+        await (await writer(cp)).execute_fetchall("PRAGMA wal_checkpoint(TRUNCATE)")
         long = await cost(cp)
 
     assert long <= 1.1 * short

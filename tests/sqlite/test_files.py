@@ -17,7 +17,7 @@ import pytest
 from cpkit import BackendUnavailable, Survives, ToolCall, open_checkpointer
 from cpkit_sqlite import SQLiteCheckpointer
 from tests.processes import UNPRIVILEGED, Workers
-from tests.sqlite.inside import reader, writer
+from tests.sqlite.inside import reader, store_of, writer
 
 Store = SQLiteCheckpointer[Any]
 
@@ -175,7 +175,7 @@ async def test_both_connections_are_set_up_as_promised(
 ) -> None:
     """``durability`` reports the settings that SQLite has."""
     async with Store(path, busy_timeout=3, **options) as cp:
-        for connection in (writer(cp), reader(cp)):
+        for connection in (await writer(cp), reader(cp)):
             for pragma, value in [
                 ("journal_mode", "wal"),
                 ("synchronous", synchronous),
@@ -192,6 +192,36 @@ async def test_both_connections_are_set_up_as_promised(
         )
 
 
+async def test_a_handle_that_only_reads_has_one_connection(path: str) -> None:
+    """The first write opens another one, so that reads and writes do not wait."""
+    async with Store(path) as cp:
+        assert await cp.load("t") is None
+        assert await cp.list_threads() == []
+        assert len(store_of(cp)._connections) == 1
+        await asyncio.gather(*(cp.append(f"t {i}", [{}]) for i in range(5)))
+        assert len(store_of(cp)._connections) == 2
+        assert await writer(cp) is not reader(cp)
+
+
+async def test_a_first_write_that_cannot_connect_has_not_run(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next write connects."""
+
+    def fail(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+        raise sqlite3.OperationalError("unable to open database file")
+
+    async with Store(path) as cp:
+        with monkeypatch.context() as broken:
+            broken.setattr(sqlite3, "connect", fail)
+
+            with pytest.raises(BackendUnavailable, match="unable to open") as raised:
+                await cp.append("t", [{}])
+
+        assert raised.value.maybe_applied is False
+        assert await cp.append("t", [{}]) == 1
+
+
 # A full disk
 
 
@@ -200,7 +230,7 @@ async def test_a_full_database_writes_nothing_and_then_works_again(path: str) ->
     async with Store(path) as cp:
         version = await cp.append("t", [{"pad": "x" * 1000}] * 10)
         # SQLite raises the limit to the pages that exist.
-        await writer(cp).execute_fetchall("PRAGMA max_page_count = 1")
+        await (await writer(cp)).execute_fetchall("PRAGMA max_page_count = 1")
         big = [{"pad": "x" * 1000}] * 50
 
         with pytest.raises(BackendUnavailable, match="full") as raised:
@@ -208,7 +238,7 @@ async def test_a_full_database_writes_nothing_and_then_works_again(path: str) ->
 
         assert raised.value.maybe_applied is False
         assert len(await cp.read("t")) == version
-        await writer(cp).execute_fetchall("PRAGMA max_page_count = 100000")
+        await (await writer(cp)).execute_fetchall("PRAGMA max_page_count = 100000")
         assert await cp.append("t", big, expected_version=version) == version + 50
 
 

@@ -37,7 +37,7 @@ def log_size(path: str) -> int:
 async def test_sqlite_never_checkpoints_by_itself(path: str) -> None:
     """Its automatic checkpoints run without the write lock."""
     async with Store(path) as cp:
-        for one in (writer(cp), reader(cp)):
+        for one in (await writer(cp), reader(cp)):
             (row,) = await one.execute_fetchall("PRAGMA wal_autocheckpoint")
             assert tuple(row) == (0,)
 
@@ -61,12 +61,12 @@ async def test_no_connection_can_write_while_the_log_is_copied(path: str) -> Non
             copied.append(statement)
 
     async with Store(path) as cp:
-        await writer(cp).set_trace_callback(look)
+        await (await writer(cp)).set_trace_callback(look)
 
         for _ in range(300):
             await cp.append("t", [MESSAGE])
 
-        await writer(cp).set_trace_callback(lambda _: None)
+        await (await writer(cp)).set_trace_callback(lambda _: None)
 
     assert len(copied) > 2
 
@@ -99,7 +99,9 @@ async def test_a_log_that_another_process_left_large_is_copied(path: str) -> Non
         assert large > 2 * LIMIT
         await cp.append("t", [{}])  # copies the log
         await cp.append("t", [{}])  # restarts it
-        restarted = await writer(cp).execute_fetchall("PRAGMA wal_checkpoint(PASSIVE)")
+        restarted = await (await writer(cp)).execute_fetchall(
+            "PRAGMA wal_checkpoint(PASSIVE)"
+        )
         ((_, frames, _),) = restarted
         assert frames < 20
         assert log_size(path) < large + 20_000
@@ -176,6 +178,8 @@ async def test_a_copy_that_fails_does_not_fail_the_commit_before_it(
         raise sqlite3.OperationalError("unable to open database file")
 
     async with Store(path) as cp:
+        await writer(cp)
+
         with monkeypatch.context() as broken:
             broken.setattr(sqlite3, "connect", fail)
 
@@ -207,6 +211,7 @@ async def test_another_writer_is_not_waited_for_after_a_commit(
         return connect(*args, **kwargs)
 
     async with Store(path) as cp:
+        await writer(cp)
         monkeypatch.setattr(sqlite3, "connect", connect_too_late)
         version = 0
 
@@ -219,7 +224,9 @@ async def test_another_writer_is_not_waited_for_after_a_commit(
         assert await cp.append("t", [MESSAGE]) == version + 1
         assert await cp.append("t", [MESSAGE]) == version + 2
         other.close()
-        rows = await writer(cp).execute_fetchall("PRAGMA wal_checkpoint(PASSIVE)")
+        rows = await (await writer(cp)).execute_fetchall(
+            "PRAGMA wal_checkpoint(PASSIVE)"
+        )
         ((_, frames, _),) = rows
         assert frames < 20
 
