@@ -437,6 +437,13 @@ async def _write(
     valid: dict[str, Any],
     tool_call_id: str | None,
 ) -> ToolOutcome:
+    # A function with ``**arguments`` may be called without one that names the effect.
+    missing = [name for name in tool.key_fields or () if name not in valid]
+
+    if missing:
+        names = ", ".join(map(repr, missing))
+        return ToolOutcome(f"arguments of {tool.name!r}: {names} must be given", True)
+
     try:
         spec = tool.spec(thread_id, valid, tool_call_id)
         plan = plan_effect(spec, ledger.settings)

@@ -505,6 +505,20 @@ def test_a_function_that_cannot_be_a_tool_is_refused() -> None:
     assert list(registry) == [pay]
 
 
+async def test_a_missing_argument_that_names_the_effect_is_an_answer_for_the_model(
+    cp: Store, thread: str
+) -> None:
+    """The signature of ``**arguments`` does not ask for it."""
+
+    @tool(key_fields=["order"])
+    async def pay(**arguments: Any) -> None:
+        raise AssertionError
+
+    outcome = await ToolRegistry(quick(cp), [pay]).dispatch(thread, "pay", {"n": 1})
+    assert outcome.is_error
+    assert outcome.content == "arguments of 'pay': 'order' must be given"
+
+
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
