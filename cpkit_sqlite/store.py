@@ -16,8 +16,8 @@ Durability
 What is atomic
     Each operation is one transaction, and one trip to aiosqlite's worker thread. Writes
     that queue during a commit share the next one. A load reads messages, extra and
-    calls in one transaction, on a connection of its own, so it does not wait for
-    writes. The first write opens the connection for writes.
+    calls in one transaction, on a connection of its own. So loads and writes do not
+    wait for each other. The first write opens the connection for writes.
 
 Several processes
     The file's write lock orders commits. A write that waits for the lock for longer
