@@ -1,4 +1,4 @@
-"""Agent state in a folder of readable logs; see `cpkit_file.store` for the manual.
+"""Agent state in a folder of readable logs; ``docs/drivers.md`` is the manual.
 
 The modules; each imports only those above it:
 

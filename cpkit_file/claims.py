@@ -101,9 +101,9 @@ def newest_attempt(folder: Folder, key: str) -> StoredCall | None:
 def erase(folder: Folder, write: Erase) -> None:
     """Delete a thread: put a log in its place that has only its calls, erased.
 
-    With ``forget_keys`` not even those. The links of forgotten calls are void from the
-    moment of the replacement, and removed after it. Claims of their keys are locked out
-    meanwhile: an attempt's number may depend on a call that is being forgotten.
+    With ``forget_keys`` the calls are removed too. Their links are void from the moment
+    of the replacement, and removed after it. Until then the keys are locked, because
+    the number of a new attempt may depend on a forgotten call.
     """
     with ExitStack() as stack:
         keys: dict[str, _Key] = {}
@@ -128,8 +128,8 @@ def erase(folder: Folder, write: Erase) -> None:
 def _replaced(folder: Folder, write: Erase, keys: Container[str]) -> bool:
     """Replace the log of a deleted thread, and return whether there was a thread."""
     path = f"{folder.threads}/{log_name(write.thread_id)}"
-    # Left by a crash, with messages. Without a log one is created for its lock: another
-    # process may be restoring the thread, and the draft is then its own.
+    # A crash can leave these files, with messages. If the log is missing, it is created
+    # to lock it: another process may be writing the draft of a restore.
     left = torn_path(path), draft_path(path)
     create = any(map(_exists, left))
 
@@ -139,7 +139,9 @@ def _replaced(folder: Folder, write: Erase, keys: Container[str]) -> bool:
         except FileNotFoundError:
             return False
 
-        _remove(*left)
+        for one in left:
+            with suppress(FileNotFoundError):
+                os.unlink(one)
 
         if not log.end or (log.at is None and not write.forget_keys):
             return False
@@ -147,7 +149,8 @@ def _replaced(folder: Folder, write: Erase, keys: Container[str]) -> bool:
         calls = log.calls().without_content()
 
         if write.forget_keys and any(c.idempotency_key not in keys for c in calls):
-            raise lock_held(log.file.path)  # there was a claim meanwhile: look again
+            # Another process claimed a key after the keys were read: start again.
+            raise lock_held(log.file.path)
 
         kept = [] if write.forget_keys else list(map(erased_call, calls))
         replace(log, write.thread_id, _recorded(kept, None))
@@ -163,12 +166,6 @@ def _exists(path: str) -> bool:
         return False
 
     return True
-
-
-def _remove(*paths: str) -> None:
-    for path in paths:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
 
 
 def _keys(folder: Folder, thread_id: str) -> set[str]:
@@ -203,9 +200,6 @@ def restore(folder: Folder, write: Restore) -> Conflict | KeyHeld | None:
             return Conflict(0 if log.at is None else log.at.version)
 
         for name, holder in holders.items():
-            if holder is not None and holder.thread_id == write.thread_id:
-                raise lock_held(log.file.path)  # it was deleted meanwhile: look again
-
             if holder is not None:
                 return KeyHeld(name, holder.thread_id)
 
@@ -248,7 +242,7 @@ def _recorded(
 
 @contextmanager
 def _locked(keys: Iterable[_Key]) -> Iterator[list[int]]:
-    """Lock other claims of these keys out; yield the descriptors of their shards."""
+    """Lock these keys against other claims; yield the descriptors of their shards."""
     with ExitStack() as stack:
         shards = sorted({key.shard for key in keys})
         locks = (locked_file(one, os.O_RDONLY | os.O_DIRECTORY) for one in shards)

@@ -35,7 +35,8 @@ _IDS = 100_000
 Read: TypeAlias = Callable[[int, int], bytes]
 """Returns the bytes of a log at an offset."""
 
-# Bytes to read of a log's head: nearly every first line fits, and then the longest.
+# Bytes to read of a log's head: nearly every first line fits into the first number,
+# and the longest into the second.
 _HEADS = (256, 4096)
 # Bytes to read of a log's end at first: the last line of most logs fits.
 _END = 2048
@@ -83,9 +84,9 @@ class LogIndex:
     """What a handle remembers of one file, known by the random word in its first line.
 
     The file is on disk up to the offset ``synced``, and so is its name unless that is
-    0. ``unsure`` is true from a failed sync until the bytes after that were written
-    again. ``tail`` is the last end that was seen. ``calls`` has the calls up to the
-    offset ``scanned``, all of them on disk; it is filled under ``lock``.
+    0. ``unsure`` is true after a failed sync, until the bytes from ``synced`` on were
+    written again. ``tail`` is the last end that was seen. ``calls`` has the calls up to
+    the offset ``scanned``, all of them on disk; it is filled under ``lock``.
     """
 
     def __init__(self, name: str, header: bytes) -> None:
@@ -164,7 +165,7 @@ class Log:
 
     ``at`` is where the thread stands, or ``None`` where the log holds no thread. An
     ``end`` of 0 is a log without a first write. ``torn`` counts the bytes after the
-    end: of a write that was cut short by a kill or a power loss, never acknowledged.
+    end: a kill or a power loss cut their write short, so it was not acknowledged.
 
     Damage raises ``CorruptThread``. For a list of threads, which reads no content,
     ``allow_damage`` puts the error into ``damage`` where the thread's id is known.
@@ -202,7 +203,7 @@ class Log:
         self.torn = file.size - self.end
 
     def calls(self) -> Calls:
-        """Return the calls, with those that were added to the log since."""
+        """Return the calls, after reading what was added to the log since last time."""
         if not self.end:
             return Calls("")
 
@@ -239,7 +240,7 @@ class Log:
         except OSError:
             self.index.unsure = True
 
-            # Now, for other processes: they do not know that a sync failed.
+            # Write now, because other processes do not know that a sync failed.
             with suppress(OSError, StoreFailure, CorruptThread):
                 self.write_again()
 
@@ -248,15 +249,16 @@ class Log:
         self.index.synced = self.end
 
     def sync_name(self) -> None:
-        """Return when the log's name is on disk, as it is once any byte was synced.
+        """Return when the log's name is on disk.
 
-        The process that created the log may have died before, or does not sync.
+        The process that created the log syncs the name before the first byte, but it
+        may have died before that, or run with durability=normal.
         """
         if not self.index.synced:
             sync_names(self.folder.threads)
 
     def created_at(self) -> int:
-        """Return when the thread was created: in the log's head, before any payload."""
+        """Return when the thread was created, from the first lines of the log."""
         size = _HEADS[-1]
 
         while (found := lines.created_in(self.read(0, min(size, self.end)))) is None:
@@ -281,7 +283,7 @@ class Log:
 
         Each with its offset. Raises ``CorruptThread`` for a block that was damaged.
         """
-        size = _PROBE  # small at first: a reader of one message stops after it
+        size = _PROBE  # small at first, for a reader of one message
         seal = self._seal_before(start)
         rest = b""
         position = start
@@ -292,7 +294,7 @@ class Log:
             block = rest + piece
             cut = block.rfind(b"\n") + 1
             block, rest = block[:cut], block[cut:]
-            # Each next piece of a long line is twice as long: few copies are made.
+            # Read twice as much each time, so that a long line is copied few times.
             size = max(min(2 * size, _BLOCK), len(rest))
 
             if not block:
@@ -358,10 +360,10 @@ class Log:
         return CorruptThread(thread_id, f"{self.file.path}, line {number}", reason)
 
     def write_again(self) -> None:
-        """After a failed sync, write the bytes that it was to sync again.
+        """After a failed sync, write the bytes again that may not be on disk.
 
-        Linux takes what it could not write for written. Then the next sync, in any
-        process, would succeed without a write.
+        Linux marks bytes as written even if it could not write them. So without this
+        the next sync, in any process, would succeed and write nothing.
         """
         if not self.index.unsure:
             return
@@ -369,13 +371,14 @@ class Log:
         start = self.index.synced
         data = self.read(start, max(0, self.end - start))
 
-        # Bytes that were lost since are damage, which a reader reports.
+        # If the bytes changed meanwhile, that is damage, which a reader reports.
         if data and not lines.follows(self._seal_before(start), data):
             return
 
         with ExitStack() as stack:
-            # Without O_APPEND, with which pwrite ignores the offset. A writer holds the
-            # lock already. A reader takes it, because a writer may cut bytes off.
+            # A new descriptor, because pwrite ignores the offset on one with O_APPEND.
+            # A writer holds the lock already. A reader takes it, because a writer may
+            # cut bytes off.
             if self.file.is_writable:
                 fd = stack.enter_context(opened(self.file.path, os.O_RDWR))
             else:

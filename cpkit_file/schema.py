@@ -39,12 +39,12 @@ except ImportError:  # Windows; opening a store raises there
 FORMAT_VERSION = 1
 LOG_NAME = re.compile(r"[a-z0-9-]{1,40}~[0-9a-f]{64}\.jsonl")
 
-# Keeps the name below the 143 bytes of eCryptfs, the least of any file system in use.
+# Keeps a file's name below 143 bytes, the limit of eCryptfs, the lowest in use.
 _NAME_LENGTH = 40
 # Claims in one subfolder wait for each other; the disk allows no more at once anyway.
 _SHARDS = "0123456789abcdef"
-# Seconds that a worker thread polls for a lock. A commit of another process is shorter,
-# and a process that is stopped must not block worker threads.
+# Seconds that a worker thread polls for a lock. Most commits of other processes take
+# less. A process that is stopped must not block worker threads for longer.
 _POLL = 0.02
 # macOS, where fsync stops at the drive's cache.
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
@@ -94,9 +94,9 @@ def prepare(path: str, store: str) -> None:
         for folder in reversed(above):
             _make(folder, made)
 
-        # Under a lock, because an older cpkit must not overwrite the mark of a newer
-        # one. The lock fails on a file system without locks, the link on one without.
-        # Another process must not rely on folders that are removed again.
+        # The lock keeps an older cpkit from overwriting the mark of a newer one, and
+        # other processes from relying on folders that are removed again. It fails on a
+        # file system without locks.
         with (
             locked_file(path, os.O_RDONLY | os.O_DIRECTORY),
             _removed_on_failure(inner),

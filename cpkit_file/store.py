@@ -1,5 +1,7 @@
 """Agent state in a folder of readable logs, for any number of processes on one machine.
 
+``docs/drivers.md`` is the manual.
+
 URL forms
     ``file:///absolute/folder``, ``file:/absolute/folder`` and ``file:relative/folder``.
     Options: ``durability`` (``full`` or ``normal``), ``timeout`` in seconds, and those
@@ -13,26 +15,14 @@ Durability
     ones, and with a claim the knowledge that its effect may have run.
 
 What is atomic
-    Each operation is one trip to a worker thread, and one line at the end of its
-    thread's log, ``threads/<name>.jsonl``, which ``tail -f`` follows. Writes to one
-    thread that queue during a sync share the next one. A load reads the log up to where
-    it ended at one moment. Between processes ``flock`` decides; `cpkit_file.claims`
-    describes how a key is claimed.
+    Each operation is one line at the end of its thread's log, and one trip to a worker
+    thread. Writes to one thread that queue during a sync share the next one. A load
+    reads the log up to where it ended at one moment. `cpkit_file.claims` describes how
+    a key is claimed.
 
 Several processes
-    A process that is stopped (SIGSTOP, a debugger) inside a write blocks the others'
-    operations on the same thread or key. They raise ``BackendUnavailable`` after
-    ``timeout``, and nothing was written. Other threads are not affected.
-
-Watching
-    With the package watchfiles (``pip install 'cpkit[watch]'``) a watch hears of
-    changes from the operating system. Without it, a watch polls.
-
-Caveats
-    The folder must be on a local file system with POSIX locks and symbolic links: not
-    on Windows, not on a network. A line that a crash cut short is moved to
-    ``<name>.jsonl.torn`` by the next writer, with a warning in the log ``cpkit_file``.
-    No file stays open between operations.
+    ``flock`` orders their writes. An operation that waits for a lock for longer than
+    ``timeout`` raises ``BackendUnavailable``, and nothing was written.
 """
 
 from __future__ import annotations
@@ -89,12 +79,12 @@ T = TypeVar("T")
 
 _WORKERS = 16
 # Worker threads for one batch. Syncs of different files share the file system's
-# commits. With more, the threads were measured to wait for Python.
-_TRIPS = 4
-# A marker's bytes from the end of a log; a checksum over all before them is among them.
+# commits. More threads were measured to wait for Python.
+_WORKERS_PER_BATCH = 4
+# Bytes of a log's end in a marker. A checksum of the whole log is among them.
 _TAIL = 64
-# Milliseconds between two looks of watchfiles at what the system reported, and those
-# for which it collects changes that come without a pause.
+# Milliseconds: how often watchfiles asks the operating system for changes, and how long
+# it collects changes that follow each other without a pause.
 _STEP = 5
 _COLLECT = 10
 
@@ -126,7 +116,7 @@ class FileStore:
         self.name = f"file://{path}"
         self._folder = Folder(path, durable=self._options.durability == "full")
         self._workers = ThreadPoolExecutor(_WORKERS, "cpkit-file")
-        # What a thread does cannot be cancelled; the handle repeats what met a lock.
+        # A worker thread cannot be cancelled. The handle retries what met a lock.
         self.timeouts = Timeouts(retry=self._options.timeout)
 
     @classmethod
@@ -141,7 +131,7 @@ class FileStore:
         await self._run(lambda folder: schema.prepare(folder.path, self.name))
 
     async def close(self) -> None:
-        # In another thread, because it waits for operations whose callers are gone.
+        # In another thread: it waits for operations whose callers were cancelled.
         await asyncio.to_thread(self._workers.shutdown)
 
     def durability(self) -> Durability:
@@ -172,7 +162,7 @@ class FileStore:
         if len(groups) == 1:
             return (await self._run(writing.commit, groups))[0]
 
-        share = -(-len(groups) // _TRIPS)
+        share = -(-len(groups) // _WORKERS_PER_BATCH)
         shares = [groups[i : i + share] for i in range(0, len(groups), share)]
         found = await asyncio.gather(
             *(self._run(writing.commit, some) for some in shares)
@@ -386,7 +376,7 @@ def _info(folder: Folder, thread_id: str, name: str, erased: bool) -> ThreadInfo
             version, updated_at = log.at
             created_at = log.created_at()
         elif log.damage is not None:
-            # No intact line says it, and a list must not leave the thread out.
+            # No intact line has the version, but the list must have the thread.
             version = 0
             created_at = updated_at = os.fstat(log.file.fd).st_mtime_ns // 1000
         else:
@@ -425,8 +415,9 @@ def _markers(
 ) -> Mapping[str, Hashable]:
     """Return the size and the last bytes of these threads' logs, or of all.
 
-    A change is one line at the end, or another file. Logs are read without a lock, so a
-    line may show before it is synced; the look that follows waits for its writer.
+    A change is one line at the end, or another file. The logs are not locked, so a
+    marker may show a line that is not synced yet. A watcher then loads the thread, and
+    that waits for the writer.
     """
     if thread_ids is not None:
         names = {one: log_name(one) for one in thread_ids}
@@ -465,7 +456,7 @@ def _follow(folder: Folder, changed: Callable[[], None], stop: threading.Event) 
         raise_interrupt=False,
         stop_event=stop,
     )
-    # The first wait shows that the system watches: look at what came before.
+    # After the first wait the system watches: report what may have changed before.
     is_first = True
 
     for changes in found:

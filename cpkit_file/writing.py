@@ -40,7 +40,8 @@ _logger = logging.getLogger("cpkit_file")
 
 # Logs whose locks and descriptors one worker holds at the same time.
 _LOGS_AT_ONCE = 16
-# Bytes that durability=normal leaves unsynced: a first look at a log checks them all.
+# Bytes that durability=normal leaves unsynced at most: they are checked when a log is
+# read for the first time.
 _UNSYNCED = 1024 * 1024
 
 
@@ -63,7 +64,7 @@ def commit(folder: Folder, groups: list[list[Write]]) -> list[list[Outcome]]:
 def _write(
     folder: Folder, group: list[Write], stack: ExitStack
 ) -> tuple[list[Outcome], LogWriter | None]:
-    """Write to one log, and leave its lock to the stack."""
+    """Write to one log; the stack releases its lock."""
     thread_id = group[0].thread_id
 
     try:
@@ -134,8 +135,8 @@ def locked(folder: Folder, thread_id: str, *, create: bool = True) -> Iterator[L
 
             yield log
         finally:
-            # After `replace` the name is another file's. An empty log does no harm, and
-            # an error here would be that of every log in the batch.
+            # After `replace` the name belongs to another file. Errors are ignored: an
+            # empty log does no harm, and an error would fail every log of the batch.
             if not log.end:
                 with suppress(OSError):
                     status = os.fstat(file.fd)
@@ -197,7 +198,7 @@ class LogWriter:
     def write(self) -> None:
         """Write the lines; `sync` puts them on disk.
 
-        Where either fails, it removes the lines again and raises ``StoreFailure``.
+        If either fails, it removes the lines again and raises ``StoreFailure``.
         """
         log = self.log
 
@@ -250,7 +251,7 @@ class LogWriter:
     def _take_back(self, cause: OSError, *, unknown: bool) -> None:
         """Cut off what was written, and raise the failure.
 
-        ``unknown`` says that a sync failed, which may have been that of earlier bytes.
+        ``unknown`` says that a sync failed. It may have failed for earlier bytes.
         """
         log = self.log
         log.index.unsure |= unknown
@@ -280,7 +281,7 @@ def replace(log: Log, thread_id: str, kept: Iterable[tuple[bytes, At | None]]) -
     for content, at in kept:
         written.append(lines.seal(written[-1][-SEAL:], content, at))
 
-    # Left by a process that died here; no other process writes it without the lock.
+    # A process that died here leaves it. No process writes it without the log's lock.
     with suppress(FileNotFoundError):
         os.unlink(draft)
 
