@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -250,6 +251,32 @@ async def test_a_repeated_import_writes_only_new_records(
         assert [t.status for t in grown.threads] == ["grown"]
         assert 0 < grown.written < first.written
         assert await history(cp, thread_id) == expected
+
+
+class Large(TypedDict, total=False):
+    data: bytes
+
+
+@pytest.mark.long
+async def test_a_large_thread_is_there_after_its_import(tmp_path: Path) -> None:
+    """Also one that is larger than an append may be by default."""
+    path = tmp_path / "large.sqlite"
+
+    with sqlite_saver(path) as saver:
+        builder = StateGraph(Large)
+        builder.add_node("grow", lambda _: {"data": os.urandom(11 * 1024 * 1024)})
+        builder.add_edge(START, "grow")
+        own = builder.compile(checkpointer=saver)
+
+        for _ in range(5):
+            own.invoke({}, config("large"))
+
+    options = {"max_append": 256 * 1024 * 1024}
+
+    async with open_checkpointer("memory://", **options) as cp:
+        for status in ("new", "there"):
+            report = await import_from(str(path), cp)
+            assert [one.status for one in report.threads] == [status], report.left
 
 
 async def test_a_thread_that_grew_in_both_places_is_left(

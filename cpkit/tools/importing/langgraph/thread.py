@@ -133,8 +133,7 @@ class CheckpointThread:
         return sum(1 + len(row.writes) for row in self.rows)
 
     async def bring(self, cp: Checkpointer[Any], *, dry_run: bool) -> Brought:
-        _, written = await bring(cp, self.thread_id, self._missing, dry_run=dry_run)
-        return Brought(self.size - written, written)
+        return Brought(*await bring(cp, self.thread_id, self._missing, dry_run=dry_run))
 
     async def _missing(self, stored: list[Any]) -> list[Any]:
         """Return the records to append to those that the store has.
@@ -143,7 +142,9 @@ class CheckpointThread:
         saver reads the same checkpoints back.
         """
         for complete in (False, True):
-            async with MemoryCheckpointer[Any](max_payload=sys.maxsize) as scratch:
+            async with MemoryCheckpointer[Any](
+                max_payload=sys.maxsize, max_append=sys.maxsize
+            ) as scratch:
                 await scratch.append(self.thread_id, stored)
                 rows = await self._fill(scratch, complete)
 
