@@ -79,9 +79,6 @@ def local(source: str) -> Path:
     if not path.exists():
         raise BadSource(f"{source}: no such file or folder")
 
-    if not (path.is_file() or path.is_dir()):
-        raise BadSource(f"{source}: neither a file nor a folder; write it to a file")
-
     if not os.access(path, os.R_OK):
         raise BadSource(f"{source}: not readable")
 
@@ -110,6 +107,10 @@ def _detected(source: str) -> str:
         return "langgraph-postgres"
 
     path = local(source)
+
+    if not (path.is_file() or path.is_dir()):
+        # To look at a pipe's first lines would take them off.
+        raise BadSource(f"{source}: neither a file nor a folder; give its --kind")
 
     if is_database(path):
         return _kind_of_database(path)
