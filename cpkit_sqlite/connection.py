@@ -6,7 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -38,6 +38,11 @@ class Connection(sqlite3.Connection):
 
         result = sql(self, *parameters)
         return SimpleNamespace(fetchall=lambda: result)
+
+    def __del__(self) -> None:
+        # aiosqlite loses a connection if its caller is cancelled while it is opened.
+        with suppress(sqlite3.ProgrammingError):  # it was not opened
+            self.close()
 
 
 async def run(

@@ -173,6 +173,7 @@ class SQLiteStore:
             uri=True,
             isolation_level=None,
             timeout=self._options.busy_timeout,
+            check_same_thread=False,  # a lost one is closed by any thread
         )
 
     def _configure(self, db: sqlite3.Connection) -> None:

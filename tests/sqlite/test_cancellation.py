@@ -9,10 +9,12 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import aiosqlite
 import pytest
 
 from cpkit import Closed, ToolCall
 from cpkit_sqlite import SQLiteCheckpointer
+from cpkit_sqlite.connection import Connection
 from tests.sqlite.inside import occupied, reader, writer
 
 Store = SQLiteCheckpointer[Any]
@@ -33,6 +35,13 @@ WRITES: dict[str, Callable[[Store], Coroutine[Any, Any, Any]]] = {
 async def turns(count: int) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+def join_connections() -> None:
+    """Wait for the threads of closed and of lost connections."""
+    for thread in threading.enumerate():
+        if "_connection_worker_thread" in thread.name:
+            thread.join(10)
 
 
 async def cancelled_after(work: Coroutine[Any, Any, Any], count: int) -> bool:
@@ -183,8 +192,26 @@ def test_an_event_loop_that_ends_leaves_nothing(path: str, count: int) -> None:
 
     asyncio.run(look())
 
-    for thread in threading.enumerate():
-        if "_connection_worker_thread" in thread.name:
-            thread.join(10)
-
+    join_connections()
     gc.collect()  # so that a warning is raised in this test
+
+
+async def test_a_connection_whose_caller_was_cancelled_is_closed(path: str) -> None:
+    """aiosqlite loses it, if SQLite opens the file after the caller has given up."""
+    reached, goes_on = threading.Event(), threading.Event()
+
+    def slow(*_: Any, **__: Any) -> Connection:
+        reached.set()
+        goes_on.wait(10)
+        return Connection(path, check_same_thread=False)
+
+    async def connect() -> None:
+        await aiosqlite.connect(path, factory=slow)
+
+    task = asyncio.create_task(connect())
+    await asyncio.to_thread(reached.wait, 10)
+    task.cancel()
+    await asyncio.wait([task])
+    goes_on.set()
+    await asyncio.to_thread(join_connections)
+    gc.collect()  # a connection that is not closed is a warning, which fails the test
