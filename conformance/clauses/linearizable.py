@@ -208,6 +208,10 @@ async def _deleted_beside_its_calls(
 PROCESSES = ["process 1", "process 2", "process 3"]
 
 
+PACE = 0.002
+"""Seconds between operations: a fast store would end one process before the next."""
+
+
 async def _in_processes(case: Case, does: str, **options: Any) -> list[Op]:
     """Run a client in each process, and return their history."""
     jobs = [
@@ -242,7 +246,7 @@ async def keys_in_processes(case: Case) -> None:
     keys = [case.id("key") for _ in range(4)]
     threads = {client: case.id() for client in PROCESSES}
     history = await _in_processes(
-        case, "keys", threads=threads, keys=keys, count=case.times(25)
+        case, "keys", threads=threads, keys=keys, count=case.times(25), pace=PACE
     )
     await check_keys(case.cp, keys, history)
 
