@@ -73,6 +73,7 @@ CLAUDE_IN_MEMORY = {
     "test_eager_flush_mode_appends_per_frame_before_result",
     "test_fast_path_skips_load",
     "test_fast_path_limit_offset",
+    "test_mixed_sessions_gap_filled",
     "test_sidechain_summary_does_not_consume_page_slot",
 }
 
