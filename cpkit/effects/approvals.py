@@ -101,7 +101,7 @@ class Approvals:
             if request is None and newest is not None:
                 return await self._behind_gap(newest)
 
-            is_listed = request is None
+            is_new = request is None
 
             if request is None:
                 request = await self._requests.create(
@@ -122,9 +122,9 @@ class Approvals:
                 raise EffectErased(effect.key, effect.tool, status, "approval")
 
             if request.same_args(effect.args):
-                if request.decision is None and not is_listed:
-                    # For another thread's run, or in a store to which the thread was
-                    # restored without its entry.
+                if request.decision is None and not is_new:
+                    # It may not be listed for this thread: another thread asked, or
+                    # the request was restored with its thread and without its entry.
                     await self._requests.list_for(request, plan.thread_id)
 
                 if request.decision is None or request.is_approved:
