@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -194,22 +192,10 @@ def test_a_user_without_a_name_gets_the_page(sqlite_url: str) -> None:
         process.communicate()
 
 
-def test_a_damaged_thread_does_not_hide_the_others(
-    sqlite_url: str, tmp_path: Path
-) -> None:
+def test_a_damaged_thread_does_not_hide_the_others(damaged_url: str) -> None:
     """The command names it, and exits with 1."""
-
-    async def fill(cp: Store) -> None:
-        for thread in ("a", "broken", "c"):
-            await call(cp, thread, thread, f"key of {thread}")
-
-    in_store(sqlite_url, fill)
-
-    with closing(sqlite3.connect(tmp_path / "store.db")) as raw, raw:
-        raw.execute("UPDATE cpkit_calls SET args = '{' WHERE thread_id = 'broken'")
-
-    ended = invoke("pending", sqlite_url, "--json")
+    ended = invoke("pending", damaged_url, "--json")
     assert ended.code == 1
     assert ended.err.startswith("not listed: thread 'broken' is corrupt at call")
     assert [one["thread_id"] for one in ended.json["pending"]] == ["a", "c"]
-    assert invoke("pending", sqlite_url, "broken").code == 2
+    assert invoke("pending", damaged_url, "broken").code == 2

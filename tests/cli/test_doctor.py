@@ -92,20 +92,13 @@ def test_redis_without_a_durable_log_gets_advice(
         assert said in ended.out
 
 
-def test_damaged_calls_are_a_finding(sqlite_url: str, tmp_path: Path) -> None:
+def test_damaged_calls_are_a_finding(damaged_url: str, tmp_path: Path) -> None:
     """The report names the thread and covers the others; the exit code is 1."""
 
-    async def fill(cp: Store) -> None:
-        for thread in ("a", "broken", "c"):
-            await call(cp, thread, thread, f"key of {thread}")
-
-    in_store(sqlite_url, fill)
-
     with closing(sqlite3.connect(tmp_path / "store.db")) as raw, raw:
-        raw.execute("UPDATE cpkit_calls SET args = '{' WHERE thread_id = 'broken'")
         raw.execute("UPDATE cpkit_calls SET issued_at = 1 WHERE thread_id = 'c'")
 
-    ended = invoke("doctor", sqlite_url, "--json")
+    ended = invoke("doctor", damaged_url, "--json")
     assert ended.code == 1
     found = ended.json
     [damage] = found["damaged"]
@@ -113,7 +106,7 @@ def test_damaged_calls_are_a_finding(sqlite_url: str, tmp_path: Path) -> None:
     assert (found["threads"], found["oldest_pending"]["thread_id"]) == (3, "c")
     assert found["probe"]["ok"]
 
-    shown = invoke("doctor", sqlite_url)
+    shown = invoke("doctor", damaged_url)
     assert shown.code == 1
     assert "damaged     thread 'broken' is corrupt" in shown.out
     assert "cpkit export" in shown.out

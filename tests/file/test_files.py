@@ -33,6 +33,7 @@ from cpkit.registry import inspect_store
 from cpkit_file import FileCheckpointer, schema
 from tests.file.conftest import open_files
 from tests.processes import UNPRIVILEGED, Workers
+from tests.small_disk import small_disk
 
 Store = FileCheckpointer[Any]
 
@@ -52,18 +53,8 @@ def no_umask() -> Iterator[None]:
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
     """A small file system that can be filled."""
-    place = tmp_path / "small"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)],
-        capture_output=True,
-    )
-
-    if mounted.returncode != 0:
-        pytest.skip("this user may not mount a file system")
-
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    with small_disk(tmp_path / "small", 256) as place:
+        yield place
 
 
 @pytest.fixture

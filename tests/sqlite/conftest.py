@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.processes import Workers, started
+from tests.small_disk import small_disk
 
 
 @pytest.fixture
@@ -36,15 +36,5 @@ def workers() -> Iterator[Workers]:
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
     """A small file system that can be filled."""
-    place = tmp_path / "small"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(place)],
-        capture_output=True,
-    )
-
-    if mounted.returncode != 0:
-        pytest.skip("this user may not mount a file system")
-
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    with small_disk(tmp_path / "small", 512) as place:
+        yield place
