@@ -214,7 +214,7 @@ async def test_bytes_grow_with_the_new_items(cp: MemoryCheckpointer[Any]) -> Non
         await run.put(messages=messages[:length])
 
     sizes = [len(json.dumps(one)) for one in recorder.appends]
-    assert sum(sizes) < 2 * sizes[1] * len(sizes)
+    assert sum(sizes) < 3 * sizes[1] * len(sizes)
     assert (await values(run.saver, thread()))["messages"] == messages[:1990]
     assert (await values(CheckpointSaver(cp), thread()))["messages"] == messages[:1990]
 
@@ -372,6 +372,57 @@ async def test_a_cold_read_costs_the_newest_checkpoint(
 
     # Records, of more than 100.
     assert max(costs) <= 40
+
+
+async def test_a_cold_read_of_a_growing_list_reads_few_records(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """A full checkpoint comes before the rest is half of the state."""
+    run = Run(CheckpointSaver(cp))
+    log: list[str] = []
+    costs = []
+
+    for n in range(400):
+        log.append(f"{n} " * 300)
+        await run.put(log=[*log])
+
+        if n >= 300:
+            recorder = Recorder(cp)
+            assert await values(CheckpointSaver(recorder), thread()) == {"log": log}
+            costs.append(recorder.returned)
+
+    # A state of a quarter of a megabyte, and six kilobytes for each record.
+    assert max(costs) <= 6 + 44
+
+
+async def test_a_cold_read_finds_a_full_checkpoint_that_is_farther_back(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """Many tasks wrote at once, and the checkpoint did not know of all of them."""
+    run = Run(CheckpointSaver(cp))
+    full: dict[str, Any] = {"log": ["x" * 1000] * 1200}
+
+    for n in range(150):
+        await run.put(log=[n])
+
+    # The second one is stored with its values.
+    for _ in range(2):
+        await run.put(**full)
+
+    for count, saver in ((30, run.saver), (12, CheckpointSaver(cp))):
+        for n in range(count):
+            await saver.aput_writes(run.config, [("log", n)], f"{count} {n}")
+
+    other = empty_checkpoint() | {
+        "id": str(uuid6()),
+        "channel_values": full,
+        "channel_versions": {"log": run.versions["log"]},
+    }
+    await run.saver.aput(run.config, other, {}, {})
+    recorder = Recorder(cp)
+    assert await values(CheckpointSaver(recorder), thread()) == full
+    assert recorder.reads == 3
+    assert recorder.returned <= 6 + 36 + 60
 
 
 async def test_a_value_without_a_version_is_kept(

@@ -17,11 +17,12 @@ from cpkit.sessions.fenced import read_range
 __all__ = ["Threads"]
 
 # Records in the first read from the end of a thread. The next read has as many as the
-# newest checkpoint asks for, and some more, because others may have written; or more
-# each time.
+# newest checkpoint asks for, and some more, because others may have written. Many tasks
+# may have written at once, so the next one has still more of them; then more each time.
 _FIRST_READ = 6
-_GROWTH = 4
 _MARGIN = 2
+_MARGIN_OF_MANY = 24
+_GROWTH = 4
 
 # With more new records, a reader starts again at the last full checkpoint.
 _MANY_RECORDS = 64
@@ -126,7 +127,6 @@ class Threads:
         one that was read, or at the ``oldest``, as all windows but the first.
         """
         count = None
-        is_asked = False
 
         if first is not None and self._reads_ranges:
             count = max(first, _FIRST_READ)
@@ -160,9 +160,14 @@ class Threads:
 
                 oldest = True
 
-            asked = 0 if is_asked else _records_back(records, ns)
-            is_asked = asked > count
-            count = asked if is_asked else count * _GROWTH
+            asked = _records_back(records, ns)
+
+            if asked > count:
+                count = asked
+            elif place is None and asked + _MARGIN_OF_MANY > count:
+                count = asked + _MARGIN_OF_MANY
+            else:
+                count *= _GROWTH
 
     async def load(self, store_id: str) -> tuple[Thread, list[Record]]:
         """Read a complete thread without caching it; also return its valid records."""

@@ -38,7 +38,7 @@ from cpkit.integrations.langgraph.values import (
 __all__ = ["Composer"]
 
 # A full checkpoint is stored when the records since the last one have more bytes than
-# the state, and more than this.
+# half of the state, and more than this. The first read of a process needs both.
 _FULL_FROM = 32 * 1024
 
 # Fewer versions are stored with every checkpoint.
@@ -248,7 +248,7 @@ def _offered(offers: Sequence[Offer], typed: Typed) -> Offer | None:
 
 def _is_full_due(bytes_seen: int, space: Namespace) -> bool:
     """Return whether much was stored since the last full checkpoint."""
-    return bytes_seen - space.full_at >= max(_FULL_FROM, space.full_size)
+    return bytes_seen - space.full_at >= max(_FULL_FROM, space.full_size // 2)
 
 
 def _may_be_full(
