@@ -55,6 +55,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cpkit.records import CallRecord
+
 __all__ = [
     "BackendUnavailable",
     "CallMismatch",
@@ -276,14 +278,24 @@ class BackendUnavailable(CheckpointerError):
 class CorruptThread(CheckpointerError):
     """A stored row is not what was written. Nothing was repaired or overwritten.
 
-    ``where`` names the row, or the file and line.
+    ``where`` names the row, or the file and line. If single calls are damaged,
+    ``damaged_calls`` has their ids, and ``calls`` the other calls of the same read.
     """
 
-    def __init__(self, thread_id: str, where: str, reason: str) -> None:
-        super().__init__(thread_id, where, reason)
+    def __init__(
+        self,
+        thread_id: str,
+        where: str,
+        reason: str,
+        damaged_calls: Sequence[str] = (),
+        calls: Sequence[CallRecord] = (),
+    ) -> None:
+        super().__init__(thread_id, where, reason, damaged_calls, calls)
         self.thread_id = thread_id
         self.where = where
         self.reason = reason
+        self.damaged_calls = damaged_calls
+        self.calls = calls
 
     def __str__(self) -> str:
         return f"thread {self.thread_id!r} is corrupt at {self.where}: {self.reason}"

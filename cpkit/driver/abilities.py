@@ -46,7 +46,7 @@ class _Receipts(Handle[MessageT]):
         thread_id = check_id("thread_id", thread_id)
         store: Any = self._store
         calls = await self._read(partial(store.calls, thread_id), thread_id)
-        return [self._codec.record(call) for call in calls]
+        return self._codec.records(calls)
 
     async def find_call(self, idempotency_key: str) -> CallRecord | None:
         newest = await self._holder(idempotency_key)

@@ -242,6 +242,28 @@ class Codec(Generic[MessageT]):
 
         return extra
 
+    def records(self, stored: Sequence[StoredCall]) -> list[CallRecord]:
+        """Decode stored calls.
+
+        Raises ``CorruptThread``, which has the other calls, if one is damaged.
+        """
+        try:
+            return [self.record(one) for one in stored]
+        except CorruptThread as exc:
+            first = exc
+
+        damaged, found = [], []
+
+        for one in stored:
+            try:
+                found.append(self.record(one))
+            except CorruptThread:
+                damaged.append(one.call_id)
+
+        raise CorruptThread(
+            first.thread_id, first.where, first.reason, damaged, found
+        ) from first
+
     def record(self, stored: StoredCall) -> CallRecord:
         """Decode a stored call."""
         where = f"call {stored.call_id!r}"

@@ -190,7 +190,7 @@ class Handle(Generic[MessageT]):
         return CheckpointData(
             found.messages,
             self._codec.extra(found.items, thread_id),
-            [self._codec.record(call) for call in found.pending],
+            self._codec.records(found.pending),
         )
 
     async def append(

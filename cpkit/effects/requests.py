@@ -14,7 +14,7 @@ request's own record alone says whether it is decided.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -204,7 +204,8 @@ class Requests:
         arguments.
         """
         found: dict[int, ApprovalRequest] = {}
-        entries = {one.number: one for one in await self.entries() if one.key == key}
+        listed = await self.entries(needed=key)
+        entries = {one.number: one for one in listed if one.key == key}
 
         # A withdrawn request leaves a gap, which an entry leads over.
         for number in count(1):
@@ -236,10 +237,32 @@ class Requests:
         found = [self.of(one) for one in calls if one.status == "issued"]
         return [one for one in found if one is not None and _is_undecided(one)]
 
-    async def entries(self, after: str = "") -> list[Entry]:
-        """Return the open entries behind a cursor, oldest first."""
-        data = await self._attempts.cp.load(REQUESTS)
-        found = [_entry_of(one) for one in (() if data is None else data.pending)]
+    async def entries(self, after: str = "", needed: str | None = None) -> list[Entry]:
+        """Return the open entries behind a cursor, oldest first.
+
+        A damaged entry is logged: the others go on. With ``needed`` a damaged entry of
+        this effect raises ``CorruptThread``.
+        """
+        pending: Sequence[CallRecord]
+
+        try:
+            data = await self._attempts.cp.load(REQUESTS)
+            pending = [] if data is None else data.pending
+        except CorruptThread as exc:
+            if not exc.damaged_calls:
+                raise
+
+            mine = f"request:{needed}:"
+
+            if needed is not None and any(
+                one.startswith(mine) for one in exc.damaged_calls
+            ):
+                raise
+
+            log.exception("cannot read the requests %s", ", ".join(exc.damaged_calls))
+            pending = exc.calls
+
+        found = [_entry_of(one) for one in pending]
         open_entries = [one for one in found if one is not None and one.cursor > after]
         return sorted(open_entries, key=lambda one: one.cursor)
 

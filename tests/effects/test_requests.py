@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from math import inf, nan
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conformance.slowdown import slowdown
-from cpkit import CallRecord, JsonValue, MemoryCheckpointer, ThreadDump, ToolCall
+from cpkit import (
+    CallRecord,
+    CorruptThread,
+    JsonValue,
+    MemoryCheckpointer,
+    ThreadDump,
+    ToolCall,
+    open_checkpointer,
+)
 from cpkit.effects import (
     ApprovalExpired,
     ApprovalRequest,
@@ -630,3 +641,23 @@ async def test_a_cancelled_notifier_is_called_again_by_another_run(
         await asyncio.gather(first, second, return_exceptions=True)
 
     assert len(calls) == 2
+
+
+async def test_a_damaged_entry_does_not_hide_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is named in the log, and stops only what is about its own effect."""
+    async with open_checkpointer(f"sqlite:///{tmp_path}/store.db") as cp:
+        bad, good = await ask(cp, "bad"), await ask(cp, "good")
+
+        with closing(sqlite3.connect(tmp_path / "store.db")) as raw, raw:
+            damage = "UPDATE cpkit_calls SET args = '{' WHERE call_id LIKE ?"
+            assert raw.execute(damage, (f"request:{bad}:%",)).rowcount == 1
+
+        ledger = careful(cp)
+        assert [one.key for one in await ledger.requests()] == [good]
+        assert f"request:{bad}:1:" in caplog.text
+        assert await ledger.approve(good)
+
+        with pytest.raises(CorruptThread, match=f"request:{bad}:1:"):
+            await ledger.approve(bad)
