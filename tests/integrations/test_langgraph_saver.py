@@ -599,6 +599,45 @@ async def test_a_write_may_be_stored_before_its_checkpoint(
     assert (await found(saver, config)).pending_writes == [("task", "ch", 1)]
 
 
+@pytest.mark.parametrize(
+    "between", ["evicted", "a child's checkpoint", "an earlier one"]
+)
+async def test_a_new_reader_finds_writes_before_their_checkpoint(between: str) -> None:
+    """The next full checkpoint is not the first record that a reader needs."""
+    async with open_checkpointer("memory://") as cp:
+        saver = CheckpointSaver(cp, cached_threads=1)
+        run = Run(saver)
+
+        for _ in range(9):
+            await run.put(a="a")
+
+        early, late = (empty_checkpoint() for _ in range(2))
+
+        for checkpoint in (early, late):
+            checkpoint["id"] = str(uuid6())
+
+        config = thread()
+        config["configurable"]["checkpoint_id"] = late["id"]
+        await saver.aput_writes(config, [(INTERRUPT, "why?")], "task")
+
+        if between == "evicted":
+            await saver.aget_tuple(thread("another"))
+            await saver.aget_tuple(thread())
+        elif between == "a child's checkpoint":
+            child = empty_checkpoint()
+            child["id"] = str(uuid6())
+            await saver.aput(thread(ns="child"), child, {}, {})
+        else:
+            await saver.aput(run.config, early, {}, {})
+
+        config = await saver.aput(run.config, late, {}, {})
+
+        for reader in (saver, CheckpointSaver(cp)):
+            for asked in (thread(), config):
+                pending = (await found(reader, asked)).pending_writes
+                assert pending == [("task", INTERRUPT, "why?")]
+
+
 async def test_a_task_writes_once(url: str) -> None:
     """The first write counts; an interrupt or a resumption is replaced."""
     async with open_checkpointer(url) as one, open_checkpointer(url) as two:

@@ -107,7 +107,11 @@ class Threads:
                     if not found.is_window or is_enough(found):
                         found.known = thread.known
                         found.check_known()
-                        found.written, found.empty = thread.written, thread.empty
+                        found.empty = thread.empty
+
+                        for name, checkpoint_id in thread.written.items():
+                            found.note_written(name, checkpoint_id)
+
                         self._cached[thread.store_id] = found
                         return found
 

@@ -146,7 +146,6 @@ class Checkpoints:
         space = thread.space(ns)
         space.newest = max(space.newest, checkpoint["id"])
         thread.top = max(thread.top, checkpoint["id"])
-        thread.written = {one for one in thread.written if one[1] > checkpoint["id"]}
 
         thread.note(ns, checkpoint["id"], checkpoint["channel_versions"])
 
@@ -172,7 +171,7 @@ class Checkpoints:
         thread = self._threads.get(config["configurable"]["thread_id"])
         draft = self._composer.writes(thread, config, writes, task_id, task_path)
         record = draft.record
-        thread.written.add((record["ns"], record["checkpoint_id"]))
+        thread.note_written(record["ns"], record["checkpoint_id"])
         await self._appends.append(thread, draft, config)
 
     async def claim(self, thread_id: str) -> str:

@@ -255,8 +255,8 @@ def _may_be_full(
     thread: Thread, ns: str, checkpoint: Checkpoint, new_versions: ChannelVersions
 ) -> bool:
     """Return whether a checkpoint can be stored with all its values."""
-    # A write of this checkpoint may stand before it.
-    if thread.first_id is None or (ns, checkpoint["id"]) in thread.written:
+    # A write of this checkpoint, or of a later one, may stand before it.
+    if thread.first_id is None or thread.written.get(ns, "") >= checkpoint["id"]:
         return False
 
     versions = checkpoint["channel_versions"]

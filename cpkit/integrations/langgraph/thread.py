@@ -132,9 +132,9 @@ class Thread:
 
     ``appended`` has the positions, by id, of records that this process appended and has
     not read.
-    ``written`` names the checkpoints that this process stored writes of. ``empty`` has
-    the version of each channel that was empty when this process stored or loaded it
-    last.
+    ``written`` has, by namespace, the highest checkpoint id with writes that stand, or
+    may stand, before their checkpoint. ``empty`` has the version of each channel that
+    was empty when this process stored or loaded it last.
 
     ``turn`` is a lock that is held while more records are read. ``answered`` is the
     highest version that the store has returned for the thread: if a later append
@@ -158,7 +158,7 @@ class Thread:
         self.above: tuple[str, str] | None = None
         self.owner: str | None = None
         self.appended: dict[str, int] = {}
-        self.written: set[tuple[str, str]] = set()
+        self.written: dict[str, str] = {}
         self.empty: dict[tuple[str, str], object] = {}
         self.first_id: str | None = None
         self.last_id: str | None = None
@@ -210,6 +210,10 @@ class Thread:
         """Remember the writes of a record, to which checkpoints may refer."""
         self._written[record["id"]] = record["writes"]
         self._places.setdefault(record["id"], self.seen)
+
+    def note_written(self, ns: str, checkpoint_id: str) -> None:
+        """Remember that writes may stand before this checkpoint."""
+        self.written[ns] = max(checkpoint_id, self.written.get(ns, ""))
 
     def offer(self, ns: str, checkpoint_id: str, offers: Mapping[str, Offer]) -> None:
         """Offer the writes of a task to the checkpoint that follows this one."""
@@ -438,6 +442,9 @@ class Thread:
     def _take_writes(self, record: Record) -> bool:
         space = self.space(record["ns"])
         stored = space.writes[record["checkpoint_id"]]
+
+        if record["checkpoint_id"] not in space.checkpoints:
+            self.note_written(record["ns"], record["checkpoint_id"])
 
         for index, channel, *data in record["writes"]:
             write = Write(
