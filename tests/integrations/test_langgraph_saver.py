@@ -517,6 +517,27 @@ async def test_a_cold_read_finds_a_higher_id_before_a_full_checkpoint(
     assert await values(CheckpointSaver(cp), thread()) == {"text": "later"}
 
 
+async def test_a_subgraph_is_read_between_a_write_and_its_checkpoint(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """The window of the subgraph lacks a write that a later full checkpoint needs."""
+    recorder = Recorder(cp)
+    run, child = (Run(CheckpointSaver(recorder)) for _ in range(2))
+    child.saver, child.config = run.saver, thread(ns="child")
+    config = await run.put(plan="")
+
+    for n in range(9):
+        plan = {"text": f"{n} " * 9000}
+        await run.saver.aput_writes(config, [("plan", plan)], "task")
+        await child.put(n=n)
+        config = await run.put(plan=plan)
+
+    assert "needs" in recorder.appends[-1][-1]
+    reader = CheckpointSaver(cp)
+    assert await values(reader, thread(ns="child")) == {"n": 8}
+    assert await values(reader, thread()) == {"plan": plan}
+
+
 async def test_a_large_value_is_stored_in_parts(url: str) -> None:
     """LangGraph's own savers take it too."""
     big = random.Random(0).randbytes(13 * 1024 * 1024)

@@ -199,7 +199,9 @@ class Thread:
         """Remember that this full checkpoint is the last record."""
         needs = record.get("needs", ())
         space.full_at = self.bytes_seen
-        space.full_count = min([self.seen, *(self._places[one] for one in needs)])
+        # A window that begins at another one may lack writes that this one needs.
+        places = (self._places.get(one, 0) for one in needs)
+        space.full_count = min([self.seen, *places])
         space.full_size = record_size(record)
 
         for value in record["values"].values():
