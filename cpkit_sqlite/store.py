@@ -135,7 +135,7 @@ class SQLiteStore:
         await self.close()  # an opening that failed may have left a connection
 
         try:
-            await self._open()
+            self._reader = await self._connect(self._prepare)
         except ERRORS as exc:
             problem = failure(exc, self.name)
 
@@ -143,9 +143,6 @@ class SQLiteStore:
                 raise SchemaMismatch(self.name, str(exc), SCHEMA_VERSION) from exc
 
             raise problem from exc
-
-    async def _open(self) -> None:
-        self._reader = await self._connect(self._prepare)
 
     async def _open_writer(self) -> aiosqlite.Connection:
         """Return the connection that writes, opened by the first write."""
@@ -159,12 +156,14 @@ class SQLiteStore:
         self, begin: Callable[[sqlite3.Connection], None]
     ) -> aiosqlite.Connection:
         """Open one connection, for `close` to close, and call ``begin`` with it."""
-        connection = await aiosqlite.connect(self._file.path, factory=self._find)
+        connection = await aiosqlite.connect(
+            self._file.path, factory=self._new_connection
+        )
         self._connections.append(connection)
         await run(connection, begin)
         return connection
 
-    def _find(self, *_: Any, **__: Any) -> Connection:
+    def _new_connection(self, *_: Any, **__: Any) -> Connection:
         if not self._connections and self._file.path != IN_MEMORY:
             self._file = find_file(self._file.path)
 
@@ -177,7 +176,19 @@ class SQLiteStore:
         )
 
     def _configure(self, db: sqlite3.Connection) -> None:
-        self.limits = _configure(db, self._options.durability)
+        durability = self._options.durability
+        # Text that is not UTF-8 raises UnicodeDecodeError: see `errors`.
+        db.text_factory = bytes.decode
+        # What the file says is data, never code: no functions from views or triggers.
+        db.execute("PRAGMA trusted_schema = OFF")
+        db.execute(f"PRAGMA synchronous = {durability}")
+        # On macOS, an fsync passes the drive's cache only with this setting.
+        db.execute(f"PRAGMA fullfsync = {durability == 'full'}")
+        # See `WriteAheadLog`.
+        db.execute("PRAGMA wal_autocheckpoint = 0")
+        # SQLite limits a row: two values at most (args and result), and ids.
+        row = db.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
+        self.limits = Limits(max_value=(row - 4096) // 2)
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         self._configure(db)
@@ -240,17 +251,24 @@ class SQLiteStore:
         return await self._run(writer, thread_id, self._commit, batch)
 
     def _commit(self, db: sqlite3.Connection, batch: Sequence[Write]) -> list[Outcome]:
-        outcomes = _apply(db, batch, self._fill)
+        """Apply a batch in one transaction; a refused write has written nothing."""
+        db.execute("BEGIN IMMEDIATE")
+
+        try:
+            outcomes = [_apply(db, write) for write in batch]
+
+            # With ``normal`` a commit does not sync.
+            if self._log is not None and self._options.durability == "full":
+                self._log.fill()
+
+            db.execute("COMMIT")
+        finally:
+            _roll_back(db)
 
         if self._log is not None:
             self._log.checkpoint(db)
 
         return outcomes
-
-    def _fill(self) -> None:
-        # With ``normal`` a commit does not sync.
-        if self._log is not None and self._options.durability == "full":
-            self._log.fill()
 
     # Reads
 
@@ -339,37 +357,7 @@ def _path(url: str) -> str:
 # In the connections' threads
 
 
-def _configure(db: sqlite3.Connection, durability: str) -> Limits:
-    # Text that is not UTF-8 raises UnicodeDecodeError: see `errors`.
-    db.text_factory = bytes.decode
-    # What the file says is data, never code: no functions from views or triggers.
-    db.execute("PRAGMA trusted_schema = OFF")
-    db.execute(f"PRAGMA synchronous = {durability}")
-    # macOS needs it for an fsync to pass the drive's cache; elsewhere it does nothing.
-    db.execute(f"PRAGMA fullfsync = {durability == 'full'}")
-    # See `WriteAheadLog`.
-    db.execute("PRAGMA wal_autocheckpoint = 0")
-    # It limits a row, which has two values at most (args and result), and ids.
-    return Limits(max_value=(db.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) - 4096) // 2)
-
-
-def _apply(
-    db: sqlite3.Connection, batch: Sequence[Write], before_commit: Callable[[], None]
-) -> list[Outcome]:
-    """Apply a batch in one transaction; a refused write has not written anything."""
-    db.execute("BEGIN IMMEDIATE")
-
-    try:
-        outcomes = [_apply_one(db, write) for write in batch]
-        before_commit()
-        db.execute("COMMIT")
-    finally:
-        _roll_back(db)
-
-    return outcomes
-
-
-def _apply_one(db: sqlite3.Connection, write: Write) -> Outcome:
+def _apply(db: sqlite3.Connection, write: Write) -> Outcome:
     match write:
         case Append():
             return _append(db, write)
