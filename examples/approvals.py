@@ -24,7 +24,7 @@ from cpkit.effects import ApprovalRequest, Effect, EffectLedger
 from cpkit.lease import Lease, thread_lease
 
 BANK = Path(os.environ.get("BANK", "bank.txt"))
-THREAD = "payroll"
+THREAD = os.environ.get("THREAD", "payroll")
 
 
 # The agent
@@ -80,7 +80,9 @@ async def tell(url: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         bank = Path(folder) / "bank.txt"
         here = str(Path(__file__).parent)
-        env = {**os.environ, "BANK": str(bank), "PYTHONPATH": here}
+        # A new thread each time, because the store keeps what an earlier run paid.
+        thread = f"payroll-{os.urandom(4).hex()}"
+        env = {**os.environ, "BANK": str(bank), "PYTHONPATH": here, "THREAD": thread}
 
         asking = await _start(env, __file__, "--first-run", url)
         key = (await _line(asking)).rpartition(" ")[2]
@@ -88,15 +90,15 @@ async def tell(url: str) -> None:
         await asking.wait()
         print(f"{store}: the agent asked for {key[:8]}, and its process was killed")
 
-        work = ["worker", url, f"{Path(__file__).stem}:agent", "--stale-after", "1"]
-        worker = await _start(env, "-m", "cpkit", *work)
+        work = ["worker", url, f"{Path(__file__).stem}:agent", "--prefix", thread]
+        worker = await _start(env, "-m", "cpkit", *work, "--stale-after", "1")
 
         try:
             decide = ["approve", url, key[:8], "--by", "ann"]
             person = await _start(env, "-m", "cpkit", *decide)
             print(f"{store}: {(await _line(person))[:32]}")
             await person.wait()
-            await _paid(url)
+            await _paid(url, thread)
         finally:
             worker.terminate()
             await worker.wait()
@@ -108,10 +110,10 @@ async def tell(url: str) -> None:
     print(f"{store}: a worker finished, one payment in the books, {seconds:.1f} s")
 
 
-async def _paid(url: str) -> None:
+async def _paid(url: str, thread: str) -> None:
     """Wait until the agent has written its last message."""
-    async with open_checkpointer(url) as cp, cp.watch(THREAD) as changes:  # type: ignore[attr-defined]
-        while (data := await cp.load(THREAD)) is None or not data.messages:
+    async with open_checkpointer(url) as cp, cp.watch(thread) as changes:  # type: ignore[attr-defined]
+        while (data := await cp.load(thread)) is None or not data.messages:
             await anext(changes)
 
 

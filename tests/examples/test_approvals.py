@@ -20,6 +20,18 @@ def test_a_worker_finishes_what_a_killed_agent_asked_for(
 ) -> None:
     """On a store that processes share, the bank's books show one payment."""
     url = fresh_url(kind, tmp_path)
+    _check_one_payment(url)
+
+
+@pytest.mark.long
+def test_the_example_runs_again_on_the_same_store(tmp_path: Path) -> None:
+    """What an earlier run stored does not change the next one."""
+    url = f"sqlite:///{tmp_path}/agent.db"
+    _check_one_payment(url)
+    _check_one_payment(url)
+
+
+def _check_one_payment(url: str) -> None:
     done = subprocess.run(
         [sys.executable, str(FILE), url],
         capture_output=True,
