@@ -26,7 +26,10 @@ __all__ = ["certify"]
 
 Target = Annotated[
     str | None,
-    typer.Argument(help="A URL, or package.module:factory.", show_default=False),
+    typer.Argument(
+        help="A URL, or package.module:name of a factory or of a harness.",
+        show_default=False,
+    ),
 ]
 Levels = Annotated[
     list[str] | None,
@@ -102,7 +105,10 @@ def certify(
         return
 
     if target is None:
-        fail(Exit.BAD_USE, "name a store: a URL, or package.module:factory")
+        fail(
+            Exit.BAD_USE,
+            "name a store: a URL, or package.module:name of a factory or of a harness",
+        )
 
     console = stdout(markup=True)
     interrupted = False
