@@ -538,6 +538,32 @@ async def test_a_subgraph_is_read_between_a_write_and_its_checkpoint(
     assert await values(reader, thread()) == {"plan": plan}
 
 
+async def test_a_list_of_all_namespaces_has_writes_before_their_checkpoint(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """A window that begins at a subgraph's checkpoint may lack writes of the graph."""
+    saver = CheckpointSaver(cp)
+    child, run = Run(saver), Run(saver)
+    child.config = thread(ns="child")
+
+    for n in range(9):
+        await child.put(n=n)
+
+    checkpoint = empty_checkpoint() | {"id": "f" * 36}
+    config = thread()
+    config["configurable"]["checkpoint_id"] = checkpoint["id"]
+    await saver.aput_writes(config, [(INTERRUPT, "why?")], "task")
+
+    for n in range(12):
+        await child.put(n=n)
+
+    await saver.aput(run.config, checkpoint, {}, {})
+    every: Any = {"configurable": {"thread_id": "t"}}
+    (listed,) = [one async for one in CheckpointSaver(cp).alist(every, limit=1)]
+    assert listed == await found(saver, thread())
+    assert listed.pending_writes == [("task", INTERRUPT, "why?")]
+
+
 async def test_a_large_value_is_stored_in_parts(url: str) -> None:
     """LangGraph's own savers take it too."""
     big = random.Random(0).randbytes(13 * 1024 * 1024)

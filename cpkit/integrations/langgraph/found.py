@@ -120,7 +120,12 @@ def is_certain(
         return False
 
     above = thread.above[ns is None]
-    return all(one.checkpoint_id >= above and one.stored.is_complete for one in found)
+    return all(
+        one.checkpoint_id >= above
+        and one.stored.is_complete
+        and "" < thread.namespace(one.ns).first_full <= one.checkpoint_id
+        for one in found
+    )
 
 
 def namespace_in(config: RunnableConfig) -> str:

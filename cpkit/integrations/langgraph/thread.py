@@ -74,7 +74,8 @@ class Namespace:
 
     ``latest`` is the highest id of ``checkpoints``, and ``newest`` the highest that a
     record names. ``full_at`` and ``full_count`` are the values of `Thread.bytes_seen`
-    and `Thread.seen` at the last full checkpoint.
+    and `Thread.seen` at the last full checkpoint. ``first_full`` is the id of the first
+    one that was read: no write of it or of a later checkpoint stands before it.
     """
 
     checkpoints: dict[str, Stored] = field(default_factory=dict)
@@ -85,6 +86,7 @@ class Namespace:
     hidden: set[str] = field(default_factory=set)
     latest: str = ""
     newest: str = ""
+    first_full: str = ""
     full_at: int = 0
     full_count: int = 0
     full_size: int = 0
@@ -423,6 +425,7 @@ class Thread:
         )
 
         if "newest" in record:
+            space.first_full = space.first_full or checkpoint_id
             self.note_full(space, record)
 
         return True
