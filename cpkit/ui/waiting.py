@@ -14,6 +14,7 @@ from cpkit.effects import ApprovalRequest
 from cpkit.effects.attempts import read_doubt
 from cpkit.effects.records import APPROVAL
 from cpkit.effects.requests import request_of
+from cpkit.errors import CorruptThread
 from cpkit.protocol import KeepsReceipts, ListsThreads
 from cpkit.records import CallRecord, ThreadInfo
 from cpkit.tools.paging import gather_limited
@@ -31,9 +32,17 @@ _LEASES = 200
 _THREADS_PER_PAGE = 1_000
 
 
-async def counts_of(site: Site, thread_id: str) -> dict[str, int]:
-    """Return how many requests and other calls of a thread are undecided."""
-    open_calls = await _open_calls(site, thread_id)
+async def counts_of(site: Site, thread_id: str) -> dict[str, int] | None:
+    """Return how many requests and other calls of a thread are undecided.
+
+    ``None`` if calls of the thread are damaged.
+    """
+    damaged: list[str] = []
+    open_calls = await _open_calls(site, thread_id, damaged)
+
+    if damaged:
+        return None
+
     approvals = sum(record.call.tool_name == APPROVAL for record in open_calls)
     return {"approvals": approvals, "calls": len(open_calls) - approvals}
 
@@ -44,12 +53,14 @@ async def waiting(site: Site, request: Request) -> Page:
     found = await site.ledger.requests(
         after=request.query_params.get("after", ""), limit=limit
     )
+    damaged: list[str] = []
     return Page(
         "waiting.html",
         {
             "requests": [_request_data(one) for one in found],
             "next": found[-1].cursor if len(found) == limit else None,
-            "leases": await _leases(site),
+            "leases": await _leases(site, damaged),
+            "damaged": damaged,
         },
     )
 
@@ -58,7 +69,8 @@ async def in_doubt(site: Site, request: Request) -> Page:
     """Show calls without an outcome, oldest first, of a thousand threads.
 
     ``verify`` is the last unclear answer of the tool's ``verify``, and when it was
-    given. ``next`` continues behind these threads.
+    given. ``next`` continues behind these threads. ``damaged`` says which threads have
+    calls that cannot be read.
     """
     needs(site, ListsThreads, "list its threads")
     needs(site, KeepsReceipts, "list its calls")
@@ -67,11 +79,18 @@ async def in_doubt(site: Site, request: Request) -> Page:
         after=request.query_params.get("after") or None, limit=limit
     )
 
+    damaged: list[str] = []
+
     async def one(info: ThreadInfo) -> list[CallRecord]:
-        return await _open_calls(site, info.thread_id)
+        return await _open_calls(site, info.thread_id, damaged)
 
     async def with_doubt(record: CallRecord) -> dict[str, Any]:
-        doubt = await read_doubt(site.cp, record)
+        try:
+            doubt = await read_doubt(site.cp, record)
+        except CorruptThread as exc:
+            damaged.append(str(exc))
+            doubt = None
+
         return {**call_data(record), "verify": doubt and doubt._asdict()}
 
     found = [record for calls in await gather_limited(one, page) for record in calls]
@@ -81,6 +100,7 @@ async def in_doubt(site: Site, request: Request) -> Page:
         "in_doubt.html",
         {
             "calls": await gather_limited(with_doubt, found),
+            "damaged": sorted(damaged),
             "looked_at": len(page),
             "next": page[-1].thread_id if len(page) == limit else None,
         },
@@ -148,13 +168,13 @@ async def decide(site: Site, request: Request) -> Page:
     )
 
 
-async def _leases(site: Site) -> list[dict[str, Any]]:
+async def _leases(site: Site, damaged: list[str]) -> list[dict[str, Any]]:
     """Return which process runs which thread, of the first leases by id."""
     if not isinstance(site.cp, ListsThreads) or not isinstance(site.cp, KeepsReceipts):
         return []
 
     async def one(info: ThreadInfo) -> list[CallRecord]:
-        return await _open_calls(site, info.thread_id)
+        return await _open_calls(site, info.thread_id, damaged)
 
     page = await site.cp.list_threads(prefix=_LEASE, limit=_LEASES)
     return [
@@ -170,8 +190,18 @@ async def _leases(site: Site) -> list[dict[str, Any]]:
     ]
 
 
-async def _open_calls(site: Site, thread_id: str) -> list[CallRecord]:
-    records: Sequence[CallRecord] = await site.cp.list_calls(thread_id)
+async def _open_calls(
+    site: Site, thread_id: str, damaged: list[str]
+) -> list[CallRecord]:
+    """Return the readable calls without an outcome; add to ``damaged`` what is not."""
+    records: Sequence[CallRecord]
+
+    try:
+        records = await site.cp.list_calls(thread_id)
+    except CorruptThread as exc:
+        damaged.append(str(exc))
+        records = exc.calls
+
     return [one for one in records if one.status == "issued" and not one.erased]
 
 

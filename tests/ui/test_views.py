@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cpkit import VersionConflict, open_checkpointer
+from cpkit import KeepsReceipts, ToolCall, VersionConflict, open_checkpointer
 from cpkit.effects import Effect, EffectLedger, Tool
+from cpkit.effects.records import heartbeat_thread
 from cpkit.lease import thread_lease
+from cpkit.terms import LEASES
 from tests.effects.shop import OnlySix
 from tests.stores import LAYERED, fresh_url
 from tests.ui.checks import assert_inert
@@ -166,6 +170,51 @@ async def test_a_call_in_doubt_shows_what_verify_said(cp: Any, client: Client) -
         assert "it raised OSError: &lt;b&gt;the bank" in page.text
         assert "not asked" in page.text
         assert_inert(page)
+
+
+async def test_damaged_calls_do_not_end_a_list(client: Client, tmp_path: Path) -> None:
+    """Of a thread, of a lease, and an answer of verify: each is named."""
+    async with open_checkpointer(f"sqlite:///{tmp_path}/store.db") as cp:
+        ledger = EffectLedger(cp)
+
+        for thread_id in ("broken", "c"):
+            for order in ("7", "8"):
+                await ledger.begin(thread_id, "pay", {"order": order})
+
+        assert isinstance(cp, KeepsReceipts)
+        doubted = (await cp.list_calls("c"))[0].call.idempotency_key
+        await cp.save_extra(heartbeat_thread(doubted), {"doubt": []})
+
+        lease = ToolCall("1", LEASES, {}, "the first term")
+        await cp.record_issued(LEASES + ":run", lease)
+
+        with closing(sqlite3.connect(tmp_path / "store.db")) as raw, raw:
+            raw.execute(
+                "UPDATE cpkit_calls SET args = '{' WHERE thread_id LIKE "
+                "'cpkit:lease%' OR thread_id = 'broken' AND args LIKE '%7%'"
+            )
+            raw.execute("UPDATE cpkit_extra SET value = '{' WHERE key = '\"doubt\"'")
+
+        async with client(cp) as http:
+            doubt = (await http.get("/waiting/calls.json")).json()
+            waiting = (await http.get("/waiting.json")).json()
+            listed = (await http.get("/threads.json")).json()["threads"]
+            pages = [
+                (await http.get(path)).text
+                for path in ("/threads", "/waiting", "/waiting/calls")
+            ]
+
+    orders = [(one["thread_id"], one["args"]["args"]) for one in doubt["calls"]]
+    assert orders == [("broken", {"order": "8"})] + [
+        ("c", {"order": order}) for order in ("7", "8")
+    ]
+    assert [one.split("'")[1] for one in doubt["damaged"]] == sorted(
+        ["broken", heartbeat_thread(doubted), LEASES + ":run"]
+    )
+    assert "cpkit:lease" in waiting["damaged"][0]
+    waits = {one["thread_id"]: one["waits"] for one in listed}
+    assert waits == {"broken": None, "c": {"approvals": 0, "calls": 2}}
+    assert [page.count("is corrupt at") for page in pages] == [0, 1, 3]
 
 
 async def test_the_store_view_shows_the_metrics_of_this_process(
