@@ -35,8 +35,7 @@ _IDS = 100_000
 Read: TypeAlias = Callable[[int, int], bytes]
 """Returns the bytes of a log at an offset."""
 
-# Bytes to read of a log's head: nearly every first line fits into the first number,
-# and the longest into the second.
+# Bytes to read of a log's head: enough for nearly every first line, then for any.
 _HEADS = (256, 4096)
 # Bytes to read of a log's end at first: the last line of most logs fits.
 _END = 2048

@@ -118,9 +118,9 @@ local function held_by(member, register)
   return {'call', thread, call_id, record}, head_of(record).status
 end
 
--- Return the member that is in the way of an attempt, and its number. Of each key all
--- attempt numbers differ, and only the newest is not failed. ``failed`` is the newest
--- member if it is known to have failed.
+-- Return the member of a register that does not allow another one to enter at an attempt,
+-- and its attempt; or nothing. All attempt numbers of a key differ, and all
+-- attempts but the newest have failed. ``failed`` is the newest member if it has failed.
 local function obstacle(register, member, attempt, status, failed)
   local newest, last = newest_of(register)
 
@@ -129,13 +129,13 @@ local function obstacle(register, member, attempt, status, failed)
 
     if same and same ~= member then
       return same, attempt
-    elseif last > attempt and status ~= 'failed' or last < attempt and newest ~= failed then
+    elseif (last > attempt and status ~= 'failed') or (last < attempt and newest ~= failed) then
       return newest, last
     end
   end
 end
 
--- Return an answer with the version where anything of a thread is stored.
+-- Return a conflict with the version if anything of the thread is stored, else nothing.
 local function conflict(thread)
   for kind in string.gmatch('mxtpc', '.') do
     if call('EXISTS', key_of(kind, thread)) == 1 then

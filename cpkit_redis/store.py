@@ -133,7 +133,7 @@ __all__ = ["RedisCheckpointer", "RedisStore"]
 
 MessageT = TypeVar("MessageT")
 
-# What of a thread's times makes its marker: each change sets a later one than before.
+# The times of a thread that are its marker: each change makes one of them later.
 _TIMES = ("created", "updated", "first", "last", "late")
 
 # Threads in one round trip; few, because the server does nothing else meanwhile.
@@ -266,7 +266,7 @@ class RedisStore:
 
     async def _create(self) -> None:
         shard = self._layout.shards[0]
-        # A second key in another slot: a node of a cluster refuses the script.
+        # With a second key in another slot, a node of a cluster refuses the script.
         keys = [shard] if self._in_cluster else [shard, self._channel]
         arguments = [len(keys), *keys, *words(b"create", SCHEMA_VERSION)]
         [answers] = await self._server.ask(shard, ("EVAL", SCRIPT, *arguments))
@@ -450,12 +450,12 @@ class RedisStore:
 
         while len(found) < limit:
             wanted = min(limit - len(found), _PAGE)
-            # A shard has its share of the page, and a few more as chance has it.
+            # Ids are not spread evenly: ask each shard for a few more than its share.
             size = min(wanted, 2 * wanted // self._shards + 8)
             query = [words(b"list", low, high, size, int(erased))]
             pages = await self._run([(one, query) for one in self._layout.shards])
             rows: list[Any] = []
-            known_to = _LAST_ID
+            complete_to = _LAST_ID
 
             for shard, [answer] in zip(self._layout.shards, pages, strict=True):
                 # By bytes of UTF-8, which is the order of code points.
@@ -463,13 +463,13 @@ class RedisStore:
                 rows += page
 
                 if len(page) == size:  # the shard may have more behind it
-                    known_to = min(known_to, page[-1][0])
+                    complete_to = min(complete_to, page[-1][0])
 
-            rows = [row for row in rows if row[0] <= known_to]
+            rows = [row for row in rows if row[0] <= complete_to]
             rows = sorted(rows, key=itemgetter(0))[:wanted]
             found += [decode_thread(*row) for row in rows]
 
-            if known_to == _LAST_ID and len(rows) < wanted:
+            if complete_to == _LAST_ID and len(rows) < wanted:
                 break
 
             low = b"(" + rows[-1][0]
