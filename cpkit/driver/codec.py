@@ -102,7 +102,6 @@ class Codec(Generic[MessageT]):
     ) -> Append:
         """Check and encode the arguments of ``append``."""
         thread_id = check_id("thread_id", thread_id)
-
         _check_sequence("messages", messages)
 
         if expected_version is not None:
@@ -466,9 +465,6 @@ def _micros(time: datetime) -> int:
 
 def _check_sequence(name: str, value: object) -> None:
     """Raise ``TypeError`` unless the value is a sequence other than text."""
-    if isinstance(value, (list, tuple)):
-        return
-
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         raise TypeError(f"{name} must be a list or tuple, not {type(value).__name__}")
 
