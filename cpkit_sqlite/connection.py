@@ -9,13 +9,22 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from types import SimpleNamespace
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import aiosqlite
 
-from cpkit.driver import sync_folder
-from cpkit_sqlite.schema import File
+from cpkit.driver import StoreFailure, sync_folder
+from cpkit_sqlite.schema import IN_MEMORY, File
 
 T = TypeVar("T")
+
+_FORK = "open it after the fork only, or start the process with spawn"
+# Open connections with their files, and the files that were open at the last fork.
+_open: WeakKeyDictionary[Connection, str] = WeakKeyDictionary()
+_inherited: set[str] = set()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _inherited.update(_open.values()))
 
 # The log is copied into the file at this size. At 4 MB, many concurrent appends were
 # measured to be a tenth to a fifth slower. At 16 MB, zeros double what is written for
@@ -30,7 +39,25 @@ _READERS_TIMEOUT = 1.0
 
 
 class Connection(sqlite3.Connection):
-    """Runs a function where aiosqlite runs a statement: see `run`."""
+    """Runs a function where aiosqlite runs a statement: see `run`.
+
+    A child of ``os.fork`` cannot open a file that its parent had open. SQLite would
+    take the parent's locks for its own there. So the parent, when it closes, would
+    delete the log that the child writes to (sqlite.org/howtocorrupt.html, 2.6).
+    """
+
+    def __init__(self, path: str, *args: Any, **options: Any) -> None:
+        if path in _inherited:
+            raise StoreFailure("rejected", f"{path} was open before os.fork(): {_FORK}")
+
+        super().__init__(*args, **options)
+
+        if path != IN_MEMORY:
+            _open[self] = path
+
+    def close(self) -> None:
+        super().close()
+        _open.pop(self, None)
 
     def execute(self, sql: Any, parameters: Any = (), /) -> Any:
         if isinstance(sql, str):

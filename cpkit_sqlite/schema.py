@@ -30,12 +30,13 @@ class File(NamedTuple):
 
     SQLite cannot create its lock file beside a file that may only be read. Where no
     process has such a file open, it is read without locks (``immutable``), and ``seen``
-    shows whether it has changed since.
+    shows whether it has changed since. ``inode`` is the file's after it was opened.
     """
 
     path: str
     writable: bool = True
     seen: tuple[int, ...] | None = None
+    inode: tuple[int, int] | None = None
 
     @property
     def uri(self) -> str:
@@ -46,11 +47,32 @@ class File(NamedTuple):
         immutable = "" if self.seen is None else "&immutable=1"
         return f"{Path(self.path).as_uri()}?mode={mode}{immutable}"
 
+    def found(self) -> File:
+        """Return the file with its inode."""
+        return self if self.path == IN_MEMORY else self._replace(inode=self._inode())
+
     def check_unchanged(self) -> None:
-        """Raise if another process wrote a file that is read without locks."""
+        """Raise if the path does not lead to the file that was opened.
+
+        SQLite goes on with a file without its name, and the next opening would not find
+        what was written. Raise too if another process wrote a file that is read without
+        locks.
+        """
+        if self.inode not in (None, self._inode()):
+            reason = "the file was moved, deleted or replaced: open the store again"
+            raise StoreFailure("rejected", reason)
+
         if self.seen is not None and self.seen != _stamp(self.path):
             reason = "another process writes the file: open the store again"
             raise StoreFailure("rejected", reason)
+
+    def _inode(self) -> tuple[int, int]:
+        try:
+            status = os.stat(self.path)
+        except FileNotFoundError:
+            return -1, -1
+
+        return status.st_dev, status.st_ino
 
 
 def find_file(path: str) -> File:

@@ -168,6 +168,7 @@ class SQLiteStore:
             self._file = find_file(self._file.path)
 
         return Connection(
+            self._file.path,
             self._file.uri,
             uri=True,
             isolation_level=None,
@@ -194,6 +195,8 @@ class SQLiteStore:
         self._configure(db)
         file = self._file
         prepare(db, self.name, file.writable, self._options.busy_timeout)
+        # Not before: on overlayfs the first opening for writes changes the inode.
+        self._file = file.found()
 
         # Kept from here on, because the opening may be cancelled.
         if file.writable and file.path != IN_MEMORY:
@@ -256,6 +259,7 @@ class SQLiteStore:
 
         try:
             outcomes = [_apply(db, write) for write in batch]
+            self._file.check_unchanged()
 
             # With ``normal`` a commit does not sync.
             if self._log is not None and self._options.durability == "full":
@@ -321,7 +325,8 @@ class SQLiteStore:
         except ERRORS as exc:
             raise failure(exc, self.name, thread_id) from exc
         finally:
-            self._file.check_unchanged()
+            if connection is self._reader:  # a commit has checked it before
+                self._file.check_unchanged()
 
 
 class SQLiteCheckpointer(FullHandle[MessageT]):

@@ -506,3 +506,37 @@ async def test_closing_leaves_no_file_open(path: str) -> None:
 
     assert not [name for name in open_files() if path in name]
     assert not Path(path + "-wal").exists()
+
+
+@pytest.mark.parametrize("how", ["deleted", "moved", "replaced"])
+async def test_a_file_that_lost_its_name_is_not_written(
+    tmp_path: Path, how: str
+) -> None:
+    """Nothing is acknowledged that the next opening of the path would not find."""
+    path = tmp_path / "agent.db"
+    aside = tmp_path / "aside.db"
+
+    async with Store(str(path)) as cp:
+        await cp.append("t", [{"n": 1}])
+
+        if how == "replaced":
+            async with Store(str(aside)) as other:
+                await other.append("t", [{"other": 1}])
+
+            aside.rename(path)
+        elif how == "moved":
+            path.rename(aside)
+        else:
+            path.unlink()
+
+        with pytest.raises(BackendUnavailable, match="moved, deleted or rep") as caught:
+            await cp.append("t", [{"n": 2}])
+
+        assert not caught.value.maybe_applied
+
+        with pytest.raises(BackendUnavailable, match="open the store again"):
+            await cp.load("t")
+
+        if how == "moved":
+            aside.rename(path)
+            assert await cp.append("t", [{"n": 2}]) == 2

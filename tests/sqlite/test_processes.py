@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import sqlite3
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -199,3 +202,51 @@ async def test_a_stopped_process_blocks_writes_for_busy_timeout(
 
         worker.kill()
         assert await cp.append("t", [{"n": 2}]) == 2
+
+
+FORKED = """
+import os, sys, warnings
+from cpkit.errors import BackendUnavailable
+from cpkit.sync import SyncCheckpointer
+
+warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of forks
+path, other = sys.argv[1:]
+parent = SyncCheckpointer(f"sqlite:///{path}").__enter__()
+parent.append("t", [{}])
+child = os.fork()
+
+if child == 0:
+    try:
+        with SyncCheckpointer(f"sqlite:///{other}") as cp:
+            cp.append("t", [{}])
+
+        with SyncCheckpointer(f"sqlite:///{path}"):
+            os._exit(1)
+    except BackendUnavailable as exc:
+        os._exit(0 if "before os.fork()" in str(exc) else 2)
+    finally:
+        os._exit(3)
+
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+parent.close()
+
+# A file that is closed at the fork is as any other one.
+child = os.fork()
+
+if child == 0:
+    with SyncCheckpointer(f"sqlite:///{path}") as cp:
+        os._exit(cp.append("t", [{}]))
+
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_child_does_not_open_a_file_that_its_parent_had_open(
+    tmp_path: Path,
+) -> None:
+    """Its writes would be lost when the parent closes, because SQLite has no lock."""
+    paths = [str(tmp_path / "agent.db"), str(tmp_path / "other.db")]
+    command = [sys.executable, "-c", FORKED, *paths]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
