@@ -29,6 +29,7 @@ from cpkit.integrations.langgraph import (
 )
 from cpkit.integrations.langgraph.thread import Thread
 from tests.integrations.langgraph_runs import Run, found, thread, values
+from tests.sessions.spy import RangeSpy
 
 
 class Recorder:
@@ -683,6 +684,33 @@ async def test_a_new_reader_finds_writes_before_their_checkpoint(between: str) -
             for asked in (thread(), config):
                 pending = (await found(reader, asked)).pending_writes
                 assert pending == [("task", INTERRUPT, "why?")]
+
+
+async def test_a_thread_stays_in_the_cache_while_it_is_appended_to(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """Otherwise the next checkpoint would be full, behind a write of its own."""
+    spy = RangeSpy(cp)
+    saver = CheckpointSaver(spy, cached_threads=1)
+    run = Run(saver)
+
+    for _ in range(9):
+        await run.put(a="a")
+
+    checkpoint = empty_checkpoint() | {"id": str(uuid6())}
+    config = thread()
+    config["configurable"]["checkpoint_id"] = checkpoint["id"]
+    spy.waiting.clear()
+    spy.gate.clear()
+    write = asyncio.create_task(saver.aput_writes(config, [("ch", 1)], "task"))
+    await spy.waiting.wait()
+    await saver.aget_tuple(thread("another"))
+    await saver.aget_tuple(thread())
+    spy.gate.set()
+    await write
+    await saver.aput(run.config, checkpoint, {}, {})
+    pending = (await found(CheckpointSaver(cp), thread())).pending_writes
+    assert pending == [("task", "ch", 1)]
 
 
 async def test_a_task_writes_once(url: str) -> None:

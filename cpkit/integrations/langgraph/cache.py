@@ -62,7 +62,16 @@ class Threads:
         while len(self._cached) > self._limit or (
             len(self._cached) > 1 and self._bytes() > self._limit_bytes
         ):
-            self._cached.popitem(last=False)
+            # An append notes its record in the thread that is cached when it begins.
+            idle = next(
+                (one for one in self._cached if not self.outbox.is_appending(one)),
+                store_id,
+            )
+
+            if idle == store_id:
+                break
+
+            del self._cached[idle]
 
         return thread
 

@@ -79,6 +79,10 @@ class Outbox:
 
         return outcome
 
+    def is_appending(self, store_id: str) -> bool:
+        """Return whether a draft for this thread is queued, or is being appended."""
+        return store_id in self._senders
+
     async def wait_until_decided(self, store_id: str) -> None:
         """Wait for appends whose callers were cancelled."""
         if (sender := self._undecided.pop(store_id, None)) is not None:
