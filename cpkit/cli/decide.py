@@ -77,6 +77,18 @@ def deny(
 
 
 def _print_and_exit(outcome: dict[str, Any], json: bool) -> None:
+    try:
+        _print(outcome, json)
+    except (OSError, typer.Exit):  # standard output is full, or its reader is gone
+        if outcome["ok"]:
+            print_stderr(f"{outcome['decision']}: the decision is stored")
+
+        raise
+
+    raise typer.Exit(Exit.DONE if outcome["ok"] else Exit.NO)
+
+
+def _print(outcome: dict[str, Any], json: bool) -> None:
     if json:
         print_json(outcome)
     elif outcome["ok"]:
@@ -85,8 +97,6 @@ def _print_and_exit(outcome: dict[str, Any], json: bool) -> None:
         write(printable(line) + "\n")
     else:
         print_stderr(outcome["error"])
-
-    raise typer.Exit(Exit.DONE if outcome["ok"] else Exit.NO)
 
 
 async def _decide(

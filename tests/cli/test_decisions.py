@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -199,3 +200,26 @@ def test_a_damaged_thread_does_not_hide_the_others(damaged_url: str) -> None:
     assert ended.err.startswith("not listed: thread 'broken' is corrupt at call")
     assert [one["thread_id"] for one in ended.json["pending"]] == ["a", "c"]
     assert invoke("pending", damaged_url, "broken").code == 2
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_decision_that_cannot_be_printed_is_stored(sqlite_url: str) -> None:
+    """Standard error says so, and a second command decides nothing new."""
+    in_store(sqlite_url, lambda cp: ask(cp, 1))
+    (waiting,) = invoke("pending", sqlite_url, "--json").json["pending"]
+
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "cpkit", "approve", sqlite_url, waiting["key"]],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            check=False,
+        )
+
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        b"approved: the decision is stored",
+        b"standard output: No space left on device",
+    ]
+    assert invoke("deny", sqlite_url, waiting["key"]).code == 1
