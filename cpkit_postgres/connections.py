@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import cache, partial
@@ -184,6 +185,9 @@ class Connections:
                 # A standby lags behind.
                 target_session_attrs=None if chosen else "primary",  # type: ignore[arg-type]  # the stubs ask for a private enum of these strings
             )
+        # First, because it is a ValueError too.
+        except ssl.SSLCertVerificationError as exc:
+            raise StoreFailure("rejected", str(exc)) from exc
         except (ValueError, OverflowError) as exc:
             # Not chained: the cause would show what was in the URL.
             raise InvalidURL(f"{self.name}: {exc}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ from cpkit import BackendUnavailable, ToolCall, VersionConflict
 from cpkit_postgres import PostgresCheckpointer
 from tests.postgres.conftest import PASSWORD
 from tests.postgres.proxy import Proxy
-from tests.servers.postgres import PostgresServer
+from tests.servers.postgres import PostgresServer, give, unprivileged
 
 Store = PostgresCheckpointer[Any]
 
@@ -570,3 +571,69 @@ async def test_a_full_disk(
         finally:
             await admin.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
             await admin.execute("DROP TABLESPACE small")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl command")
+async def test_a_certificate_that_is_not_trusted_any_more(schema: str) -> None:
+    """The server is unavailable, and the URL is not wrong: a retry can succeed."""
+
+    with PostgresServer() as server:
+        trusted = quote(str(server.data / "good.crt"), safe="")
+        url = f"{server.url}?sslmode=verify-ca&sslrootcert={trusted}"
+
+        async def connects() -> bool:
+            try:
+                await (await asyncpg.connect(url)).close()
+            except OSError:
+                return False
+
+            return True
+
+        async def use(raw: asyncpg.Connection, name: str) -> None:
+            await raw.execute(f"ALTER SYSTEM SET ssl_cert_file = '{name}.crt'")
+            await raw.execute(f"ALTER SYSTEM SET ssl_key_file = '{name}.key'")
+            await raw.execute("SELECT pg_reload_conf()")
+
+            # The server reads its settings again a moment later.
+            while await connects() != (name == "good"):  # noqa: ASYNC110  # no event
+                await asyncio.sleep(0.01)
+
+        for name in ("good", "bad"):
+            make_certificate(server.data, name)
+
+        async with plain(server) as raw:
+            await raw.execute("ALTER SYSTEM SET ssl = on")
+            await use(raw, "good")
+
+            async with Store(url, schema=schema) as cp:
+                await cp.append("t", [{}])
+                await use(raw, "bad")
+                await raw.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_ssl WHERE ssl"
+                )
+
+                with pytest.raises(BackendUnavailable, match="certificate"):
+                    await cp.load("t")
+
+                with pytest.raises(BackendUnavailable, match="certificate") as caught:
+                    await cp.append("t", [{}])
+
+                assert not caught.value.maybe_applied
+                await use(raw, "good")
+                assert await cp.append("t", [{}]) == 2
+
+
+def make_certificate(folder: Path, name: str) -> None:
+    """Create a key, and a certificate for 127.0.0.1 that signs itself."""
+    subject = "-subj /CN=127.0.0.1 -addext keyUsage=keyCertSign,digitalSignature"
+    made = f"-days 30 {subject} -keyout {name}.key -out {name}.crt"
+    subprocess.run(
+        ["openssl", *f"req -x509 -newkey rsa:2048 -nodes {made}".split()],
+        cwd=folder,
+        stderr=subprocess.DEVNULL,
+        check=True,
+    )
+
+    for kind in ("key", "crt"):
+        give(folder / f"{name}.{kind}", unprivileged())
