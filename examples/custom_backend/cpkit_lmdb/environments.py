@@ -20,6 +20,10 @@ _lock = threading.Lock()
 # By real path: the environment, and how many handles use it.
 _open: dict[str, tuple[Environment, int]] = {}
 
+# Environments of the processes that this one was forked from. LMDB has their locks and
+# readers under another process id, and refuses to open such a folder while one is kept.
+_inherited: list[object] = []
+
 
 class Environment:
     """The environment of a folder, which is opened again after a fatal error."""
@@ -72,7 +76,10 @@ class Environment:
         self._environment.close()
 
     def _opened(self) -> lmdb.Environment:
-        return lmdb.open(self._folder, map_size=self._map_size, mode=0o600)
+        environment = lmdb.open(self._folder, map_size=self._map_size, mode=0o600)
+        # Killed processes keep their places in the table of readers, and old pages too.
+        environment.reader_check()
+        return environment
 
 
 def acquire(folder: str, map_size: int) -> Environment:
@@ -97,6 +104,17 @@ def release(folder: str) -> None:
             _open[folder] = environment, users - 1
         else:
             environment.close()
+
+
+def _forget() -> None:
+    """Do not use the environments of the parent in a forked child."""
+    global _lock, _open
+    _inherited.append(_open)
+    _lock, _open = threading.Lock(), {}
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 def _create(folder: str, map_size: int) -> None:
