@@ -355,10 +355,13 @@ class Lease:
 
     async def _renew_until_lost(self) -> None:
         """Renew the lease until this task is cancelled or the lease is lost."""
+        clock = asyncio.get_running_loop().time
         count = 0
 
         while self._reason is None:
-            await asyncio.sleep(self._stale_after / 3)
+            # Not from now: the answer to the claim or to a renewal may have come late.
+            due = self._renewed_at + self._stale_after / 3
+            await asyncio.sleep(max(0.0, due - clock()))
             count += 1
 
             try:

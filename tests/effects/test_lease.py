@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from conformance.slowdown import slowdown
 from cpkit import BackendUnavailable, ToolCall, VersionConflict
 from cpkit.lease import Lease, LeaseLost, LeaseTimeout, thread_lease
 from cpkit.terms import Terms
+from tests.broken.reference import Reference
 from tests.effects.shop import QUICK, OnlySix, Store, until
+from tests.simulation.loop import simulated_loop
 
 
 def lease_of(cp: Store | OnlySix, thread: str, **options: Any) -> Lease:
@@ -168,6 +171,31 @@ async def test_a_holder_that_cannot_renew_stops_before_a_takeover(
 
     with pytest.raises(LeaseLost, match="could not be renewed"):
         await work()
+
+
+def test_a_claim_whose_answer_was_late_is_renewed_at_once() -> None:
+    """Other runners count from the claim. By its answer, the term is almost stale."""
+
+    async def main() -> None:
+        async with Reference() as cp:
+            slow = OnlySix(cp)
+            other = thread_lease(cp, "thread", stale_after=15, timeout=40)
+            waiting: list[asyncio.Task[Lease]] = []
+
+            async def claim(thread_id: str, call: ToolCall) -> Any:
+                slow.record_issued = cp.record_issued
+                record = await cp.record_issued(thread_id, call)
+                waiting.append(asyncio.create_task(other.__aenter__()))
+                await asyncio.sleep(14)
+                return record
+
+            slow.record_issued = claim
+
+            async with thread_lease(slow, "thread", stale_after=15):
+                with pytest.raises(LeaseTimeout):
+                    await waiting[0]
+
+    simulated_loop(Random(1)).run(main())
 
 
 async def test_a_renewal_that_raises_any_exception_is_retried(
