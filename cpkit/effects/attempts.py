@@ -24,8 +24,8 @@ from cpkit.effects.records import (
     effect_of,
     exception_message,
     exception_type,
-    fresh_call_id,
     heartbeat_thread,
+    next_call_id,
     value_envelope,
 )
 from cpkit.effects.tracing import log
@@ -194,7 +194,8 @@ class Attempts:
             if not success or record.status != "failed" or record.erased:
                 return record
 
-            call = replace(call, call_id=fresh_call_id())
+            # The same id in each try: after an error, the caller can close again.
+            call = replace(call, call_id=next_call_id(call.call_id))
             other = await self.claim(thread_id, call, retry_rejected=retry_rejected)
 
             if other is not None and not _is_call(other, call):

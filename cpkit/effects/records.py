@@ -40,6 +40,7 @@ __all__ = [
     "exception_type",
     "fresh_call_id",
     "heartbeat_thread",
+    "next_call_id",
     "released_envelope",
     "result_of",
     "value_envelope",
@@ -77,6 +78,11 @@ def doubt_name(call_id: str) -> str:
 def fresh_call_id() -> str:
     """Return the id of a new attempt, never used before."""
     return f"effect:{urandom(16).hex()}"
+
+
+def next_call_id(call_id: str) -> str:
+    """Return the id of the attempt that records the outcome of a released one."""
+    return f"effect:{sha256(call_id.encode()).hexdigest()[:32]}"
 
 
 # Arguments

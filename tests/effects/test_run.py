@@ -440,6 +440,32 @@ async def test_commit_records_an_effect_whose_attempt_was_released(
     assert await ledger.commit(begun.record, "paid") == record
 
 
+async def test_commit_is_repeated_after_an_error_between_its_steps(
+    cp: Store, thread: str
+) -> None:
+    """Without the same attempt, the first try holds the key, and the result is lost."""
+    store = OnlySix(cp)
+    shop = Shop()
+    begun = await quick(cp).begin(thread, "charge", ARGS)
+    await quick(cp).release(begun.record, "taken for dead")
+
+    async def record(thread_id: str, call_id: str, *args: Any, **options: Any) -> Any:
+        if call_id != begun.record.call.call_id:
+            raise BackendUnavailable("test", "away")
+
+        return await cp.record_result(thread_id, call_id, *args, **options)
+
+    store.record_result = record
+
+    with pytest.raises(BackendUnavailable):
+        await quick(store, patience=0).commit(begun.record, "paid")
+
+    done = await quick(cp).commit(begun.record, "paid")
+    assert (done.status, done.attempt) == ("completed", 2)
+    assert await quick(cp).run(thread, "charge", ARGS, shop.charge) == "paid"
+    assert shop.effects == []
+
+
 async def test_commit_records_errors_and_bad_results_as_failures(
     cp: Store, thread: str
 ) -> None:
