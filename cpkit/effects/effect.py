@@ -407,9 +407,10 @@ def request_key(key: str, number: int) -> str:
     return _digest(["approval", key, number])
 
 
-def entry_key(key: str, number: int, thread_id: str) -> str:
-    """Return the key of the entry for a request in the list of open requests."""
-    return _digest(["approval entry", key, number, thread_id])
+def entry_key(key: str, number: int, thread_id: str, turn: int) -> str:
+    """Return the key of an entry for a request in the list of open requests."""
+    again: list[JsonValue] = [] if turn == 1 else [turn]
+    return _digest(["approval entry", key, number, thread_id, *again])
 
 
 def _digest(parts: list[JsonValue]) -> str:

@@ -25,7 +25,7 @@ from urllib.parse import urlencode
 from cpkit.canonical import canonical_json
 from cpkit.effects.attempts import Attempts
 from cpkit.effects.effect import EffectPlan, entry_key, request_key
-from cpkit.effects.records import APPROVAL, REQUESTS
+from cpkit.effects.records import APPROVAL, REQUESTS, fresh_call_id
 from cpkit.effects.tracing import log
 from cpkit.errors import (
     CallMismatch,
@@ -319,11 +319,10 @@ class Requests:
 
         Returns ``None`` if a withdrawn request with other arguments has it.
         """
-        attempts = self._attempts
         entry = _entry_call(key, number, thread_id, run_thread)
 
         # The entry comes first: a request that is not listed is found by its run alone.
-        await attempts.issue(REQUESTS, entry)
+        listed = await self._attempts.issue(REQUESTS, entry)
         call = ToolCall(
             _call_id(key, number),
             APPROVAL,
@@ -337,6 +336,19 @@ class Requests:
             },
             request_key(key, number),
         )
+        request = await self._issue(key, number, thread_id, call)
+
+        # The entry of a forgotten request with this number has ended.
+        if request is not None and _is_undecided(request) and not _is_open(listed):
+            await self.list_for(request, run_thread)
+
+        return request
+
+    async def _issue(
+        self, key: str, number: int, thread_id: str, call: ToolCall
+    ) -> ApprovalRequest | None:
+        """Record the call of a request; return the request that has its number."""
+        attempts = self._attempts
 
         try:
             record = await attempts.issue(thread_id, call)
@@ -353,9 +365,18 @@ class Requests:
         return None if record is None else self.of(record)
 
     async def list_for(self, request: ApprovalRequest, run_thread: str) -> None:
-        """List the request for a thread that waits for it, if it is not listed yet."""
-        entry = _entry_call(request.key, request.number, request.thread_id, run_thread)
-        await self._attempts.issue(REQUESTS, entry)
+        """List the request for a thread that waits for it, if it is not listed.
+
+        An entry that ended is followed by another one: its request was forgotten or
+        restored with its thread.
+        """
+        key, number, thread_id = request.key, request.number, request.thread_id
+
+        for turn in count(1):
+            entry = _entry_call(key, number, thread_id, run_thread, turn)
+
+            if _is_open(await self._attempts.issue(REQUESTS, entry)):
+                return
 
     async def resolve(
         self, request: ApprovalRequest, decision: dict[str, JsonValue]
@@ -388,21 +409,32 @@ class Requests:
 
     async def acted_upon(self, plan: EffectPlan, number: int) -> None:
         """Take a request off the list: its run acted on the decision."""
-        effect = plan.effect
-        call = _entry_call(effect.key, number, effect.thread_id, plan.thread_id)
-        await self._end(call.call_id, "acted upon")
+        key, thread_id = plan.effect.key, plan.effect.thread_id
+
+        for turn in count(1):
+            call = _entry_call(key, number, thread_id, plan.thread_id, turn)
+
+            # The next entry exists only if this one had ended before.
+            if not await self._had_ended(call.call_id, "acted upon"):
+                return
 
     async def end_entry(self, entry: Entry, why: str) -> None:
         """Take an entry off the list."""
-        await self._end(entry.call_id, why)
+        await self._had_ended(entry.call_id, why)
 
-    async def _end(self, call_id: str, why: str) -> None:
+    async def _had_ended(self, call_id: str, why: str) -> bool:
+        """End an entry; return whether it had ended, or was erased, before."""
+        result: JsonValue = {"ended": why, "by": fresh_call_id()}
+
         try:
-            await self._attempts.cp.record_result(REQUESTS, call_id, {"ended": why})
+            record = await self._attempts.cp.record_result(REQUESTS, call_id, result)
         except CheckpointerError:
             # The entry stays on the list, until a worker ends it or it is old. A replay
             # does not end it, because that would cost each replay a write.
             log.debug("could not end the entry %r", call_id, exc_info=True)
+            return False
+
+        return record.result != result
 
     def of(self, record: CallRecord) -> ApprovalRequest | None:
         """Return the request of a record, with its link."""
@@ -515,10 +547,18 @@ def _call_id(key: str, number: int) -> str:
     return f"approval:{key}" if number == 1 else f"approval:{key}:{number}"
 
 
-def _entry_call(key: str, number: int, thread_id: str, run_thread: str) -> ToolCall:
+def _is_open(entry: CallRecord | None) -> bool:
+    """Return whether an entry is on the list; ``None`` is one that is new."""
+    return entry is None or (entry.status == "issued" and not entry.erased)
+
+
+def _entry_call(
+    key: str, number: int, thread_id: str, run_thread: str, turn: int = 1
+) -> ToolCall:
     asker = sha256(run_thread.encode()).hexdigest()[:16]
+    suffix = "" if turn == 1 else f":{turn}"
     return ToolCall(
-        f"request:{key}:{number}:{asker}",
+        f"request:{key}:{number}:{asker}{suffix}",
         _ENTRY,
         {
             "key": key,
@@ -526,7 +566,7 @@ def _entry_call(key: str, number: int, thread_id: str, run_thread: str) -> ToolC
             "thread_id": thread_id,
             "run_thread": run_thread,
         },
-        entry_key(key, number, run_thread),
+        entry_key(key, number, run_thread, turn),
     )
 
 

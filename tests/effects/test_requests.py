@@ -245,6 +245,27 @@ async def test_a_restored_request_is_listed_again(cp: Store, thread: str) -> Non
         assert [one.key for one in await quick(other).requests()] == [key]
 
 
+async def test_a_request_after_a_forgotten_one_is_listed(
+    cp: Store, thread: str
+) -> None:
+    """Its number was used before, and the entry of that request has ended."""
+    ledger = careful(cp)
+
+    for _ in range(3):
+        key = await ask(cp, thread)
+        assert [one.key for one in await own(cp, key)] == [key]
+        dump = await cp.dump_thread(thread)  # type: ignore[attr-defined]  # all do
+        assert await ledger.approve(key)
+        assert await ledger.run(thread, "charge", ARGS, Shop("paid").charge) == "paid"
+        assert not [one for one in await ledger._requests.entries() if one.key == key]
+        await cp.delete_thread(thread, forget_keys=True)
+
+    # A restored request is the old one, undecided again.
+    await cp.restore_thread(dump)  # type: ignore[attr-defined]  # all stores do
+    assert await ask(cp, thread) == key
+    assert [one.key for one in await own(cp, key)] == [key]
+
+
 async def test_a_late_decision_stays_listed_for_its_run(cp: Any, thread: str) -> None:
     """For 30 days from the decision, however long the person took to decide."""
     key = await ask(cp, thread)
