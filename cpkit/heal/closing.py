@@ -93,7 +93,8 @@ async def heal(
     first, with `EffectLedger.recover`. It is left open if its tool has an approval
     request in the thread that is undecided, or approved and not used: the next run of
     the thread gives the result. It is left open as well if other messages follow it,
-    because a result must stand directly behind its call.
+    because a result must stand directly behind its call, and if another open call of
+    its tool has the same id and a result is on record, which may be of either.
 
     ``cp`` is opened without ``message_type=``, even if the thread's messages are typed.
     The ledger's calls are in ``calls_thread``; the default is the thread itself. Call
@@ -235,11 +236,31 @@ async def _results(
         elif call.position < turn and call.form != "agents":
             reason = "other messages follow it"
             left.append(Left(call.call_id, call.tool_name, reason))
+        elif _is_one_of_several(call, open_calls, turn) and _has_result(call, records):
+            reason = "another open call has its id, and a result may be of either"
+            left.append(Left(call.call_id, call.tool_name, reason))
         else:
             text, is_error = found or (INTERRUPTED, True)
             results.append(Result(call, text, is_error, is_recorded=found is not None))
 
     return results, left
+
+
+def _is_one_of_several(call: OpenCall, open_calls: list[OpenCall], turn: int) -> bool:
+    """Return whether other calls of this tool and id could be closed, too."""
+    mine = call.call_id, call.tool_name
+    same = [
+        one
+        for one in open_calls
+        if (one.call_id, one.tool_name) == mine
+        and (one.position >= turn or one.form == "agents")
+    ]
+    return len(same) > 1
+
+
+def _has_result(call: OpenCall, records: list[CallRecord]) -> bool:
+    of_tool = [one for one in records if one.call.tool_name == call.tool_name]
+    return result_text(call.call_id, of_tool) is not None
 
 
 async def _records(cp: Checkpointer[Any], threads: Collection[str]) -> list[CallRecord]:

@@ -326,6 +326,27 @@ async def test_calls_with_one_id_get_a_result_each(
         assert len(await cp.read(thread)) == 3
 
 
+@pytest.mark.parametrize("amounts", [[7], [7, 8]])
+async def test_a_result_is_not_given_to_two_calls(
+    cp: MemoryCheckpointer[Any], amounts: list[int]
+) -> None:
+    """Two open calls with one id are left, if one of them or both have a result."""
+    calls = {"role": "assistant", "tool_calls": [openai_call("c"), openai_call("c")]}
+    await cp.append("t", [ASK, calls])
+
+    for amount in amounts:
+        await EffectLedger(cp).run(
+            "t", "pay", {"amount": amount}, pay, tool_call_id="c"
+        )
+
+    report = await heal(cp, "t")
+    assert report.closed == ()
+    assert [one.reason for one in report.left] == [
+        "another open call has its id, and a result may be of either"
+    ] * 2
+    assert len(await cp.read("t")) == 2
+
+
 async def test_a_result_belongs_to_the_newest_call_of_its_id(
     cp: MemoryCheckpointer[Any],
 ) -> None:
