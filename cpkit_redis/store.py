@@ -567,7 +567,12 @@ class RedisStore:
 
         if unknown:
             again = [(sent[at][0], ("EVAL", SCRIPT, *sent[at][1])) for at in unknown]
-            found = await self._server.ask_each(again, writes=writes)
+            found: list[Any]
+
+            try:
+                found = await self._server.ask_each(again, writes=writes)
+            except StoreFailure as failed:  # of these; the other calls may have run
+                found = [failed] * len(again)
 
             for at, answer in zip(unknown, found, strict=True):
                 answers[at] = answer

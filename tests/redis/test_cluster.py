@@ -13,7 +13,7 @@ from redis.crc import key_slot
 
 import cpkit_redis.cluster
 from cpkit import BackendUnavailable, InvalidURL, ToolCall, open_checkpointer
-from cpkit.driver import handle_over
+from cpkit.driver import Append, StoreFailure, handle_over
 from cpkit_redis import ClusterStore
 from cpkit_redis.cluster import ClusterOptions, SpreadStore
 from tests.model import check_moves, check_outcomes
@@ -162,6 +162,38 @@ async def test_flushed_scripts_are_sent_again(cp: Any, cluster: RedisCluster) ->
 
         assert await cp.append("t", [{}], expected_version=n) == n + 1
         assert await cp.record_issued("t", ToolCall(f"c{n}", "x", {}, f"k{n}")) is None
+
+
+async def test_a_call_that_is_not_sent_again_is_not_the_outcome_of_others(
+    cluster: RedisCluster, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One node has lost the script, and the time ends before it gets it again."""
+    store = SpreadStore(cluster.url(), ClusterOptions(prefix=prefix))
+
+    async with handle_over(store):
+        shards = {one: store._layout.shard_of(one) for one in map(str, range(20))}
+        nodes = {one: cluster.primary_of(shard) for one, shard in shards.items()}
+        lost = nodes["0"]
+        other = next(one for one, node in nodes.items() if node is not lost)
+        await store.commit([Append(one, [b"{}"], None) for one in ("0", other)])
+        cluster.ask(lost, "SCRIPT", "FLUSH")
+        ask_each, calls = store._server.ask_each, 0
+
+        async def once(*args: Any, **kwargs: Any) -> list[Any]:
+            nonlocal calls
+            calls += 1
+
+            if calls > 1:
+                raise StoreFailure("not sent", "no connection in time")
+
+            return await ask_each(*args, **kwargs)
+
+        monkeypatch.setattr(store._server, "ask_each", once)
+        batch = [Append(one, [b"{}"], None) for one in ("0", other)]
+        failed, version = await store.commit(batch)
+        assert isinstance(failed, StoreFailure)
+        assert failed.fate == "not sent"
+        assert version == 2
 
 
 async def test_the_documented_permissions_are_enough(
