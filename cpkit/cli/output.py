@@ -40,6 +40,8 @@ __all__ = [
 # A pipe has no width, and programs that read it need whole lines.
 _UNBOUNDED = 100_000
 
+_LEAST_WIDTH = 6  # of a column with its gap; nobody can read columns of one character
+
 _BROKEN_PIPE = 141  # like a program that SIGPIPE ended
 
 _GAP = "  "  # between two columns of a table
@@ -123,7 +125,8 @@ def print_table(
     cells = [[printable(str(value)) for value in row] for row in rows]
     widths = _fitted(
         [max(map(_width, column)) for column in zip(columns, *cells, strict=True)],
-        console.width - len(_GAP) * (len(columns) - 1),
+        max(console.width, _LEAST_WIDTH * len(columns))
+        - len(_GAP) * (len(columns) - 1),
     )
     sides = [name in right.split() for name in columns]
     bold, plain = ("\x1b[1m", "\x1b[0m") if console.color_system else ("", "")

@@ -256,6 +256,17 @@ def test_only_a_terminal_gets_colours(sqlite_url: str) -> None:
     assert "\x1b" not in cpkit("show", sqlite_url, "missing").err
 
 
+def test_a_table_has_a_least_width() -> None:
+    """On a terminal of a few columns its cells are not single characters."""
+    out = io.StringIO()
+
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out):
+        patch.setenv("COLUMNS", "5")
+        print_table(["id", "said"], [["abcd", "efgh"]])
+
+    assert out.getvalue().split("\n")[2] == "abcd  efgh"
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 @pytest.mark.parametrize(
     "words", [["threads"], ["show", "chat"], ["threads", "--json"]]
