@@ -45,22 +45,21 @@ INSERT INTO cpkit_threads (thread_id, created_at, updated_at) VALUES (?, ?, ?)
 """
 # Later than before, even if the clock is not: watchers compare it.
 TOUCH_THREAD = """
-INSERT INTO cpkit_threads (thread_id, created_at, updated_at) VALUES (?1, ?2, ?2)
-ON CONFLICT (thread_id) DO UPDATE SET updated_at = max(updated_at + 1, ?2)
+INSERT INTO cpkit_threads (thread_id, created_at, updated_at) VALUES (?, ?, ?)
+ON CONFLICT (thread_id) DO UPDATE SET
+    updated_at = max(updated_at + 1, excluded.updated_at)
 """
 DELETE_THREAD = "DELETE FROM cpkit_threads WHERE number = ?"
 
 # Where the clock was set back, the time of the message before counts.
 ADD_MESSAGE = """
-INSERT INTO cpkit_messages VALUES (?1, max(?2, coalesce(
-    (SELECT appended_at FROM cpkit_messages WHERE key = ?1 - 1), 0)), CAST(?3 AS TEXT))
+INSERT INTO cpkit_messages VALUES (?, max(?, coalesce(
+    (SELECT appended_at FROM cpkit_messages WHERE key = ?), 0)), CAST(? AS TEXT))
 """
 MESSAGES = """
 SELECT CAST(body AS BLOB) FROM cpkit_messages WHERE key >= ? AND key < ? ORDER BY key
 """
-DELETE_MESSAGES = """
-DELETE FROM cpkit_messages WHERE key >= ?1 << 32 AND key < (?1 + 1) << 32
-"""
+DELETE_MESSAGES = "DELETE FROM cpkit_messages WHERE key >= ? AND key < ?"
 
 SET_EXTRA = """
 INSERT INTO cpkit_extra VALUES (?, CAST(? AS TEXT), CAST(? AS TEXT))

@@ -390,7 +390,7 @@ def _append(db: sqlite3.Connection, write: Append) -> int | Conflict:
     now = _now()
 
     if items or (bodies and not number):
-        touched = db.execute(queries.TOUCH_THREAD, (thread_id, now))
+        touched = db.execute(queries.TOUCH_THREAD, (thread_id, now, now))
         number = number or touched.lastrowid or 0
 
     _add(db, number, version, bodies, items, now)
@@ -407,7 +407,7 @@ def _add(
 ) -> None:
     """Add messages and extra to the thread with this number."""
     first = (number << 32) + version
-    rows = [(key, now, body) for key, body in enumerate(bodies, first)]
+    rows = [(key, now, key - 1, body) for key, body in enumerate(bodies, first)]
     db.executemany(queries.ADD_MESSAGE, rows)
     db.executemany(queries.SET_EXTRA, [(number, *item) for item in items])
 
@@ -424,7 +424,7 @@ def _claim(db: sqlite3.Connection, write: Claim) -> StoredCall | None:
         return newest
 
     now = _now()
-    db.execute(queries.TOUCH_THREAD, (write.thread_id, now))
+    db.execute(queries.TOUCH_THREAD, (write.thread_id, now, now))
     db.execute(queries.ADD_CALL, issued_call(write, newest, now))
     return None
 
@@ -442,7 +442,7 @@ def _resolve(db: sqlite3.Connection, write: Resolve) -> StoredCall | None:
     )
 
     if not call.erased:
-        db.execute(queries.TOUCH_THREAD, (write.thread_id, now))
+        db.execute(queries.TOUCH_THREAD, (write.thread_id, now, now))
 
     return call
 
@@ -450,7 +450,7 @@ def _resolve(db: sqlite3.Connection, write: Resolve) -> StoredCall | None:
 def _erase(db: sqlite3.Connection, write: Erase) -> None:
     number, _ = _head(db, write.thread_id)
     calls = queries.DELETE_CALLS if write.forget_keys else queries.ERASE_CALLS
-    db.execute(queries.DELETE_MESSAGES, (number,))
+    db.execute(queries.DELETE_MESSAGES, (number << 32, (number + 1) << 32))
     db.execute(queries.DELETE_EXTRA, (number,))
     db.execute(queries.DELETE_THREAD, (number,))
     db.execute(calls, (write.thread_id,))

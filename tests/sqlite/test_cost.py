@@ -246,3 +246,10 @@ async def test_a_read_works_no_more_beside_100_000_other_messages(
             await cp.record_issued(f"u {i}", call)
 
         assert await steps(cp) <= alone + 10
+
+
+def test_no_parameter_has_a_number() -> None:
+    """Python 3.12.0 to 3.12.3 warns of ``?1``, which is an error under ``-W error``."""
+    statements = [sql for name, sql in vars(queries).items() if name.isupper()]
+    assert len(statements) > 15
+    assert not [sql for sql in statements if re.search(r"\?\d", sql)]
