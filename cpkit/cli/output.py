@@ -40,7 +40,7 @@ __all__ = [
 # A pipe has no width, and programs that read it need whole lines.
 _UNBOUNDED = 100_000
 
-_LEAST_WIDTH = 6  # of a column with its gap; nobody can read columns of one character
+_LEAST_WIDTH = 6  # of a column with its gap: columns of one character cannot be read
 
 _BROKEN_PIPE = 141  # like a program that SIGPIPE ended
 
