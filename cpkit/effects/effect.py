@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from hashlib import sha256
 from json import JSONEncoder
+from math import inf
 from types import CodeType
 from typing import Any, Final, Literal, TypedDict
 
@@ -264,18 +265,21 @@ class LedgerSettings:
         """Return the seconds between heartbeats; two fit in ``stale_after``."""
         heartbeat = self.heartbeat
 
-        if stale_after is not None and stale_after <= 0:
+        if stale_after is not None and not 0 < stale_after < inf:
             raise ValueError(
-                f"stale_after must be positive, or None for never, not {stale_after!r}"
+                "stale_after must be positive and finite, or None for never, not "
+                f"{stale_after!r}"
             )
 
         if heartbeat is None:
             return 10.0 if stale_after is None else stale_after / 3
 
-        if heartbeat <= 0 or (stale_after is not None and heartbeat > stale_after / 2):
+        longest = inf if stale_after is None else stale_after / 2
+
+        if not 0 < heartbeat <= longest or heartbeat == inf:
             raise ValueError(
-                "heartbeat must be positive and at most half of stale_after, not "
-                f"{heartbeat!r} with stale_after={stale_after!r}"
+                "heartbeat must be positive, finite, and at most half of "
+                f"stale_after, not {heartbeat!r} with stale_after={stale_after!r}"
             )
 
         return heartbeat

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import datetime
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -302,6 +303,11 @@ def test_a_timeout_that_prevents_every_takeover_is_logged(
         {"stale_after": 0},
         {"stale_after": 1.0, "heartbeat": 0.9},
         {"heartbeat": 0},
+        {"heartbeat": nan},
+        {"heartbeat": inf},
+        {"stale_after": nan},
+        {"stale_after": inf},
+        {"stale_after": -1.0},
     ],
 )
 async def test_impossible_intervals_are_refused(options: dict[str, float]) -> None:
