@@ -4,8 +4,9 @@
 2. Get the approval, if the policy asks for one.
 3. Claim the key under a fresh call id. If another attempt holds the key, wait for its
    result, and take over if the holder is stale.
-4. Run the handler, and write heartbeats while it runs.
-5. Record the outcome, and act on the record that comes back.
+4. Run the handler.
+5. Record the outcome, and act on the record that comes back. Heartbeats are written
+   from step 4 until then.
 
 A crash before step 3 leaves nothing, except perhaps an approval request. A crash after
 it leaves an issued call, and the store cannot show whether the effect happened. Such an
@@ -199,14 +200,16 @@ class EffectRun:
             self._attempts.cp, effect.key, effect.call_id, self._plan.heartbeat
         )
 
-        if self._outcome is None:
-            self._trail.note("claimed", attempt=effect.attempt)
-
-            async with heartbeat:
+        # Also while the outcome is recorded: a store may take long, and a run that took
+        # over meanwhile would repeat the effect.
+        async with heartbeat:
+            if self._outcome is None:
+                self._trail.note("claimed", attempt=effect.attempt)
                 self._outcome = await self._call_handler(handler, effect)
                 self._claim.handler_ran = True
 
-        result = await self._record(effect, self._outcome)
+            result = await self._record(effect, self._outcome)
+
         await heartbeat.delete()
         return result
 

@@ -7,14 +7,17 @@ from collections.abc import Callable
 from datetime import datetime
 from math import inf, nan
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from cpkit import JsonValue, MemoryCheckpointer, open_checkpointer
+from cpkit import CallRecord, JsonValue, MemoryCheckpointer, open_checkpointer
 from cpkit.effects import Effect, EffectTimeout, Landed, NotLanded, Tool
 from cpkit.effects.attempts import read_doubt
 from cpkit.effects.records import heartbeat_thread
+from tests.broken.reference import Reference
 from tests.effects.shop import OnlySix, Shop, Store, claim, quick, until
+from tests.simulation.loop import simulated_loop
 
 ARGS: dict[str, JsonValue] = {"amount": 1000}
 
@@ -40,6 +43,35 @@ async def test_without_stale_after_no_holder_is_taken_over(
 
     with pytest.raises(EffectTimeout):
         await quick(cp, timeout=0.3).run(thread, "charge", ARGS, Shop().charge)
+
+
+def test_a_holder_whose_outcome_is_recorded_slowly_is_not_taken_over() -> None:
+    """Heartbeats continue until the store has the outcome."""
+
+    async def main() -> None:
+        async with Reference() as cp:
+            slow = OnlySix(cp)
+
+            async def record_result(
+                thread_id: str, call_id: str, result: JsonValue, *, success: bool = True
+            ) -> CallRecord:
+                await asyncio.sleep(100)
+                return await cp.record_result(
+                    thread_id, call_id, result, success=success
+                )
+
+            slow.record_result = record_result
+            shop = Shop()
+            first, second = (
+                quick(one, stale_after=15, timeout=1000) for one in (slow, cp)
+            )
+            running = asyncio.create_task(first.run("t", "charge", ARGS, shop.charge))
+            await shop.began.wait()
+            result = await second.run("t", "charge", ARGS, shop.charge)
+            assert result == await running == {"charge": 1}
+            assert len(shop.effects) == 1
+
+    simulated_loop(Random(1)).run(main())
 
 
 async def test_a_holder_with_heartbeats_is_not_taken_over(
