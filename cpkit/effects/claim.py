@@ -119,9 +119,11 @@ class Claim:
 
                 # The next try asks for the approval again, without holding the key.
                 await self.abandon(_NOT_STARTED)
-        except (asyncio.CancelledError, BackendUnavailable):
-            # The claim may have been applied, and its handler will not be called.
-            if not self.handler_ran:
+        except (Exception, asyncio.CancelledError) as exc:
+            unclear = isinstance(exc, asyncio.CancelledError | BackendUnavailable)
+
+            # The claim was applied, or may have been, and no handler will be called.
+            if (self._held or unclear) and not self.handler_ran:
                 await self.abandon(_NOT_STARTED)
 
             raise

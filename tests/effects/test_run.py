@@ -12,6 +12,7 @@ import pytest
 from cpkit import (
     BackendUnavailable,
     CallRecord,
+    CorruptThread,
     JsonValue,
     PayloadTooLarge,
     SerializationError,
@@ -727,3 +728,30 @@ async def test_timeout_none_waits_without_limit(cp: Store, thread: str) -> None:
 
     await until(done)
     assert await waiter == "done"
+
+
+async def test_an_error_between_the_claim_and_the_handler_frees_the_key(
+    cp: Store, thread: str
+) -> None:
+    """The handler has not run, so the next run may run it."""
+    damaged = OnlySix(cp)
+    claims = 0
+
+    async def record_issued(thread_id: str, call: ToolCall) -> CallRecord | None:
+        nonlocal claims
+        claims += 1
+
+        if claims > 1:
+            raise CorruptThread(thread_id, "a call", "not JSON")
+
+        return await cp.record_issued(thread_id, call)
+
+    damaged.record_issued = record_issued
+    shop = Shop()
+
+    with pytest.raises(CorruptThread):
+        await quick(damaged).run(thread, "charge", ARGS, shop.charge)
+
+    assert not shop.effects
+    assert await quick(cp).run(thread, "charge", ARGS, shop.charge) == {"charge": 1}
+    assert len(shop.effects) == 1
