@@ -81,6 +81,8 @@ class Approvals:
 
                 if not request.is_approved:
                     await self._refuse(plan, request)
+                    approved = None
+                    continue
 
                 trail.note("approved")
                 return request.number
@@ -145,11 +147,17 @@ class Approvals:
         return [newest, *(one for one in requests if one.same_args(newest.args))][-1]
 
     async def _refuse(self, plan: EffectPlan, request: ApprovalRequest) -> None:
-        """Raise: the request was denied, withdrawn, or expired."""
+        """Raise: the request was denied, withdrawn, or expired.
+
+        Return only if the clock was set back, so that the request has not expired.
+        """
         effect = plan.effect
         request = await self._requests.expire(request)
         decision = request.decision
-        assert decision is not None
+
+        if decision is None:
+            return
+
         await self._requests.acted_upon(plan, request.number)
         error = ApprovalExpired if decision.verdict == "expired" else EffectDenied
         raise error(effect.key, effect.tool, decision.reason, decision.by)

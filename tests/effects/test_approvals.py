@@ -18,6 +18,7 @@ from cpkit import (
     ToolCall,
 )
 from cpkit.effects import (
+    ApprovalExpired,
     Effect,
     EffectDenied,
     EffectErased,
@@ -414,6 +415,36 @@ async def test_a_takeover_after_the_handler_ran_needs_no_approval(
     record = await cp.find_completed(shop.effects[0].key)
     assert record is not None
     assert (record.attempt, len(shop.effects)) == (3, 1)
+
+
+@pytest.mark.parametrize("looks", range(1, 9))
+async def test_a_clock_that_is_set_back_between_two_looks_ends_no_run(
+    looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request has expired or is open, and the run says which."""
+    count = 0
+    ahead = False
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Clock:
+            nonlocal count
+            count += ahead
+            late = timedelta(hours=2 if ahead and count <= looks else 0)
+            return super().now(tz) + late
+
+    monkeypatch.setattr(requests, "datetime", Clock)
+
+    async with MemoryCheckpointer[dict[str, Any]]() as cp:
+        ledger = careful(cp, expires_after=3600, approval_timeout=0)
+
+        with pytest.raises(EffectTimeout):
+            await ledger.run("t", "charge", {}, print)
+
+        ahead = True
+
+        with pytest.raises((EffectTimeout, ApprovalExpired)):
+            await ledger.run("t", "charge", {}, print)
 
 
 @pytest.mark.parametrize("wants_effect", [True, False])
