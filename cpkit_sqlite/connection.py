@@ -78,8 +78,8 @@ async def run(
     """Call ``function(db, *args)`` in the connection's thread.
 
     So a transaction is one trip there; aiosqlite's methods are one statement each. The
-    connection was made with ``factory=Connection``. The function goes on where its
-    caller is cancelled.
+    connection was made with ``factory=partial(Connection, path)``. The function goes on
+    where its caller is cancelled.
     """
     statement: Any = function
     result: Any = await connection.execute_fetchall(statement, args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import aiosqlite
@@ -75,7 +76,10 @@ class SQLiteFloor(Contender):
 
     async def open(self) -> None:
         self._db = await aiosqlite.connect(
-            self.path, factory=Connection, isolation_level=None, timeout=30
+            self.path,
+            factory=partial(Connection, self.path),
+            isolation_level=None,
+            timeout=30,
         )
         tables = _TABLES.format(clustered="WITHOUT ROWID" if self.clustered else "")
         await run(self._db, _prepare, tables)
