@@ -43,6 +43,7 @@ from cpkit.driver import (
     erased_call,
     issued_call,
     key_is_held,
+    sync_folder,
 )
 from cpkit.errors import CorruptThread
 from cpkit_file import lines
@@ -55,7 +56,6 @@ from cpkit_file.schema import (
     lock_held,
     locked_file,
     log_name,
-    sync_names,
 )
 from cpkit_file.writing import LogWriter, draft_path, locked, replace, torn_path
 
@@ -331,7 +331,7 @@ class _Key:
 
         for index, change in enumerate(changes):
             if index:  # a power loss must not keep the later of two links alone
-                sync_names(self.shard)
+                sync_folder(self.shard)
 
             self.link(*change)
 

@@ -14,18 +14,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
-from cpkit.driver import StoredCall, StoreFailure
+from cpkit.driver import StoredCall, StoreFailure, sync_folder
 from cpkit.errors import CorruptThread
 from cpkit_file import lines
 from cpkit_file.lines import CALL, SEAL, At, End
-from cpkit_file.schema import (
-    File,
-    locked_file,
-    log_name,
-    opened,
-    sync_content,
-    sync_names,
-)
+from cpkit_file.schema import File, locked_file, log_name, opened, sync_content
 
 # Logs that a handle remembers, at some hundred bytes a call.
 _LOGS = 512
@@ -254,7 +247,7 @@ class Log:
         may have died before that, or run with durability=normal.
         """
         if not self.index.synced:
-            sync_names(self.folder.threads)
+            sync_folder(self.folder.threads)
 
     def created_at(self) -> int:
         """Return when the thread was created, from the first lines of the log."""

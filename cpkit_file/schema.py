@@ -26,9 +26,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from hashlib import sha256
+from pathlib import Path
 from typing import NamedTuple
 
-from cpkit.driver import StoreFailure, StoreInfo
+from cpkit.driver import StoreFailure, StoreInfo, sync_folder
 from cpkit.errors import SchemaMismatch
 
 try:
@@ -37,6 +38,7 @@ except ImportError:  # Windows; opening a store raises there
     fcntl = None  # type: ignore[assignment]  # absent there, and not used then
 
 FORMAT_VERSION = 1
+_MARK = "cpkit.json"
 LOG_NAME = re.compile(r"[a-z0-9-]{1,40}~[0-9a-f]{64}\.jsonl")
 
 # Keeps a file's name below 143 bytes, the limit of eCryptfs, the lowest in use.
@@ -71,22 +73,16 @@ def prepare(path: str, store: str) -> None:
         reason = "this platform has no POSIX file locks; use sqlite:///"
         raise StoreFailure("rejected", reason)
 
-    mark = os.path.join(path, "cpkit.json")
-    claims = os.path.join(path, "claims")
+    path = os.path.realpath(path)  # `opened` follows no link
+    mark, claims = os.path.join(path, _MARK), os.path.join(path, "claims")
     shards = [os.path.join(claims, shard) for shard in _SHARDS]
     folders = [os.path.join(path, "threads"), claims, *shards]
 
-    if os.path.exists(mark):
-        _check_version(mark, store)
-
     if all(map(os.path.exists, (mark, *folders))):
+        _check_version(mark, store)
         return
 
-    above = [path]
-
-    while os.path.dirname(above[-1]) != above[-1]:
-        above.append(os.path.dirname(above[-1]))
-
+    above = [path, *map(str, Path(path).parents)]
     made: list[str] = []
     inner: list[str] = []
 
@@ -101,10 +97,10 @@ def prepare(path: str, store: str) -> None:
             locked_file(path, os.O_RDONLY | os.O_DIRECTORY),
             _removed_on_failure(inner),
         ):
-            _check_links(path)
-
-            if os.path.exists(mark):
+            if is_marked := os.path.exists(mark):
                 _check_version(mark, store)
+
+            _check_links(path)
 
             for folder in folders:
                 _make(folder, inner)
@@ -112,9 +108,9 @@ def prepare(path: str, store: str) -> None:
             # Another process may have created some of them, and not synced them yet.
             for folder in (claims, *above):
                 with suppress(PermissionError):
-                    sync_names(folder)
+                    sync_folder(folder)
 
-            if not os.path.exists(mark):
+            if not is_marked:
                 _write_mark(mark)
 
 
@@ -134,8 +130,7 @@ def _removed_on_failure(made: list[str]) -> Iterator[None]:
 def inspect(path: str) -> StoreInfo | None:
     """Tell whether a folder is a store; ``None`` where that is unclear."""
     try:
-        with open(os.path.join(path, "cpkit.json"), "rb") as file:
-            version = _version(file.read(1000))
+        version = _version(os.path.join(path, _MARK))
     except (FileNotFoundError, NotADirectoryError):
         return StoreInfo(False, path=path if os.path.exists(path) else None)
     except OSError:
@@ -182,22 +177,23 @@ def _write_mark(mark: str) -> None:
         sync_content(fd)
 
     os.rename(draft, mark)
-    sync_names(os.path.dirname(mark))
+    sync_folder(os.path.dirname(mark))
 
 
 def _check_version(mark: str, store: str) -> None:
-    with opened(mark) as fd:
-        found = _version(os.read(fd, 1000))
-
-    if found != FORMAT_VERSION:
+    if (found := _version(mark)) != FORMAT_VERSION:
         raise SchemaMismatch(store, found, FORMAT_VERSION)
 
 
-def _version(mark: bytes) -> object:
+def _version(mark: str) -> object:
+    """Return the version in a mark, or a text that says what the mark has."""
+    with opened(mark) as fd:
+        found = os.read(fd, 1000)
+
     try:
-        return json.loads(mark)["version"]
+        return json.loads(found)["version"]
     except (ValueError, TypeError, LookupError):
-        return f"in {mark!r}"
+        return f"in {found!r}"
 
 
 # Files that are locked, written and synced
@@ -298,9 +294,3 @@ def sync_content(fd: int) -> None:
         os.fdatasync(fd)
     else:
         fcntl.fcntl(fd, _FULL_SYNC)
-
-
-def sync_names(directory: str) -> None:
-    """Return when the names in the directory will survive a power loss."""
-    with opened(directory) as fd:
-        os.fsync(fd)

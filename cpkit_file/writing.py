@@ -22,19 +22,13 @@ from cpkit.driver import (
     StoreFailure,
     Write,
     resolved_call,
+    sync_folder,
 )
 from cpkit.errors import CorruptThread
 from cpkit_file import lines
 from cpkit_file.lines import SEAL, At
 from cpkit_file.log import Folder, Log, Tail
-from cpkit_file.schema import (
-    failure,
-    locked_file,
-    opened,
-    sync_content,
-    sync_names,
-    write_all,
-)
+from cpkit_file.schema import failure, locked_file, opened, sync_content, write_all
 
 _logger = logging.getLogger("cpkit_file")
 
@@ -299,7 +293,7 @@ def replace(log: Log, thread_id: str, kept: Iterable[tuple[bytes, At | None]]) -
             raise
 
         try:
-            sync_names(folder.threads)
+            sync_folder(folder.threads)
 
             if len(written) == 1:
                 os.unlink(path)
@@ -327,7 +321,7 @@ def _set_aside(log: Log) -> None:
         write_all(fd, log.read(log.end, log.torn) + b"\n")
         sync_content(fd)
 
-    sync_names(log.folder.threads)
+    sync_folder(log.folder.threads)
     os.ftruncate(log.file.fd, log.end)
     sync_content(log.file.fd)
     message = "%s: %d bytes of a write that was never acknowledged are now in %s"

@@ -17,11 +17,19 @@ from zlib import crc32
 
 from conformance import Harness
 from cpkit import BackendUnavailable, Durability, Survives
-from cpkit.driver import Claim, FullHandle, Outcome, Resolve, StoredCall, Write
+from cpkit.driver import (
+    Claim,
+    FullHandle,
+    Outcome,
+    Resolve,
+    StoredCall,
+    Write,
+    sync_folder,
+)
 from cpkit.records import ThreadInfo
 from cpkit_file import claims
 from cpkit_file.log import Folder
-from cpkit_file.schema import log_name, opened, sync_content, sync_names
+from cpkit_file.schema import log_name, opened, sync_content
 from cpkit_file.store import FileOptions, FileStore
 from cpkit_sqlite import SQLiteCheckpointer
 from tests.broken.crashes import Disk, DiskHarness
@@ -332,7 +340,7 @@ def _sync(folder: Folder, thread_ids: set[str]) -> None:
         ):
             sync_content(fd)
 
-    sync_names(folder.threads)
+    sync_folder(folder.threads)
 
 
 @breaks("powerloss.one-holder", harness=DiskHarness)

@@ -248,6 +248,19 @@ def test_an_opening_that_fails_removes_no_folder_that_another_one_uses(
     assert (home / "claims" / "f").is_dir()
 
 
+@pytest.mark.parametrize("name", ["link", "link/store"])
+async def test_a_link_may_lead_to_the_folder(tmp_path: Path, name: str) -> None:
+    """A store is the folder that a symbolic link in its path leads to."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+
+    async with Store(tmp_path / name) as cp:
+        await cp.append("t", [{}])
+
+    async with Store(tmp_path / name.replace("link", "real")) as cp:
+        assert await cp.read("t") == [{}]
+
+
 async def test_a_folder_of_a_newer_version_gets_no_subfolders(home: Path) -> None:
     """The version is read first, also where subfolders are missing."""
     home.mkdir()
