@@ -29,7 +29,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 from cpkit.driver import (
@@ -74,7 +75,8 @@ def claim(folder: Folder, write: Claim) -> StoredCall | None:
         if newest is not None and newest.status != "failed":
             # Look the call id up after the key: a call that is missing now was missing
             # then, so either answer is true of one moment.
-            return _known(folder, write.thread_id, call.call_id) or newest
+            with reading(folder, log_name(write.thread_id)) as log:
+                return log.calls().by_id(log.read, call.call_id) or newest
 
         with locked(folder, write.thread_id) as log:
             writer = LogWriter(log, write.thread_id)
@@ -105,15 +107,36 @@ def erase(folder: Folder, write: Erase) -> None:
     of the replacement, and removed after it. Until then the keys are locked, because
     the number of a new attempt may depend on a forgotten call.
     """
-    with ExitStack() as stack:
-        keys: dict[str, _Key] = {}
+    thread_id, forget = write
+    keys: dict[str, _Key] = {}
 
-        if write.forget_keys:
-            keys = {name: _Key(folder, name) for name in _keys(folder, write.thread_id)}
+    with ExitStack() as stack:
+        if forget:
+            with reading(folder, log_name(thread_id)) as log:
+                names = {c.idempotency_key for c in log.calls().without_content()}
+
+            keys = {name: _Key(folder, name) for name in names}
             stack.enter_context(_locked(keys.values()))
 
-        if not _replaced(folder, write, keys):
-            return
+        # A missing log is created to lock it: another process may be writing the draft
+        # of a restore.
+        with locked(folder, thread_id) as log:
+            # A crash can leave these files, with messages.
+            for left in (torn_path(log.file.path), draft_path(log.file.path)):
+                with suppress(FileNotFoundError):
+                    os.unlink(left)
+
+            if not log.end or (log.at is None and not forget):
+                return
+
+            calls = log.calls().without_content()
+
+            if forget and any(call.idempotency_key not in keys for call in calls):
+                # Another process claimed a key after the keys were read: start again.
+                raise lock_held(log.file.path)
+
+            kept = [] if forget else list(map(erased_call, calls))
+            replace(log, thread_id, _recorded(kept, None))
 
         try:
             for key in keys.values():
@@ -125,58 +148,6 @@ def erase(folder: Folder, write: Erase) -> None:
             raise failure(exc, unknown=True) from exc
 
 
-def _replaced(folder: Folder, write: Erase, keys: Container[str]) -> bool:
-    """Replace the log of a deleted thread, and return whether there was a thread."""
-    path = f"{folder.threads}/{log_name(write.thread_id)}"
-    # A crash can leave these files, with messages. If the log is missing, it is created
-    # to lock it: another process may be writing the draft of a restore.
-    left = torn_path(path), draft_path(path)
-    create = any(map(_exists, left))
-
-    with ExitStack() as stack:
-        try:
-            log = stack.enter_context(locked(folder, write.thread_id, create=create))
-        except FileNotFoundError:
-            return False
-
-        for one in left:
-            with suppress(FileNotFoundError):
-                os.unlink(one)
-
-        if not log.end or (log.at is None and not write.forget_keys):
-            return False
-
-        calls = log.calls().without_content()
-
-        if write.forget_keys and any(c.idempotency_key not in keys for c in calls):
-            # Another process claimed a key after the keys were read: start again.
-            raise lock_held(log.file.path)
-
-        kept = [] if write.forget_keys else list(map(erased_call, calls))
-        replace(log, write.thread_id, _recorded(kept, None))
-
-    return True
-
-
-def _exists(path: str) -> bool:
-    """Tell whether a file has this name; ``os.path.lexists`` hides other errors."""
-    try:
-        os.lstat(path)
-    except FileNotFoundError:
-        return False
-
-    return True
-
-
-def _keys(folder: Folder, thread_id: str) -> set[str]:
-    """Return the keys of the calls that are on record in a thread."""
-    with reading(folder, log_name(thread_id)) as log:
-        if log is None:
-            return set()
-
-        return {call.idempotency_key for call in log.calls().without_content()}
-
-
 def restore(folder: Folder, write: Restore) -> Conflict | KeyHeld | None:
     """Create a thread as it was dumped; its log appears whole, after its links."""
     by_key: dict[str, list[StoredCall]] = {}
@@ -184,27 +155,26 @@ def restore(folder: Folder, write: Restore) -> Conflict | KeyHeld | None:
     for call in write.calls:
         by_key.setdefault(call.idempotency_key, []).append(call)
 
-    keys = {name: _Key(folder, name) for name in by_key}
+    keys = [(_Key(folder, name), calls) for name, calls in by_key.items()]
 
     with ExitStack() as stack:
-        shards = stack.enter_context(_locked(keys.values()))
+        shards = stack.enter_context(_locked(key for key, _ in keys))
         # Looked up before the thread's log is locked, because links may lead there.
-        slots = {name: key.newest()[0] for name, key in keys.items()}
-        holders = {
-            name: keys[name].holder_against(slots[name], calls)
-            for name, calls in by_key.items()
-        }
+        slots = [key.newest()[0] for key, _ in keys]
+        holders = [
+            key.holder_against(slot, calls)
+            for slot, (key, calls) in zip(slots, keys, strict=True)
+        ]
         log = stack.enter_context(locked(folder, write.thread_id))
 
-        if log.end and (log.at is not None or log.calls().without_content()):
+        if log.at is not None or log.calls().without_content():
             return Conflict(0 if log.at is None else log.at.version)
 
-        for name, holder in holders.items():
-            if holder is not None:
-                return KeyHeld(name, holder.thread_id)
+        for holder in filter(None, holders):
+            return KeyHeld(holder.idempotency_key, holder.thread_id)
 
-        for name, calls in by_key.items():
-            keys[name].insert(slots[name], log.name, calls)
+        for slot, (key, calls) in zip(slots, keys, strict=True):
+            key.insert(slot, log.name, calls)
 
         for shard in shards:
             os.fsync(shard)
@@ -270,17 +240,15 @@ class _Key:
         up is copied first, so that the last slot changes.
         """
         while True:
-            seen: dict[int, str | None] = {}
-            found = None
             top = self._top()
-            slot = top + 1
+            seen: dict[int, str | None] = {top + 1: None}
+            found = None
 
-            while found is None and slot > 1:
-                slot -= 1
+            for slot in range(top, 0, -1):
                 seen[slot] = self._read(slot)
-                found = self._call(slot, seen[slot], synced)
 
-            seen[top + 1] = None
+                if found := self._call(slot, seen[slot], synced):
+                    break
 
             if all(self._read(one) == target for one, target in seen.items()):
                 return (slot, found) if found else (0, None)
@@ -325,7 +293,7 @@ class _Key:
             changes += (
                 (number, wanted[number - 1])
                 for number in range(len(wanted), 0, -1)
-                if number > len(links) or wanted[number - 1] != links[number - 1]
+                if wanted[number - 1 : number] != links[number - 1 : number]
             )
             links = wanted
 
@@ -342,20 +310,13 @@ class _Key:
 
     def _top(self) -> int:
         """Return the last slot that has a link, or 0. Slots have no holes."""
-        low, high = 0, 1
+        stop = 1
 
-        while _exists(self._links + str(high)):
-            low, high = high, 2 * high
+        while self._read(stop) is not None:
+            stop *= 2
 
-        while high - low > 1:
-            middle = (low + high) // 2
-
-            if _exists(self._links + str(middle)):
-                low = middle
-            else:
-                high = middle
-
-        return low
+        slots = range(stop // 2 + 1, stop)
+        return stop // 2 + bisect(slots, False, key=lambda one: self._read(one) is None)
 
     def _read(self, slot: int) -> str | None:
         try:
@@ -375,17 +336,9 @@ class _Key:
             raise CorruptThread("?", path, f"the link {target!r} names no attempt")
 
         with reading(self._folder, found[1]) as log:
-            if log is None:
-                return None
-
             log.sync(always=synced)
             return log.calls().by_attempt(log.read, self._key, int(found[2]))
 
 
 def _attempt_of(target: str) -> int:
     return int(target.rpartition("#")[2])
-
-
-def _known(folder: Folder, thread_id: str, call_id: str) -> StoredCall | None:
-    with reading(folder, log_name(thread_id)) as log:
-        return None if log is None else log.calls().by_id(log.read, call_id)

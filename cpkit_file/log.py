@@ -160,35 +160,33 @@ class Log:
     end: a kill or a power loss cut their write short, so it was not acknowledged.
 
     Damage raises ``CorruptThread``. For a list of threads, which reads no content,
-    ``allow_damage`` puts the error into ``damage`` where the thread's id is known.
+    ``listing`` puts the error into ``damage`` where the thread's id is known.
     """
 
     index: LogIndex
 
     def __init__(
-        self, folder: Folder, name: str, file: File, *, allow_damage: bool = False
+        self, folder: Folder, name: str, file: File, *, listing: bool = False
     ) -> None:
         self.folder = folder
         self.name = name
         self.file = file
         self.damage: CorruptThread | None = None
-        index = self._find_index()
+        index = self._find_index() if file.size else None
+        tail = Tail() if index is None else index.tail
 
-        if index is None:
-            tail = self._find_tail()[0]
+        if file.size != tail.end:
+            tail, synced = self._find_tail()
 
-            if tail.end:
+            if index is not None:
+                index.tail, index.synced = tail, max(index.synced, synced)
+            elif tail.end:
                 self.damage = self.corrupt(0, _DAMAGE)
-        else:
+
+        if index is not None:
             self.index = index
 
-            if file.size != index.tail.end:
-                index.tail, synced = self._find_tail()
-                index.synced = max(index.synced, synced)
-
-            tail = index.tail
-
-        if self.damage is not None and not (allow_damage and index is not None):
+        if self.damage is not None and not (listing and index is not None):
             raise self.damage
 
         self.end, self.at, self.seal = tail
@@ -472,27 +470,26 @@ class Log:
 
 
 @contextmanager
-def reading(
-    folder: Folder, name: str, *, sync: bool = True, allow_damage: bool = False
-) -> Iterator[Log | None]:
-    """Open a log as it is at this moment; ``None`` where nothing was written to it.
+def reading(folder: Folder, name: str, *, listing: bool = False) -> Iterator[Log]:
+    """Open a log as it is at this moment; it is empty where there is no such file.
 
-    Without ``sync`` a power loss may take back what the caller reads.
-    ``allow_damage`` is as for `Log`.
+    What the caller reads is on disk. With ``listing`` a power loss may take it back,
+    and damage is as for `Log`.
     """
-    log: Log | None = None
+    path = f"{folder.threads}/{name}"
 
     with ExitStack() as stack:
         try:
-            opening = locked_file(f"{folder.threads}/{name}", os.O_RDONLY, shared=True)
-            file = stack.enter_context(opening)
+            file = stack.enter_context(locked_file(path, os.O_RDONLY, shared=True))
         except FileNotFoundError:
-            pass  # the log is absent
-        else:
-            log = Log(folder, name, file, allow_damage=allow_damage)
+            file = File(-1, path, 0)
+
+        log = Log(folder, name, file, listing=listing)
+
+        if log.end:
             file.unlock()
 
-            if sync:
-                log.sync()
+        if not listing:
+            log.sync()
 
-        yield log if log is not None and log.end else None
+        yield log

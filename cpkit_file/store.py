@@ -32,6 +32,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from itertools import chain, islice
@@ -77,6 +78,12 @@ __all__ = ["FileCheckpointer", "FileStore"]
 MessageT = TypeVar("MessageT")
 T = TypeVar("T")
 
+# What writes that the handle does not group with others do.
+_ALONE: dict[type[Write], Callable[[Folder, Any], Outcome]] = {
+    Claim: claims.claim,
+    Erase: claims.erase,
+    Restore: claims.restore,
+}
 _WORKERS = 16
 # Worker threads for one batch. Syncs of different files share the file system's
 # commits. More threads were measured to wait for Python.
@@ -144,13 +151,8 @@ class FileStore:
     # Writes
 
     async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
-        match batch[0]:  # the handle groups no others
-            case Claim():
-                return [await self._run(claims.claim, batch[0])]
-            case Erase():
-                return [await self._run(claims.erase, batch[0])]
-            case Restore():
-                return [await self._run(claims.restore, batch[0])]
+        if alone := _ALONE.get(type(batch[0])):
+            return [await self._run(alone, batch[0])]
 
         threads: dict[str, list[Write]] = {}
 
@@ -253,161 +255,145 @@ def _path(url: str) -> str:
 # In a worker thread
 
 
-class _Replay:
-    """One pass over a log: its messages one by one, and its extra and calls."""
+def _replay(
+    log: Log, decode: Decode, first: int, stop: int
+) -> tuple[list[Any], dict[bytes, bytes], Calls]:
+    """Decode messages in one pass over the log; collect extra and calls on the way.
 
-    def __init__(self, log: Log, offset: int = 0, version: int = 0) -> None:
-        self.extra: dict[bytes, bytes] = {}
-        self.calls = Calls(log.index.thread_id)
-        self._log = log
-        self._offset = offset
-        self._version = version
+    They are complete if the messages are all of the thread's.
+    """
+    assert log.at is not None
+    extra: dict[bytes, bytes] = {}
+    calls = Calls(log.index.thread_id)
+    start, version = log.start_of(first) if first else (0, 0)
 
-    def decoded(self, decode: Decode, first: int, stop: int) -> list[Any]:
-        """Decode the messages from ``first`` to ``stop``.
-
-        ``extra`` and ``calls`` are complete if ``stop`` is the thread's version.
-        """
-        assert self._log.at is not None
-        last = None if stop == self._log.at.version else stop - self._version
-        found = decode(islice(self.bodies(), first - self._version, last), first)
-
-        if len(found) != stop - first:
-            reason = f"{len(found)} messages are in the log, not {stop - first}"
-            raise self._log.corrupt(self._log.end - 1, reason)
-
-        return found
-
-    def bodies(self) -> Iterator[bytes]:
-        """Yield the messages from the offset on, and fill ``extra`` and ``calls``."""
-        for offset, block in self._log.blocks(self._offset):
+    def bodies() -> Iterator[bytes]:
+        for offset, block in log.blocks(start):
             begin = 0
 
-            while stop := block.find(b"\n", begin) + 1:
-                cut = block.rfind(AT, begin, stop)
+            while end := block.find(b"\n", begin) + 1:
+                cut = block.rfind(AT, begin, end)
 
                 if block[cut - 2] == TAB:
-                    bodies, items = lines.texts(block[begin:stop])
-                    self.extra.update(items)
-                    yield from bodies
+                    found, items = lines.texts(block[begin:end])
+                    extra.update(items)
+                    yield from found
                 elif block.startswith(ADD, begin):
                     yield block[begin + len(ADD) : cut]
                 elif block.startswith(CALL, begin):
-                    self.calls.learn(offset + begin, block[begin:stop])
+                    calls.learn(offset + begin, block[begin:end])
 
-                begin = stop
+                begin = end
+
+    last = None if stop == log.at.version else stop - version
+    found = decode(islice(bodies(), first - version, last), first)
+
+    if len(found) != stop - first:
+        reason = f"{len(found)} messages are in the log, not {stop - first}"
+        raise log.corrupt(log.end - 1, reason)
+
+    return found, extra, calls
 
 
 def _snapshot(folder: Folder, thread_id: str, decode: Decode) -> Snapshot | None:
     with reading(folder, folder.remember(thread_id)) as log:
-        if log is None or log.at is None:
+        if log.at is None:
             return None
 
-        replay = _Replay(log)
-        found = replay.decoded(decode, 0, log.at.version)
+        found, extra, calls = _replay(log, decode, 0, log.at.version)
         pending = [
             call
-            for call in replay.calls.all(log.read)
+            for call in calls.all(log.read)
             if call.status == "issued" and not call.erased
         ]
-        return Snapshot(found, list(replay.extra.items()), pending)
+        return Snapshot(found, list(extra.items()), pending)
 
 
 def _messages(
     folder: Folder, thread_id: str, start: int, stop: int | None, decode: Decode
 ) -> list[Any]:
     with reading(folder, folder.remember(thread_id)) as log:
-        if log is None or log.at is None:
-            return []
-
-        first, end = span(start, stop, log.at.version)
-
-        if first == end:
-            return []
-
-        return _Replay(log, *log.start_of(first)).decoded(decode, first, end)
+        first, end = span(start, stop, log.at.version if log.at else 0)
+        return _replay(log, decode, first, end)[0] if first < end else []
 
 
 def _calls(folder: Folder, thread_id: str) -> list[StoredCall]:
     with reading(folder, folder.remember(thread_id)) as log:
-        return [] if log is None else log.calls().all(log.read)
+        return log.calls().all(log.read)
 
 
 def _dump(folder: Folder, thread_id: str) -> StoredDump | None:
     with reading(folder, folder.remember(thread_id)) as log:
-        if log is None:
-            return None
-
         if log.at is None:
             found = log.calls().all(log.read)
             return StoredDump([], [], found, None, None) if found else None
 
-        replay = _Replay(log)
-        bodies = replay.decoded(lambda rows, _: list(rows), 0, log.at.version)
-        items = list(replay.extra.items())
-        found = replay.calls.all(log.read)
-        return StoredDump(bodies, items, found, log.created_at(), log.at.updated_at)
+        bodies, extra, calls = _replay(
+            log, lambda rows, _: list(rows), 0, log.at.version
+        )
+        return StoredDump(
+            bodies,
+            list(extra.items()),
+            calls.all(log.read),
+            log.created_at(),
+            log.at.updated_at,
+        )
+
+
+def _names(folder: Folder) -> dict[str, str]:
+    """Return the names of all logs that were written to, by the ids of the threads."""
+    found: dict[str, str] = {}
+
+    for name in filter(LOG_NAME.fullmatch, os.listdir(folder.threads)):
+        thread_id = folder.ids.get(name)
+
+        if thread_id is None:
+            with reading(folder, name, listing=True) as log:
+                if not log.end:
+                    continue
+
+                thread_id = log.index.thread_id
+                folder.remember(thread_id)
+
+        found[thread_id] = name
+
+    return found
 
 
 def _threads(
     folder: Folder, prefix: str, after: str | None, limit: int, erased: bool
 ) -> list[ThreadInfo]:
     """Return a page of threads, from the first and last intact lines of their logs."""
-    names = {
-        thread_id: name
-        for name in filter(LOG_NAME.fullmatch, os.listdir(folder.threads))
-        if (thread_id := _thread_of(folder, name)) is not None
-        and thread_id.startswith(prefix)
-        and (after is None or thread_id > after)
-    }
-    infos = (
-        _info(folder, thread_id, names[thread_id], erased)
-        for thread_id in sorted(names)
+    names = _names(folder)
+    wanted = sorted(
+        thread_id
+        for thread_id in names
+        if thread_id.startswith(prefix) and (after is None or thread_id > after)
     )
+    infos = (_info(folder, one, names[one], erased) for one in wanted)
     return list(islice((info for info in infos if info is not None), limit))
 
 
 def _info(folder: Folder, thread_id: str, name: str, erased: bool) -> ThreadInfo | None:
-    with reading(folder, name, sync=False, allow_damage=True) as log:
-        if log is None:
-            return None
+    with reading(folder, name, listing=True) as log:
+        version = 0
 
         if log.at is not None:
             version, updated_at = log.at
             created_at = log.created_at()
         elif log.damage is not None:
             # No intact line has the version, but the list must have the thread.
-            version = 0
             created_at = updated_at = os.fstat(log.file.fd).st_mtime_ns // 1000
-        else:
-            found = log.calls().without_content() if erased else []
-
-            if not found:
-                return None
-
-            version = 0
+        elif erased and (found := log.calls().without_content()):
             created_at = min(call.issued_at for call in found)
             updated_at = max(
                 max(call.issued_at, call.resolved_at or 0) for call in found
             )
+        else:
+            return None
 
         times = from_micros(created_at), from_micros(updated_at)
         return ThreadInfo(thread_id, version, *times)
-
-
-def _thread_of(folder: Folder, name: str) -> str | None:
-    """Return whose log a file is; ``None`` where it was never written to."""
-    known = folder.ids.get(name)
-
-    if known is not None:
-        return known
-
-    with reading(folder, name, sync=False, allow_damage=True) as log:
-        if log is None:
-            return None
-
-        folder.remember(log.index.thread_id)
-        return log.index.thread_id
 
 
 def _markers(
@@ -419,24 +405,20 @@ def _markers(
     marker may show a line that is not synced yet. A watcher then loads the thread, and
     that waits for the writer.
     """
-    if thread_ids is not None:
-        names = {one: log_name(one) for one in thread_ids}
+    if thread_ids is None:
+        names = _names(folder)
     else:
-        names = {
-            thread_id: name
-            for name in filter(LOG_NAME.fullmatch, os.listdir(folder.threads))
-            if (thread_id := _thread_of(folder, name)) is not None
-        }
+        names = {one: log_name(one) for one in thread_ids}
 
     found: dict[str, Hashable] = {}
 
     for thread_id, name in names.items():
-        try:
-            with opened(f"{folder.threads}/{name}") as fd:
-                size = os.fstat(fd).st_size
-                found[thread_id] = size, os.pread(fd, _TAIL, max(0, size - _TAIL))
-        except FileNotFoundError:
-            continue
+        with (
+            suppress(FileNotFoundError),
+            opened(f"{folder.threads}/{name}") as fd,
+        ):
+            size = os.fstat(fd).st_size
+            found[thread_id] = size, os.pread(fd, _TAIL, max(0, size - _TAIL))
 
     return found
 
@@ -456,11 +438,8 @@ def _follow(folder: Folder, changed: Callable[[], None], stop: threading.Event) 
         raise_interrupt=False,
         stop_event=stop,
     )
-    # After the first wait the system watches: report what may have changed before.
-    is_first = True
 
-    for changes in found:
-        if changes or is_first:
+    for number, changes in enumerate(found):
+        # After the first wait the system watches: report what may have changed before.
+        if changes or number == 0:
             changed()
-
-        is_first = False

@@ -112,13 +112,13 @@ def _apply(writer: LogWriter, write: Write) -> Outcome:
 
 
 @contextmanager
-def locked(folder: Folder, thread_id: str, *, create: bool = True) -> Iterator[Log]:
+def locked(folder: Folder, thread_id: str) -> Iterator[Log]:
     """Lock a thread's log for writing, and set a torn write aside.
 
     A log that stays empty is removed again.
     """
     name = folder.remember(thread_id)
-    flags = os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
 
     with locked_file(f"{folder.threads}/{name}", flags) as file:
         log = Log(folder, name, file)
