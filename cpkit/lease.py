@@ -58,7 +58,7 @@ from cpkit.terms import (
     holder_of,
     stale_after_of,
 )
-from cpkit.waiting import StaleDetector
+from cpkit.waiting import StaleDetector, check_interval, check_limit
 from cpkit.wakeups import Wakeups
 
 __all__ = [
@@ -124,8 +124,9 @@ def thread_lease(
     called with a `LeaseWait`. A task that holds the lease already, and gives no
     timeout, gets ``LeaseTimeout`` at once: it would wait for itself.
 
-    Entering raises ``LeaseTimeout`` and what the store raises. Leaving raises
-    ``LeaseLost``.
+    A ``stale_after`` or ``timeout`` that is not a finite number of seconds raises
+    ``ValueError``. Entering raises ``LeaseTimeout`` and what the store raises. Leaving
+    raises ``LeaseLost``.
     """
     return Lease(
         cp, thread_id, stale_after, timeout, holder or this_process(), backoff, on_wait
@@ -148,9 +149,8 @@ class Lease:
         backoff: Backoff | None,
         on_wait: WaitHook | None,
     ) -> None:
-        if stale_after <= 0:
-            raise ValueError(f"stale_after must be positive, not {stale_after!r}")
-
+        check_interval("stale_after", stale_after)
+        check_limit("timeout", timeout)
         self.thread_id = check_id("thread_id", thread_id)
         self.token = 0
         self._cp = cp

@@ -3,22 +3,42 @@
 `StaleDetector` finds out whether another process still writes heartbeats.
 `retry_unclear` repeats an operation whose answer was lost. Both measure time with the
 monotonic clock of the running event loop only, because processes share no clock.
+`check_interval` and `check_limit` check the seconds that a caller gives.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from math import inf
 from typing import TypeVar
 
 from cpkit.driver.backoff import Backoff
 from cpkit.errors import BackendUnavailable
 
-__all__ = ["StaleDetector", "retry_unclear"]
+__all__ = ["StaleDetector", "check_interval", "check_limit", "retry_unclear"]
 
 T = TypeVar("T")
 
 _NOT_READ = object()
+
+
+def check_interval(name: str, seconds: float) -> None:
+    """Raise ``ValueError`` unless the seconds are positive and finite."""
+    if not 0 < seconds < inf:
+        raise ValueError(f"{name} must be positive and finite, not {seconds!r:.80}")
+
+
+def check_limit(name: str, seconds: float | None) -> None:
+    """Raise ``ValueError`` unless the seconds are ``None``, or finite and at least 0.
+
+    Without this check a wait for ``nan`` seconds would never end.
+    """
+    if seconds is not None and not 0 <= seconds < inf:
+        raise ValueError(
+            f"{name} must be finite and at least 0, or None for no limit, not "
+            f"{seconds!r:.80}"
+        )
 
 
 class StaleDetector:

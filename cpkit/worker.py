@@ -46,7 +46,7 @@ from cpkit.lease import Lease, LeaseTimeout, this_process, thread_lease
 from cpkit.protocol import Checkpointer, ListsThreads
 from cpkit.records import ThreadInfo
 from cpkit.terms import LEASES, LeaseState, Terms, stale_after_of, state_of
-from cpkit.waiting import StaleDetector
+from cpkit.waiting import StaleDetector, check_interval
 from cpkit.wakeups import Wakeups
 
 __all__ = ["Agent", "Health", "Worker"]
@@ -171,8 +171,11 @@ class Worker:
                 "loop cannot renew the lease"
             )
 
-        if concurrency < 1 or poll <= 0 or stale_after <= 0:
-            raise ValueError("concurrency, poll and stale_after must be positive")
+        if concurrency < 1:
+            raise ValueError(f"concurrency must be at least 1, not {concurrency!r}")
+
+        check_interval("poll", poll)
+        check_interval("stale_after", stale_after)
 
         self.health = Health(holder or f"worker {this_process()}")
         self._cp = cp

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from hashlib import sha256
 from json import JSONEncoder
-from math import inf
 from types import CodeType
 from typing import Any, Final, Literal, TypedDict
 
@@ -26,6 +25,7 @@ from cpkit.driver.ids import check_id
 from cpkit.driver.jsontext import encode_json, parse_json
 from cpkit.errors import InvalidId, PayloadTooLarge, SerializationError
 from cpkit.records import CallRecord, JsonValue
+from cpkit.waiting import check_interval, check_limit
 
 __all__ = [
     "GLOBAL_THREAD",
@@ -258,6 +258,8 @@ class LedgerSettings:
     max_payload: int
 
     def __post_init__(self) -> None:
+        check_limit("timeout", self.timeout)
+        check_limit("approval_timeout", self.approval_timeout)
         _check_expiry(self.expires_after)
         self.heartbeat_interval(self.stale_after)
 
@@ -265,21 +267,18 @@ class LedgerSettings:
         """Return the seconds between heartbeats; two fit in ``stale_after``."""
         heartbeat = self.heartbeat
 
-        if stale_after is not None and not 0 < stale_after < inf:
-            raise ValueError(
-                "stale_after must be positive and finite, or None for never, not "
-                f"{stale_after!r}"
-            )
+        if stale_after is not None:
+            check_interval("stale_after", stale_after)
 
         if heartbeat is None:
             return 10.0 if stale_after is None else stale_after / 3
 
-        longest = inf if stale_after is None else stale_after / 2
+        check_interval("heartbeat", heartbeat)
 
-        if not 0 < heartbeat <= longest or heartbeat == inf:
+        if stale_after is not None and heartbeat > stale_after / 2:
             raise ValueError(
-                "heartbeat must be positive, finite, and at most half of "
-                f"stale_after, not {heartbeat!r} with stale_after={stale_after!r}"
+                f"heartbeat must be at most half of stale_after={stale_after!r}, not "
+                f"{heartbeat!r}"
             )
 
         return heartbeat
@@ -321,6 +320,10 @@ def plan_effect(spec: EffectSpec, settings: LedgerSettings) -> EffectPlan:
     stale_after = _given(spec.stale_after, settings.stale_after)
     expires_after = _given(spec.expires_after, settings.expires_after)
     _check_expiry(expires_after)
+    timeout = _given(spec.timeout, settings.timeout)
+    check_limit("timeout", timeout)
+    approval_timeout = _given(spec.approval_timeout, settings.approval_timeout)
+    check_limit("approval_timeout", approval_timeout)
     released = spec.release_failures
 
     if spec.verify is not None:
@@ -337,8 +340,8 @@ def plan_effect(spec: EffectSpec, settings: LedgerSettings) -> EffectPlan:
         ),
         key_kind=kind,
         verify=spec.verify,
-        timeout=_given(spec.timeout, settings.timeout),
-        approval_timeout=_given(spec.approval_timeout, settings.approval_timeout),
+        timeout=timeout,
+        approval_timeout=approval_timeout,
         expires_after=expires_after,
         stale_after=stale_after,
         heartbeat=settings.heartbeat_interval(stale_after),

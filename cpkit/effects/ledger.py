@@ -57,6 +57,7 @@ from cpkit.lease import Lease
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, JsonValue
 from cpkit.terms import WaitHook
+from cpkit.waiting import check_interval
 
 __all__ = ["Begun", "EffectLedger"]
 
@@ -374,10 +375,8 @@ class EffectLedger:
         """
         named = by_name(tools)
 
-        if stale_after is not None and not stale_after > 0:
-            raise ValueError(
-                f"stale_after must be positive, or None, not {stale_after!r}"
-            )
+        if stale_after is not None:
+            check_interval("stale_after", stale_after)
 
         wants_lease = stale_after is None
         stale_after = stale_after or self._stale_global(thread_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf, nan
 from random import Random
 from typing import Any
 
@@ -27,6 +28,16 @@ async def abandon(cp: Store, thread: str) -> Lease:
     lease = lease_of(cp, thread)
     await lease._acquire()
     return lease
+
+
+@pytest.mark.parametrize("option", ["stale_after", "timeout"])
+@pytest.mark.parametrize("seconds", [nan, inf, -1.0])
+async def test_impossible_intervals_are_refused(
+    option: str, seconds: float, cp: Store, thread: str
+) -> None:
+    """With nan, a wait would not end; the store cannot keep either value."""
+    with pytest.raises(ValueError, match=option):
+        lease_of(cp, thread, **{option: seconds})
 
 
 async def test_one_runner_at_a_time(cp: Store, thread: str) -> None:

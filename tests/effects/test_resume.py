@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from math import nan
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -303,11 +303,11 @@ async def test_with_stale_after_resume_touches_only_stale_calls(
     await task
 
 
-@pytest.mark.parametrize("stale_after", [0, -1, nan])
+@pytest.mark.parametrize("stale_after", [0, -1, nan, inf])
 async def test_a_stale_after_that_spares_no_live_run_is_refused(
     stale_after: float, cp: Store, thread: str
 ) -> None:
-    """With 0, each call would be an orphan at the first look."""
+    """With 0, each call is an orphan at the first look; with inf, none is, ever."""
     with pytest.raises(ValueError, match="stale_after"):
         await quick(cp).resume(thread, TOOLS, stale_after=stale_after)
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from math import inf, nan
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -340,9 +341,30 @@ def test_a_timeout_that_prevents_every_takeover_is_logged(
         {"stale_after": nan},
         {"stale_after": inf},
         {"stale_after": -1.0},
+        {"timeout": nan},
+        {"timeout": inf},
+        {"timeout": -1.0},
+        {"approval_timeout": nan},
+        {"approval_timeout": inf},
+        {"approval_timeout": -1.0},
     ],
 )
 async def test_impossible_intervals_are_refused(options: dict[str, float]) -> None:
-    """At least two heartbeats must fit in ``stale_after``."""
-    with pytest.raises(ValueError, match="stale_after|heartbeat"):
+    """Two heartbeats must fit in ``stale_after``; with nan, a wait would not end."""
+    with pytest.raises(ValueError, match="|".join(options)):
         quick(MemoryCheckpointer(), **options)
+
+
+@pytest.mark.parametrize("option", ["timeout", "approval_timeout", "stale_after"])
+@pytest.mark.parametrize("seconds", [nan, inf, -1.0])
+async def test_an_impossible_interval_of_one_effect_is_refused(
+    option: str, seconds: float
+) -> None:
+    """It is refused before anything is recorded."""
+    given: dict[str, Any] = {option: seconds}
+
+    async with MemoryCheckpointer[Any]() as cp:
+        with pytest.raises(ValueError, match=option):
+            await quick(cp).run("t", "charge", ARGS, Shop().charge, **given)
+
+        assert await cp.load("t") is None

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ class Payer:
         async def agent(cp: Checkpointer[Any], lease: Lease) -> None:
             await self(cp, lease)
 
-        return Worker(cp, agent, prefix=self.thread, poll=0.1, **options)
+        return Worker(cp, agent, prefix=self.thread, **{"poll": 0.1, **options})
 
 
 @asynccontextmanager
@@ -58,6 +59,15 @@ async def running(worker: Worker) -> AsyncIterator[None]:
     finally:
         stop.set()
         await task
+
+
+@pytest.mark.parametrize("option", ["stale_after", "poll"])
+@pytest.mark.parametrize("seconds", [nan, inf, 0.0])
+async def test_impossible_intervals_are_refused(option: str, seconds: float) -> None:
+    """They would fail in every run, and not when the worker is made."""
+    async with MemoryCheckpointer[Any]() as cp:
+        with pytest.raises(ValueError, match=option):
+            Payer("t").worker(cp, **{option: seconds})
 
 
 async def die(cp: Checkpointer[Any], thread: str, stale_after: float = 0.2) -> None:
