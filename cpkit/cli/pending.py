@@ -125,7 +125,10 @@ async def _pending(
             if await find_thread(cp, thread) is None:
                 raise no_thread(url, thread)
 
-            return await pending_in(cp, thread), []
+            try:
+                return await pending_in(cp, thread), []
+            except CorruptThread as exc:
+                return [], [str(exc)]
 
         found: list[Waiting] = []
         damaged: list[str] = []

@@ -199,7 +199,14 @@ def test_a_damaged_thread_does_not_hide_the_others(damaged_url: str) -> None:
     assert ended.code == 1
     assert ended.err.startswith("not listed: thread 'broken' is corrupt at call")
     assert [one["thread_id"] for one in ended.json["pending"]] == ["a", "c"]
-    assert invoke("pending", damaged_url, "broken").code == 2
+
+
+def test_a_damaged_thread_is_named_when_it_is_asked_for(damaged_url: str) -> None:
+    """As in the list of all threads: standard output is still a list, the code 1."""
+    ended = invoke("pending", damaged_url, "broken", "--json")
+    assert ended.code == 1
+    assert ended.err.startswith("not listed: thread 'broken' is corrupt at call")
+    assert ended.json == {"pending": []}
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
