@@ -56,14 +56,19 @@ async def new_store(case: Case, *, embedded: bool = False) -> AsyncIterator[Tria
         harness = await case.harness.in_folder(str(folder))
 
         if harness is None:
-            raise Skip("not tested: the harness cannot put a store in a folder")
+            raise Skip(
+                "not tested: the harness cannot put a store in a folder; if the store "
+                "keeps files, define in_folder() in its harness, or inspect() in its "
+                "driver"
+            )
 
         try:
             address(harness)
         except TypeError as exc:
             kind = type(harness).__qualname__
             raise Skip(
-                f"another process cannot build the harness {kind}: {exc}"
+                f"not tested: another process cannot build the harness {kind}: {exc}; "
+                "make it a dataclass of JSON values in a module"
             ) from exc
 
         is_served = harness.lacks("server") is None
@@ -94,7 +99,9 @@ def _promise(case: Case) -> Survives:
     cp: object = case.cp
 
     if not isinstance(cp, StatesDurability):
-        raise Skip("the store does not state its durability")
+        raise Skip(
+            "the store does not state its durability; give it the property durability"
+        )
 
     if cp.durability.survives is Survives.NONE:
         raise Skip("the store does not promise that anything survives")

@@ -58,14 +58,17 @@ async def record(
     ``options`` are strace's. Raises `Skip` where the writer cannot be traced.
     """
     if shutil.which("strace") is None:
-        raise Skip("needs strace: not tested")
+        raise Skip("not tested: strace is missing; install the package strace")
 
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace"
         errors = await _run([*tracer(trace), *options], harness, job)
 
         if not trace.exists() or "ptrace" in errors:
-            raise Skip("needs ptrace, which this system does not allow: not tested")
+            raise Skip(
+                "not tested: this system does not allow ptrace; allow it, in Docker "
+                "with --cap-add=SYS_PTRACE"
+            )
 
         with trace.open(encoding="ascii", errors="replace") as lines:
             return list(calls(lines.readlines(), os.getcwd()))

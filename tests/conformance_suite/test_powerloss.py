@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from conformance import Harness
+from conformance import Harness, Status, URLHarness, all_clauses, run_clause
 from conformance.case import Case
 from conformance.failure import Skip
 from conformance.powerloss.disk import Disk
@@ -73,6 +73,36 @@ def test_a_recording_that_misses_changes_is_skipped(tmp_path: Path) -> None:
 
     with pytest.raises(Skip, match="data was changed by calls that were not recorded"):
         list(trial.moments([], 1))
+
+
+(POWERLOSS,) = [
+    clause for clause in all_clauses() if clause.id == "powerloss.kill-at-every-call"
+]
+
+
+class NoFolder(URLHarness):
+    """A store in files whose harness does not say in which folder."""
+
+    async def in_folder(self, folder: str) -> Harness | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [(NoFolder, "define in_folder"), (URLHarness, "install the package strace")],
+)
+def test_a_skip_says_what_to_add(
+    kind: type[URLHarness],
+    advice: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A person can act on the reason, without the documentation."""
+    monkeypatch.setenv("PATH", str(tmp_path))  # without strace
+    harness = kind(f"sqlite:///{tmp_path}/store.db")
+    outcome = run_clause(POWERLOSS, harness)
+    assert outcome.status is Status.SKIPPED
+    assert advice in outcome.reason
 
 
 def test_appends_in_order_are_cut_without_holes() -> None:
