@@ -210,7 +210,7 @@ class Lease:
             await self._acquire()
         except (asyncio.CancelledError, BackendUnavailable):
             # The claim may have been applied, and no task would renew or release it.
-            await self._release()
+            await self._release(raises=False)
             raise
 
         self._task = current_task()
@@ -252,7 +252,7 @@ class Lease:
                     if exc is None and not self._keeps_mark:
                         await self._clear_died()
                 finally:
-                    await self._release()
+                    await self._release(raises=exc is None)
 
         if reason and (exc is None or (stopped and kind is asyncio.CancelledError)):
             raise LeaseLost(self.thread_id, self.token, reason) from exc
@@ -426,16 +426,25 @@ class Lease:
                 exc_info=True,
             )
 
-    async def _release(self) -> None:
+    async def _release(self, *, raises: bool) -> None:
+        """End the term. Without ``raises``, what the store raises is only logged."""
         try:
-            await self._terms.end(self._call.call_id, "released")
+            await self._end(raises)
         except asyncio.CancelledError:
             # Record again: it is idempotent. Without it, the next runner must wait
             # until the term is stale.
-            await self._terms.end(self._call.call_id, "released")
+            await self._end(raises=False)
             raise
-        except BackendUnavailable:
-            # The block did its work. The next runner waits until the term is stale.
+
+    async def _end(self, raises: bool) -> None:
+        try:
+            await self._terms.end(self._call.call_id, "released")
+        except CheckpointerError as exc:
+            if raises and not isinstance(exc, BackendUnavailable):
+                raise
+
+            # The block did its work, or its own error counts more. The next runner
+            # waits until the term is stale.
             log.warning(
                 "could not release the lease of %r", self.thread_id, exc_info=True
             )

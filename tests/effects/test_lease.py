@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from math import inf, nan
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
 from conformance.slowdown import slowdown
-from cpkit import BackendUnavailable, ToolCall, VersionConflict
+from cpkit import (
+    BackendUnavailable,
+    Checkpointer,
+    CorruptThread,
+    ToolCall,
+    VersionConflict,
+    open_checkpointer,
+)
 from cpkit.lease import Lease, LeaseLost, LeaseTimeout, thread_lease
 from cpkit.terms import Terms
 from tests.broken.reference import Reference
@@ -38,6 +48,41 @@ async def test_impossible_intervals_are_refused(
     """With nan, a wait would not end; the store cannot keep either value."""
     with pytest.raises(ValueError, match=option):
         lease_of(cp, thread, **{option: seconds})
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError])
+async def test_an_error_of_the_block_wins_over_a_damaged_term(
+    error: type[BaseException], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The damage is logged. After a block that ended well it is raised."""
+    async with open_checkpointer(f"sqlite:///{tmp_path}/store.db") as cp:
+        with pytest.raises(error):
+            await run_on_damaged_term(cp, tmp_path, error)
+
+        assert "could not release the lease of 't'" in caplog.text
+        assert "CorruptThread" in caplog.text
+
+
+async def test_a_damaged_term_is_an_error_of_a_block_that_ended_well(
+    tmp_path: Path,
+) -> None:
+    """The store has to be looked at: no runner can take the lease."""
+    async with open_checkpointer(f"sqlite:///{tmp_path}/store.db") as cp:
+        with pytest.raises(CorruptThread):
+            await run_on_damaged_term(cp, tmp_path, None)
+
+
+async def run_on_damaged_term(
+    cp: Checkpointer[Any], folder: Path, error: type[BaseException] | None
+) -> None:
+    """Damage the term while its block runs, and raise the error in the block."""
+    async with thread_lease(cp, "t"):
+        with closing(sqlite3.connect(folder / "store.db")) as raw, raw:
+            damaged = raw.execute("UPDATE cpkit_calls SET args = '{'")
+            assert damaged.rowcount == 1
+
+        if error is not None:
+            raise error
 
 
 async def test_one_runner_at_a_time(cp: Store, thread: str) -> None:
