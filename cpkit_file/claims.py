@@ -50,15 +50,8 @@ from cpkit.errors import CorruptThread
 from cpkit_file import lines
 from cpkit_file.lines import At
 from cpkit_file.log import Folder, reading
-from cpkit_file.schema import (
-    LOG_NAME,
-    claim_stem,
-    failure,
-    lock_held,
-    locked_file,
-    log_name,
-)
-from cpkit_file.writing import LogWriter, draft_path, locked, replace, torn_path
+from cpkit_file.schema import LOG_NAME, claim_stem, failure, lock_held, locked_file
+from cpkit_file.writing import DRAFT, TORN, LogWriter, locked, replace
 
 _TARGET = re.compile(rf"\.\./\.\./threads/({LOG_NAME.pattern})#([0-9]+)")
 
@@ -75,7 +68,7 @@ def claim(folder: Folder, write: Claim) -> StoredCall | None:
         if newest is not None and newest.status != "failed":
             # Look the call id up after the key: a call that is missing now was missing
             # then, so either answer is true of one moment.
-            with reading(folder, log_name(write.thread_id)) as log:
+            with reading(folder, folder.remember(write.thread_id)) as log:
                 return log.calls().by_id(log.read, call.call_id) or newest
 
         with locked(folder, write.thread_id) as log:
@@ -112,7 +105,7 @@ def erase(folder: Folder, write: Erase) -> None:
 
     with ExitStack() as stack:
         if forget:
-            with reading(folder, log_name(thread_id)) as log:
+            with reading(folder, folder.remember(thread_id)) as log:
                 names = {c.idempotency_key for c in log.calls().without_content()}
 
             keys = {name: _Key(folder, name) for name in names}
@@ -122,9 +115,9 @@ def erase(folder: Folder, write: Erase) -> None:
         # of a restore.
         with locked(folder, thread_id) as log:
             # A crash can leave these files, with messages.
-            for left in (torn_path(log.file.path), draft_path(log.file.path)):
+            for left in (TORN, DRAFT):
                 with suppress(FileNotFoundError):
-                    os.unlink(left)
+                    os.unlink(log.file.path + left)
 
             if not log.end or (log.at is None and not forget):
                 return
@@ -135,8 +128,8 @@ def erase(folder: Folder, write: Erase) -> None:
                 # Another process claimed a key after the keys were read: start again.
                 raise lock_held(log.file.path)
 
-            kept = [] if forget else list(map(erased_call, calls))
-            replace(log, thread_id, _recorded(kept, None))
+            kept = lines.recorded([] if forget else map(erased_call, calls))
+            replace(log, thread_id, ((line, None) for line in kept))
 
         try:
             for key in keys.values():
@@ -199,15 +192,7 @@ def _restored(write: Restore) -> Iterator[tuple[bytes, At | None]]:
         if write.items or not (write.bodies or write.calls):
             yield lines.added([], write.items), at
 
-    yield from _recorded(write.calls, at)
-
-
-def _recorded(
-    calls: Sequence[StoredCall], at: At | None
-) -> Iterator[tuple[bytes, At | None]]:
-    for call in calls:
-        for line in lines.recorded(call):
-            yield line, at
+    yield from ((line, at) for line in lines.recorded(write.calls))
 
 
 @contextmanager

@@ -32,8 +32,9 @@ The framing of one message is 44 to 48 bytes, within 5 % of a kilobyte.
 from __future__ import annotations
 
 import re
+import secrets
 from binascii import Error, a2b_base64, b2a_base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -81,20 +82,16 @@ class End(NamedTuple):
     unsynced: int
 
 
-class CallLine(NamedTuple):
-    """What a call line says, and where in the line its args or result are."""
-
-    facts: dict[str, Any]
-    start: int
-    stop: int
-
-
 # Writing: contents, to be sealed
 
 
-def header(thread_id: str, log: str) -> bytes:
-    """Return the first line; ``log`` tells this file from others of the same name."""
-    return encode_json({"thread": thread_id, "log": log}, ())[:-1]
+def header(thread_id: str) -> bytes:
+    """Return the first line, whole.
+
+    Its random word tells the file from others of the same name.
+    """
+    log = secrets.token_hex(8)
+    return seal(b"", encode_json({"thread": thread_id, "log": log}, ())[:-1], None)
 
 
 def created(micros: int) -> bytes:
@@ -133,12 +130,16 @@ def resolved(call: StoredCall) -> bytes:
     return b'{"call":%b%b' % (facts, result)
 
 
-def recorded(call: StoredCall) -> list[bytes]:
-    """Return the lines that put a call on record as it stands."""
-    if call.erased:
-        return [b'{"call":%b' % _facts(call)]
+def recorded(calls: Iterable[StoredCall]) -> Iterator[bytes]:
+    """Yield the lines that put calls on record as they stand."""
+    for call in calls:
+        if call.erased:
+            yield b'{"call":%b' % _facts(call)
+        else:
+            yield issued(call)
 
-    return [issued(call)] + ([resolved(call)] if call.status != "issued" else [])
+            if call.status != "issued":
+                yield resolved(call)
 
 
 def seal(before: bytes, content: bytes, at: At | None, unsynced: int = 0) -> bytes:
@@ -188,14 +189,12 @@ def _as_text(checksum: int) -> bytes:
 
 def follows(before: bytes, lines: bytes) -> bool:
     """Tell whether the lines continue the checksums after the line with this seal."""
-    checksum, rest = lines[-SEAL:-4], lines[-4:]
-
     try:
         expected = _checksum(before, memoryview(lines)[:-SEAL])
     except Error:
         return False
 
-    return rest == b'"]}\n' and checksum == expected
+    return lines[-SEAL:] == expected + b'"]}\n'
 
 
 def first_broken(before: bytes, lines: bytes) -> int:
@@ -290,11 +289,10 @@ def _parts(line: bytes, before: bytes, after: bytes) -> list[bytes]:
     return text.split(b",\t") if text else []
 
 
-def call_line(line: bytes) -> CallLine:
-    """Take a ``call`` line apart."""
+def call_line(line: bytes) -> tuple[dict[str, Any], int, int]:
+    """Return the facts of a ``call`` line, and where its args or result are."""
     found = _AFTER_FACTS.search(line)
     assert found is not None
     stop = line.rindex(AT)
     facts = parse_json(line[len(CALL) : found.start() + 1])
-
-    return CallLine(facts, min(found.end(), stop), stop)
+    return facts, min(found.end(), stop), stop

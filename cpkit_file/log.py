@@ -27,6 +27,8 @@ _IDS = 100_000
 
 Read: TypeAlias = Callable[[int, int], bytes]
 """Returns the bytes of a log at an offset."""
+_Place: TypeAlias = tuple[StoredCall, tuple[int, int], tuple[int, int] | None]
+"""A call without its content, and where in the log its args and its result are."""
 
 # Bytes to read of a log's head: enough for nearly every first line, then for any.
 _HEADS = (256, 4096)
@@ -95,14 +97,6 @@ class LogIndex:
         self.calls = Calls(self.thread_id)
 
 
-class _Place(NamedTuple):
-    """A call without its content, and where in the log that is."""
-
-    call: StoredCall
-    args: tuple[int, int]
-    result: tuple[int, int] | None
-
-
 class Calls:
     """The calls of a log, learned line by line, in the order of claims."""
 
@@ -120,12 +114,12 @@ class Calls:
         if "idempotency_key" not in facts:
             call, args, _ = self._places[call_id]
             call = call._replace(**facts)
-            self._places[call_id] = _Place(call, args, None if call.erased else span)
+            self._places[call_id] = call, args, None if call.erased else span
             return
 
         known = {"args": b"{}", "result": None, "resolved_at": None, "erased": False}
         call = StoredCall(thread_id=self._thread_id, **(known | facts))
-        self._places[call_id] = _Place(call, span, None)
+        self._places[call_id] = call, span, None
         self._attempts[call.idempotency_key, call.attempt] = call_id
 
     def by_id(self, read: Read, call_id: str | None) -> StoredCall | None:
@@ -138,8 +132,16 @@ class Calls:
     def all(self, read: Read) -> list[StoredCall]:
         return [_fetch(read, place) for place in list(self._places.values())]
 
+    def pending(self, read: Read) -> list[StoredCall]:
+        places = list(self._places.values())
+        return [
+            _fetch(read, place)
+            for place in places
+            if place[0].status == "issued" and not place[0].erased
+        ]
+
     def without_content(self) -> list[StoredCall]:
-        return [place.call for place in list(self._places.values())]
+        return [call for call, *_ in list(self._places.values())]
 
 
 def _fetch(read: Read, place: _Place) -> StoredCall:
@@ -189,7 +191,8 @@ class Log:
         if self.damage is not None and not (listing and index is not None):
             raise self.damage
 
-        self.end, self.at, self.seal = tail
+        self.tail = tail
+        self.end, self.at, _ = tail
         self.torn = file.size - self.end
 
     def calls(self) -> Calls:
@@ -339,8 +342,7 @@ class Log:
 
     def corrupt(self, offset: int, reason: str) -> CorruptThread:
         """Return the error for the line at an offset."""
-        number = 1
-        position = 0
+        number, position = 1, 0
 
         while piece := os.pread(self.file.fd, min(_BLOCK, offset - position), position):
             number += piece.count(b"\n")

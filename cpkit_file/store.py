@@ -301,12 +301,7 @@ def _snapshot(folder: Folder, thread_id: str, decode: Decode) -> Snapshot | None
             return None
 
         found, extra, calls = _replay(log, decode, 0, log.at.version)
-        pending = [
-            call
-            for call in calls.all(log.read)
-            if call.status == "issued" and not call.erased
-        ]
-        return Snapshot(found, list(extra.items()), pending)
+        return Snapshot(found, list(extra.items()), calls.pending(log.read))
 
 
 def _messages(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -30,6 +29,11 @@ from cpkit_file.lines import SEAL, At
 from cpkit_file.log import Folder, Log, Tail
 from cpkit_file.schema import failure, locked_file, opened, sync_content, write_all
 
+TORN = ".torn"
+"""The ending of the file that keeps torn writes of a log for a person to see."""
+DRAFT = ".tmp"
+"""The ending of the file that becomes the log when it is complete."""
+
 _logger = logging.getLogger("cpkit_file")
 
 # Logs whose locks and descriptors one worker holds at the same time.
@@ -50,7 +54,7 @@ def commit(folder: Folder, groups: list[list[Write]]) -> list[list[Outcome]]:
         with ExitStack() as stack:
             some = groups[start : start + _LOGS_AT_ONCE]
             written = [_write(folder, group, stack) for group in some]
-            found += [_synced(outcomes, writer) for outcomes, writer in written]
+            found += [_synced(*one) for one in written]
 
     return found
 
@@ -140,30 +144,29 @@ def locked(folder: Folder, thread_id: str) -> Iterator[Log]:
 
 
 class LogWriter:
-    """Collects lines for the end of a locked log; writes all of them or none.
-
-    ``at`` is where the thread stands after the lines.
-    """
+    """Collects lines for the end of a locked log; writes all of them or none."""
 
     def __init__(self, log: Log, thread_id: str) -> None:
         self.log = log
-        self.at = log.at
         # Later than before, even if the clock is not: workers compare it.
         before = log.at.updated_at if log.at else 0
         self.now = max(time.time_ns() // 1000, before + 1)
         self._thread_id = thread_id
         self._changed: dict[str, StoredCall] = {}
         self._lines: list[bytes] = []
-        self._end, self._seal = log.end, log.seal
+        self._tail = log.tail  # after the lines
 
     @property
     def version(self) -> int:
-        return 0 if self.at is None else self.at.version
+        return 0 if self._tail.at is None else self._tail.at.version
 
     @property
     def _syncs(self) -> bool:
-        log = self.log
-        return log.folder.durable or self._end - log.index.synced > _UNSYNCED
+        return self.log.folder.durable or self._unsynced > _UNSYNCED
+
+    @property
+    def _unsynced(self) -> int:
+        return self._tail.end - self.log.index.synced
 
     def find(self, call_id: str) -> StoredCall | None:
         """Return a call of the thread."""
@@ -172,22 +175,21 @@ class LogWriter:
 
     def change(self, content: bytes, messages: int = 0) -> None:
         """Add the line of an operation that changes the thread."""
-        if self.at is None:
+        if self._tail.at is None:
             self._add(lines.created(self.now), None)
 
-        self.at = At(self.version + messages, self.now)
-        self._add(content, self.at)
+        self._add(content, At(self.version + messages, self.now))
 
     def put(self, call: StoredCall) -> None:
         """Add the line of a claim, or of an outcome."""
         self._changed[call.call_id] = call
+        is_claim = call.status == "issued"
+        line = lines.issued(call) if is_claim else lines.resolved(call)
 
-        if call.status == "issued":
-            self.change(lines.issued(call))
-        elif call.erased:  # its outcome does not change the thread
-            self._add(lines.resolved(call), self.at)
+        if call.erased:  # its outcome does not change the thread
+            self._add(line, self._tail.at)
         else:
-            self.change(lines.resolved(call))
+            self.change(line)
 
     def write(self) -> None:
         """Write the lines; `sync` puts them on disk.
@@ -222,25 +224,21 @@ class LogWriter:
             except OSError as exc:  # it may be on disk all the same
                 self._take_back(exc, unknown=True)
 
-            log.index.synced = self._end
+            log.index.synced = self._tail.end
 
-        log.index.tail = Tail(self._end, self.at, self._seal)
+        log.index.tail = self._tail
 
     def _add(self, content: bytes, at: At | None) -> None:
-        log = self.log
+        if not self._tail.end:
+            header = lines.header(self._thread_id)
+            self.log.index = self.log.folder.index(self.log.name, header)
+            self._append(header, None)
 
-        if not self._end:
-            header = lines.header(self._thread_id, secrets.token_hex(8))
-            self._append(lines.seal(b"", header, None))
-            log.index = log.folder.index(log.name, self._lines[0])
+        self._append(lines.seal(self._tail.seal, content, at, self._unsynced), at)
 
-        unsynced = self._end - log.index.synced
-        self._append(lines.seal(self._seal, content, at, unsynced))
-
-    def _append(self, line: bytes) -> None:
+    def _append(self, line: bytes, at: At | None) -> None:
         self._lines.append(line)
-        self._end += len(line)
-        self._seal = line[-SEAL:]
+        self._tail = Tail(self._tail.end + len(line), at, line[-SEAL:])
 
     def _take_back(self, cause: OSError, *, unknown: bool) -> None:
         """Cut off what was written, and raise the failure.
@@ -268,9 +266,8 @@ def replace(log: Log, thread_id: str, kept: Iterable[tuple[bytes, At | None]]) -
     """
     folder = log.folder
     path = log.file.path
-    draft = draft_path(path)
-    header = lines.seal(b"", lines.header(thread_id, secrets.token_hex(8)), None)
-    written = [header]
+    draft = path + DRAFT
+    written = [lines.header(thread_id)]
 
     for content, at in kept:
         written.append(lines.seal(written[-1][-SEAL:], content, at))
@@ -300,22 +297,12 @@ def replace(log: Log, thread_id: str, kept: Iterable[tuple[bytes, At | None]]) -
         except OSError as exc:
             raise failure(exc, unknown=True) from exc
 
-    folder.index(log.name, header).synced = sum(map(len, written))
-
-
-def torn_path(path: str) -> str:
-    """Return the file that keeps torn writes of a log for a person to see."""
-    return f"{path}.torn"
-
-
-def draft_path(path: str) -> str:
-    """Return the file that becomes the log when it is complete."""
-    return f"{path}.tmp"
+    folder.index(log.name, written[0]).synced = sum(map(len, written))
 
 
 def _set_aside(log: Log) -> None:
     """Copy a torn write to another file, and cut it off the log."""
-    path = torn_path(log.file.path)
+    path = log.file.path + TORN
 
     with opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as fd:
         write_all(fd, log.read(log.end, log.torn) + b"\n")
