@@ -22,7 +22,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from hashlib import sha256
@@ -83,28 +83,20 @@ def prepare(path: str, store: str) -> None:
         return
 
     above = [path, *map(str, Path(path).parents)]
-    made: list[str] = []
-    inner: list[str] = []
 
-    with _removed_on_failure(made):
-        for folder in reversed(above):
-            _make(folder, made)
-
+    with (
+        _created(reversed(above)),
         # The lock keeps an older cpkit from overwriting the mark of a newer one, and
         # other processes from relying on folders that are removed again. It fails on a
         # file system without locks.
-        with (
-            locked_file(path, os.O_RDONLY | os.O_DIRECTORY),
-            _removed_on_failure(inner),
-        ):
-            if is_marked := os.path.exists(mark):
-                _check_version(mark, store)
+        locked_file(path, os.O_RDONLY | os.O_DIRECTORY),
+    ):
+        if is_marked := os.path.exists(mark):
+            _check_version(mark, store)
 
-            _check_links(path)
+        _check_links(path)
 
-            for folder in folders:
-                _make(folder, inner)
-
+        with _created(folders):
             # Another process may have created some of them, and not synced them yet.
             for folder in (claims, *above):
                 with suppress(PermissionError):
@@ -115,9 +107,20 @@ def prepare(path: str, store: str) -> None:
 
 
 @contextmanager
-def _removed_on_failure(made: list[str]) -> Iterator[None]:
-    """Remove folders that were created in the block, where it raises ``OSError``."""
+def _created(folders: Iterable[str]) -> Iterator[None]:
+    """Create missing folders for the owner alone.
+
+    They are removed again where the block raises ``OSError``.
+    """
+    made: list[str] = []
+
     try:
+        for folder in folders:
+            if not os.path.isdir(folder):
+                with suppress(FileExistsError):
+                    os.mkdir(folder, 0o700)
+                    made.append(folder)
+
         yield
     except OSError:
         for folder in reversed(made):
@@ -147,14 +150,6 @@ def inspect(path: str) -> StoreInfo | None:
                 size += os.lstat(os.path.join(folder, name)).st_size
 
     return StoreInfo(True, version, size, path)
-
-
-def _make(folder: str, made: list[str]) -> None:
-    """Create a folder, for its owner alone, unless it exists."""
-    if not os.path.isdir(folder):
-        with suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
-            made.append(folder)
 
 
 def _check_links(path: str) -> None:
