@@ -32,7 +32,7 @@ from cpkit.extras import needs_extra
 from cpkit.integrations.bridge import Bridge
 from cpkit.protocol import Checkpointer, ErasesThreads, ListsThreads
 from cpkit.records import ThreadInfo
-from cpkit.sessions.fenced import append_once, read_range
+from cpkit.sessions.fenced import Follower, append_once, read_range
 from cpkit.sync import SyncCheckpointer
 
 with needs_extra("cpkit.integrations.claude_agent_sdk", "claude-agent-sdk"):
@@ -110,7 +110,9 @@ class ClaudeSessionStore:
 
     async def _append(self, key: SessionKey, entries: list[Any]) -> None:
         thread_id = transcript_thread(key)
-        transcript = self._cached.setdefault(thread_id, _Transcript(thread_id))
+        transcript = self._cached.setdefault(
+            thread_id, _Transcript(self._cp, thread_id)
+        )
         self._cached.move_to_end(thread_id)
 
         if len(self._cached) > _CACHED:
@@ -119,8 +121,11 @@ class ClaudeSessionStore:
         pauses = Backoff(first=0.005, longest=0.5).pauses()
 
         async with transcript.turn:
-            if transcript.version == 0:
-                await transcript.refresh(self._cp)
+            records = transcript.records_of(key, entries)
+
+            # Known entries are left out only if the transcript still has them.
+            if transcript.version == 0 or len(records) < len(entries):
+                await transcript.refresh()
 
             while records := transcript.records_of(key, entries):
                 try:
@@ -131,10 +136,10 @@ class ClaudeSessionStore:
                         expected_version=transcript.version,
                     )
                 except VersionConflict:
-                    await transcript.refresh(self._cp)
+                    await transcript.refresh()
                     await asyncio.sleep(next(pauses))
                 else:
-                    transcript.take(records)
+                    transcript.wrote(records)
                     return
 
     async def _load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
@@ -218,16 +223,19 @@ class ClaudeSessionStore:
 class _Transcript:
     """What this process knows of a transcript: its length, uuids and summary."""
 
-    def __init__(self, thread_id: str) -> None:
-        self.thread_id = thread_id
+    def __init__(self, cp: Checkpointer[Any], thread_id: str) -> None:
+        self._cp, self._thread_id = cp, thread_id
         self.turn = asyncio.Lock()
         self._forget()
 
     def _forget(self) -> None:
-        self.version = 0
+        self._thread = Follower(self._cp, self._thread_id)
         self._uuids: set[str] = set()
         self._summary: dict[str, Any] | None = None
-        self._last: Any = None
+
+    @property
+    def version(self) -> int:
+        return self._thread.version
 
     def records_of(self, key: SessionKey, entries: list[Any]) -> list[Any]:
         """Return the messages for the entries that are not in the transcript."""
@@ -262,31 +270,30 @@ class _Transcript:
 
         return records
 
-    async def refresh(self, cp: Checkpointer[Any]) -> None:
-        """Read the last known message and all later ones."""
-        start = max(0, self.version - 1)
-        records = await read_range(cp, self.thread_id, start)
+    async def refresh(self) -> None:
+        """Read what others appended."""
+        records = await self._thread.news()
 
-        if self._last is not None:
-            if records[:1] == [self._last]:
-                del records[0]
-            else:
-                # The transcript was deleted, and another one has its id.
-                self._forget()
-                records = await read_range(cp, self.thread_id)
+        if records is None:
+            # The transcript was deleted, and another one has its id.
+            self._forget()
+            records = await self._thread.news() or []
 
-        self.take(records)
+        self._take(records)
+        self._thread.read(records)
 
-    def take(self, records: list[Any]) -> None:
+    def wrote(self, records: list[Any]) -> None:
+        self._take(records)
+        self._thread.wrote(records)
+
+    def _take(self, records: list[Any]) -> None:
         for record in records:
-            entry = _checked(self.thread_id, record)["entry"]
+            entry = _checked(self._thread_id, record)["entry"]
 
             if isinstance(uuid := entry.get("uuid"), str):
                 self._uuids.add(uuid)
 
             self._summary = record.get("summary", self._summary)
-            self._last = record
-            self.version += 1
 
 
 def transcript_thread(key: SessionKey) -> str:

@@ -71,8 +71,10 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
     `append_event` stores an event and its change of the session's state in one atomic
     step. It raises ``StaleSessionError`` if the stored session has an event that the
     given session lacks, and writes nothing. An event that is delivered again is stored
-    once. `delete_session` needs a store that erases, and `list_sessions` one that lists
-    its threads; otherwise they raise ``NotImplementedError``.
+    once. The store compares the number of events only: if another process deleted the
+    session and made one with its id and as many events, that one gets the event.
+    `delete_session` needs a store that erases, and `list_sessions` one that lists its
+    threads; otherwise they raise ``NotImplementedError``.
     """
 
     def __init__(self, cp: Checkpointer[Any] | SyncCheckpointer[Any]) -> None:

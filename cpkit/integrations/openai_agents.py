@@ -28,7 +28,7 @@ from cpkit.integrations.bridge import Bridge
 from cpkit.integrations.openai_thread import session_thread
 from cpkit.protocol import Checkpointer
 from cpkit.sessions.context import copied
-from cpkit.sessions.fenced import append_once, read_range
+from cpkit.sessions.fenced import Follower, append_once
 from cpkit.sync import SyncCheckpointer
 
 with needs_extra("cpkit.integrations.openai_agents", "openai-agents"):
@@ -52,7 +52,7 @@ class Session(SessionABC):
     popped item. Nothing is deleted: popped and cleared items stay in the thread, and so
     do its calls.
 
-    The first use reads the thread, and each later use reads only new objects. A
+    The first use reads the thread, each later one only what was written since. A
     cancelled mutation is still completed. Items are JSON values.
 
     Raises ``BackendUnavailable`` if the store does not answer; with ``maybe_applied``,
@@ -188,55 +188,49 @@ class Session(SessionABC):
                         self._cp,
                         self.thread_id,
                         records,
-                        expected_version=self._version,
+                        expected_version=self._thread.version,
                     )
                 except VersionConflict:
                     refresh = True
                     await asyncio.sleep(next(pauses))
                 else:
                     self._apply(records)
+                    self._thread.wrote(records)
                     return
 
     async def _refresh(self) -> None:
-        """Read the last known record and all later records."""
-        start = max(0, self._version - 1)
-        records = await read_range(self._cp, self.thread_id, start)
+        """Read what others appended."""
+        records = await self._thread.news()
 
-        if self._last is not None:
-            if records[:1] == [self._last]:
-                records = records[1:]
-            else:
-                # The thread was deleted, and a new thread has its id.
-                self._forget()
-                records = await read_range(self._cp, self.thread_id)
+        if records is None:
+            # The thread was deleted, and a new thread has its id.
+            self._forget()
+            records = await self._thread.news() or []
 
         self._apply(records)
+        self._thread.read(records)
 
     def _forget(self) -> None:
-        self._version = 0
-        self._last: Record | None = None
+        self._thread = Follower(self._cp, self.thread_id)
         self._live: list[tuple[int, Any]] = []
 
     def _apply(self, records: list[Record]) -> None:
-        for record in records:
-            self._change(record)
-            self._version += 1
-            self._last = record
-
-    def _change(self, record: Record) -> None:
-        match record:
-            case {"item": item}:
-                self._live.append((self._version, item))
-            case {"pop": position} if self._live and self._live[-1][0] == position:
-                self._live.pop()
-            case {"clear": True}:
-                self._live.clear()
-            case _:
-                raise CorruptThread(
-                    self.thread_id,
-                    f"message {self._version}",
-                    "not a change of an Agents SDK session",
-                )
+        """Change the items by the records that follow the last known one."""
+        for position, record in enumerate(records, self._thread.version):
+            match record:
+                case {"item": item}:
+                    self._live.append((position, item))
+                case {"pop": popped} if self._live and self._live[-1][0] == popped:
+                    self._live.pop()
+                case {"clear": True}:
+                    self._live.clear()
+                case _:
+                    self._forget()
+                    raise CorruptThread(
+                        self.thread_id,
+                        f"message {position}",
+                        "not a change of an Agents SDK session",
+                    )
 
 
 async def _completed(work: Coroutine[Any, Any, T]) -> T:

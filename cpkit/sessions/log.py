@@ -14,7 +14,7 @@ from cpkit.sessions.context import CustomMessages
 from cpkit.sessions.editor import SessionEditor
 from cpkit.sessions.entries import VERSION, Entry, draft, new_header
 from cpkit.sessions.errors import NotASession
-from cpkit.sessions.fenced import append_once, read_range
+from cpkit.sessions.fenced import Follower, append_once
 from cpkit.sessions.jsonl import SessionFile, read_jsonl, write_jsonl
 from cpkit.sessions.migrate import migrate, version_of
 from cpkit.sessions.typed import TypedMessages
@@ -51,7 +51,7 @@ class SessionLog(SessionEditor):
     ) -> None:
         super().__init__(session_id, header, messages, custom_messages)
         self._cp = cp
-        self._is_stored = False
+        self._thread = Follower(cp, session_id)
         self._turn = asyncio.Lock()
 
     @classmethod
@@ -92,35 +92,34 @@ class SessionLog(SessionEditor):
     @property
     def version(self) -> int:
         """The thread's version that this log has read; 0 before the first entry."""
-        return 1 + len(self._tree.entries) if self._is_stored else 0
+        return self._thread.version
 
     async def refresh(self) -> list[Entry]:
         """Fetch the entries that other writers appended, and return them.
 
-        Reads the last known line and all later lines. Raises ``CorruptThread`` if the
-        store has another line in its place, because the thread was deleted.
+        Reads the line that was read last and all later lines. Raises ``CorruptThread``
+        if the store has another line in its place, because the thread was deleted.
         """
         async with self._turn:
-            known = len(self._tree.entries)
-            start = known if self._is_stored else 0
-            lines = await read_range(self._cp, self.session_id, start)
+            lines = await self._thread.news()
 
-            if self._is_stored:
-                last = self._tree.entries[-1] if known else self.header
+            if lines is None:
+                raise CorruptThread(
+                    self.session_id,
+                    f"messages up to {self.version - 1}",
+                    "not the lines that were read before: the session was deleted or "
+                    "replaced; open it again",
+                )
 
-                if lines[:1] != [last]:
-                    raise CorruptThread(
-                        self.session_id,
-                        f"message {known}",
-                        "not the line that was read before: the session was deleted "
-                        "or replaced; open it again",
-                    )
-            elif lines:
+            entries = lines
+
+            if lines and not self.version:
                 self.header = _header(lines[0], self.session_id)
-                self._is_stored = True
+                entries = lines[1:]
 
-            self._tree.extend(lines[1:])
-            return self._tree.entries[known:]
+            self._tree.extend(entries)
+            self._thread.read(lines)
+            return entries
 
     async def fork(
         self,
@@ -206,15 +205,12 @@ class SessionLog(SessionEditor):
             entries = self._tree.following(drafts())
 
             if entries:
+                lines = entries if self.version else [self.header, *entries]
                 await append_once(
-                    self._cp,
-                    self.session_id,
-                    entries if self._is_stored else [self.header, *entries],
-                    expected_version=self.version,
+                    self._cp, self.session_id, lines, expected_version=self.version
                 )
-
-                self._is_stored = True
                 self._tree.extend(entries)
+                self._thread.wrote(lines)
 
             return [entry["id"] for entry in entries]
 
@@ -222,7 +218,7 @@ class SessionLog(SessionEditor):
         """Write the complete session, which is only in memory yet."""
         lines = [self.header, *self._tree.entries]
         await append_once(self._cp, self.session_id, lines, expected_version=0)
-        self._is_stored = True
+        self._thread.wrote(lines)
 
 
 def _header(line: object, session_id: str) -> Entry:

@@ -159,6 +159,32 @@ async def test_a_deleted_transcript_starts_again(url: str) -> None:
         assert await second.load(KEY) == [entry("a"), entry("c")]
 
 
+async def test_entries_of_a_deleted_transcript_are_stored_again(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """The SDK delivers a batch again; the transcript was deleted in between."""
+    first, second = ClaudeSessionStore(cp), ClaudeSessionStore(cp)
+    await first.append(KEY, [entry("a")])
+    await first.append(KEY, [entry("b")])
+    await second.delete(KEY)
+    await first.append(KEY, [entry("a"), entry("b")])
+    assert await second.load(KEY) == [entry("a"), entry("b")]
+
+
+async def test_a_new_transcript_of_the_same_length_keeps_all_entries(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """It took an append of a process that knew the deleted one."""
+    first, second = ClaudeSessionStore(cp), ClaudeSessionStore(cp)
+    await first.append(KEY, [entry("a")])
+    await first.append(KEY, [entry("b")])
+    await second.delete(KEY)
+    await second.append(KEY, [entry("c"), entry("d")])
+    await first.append(KEY, [entry("e")])
+    await first.append(KEY, [entry("a")])
+    assert await second.load(KEY) == [entry(one) for one in "cdea"]
+
+
 def test_a_sync_checkpointer_serves_any_loop() -> None:
     """The store has an event loop of its own."""
     with SyncCheckpointer("memory://") as cp:

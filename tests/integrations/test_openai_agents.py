@@ -167,7 +167,7 @@ async def test_an_empty_change_writes_nothing(
 
 
 async def test_a_later_read_fetches_only_new_records() -> None:
-    """The first read fetches the thread."""
+    """They, and those that this session has written since the last read."""
     async with MemoryCheckpointer[Any]() as inner:
         await Session("s", inner).add_items(numbered(*range(500)))
         cp = RangeSpy(inner)
@@ -180,7 +180,7 @@ async def test_a_later_read_fetches_only_new_records() -> None:
         assert cp.calls == [
             ("read", 0, None),
             ("append", 1, 500),
-            ("read", 500, None),
+            ("read", 499, None),
             ("read", 501, None),
             ("append", 1, 502),
         ]
@@ -358,6 +358,21 @@ async def test_a_deleted_thread_is_an_empty_session(
     await memory.delete_thread(session.thread_id)
     await writer.add_items(numbered(4))
     assert await session.get_items() == numbered(4)
+
+
+async def test_an_item_of_a_deleted_session_never_comes_back(
+    memory: MemoryCheckpointer[Any],
+) -> None:
+    """A new session of the same length took an append of the old one."""
+    session, writer = Session("s", memory), Session("s", memory)
+    await session.add_items(numbered(1))
+    await session.add_items(numbered(2))
+    await memory.delete_thread(session.thread_id)
+    await writer.add_items(numbered(3, 4))
+    await session.add_items(numbered(5))
+    assert await session.get_items() == numbered(3, 4, 5)
+    assert [await session.pop_item() for _ in range(4)] == [*numbered(5, 4, 3), None]
+    assert await writer.get_items() == []
 
 
 async def test_a_foreign_thread_is_an_error(

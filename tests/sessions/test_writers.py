@@ -74,6 +74,24 @@ async def test_a_deleted_session_is_detected(
             await log.append_message(user("two"))
 
 
+async def test_a_replaced_session_of_the_same_length_is_detected(
+    session_id: str,
+) -> None:
+    """It took an append of the log that knew the deleted one."""
+    async with MemoryCheckpointer[Any]() as cp:
+        log = await SessionLog.open(cp, session_id)
+        await log.append_message(user("one"))
+        await log.append_message(user("two"))
+        await cp.delete_thread(session_id)
+        other = await SessionLog.open(cp, session_id)
+        await other.append_message(user("other one"))
+        await other.append_message(user("other two"))
+        await log.append_message(user("three"))
+
+        with pytest.raises(CorruptThread, match="deleted or replaced"):
+            await log.refresh()
+
+
 # Lost answers
 
 
