@@ -26,7 +26,7 @@ _inherited: list[object] = []
 
 
 class Environment:
-    """The environment of a folder, which is opened again after a fatal error."""
+    """The environment of a folder, which is opened again when LMDB gives it up."""
 
     def __init__(self, folder: str, map_size: int) -> None:
         self._folder = folder
@@ -56,7 +56,8 @@ class Environment:
     def reopen(self, broken: lmdb.Environment) -> None:
         """Replace an environment that LMDB does not use any more.
 
-        LMDB gives it up when it could not write the page that makes a commit valid.
+        LMDB gives it up when it could not write the page that makes a commit valid, or
+        when the file is larger than the map. The new map is at least as large.
         """
         with self._changed:
             if self._environment is not broken or self._is_opening:

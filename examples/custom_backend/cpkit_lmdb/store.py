@@ -161,8 +161,9 @@ class LMDBStore:
             with self._environment.used() as environment:
                 with _begin(environment, write) as tx:
                     return work(tx)
-        except lmdb.PanicError as exc:
-            # An earlier commit could not be written; this transaction did not begin.
+        except (lmdb.PanicError, lmdb.MapResizedError) as exc:
+            # An earlier commit could not be written, or another process with a larger
+            # map grew the file beyond this one; this transaction did not begin.
             self._environment.reopen(environment)
             raise StoreFailure("not sent", str(exc)) from exc
         except lmdb.MapFullError as exc:

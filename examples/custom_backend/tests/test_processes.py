@@ -11,6 +11,9 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from cpkit.errors import BackendUnavailable
+from cpkit.sync import SyncCheckpointer
+
 KILLED = """
 import lmdb, os, signal, sys
 environment = lmdb.open(sys.argv[1])
@@ -54,6 +57,16 @@ parent.close()
 """
 
 
+GROWING = """
+import sys
+from cpkit.sync import SyncCheckpointer
+
+with SyncCheckpointer(sys.argv[1]) as cp:
+    for _ in range(20):
+        cp.append("large", [{"text": "x" * 100_000}])
+"""
+
+
 def run(program: str, argument: str) -> int:
     return subprocess.run([sys.executable, "-c", program, argument]).returncode
 
@@ -65,6 +78,28 @@ def test_readers_that_were_killed_keep_no_places(tmp_path: Path) -> None:
         for version in (1, 2):
             assert run(KILLED, str(tmp_path)) == -signal.SIGKILL
             assert run(APPENDING, f"lmdb://{tmp_path}") == version
+
+
+def test_a_store_that_another_process_grew_is_still_read_and_refused(
+    tmp_path: Path,
+) -> None:
+    """An open store follows the growth; only its own ``map_size`` bounds its writes."""
+    url = f"lmdb://{tmp_path}"
+
+    with SyncCheckpointer(f"{url}?map_size=1000000") as cp:
+        cp.append("t", [{}])
+        assert run(GROWING, url) == 0
+        data = cp.load("large")
+        assert data is not None
+        assert data.version == 20
+
+        with pytest.raises(BackendUnavailable, match="raise map_size") as refused:
+            cp.append("large", [{"text": "x" * 100_000}])
+
+        assert not refused.value.maybe_applied
+
+    with SyncCheckpointer(url) as cp:
+        assert cp.append("large", [{}], expected_version=20) == 21
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
