@@ -28,6 +28,8 @@ __all__ = ["Closed", "HealReport", "Left", "heal", "result_text"]
 
 INTERRUPTED = "interrupted: the process ended before this call had a result"
 
+AMBIGUOUS = "another open call has its id, and a result may be of either"
+
 _RETRY_TIMEOUT = 30.0
 """Seconds for which a read is repeated whose answer was lost."""
 
@@ -236,9 +238,10 @@ async def _results(
         elif call.position < turn and call.form != "agents":
             reason = "other messages follow it"
             left.append(Left(call.call_id, call.tool_name, reason))
-        elif _is_one_of_several(call, open_calls, turn) and _has_result(call, records):
-            reason = "another open call has its id, and a result may be of either"
-            left.append(Left(call.call_id, call.tool_name, reason))
+        elif _is_one_of_several(call, open_calls, turn) and has_result(
+            call.call_id, call.tool_name, records
+        ):
+            left.append(Left(call.call_id, call.tool_name, AMBIGUOUS))
         else:
             text, is_error = found or (INTERRUPTED, True)
             results.append(Result(call, text, is_error, is_recorded=found is not None))
@@ -258,9 +261,10 @@ def _is_one_of_several(call: OpenCall, open_calls: list[OpenCall], turn: int) ->
     return len(same) > 1
 
 
-def _has_result(call: OpenCall, records: list[CallRecord]) -> bool:
-    of_tool = [one for one in records if one.call.tool_name == call.tool_name]
-    return result_text(call.call_id, of_tool) is not None
+def has_result(call_id: str, tool_name: str, records: Iterable[CallRecord]) -> bool:
+    """Return whether a result of a call of this tool and id is on record."""
+    of_tool = [one for one in records if one.call.tool_name == tool_name]
+    return result_text(call_id, of_tool) is not None
 
 
 async def _records(cp: Checkpointer[Any], threads: Collection[str]) -> list[CallRecord]:

@@ -24,20 +24,25 @@ def ask() -> list[AnyMessage]:
     ]
 
 
+def builder() -> StateGraph[Any, Any, Any, Any]:
+    graph = StateGraph(MessagesState)
+    graph.add_node("agent", lambda state: {"messages": []})
+    graph.add_edge(START, "agent")
+    graph.add_edge("agent", END)
+    return graph
+
+
+async def pay(effect: Effect) -> str:
+    return "paid"
+
+
 @pytest.mark.parametrize("goes_on", [False, True])
 async def test_results_stand_behind_their_calls(url: str, goes_on: bool) -> None:
     """Also if the talk went on: every provider takes the history then."""
-    builder = StateGraph(MessagesState)
-    builder.add_node("agent", lambda state: {"messages": []})
-    builder.add_edge(START, "agent")
-    builder.add_edge("agent", END)
     later: list[AnyMessage] = [HumanMessage("hello?", id="4")] if goes_on else []
 
-    async def pay(effect: Effect) -> str:
-        return "paid"
-
     async with open_checkpointer(url) as cp:
-        graph = builder.compile(checkpointer=CheckpointSaver(cp))
+        graph = builder().compile(checkpointer=CheckpointSaver(cp))
         await graph.ainvoke({"messages": [*ask(), *later]}, CONFIG)
         await EffectLedger(cp).run("t", "pay", {}, pay, tool_call_id="a")
         report = await heal(graph, CONFIG, cp)
@@ -48,7 +53,7 @@ async def test_results_stand_behind_their_calls(url: str, goes_on: bool) -> None
         assert not (await heal(graph, CONFIG, cp)).closed
 
     async with open_checkpointer(url) as cp:
-        graph = builder.compile(checkpointer=CheckpointSaver(cp))
+        graph = builder().compile(checkpointer=CheckpointSaver(cp))
         messages = (await graph.aget_state(CONFIG)).values["messages"]
 
     assert [one.id for one in messages[:3]] == ["1", "2", "3"]
@@ -61,16 +66,8 @@ async def test_results_stand_behind_their_calls(url: str, goes_on: bool) -> None
 
 async def test_a_call_that_waits_for_a_person_is_left() -> None:
     """The graph's run that uses the approval gives the result."""
-    builder = StateGraph(MessagesState)
-    builder.add_node("agent", lambda state: {"messages": []})
-    builder.add_edge(START, "agent")
-    builder.add_edge("agent", END)
-
-    async def pay(effect: Effect) -> str:
-        return "paid"
-
     async with open_checkpointer("memory://") as cp:
-        graph = builder.compile(checkpointer=CheckpointSaver(cp))
+        graph = builder().compile(checkpointer=CheckpointSaver(cp))
         await graph.ainvoke({"messages": ask()}, CONFIG)
         ledger = EffectLedger(cp, requires_approval=lambda _: True, approval_timeout=0)
 
@@ -80,3 +77,24 @@ async def test_a_call_that_waits_for_a_person_is_left() -> None:
         report = await heal(graph, CONFIG, cp)
         assert [one.call_id for one in report.left] == ["a", "c"]
         assert not report.closed
+
+
+async def test_a_result_is_not_given_to_two_calls() -> None:
+    """Two open calls have one id, and one of them has a result."""
+    call: Any = {"name": "pay", "args": {}, "id": "a"}
+    asked = AIMessage("", id="1", tool_calls=[call, call])
+
+    async with open_checkpointer("memory://") as cp:
+        graph = builder().compile(checkpointer=CheckpointSaver(cp))
+        await graph.ainvoke({"messages": [asked]}, CONFIG)
+        assert len((await heal(graph, CONFIG, cp)).closed) == 2
+
+    async with open_checkpointer("memory://") as cp:
+        graph = builder().compile(checkpointer=CheckpointSaver(cp))
+        await graph.ainvoke({"messages": [asked]}, CONFIG)
+        await EffectLedger(cp).run("t", "pay", {}, pay, tool_call_id="a")
+        report = await heal(graph, CONFIG, cp)
+        assert report.closed == ()
+        assert [one.reason for one in report.left] == [
+            "another open call has its id, and a result may be of either"
+        ] * 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 from langchain_core.messages import AIMessage, AnyMessage, RemoveMessage, ToolMessage
@@ -10,7 +10,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from cpkit.heal import Closed, HealReport, Left, result_text
-from cpkit.heal.closing import INTERRUPTED, waiting_tools
+from cpkit.heal.closing import AMBIGUOUS, INTERRUPTED, has_result, waiting_tools
 from cpkit.protocol import Checkpointer, KeepsReceipts
 
 __all__ = ["heal"]
@@ -33,7 +33,8 @@ async def heal(
     if other messages follow: then the list of messages is replaced. ``as_node`` is that
     of LangGraph's ``update_state``. A call is left if its effect has an unknown
     outcome, if its tool has an approval request in the thread that is undecided, or
-    approved and not used, or if the graph still waits to run it.
+    approved and not used, if the graph still waits to run it, or if another open call
+    has its id and tool and a result is on record, which may be of either.
     """
     thread_id = str(config["configurable"]["thread_id"])
 
@@ -49,32 +50,27 @@ async def heal(
     healed: list[AnyMessage] = []
     place = 0
     tools: defaultdict[str, list[str]] = defaultdict(list)
+    open_calls = _open_calls(messages)
+    same = Counter(
+        (str(one["id"]), one["name"]) for calls in open_calls.values() for one in calls
+    )
 
     for message in messages:
         for call in message.tool_calls if isinstance(message, AIMessage) else []:
             tools[str(call["id"])].append(call["name"])
 
     while place < len(messages):
-        message = messages[place]
+        calls = open_calls.get(place, [])
         end = place + 1
 
         while end < len(messages) and isinstance(messages[end], ToolMessage):
             end += 1
 
         healed += messages[place:end]
-        calls = message.tool_calls if isinstance(message, AIMessage) else []
-        answered = {
-            one.tool_call_id
-            for one in messages[place + 1 :]
-            if isinstance(one, ToolMessage)
-        }
         place = end
 
         for call in calls:
             call_id, name = str(call["id"]), call["name"]
-
-            if call_id in answered:
-                continue
 
             if end == len(messages) and state.next:
                 waiting = ", ".join(state.next)
@@ -94,6 +90,10 @@ async def heal(
                 left.append(Left(call_id, name, reasons_to_wait[name]))
                 continue
 
+            if same[call_id, name] > 1 and has_result(call_id, name, records):
+                left.append(Left(call_id, name, AMBIGUOUS))
+                continue
+
             text, is_error = found or (INTERRUPTED, True)
             status: Any = "error" if is_error else "success"
             healed.append(
@@ -111,3 +111,19 @@ async def heal(
         await graph.aupdate_state(config, {channel: new}, as_node=as_node)
 
     return HealReport(thread_id, tuple(closed), tuple(left))
+
+
+def _open_calls(messages: list[AnyMessage]) -> dict[int, list[Any]]:
+    """Return the tool calls that no later message answers, by position."""
+    answered: set[str] = set()
+    found: dict[int, list[Any]] = {}
+
+    for place, message in reversed(list(enumerate(messages))):
+        if isinstance(message, ToolMessage):
+            answered.add(message.tool_call_id)
+        elif isinstance(message, AIMessage):
+            found[place] = [
+                one for one in message.tool_calls if str(one["id"]) not in answered
+            ]
+
+    return found
