@@ -518,6 +518,29 @@ async def test_a_cold_read_finds_a_higher_id_before_a_full_checkpoint(
     assert await values(CheckpointSaver(cp), thread()) == {"text": "later"}
 
 
+async def test_a_higher_id_that_is_put_at_the_same_time_is_the_newest(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """It stands before a full checkpoint, which is made before it is stored."""
+    run = Run(CheckpointSaver(cp))
+    await run.put(text="x" * 9000)
+
+    later = empty_checkpoint() | {
+        "id": "f" * 36,
+        "channel_values": {"text": "later"},
+        "channel_versions": {"text": "9"},
+    }
+    await asyncio.gather(
+        run.saver.aput(thread(), later, {}, {"text": "9"}),
+        run.put(text="y" * 90_000),
+    )
+
+    for n in range(60):
+        await run.put(count=n)
+
+    assert await values(CheckpointSaver(cp), thread()) == {"text": "later"}
+
+
 async def test_a_subgraph_is_read_between_a_write_and_its_checkpoint(
     cp: MemoryCheckpointer[Any],
 ) -> None:

@@ -131,6 +131,8 @@ class Checkpoints:
         draft, known = self._composer.checkpoint(
             thread, config, checkpoint, metadata, new_versions
         )
+        # Before it is stored: a full checkpoint with a lower id may be put meanwhile.
+        thread.note_newest(ns, checkpoint["id"])
 
         if not await self._appends.append(thread, draft, config):
             # The thread was deleted, and with it the values that this record builds on.
@@ -138,15 +140,12 @@ class Checkpoints:
             draft, known = self._composer.checkpoint(
                 thread, config, checkpoint, metadata, new_versions, is_full=True
             )
+            thread.note_newest(ns, checkpoint["id"])
             await self._appends.append(thread, draft, config)
 
         record = draft.stored
 
         thread.known.update(known)
-        space = thread.space(ns)
-        space.newest = max(space.newest, checkpoint["id"])
-        thread.top = max(thread.top, checkpoint["id"])
-
         thread.note(ns, checkpoint["id"], checkpoint["channel_versions"])
 
         for channel in record["empty"]:
@@ -154,7 +153,7 @@ class Checkpoints:
 
         # Otherwise it was noted when the thread took the record.
         if "newest" in record and record["id"] in thread.appended:
-            thread.note_full(space, record)
+            thread.note_full(thread.space(ns), record)
 
         return config_for(thread_id, namespace_in(config), checkpoint["id"])
 

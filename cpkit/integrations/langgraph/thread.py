@@ -197,6 +197,12 @@ class Thread:
 
         return space
 
+    def note_newest(self, ns: str, checkpoint_id: str) -> None:
+        """Remember a checkpoint that is stored, or is about to be."""
+        space = self.space(ns)
+        space.newest = max(space.newest, checkpoint_id)
+        self.top = max(self.top, checkpoint_id)
+
     def note_full(self, space: Namespace, record: Record) -> None:
         """Remember that this full checkpoint is the last record."""
         needs = record.get("needs", ())
