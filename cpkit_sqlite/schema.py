@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sqlite3
 import threading
 import time
@@ -211,12 +210,10 @@ def _tables(db: sqlite3.Connection) -> dict[str, str]:
 
 @cache
 def _expected() -> dict[str, str]:
-    """Return what `_tables` does for a new store.
-
-    SQLite keeps the text of a statement, without IF NOT EXISTS.
-    """
-    made = re.findall(r"(?ms)^(CREATE .*?)IF NOT EXISTS ((\w+).*?);", _SCHEMA)
-    return {name: create + rest for create, rest, name in made}
+    """Return what `_tables` does for a new store."""
+    with closing(sqlite3.connect(IN_MEMORY)) as db:
+        db.executescript(_SCHEMA)
+        return _tables(db)
 
 
 def _stamp(path: str) -> tuple[int, ...] | None:
