@@ -7,10 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cpkit.driver.backoff import Backoff
-from cpkit.effects.attempts import Attempts
 from cpkit.effects.records import effect_of
-from cpkit.effects.requests import Requests
+from cpkit.effects.waiting_tools import waiting_tools
 from cpkit.heal.forms import (
     OpenCall,
     Result,
@@ -29,9 +27,6 @@ __all__ = ["Closed", "HealReport", "Left", "heal", "result_text"]
 INTERRUPTED = "interrupted: the process ended before this call had a result"
 
 AMBIGUOUS = "another open call has its id, and a result may be of either"
-
-_RETRY_TIMEOUT = 30.0
-"""Seconds for which a read is repeated whose answer was lost."""
 
 _AGENTS = "cpkit:openai-agents:"
 """The OpenAI Agents SDK's threads. The ledger's calls are in the thread without it."""
@@ -171,37 +166,6 @@ def result_text(
             found.append(_text_of(record))
 
     return found[-1] if len(found) > others.count(tool_name) else None
-
-
-async def waiting_tools(
-    cp: Checkpointer[Any], threads: Collection[str]
-) -> dict[str, str]:
-    """Return the tools whose effects wait for an approval in these threads, and why.
-
-    A request does not say which call of the model asked for it. So an open call of the
-    same tool may be that call.
-    """
-    requests = Requests(Attempts(cp, Backoff(), _RETRY_TIMEOUT), None)
-    found: dict[str, str] = {}
-
-    for entry in await requests.entries():
-        if entry.run_thread not in threads and entry.thread_id not in threads:
-            continue
-
-        request = await requests.get(entry.key, entry.number, entry.thread_id)
-
-        if request is None or request.record.erased:
-            continue
-
-        if request.decision is None:
-            found[request.tool] = (
-                "its approval request is undecided; approve or deny it"
-            )
-        elif request.is_approved:
-            reason = "its approval is not used; run the thread again"
-            found.setdefault(request.tool, reason)
-
-    return found
 
 
 async def _results(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from cpkit.records import JsonValue
@@ -159,7 +159,12 @@ class SessionEditor(SessionView, ABC):
         Use it after a crash: providers refuse a call without a result. Nothing is
         executed, and no entry changes. The context shows each of these results behind
         its call. Returns the new ids. Either all results are appended or none.
+
+        A call is left if its tool has an approval request in the session's thread that
+        is undecided, or approved and not used: the next run gives the result. It stays
+        in the context's ``missing_results``.
         """
+        waiting = await self._waiting_tools()
 
         def drafts() -> list[Entry]:
             timestamp = time.time_ns() // 1_000_000
@@ -170,12 +175,17 @@ class SessionEditor(SessionView, ABC):
                     closes=missing.entry_id,
                 )
                 for missing in self.context().missing_results
+                if missing.tool_name not in waiting
             ]
 
         return await self._write(drafts)
 
     async def _append(self, fields: Entry) -> str:
         return (await self._write(lambda: [fields]))[0]
+
+    @abstractmethod
+    async def _waiting_tools(self) -> Collection[str]:
+        """Return the tools whose effects wait for an approval in this session."""
 
     @abstractmethod
     async def _write(self, drafts: Callable[[], Sequence[Entry]]) -> list[str]:

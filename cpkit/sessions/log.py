@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, Self
 
+from cpkit.effects.waiting_tools import waiting_tools
 from cpkit.errors import CorruptThread
 from cpkit.protocol import Checkpointer
 from cpkit.sessions.context import CustomMessages
@@ -194,6 +195,9 @@ class SessionLog(SessionEditor):
         its owner may read it. Raises ``OSError`` as `open` does.
         """
         await asyncio.to_thread(write_jsonl, path, [self.header, *self._tree.entries])
+
+    async def _waiting_tools(self) -> Collection[str]:
+        return await waiting_tools(self._cp, {self.session_id})
 
     async def _write(self, drafts: Callable[[], Sequence[Entry]]) -> list[str]:
         # Shielded: after a cancelled append, this copy would not know whether the

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cpkit.effects import Effect, EffectLedger, EffectTimeout
 from cpkit.sessions import Model, SessionLog
 from tests.sessions.conftest import Store
 from tests.sessions.talk import assistant, result, texts, user
@@ -222,6 +223,32 @@ async def test_a_missing_result_is_reported_and_appended(log: SessionLog) -> Non
     assert "may have had its effect" in synthetic["content"][0]["text"]
     assert log.entry(closed)["closes"] == asked
     assert await log.close_missing_results() == []
+
+
+async def test_a_call_that_waits_for_a_person_stays_open(
+    cp: Store, log: SessionLog
+) -> None:
+    """It is open until its approval is used, denied or withdrawn, as for ``heal``."""
+    ledger = EffectLedger(cp, requires_approval=lambda _: True, approval_timeout=0)
+    await log.append_message(assistant("one", "pay", "look"))
+
+    async def run(effect: Effect) -> str:
+        return "paid"
+
+    for decide in (None, ledger.approve):
+        if decide is not None:
+            (request,) = await ledger.pending(log.session_id)
+            assert await decide(request.key)
+        else:
+            with pytest.raises(EffectTimeout):
+                await ledger.run(log.session_id, "pay", {}, run)
+
+        await log.close_missing_results()
+        assert [one.call_id for one in log.context().missing_results] == ["pay"]
+
+    assert await ledger.run(log.session_id, "pay", {}, run) == "paid"
+    await log.close_missing_results()
+    assert log.context().missing_results == []
 
 
 async def test_a_synthetic_result_moves_behind_its_call(log: SessionLog) -> None:

@@ -9,8 +9,9 @@ from langchain_core.messages import AIMessage, AnyMessage, RemoveMessage, ToolMe
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
+from cpkit.effects.waiting_tools import waiting_tools
 from cpkit.heal import Closed, HealReport, Left, result_text
-from cpkit.heal.closing import AMBIGUOUS, INTERRUPTED, has_result, waiting_tools
+from cpkit.heal.closing import AMBIGUOUS, INTERRUPTED, has_result
 from cpkit.protocol import Checkpointer, KeepsReceipts
 
 __all__ = ["heal"]
