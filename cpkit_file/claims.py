@@ -153,11 +153,8 @@ def restore(folder: Folder, write: Restore) -> Conflict | KeyHeld | None:
     with ExitStack() as stack:
         shards = stack.enter_context(_locked(key for key, _ in keys))
         # Looked up before the thread's log is locked, because links may lead there.
-        slots = [key.newest()[0] for key, _ in keys]
-        holders = [
-            key.holder_against(slot, calls)
-            for slot, (key, calls) in zip(slots, keys, strict=True)
-        ]
+        plan = [(key, key.newest()[0], calls) for key, calls in keys]
+        holders = [key.holder_against(slot, calls) for key, slot, calls in plan]
         log = stack.enter_context(locked(folder, write.thread_id))
 
         if log.at is not None or log.calls().without_content():
@@ -166,7 +163,7 @@ def restore(folder: Folder, write: Restore) -> Conflict | KeyHeld | None:
         for holder in filter(None, holders):
             return KeyHeld(holder.idempotency_key, holder.thread_id)
 
-        for slot, (key, calls) in zip(slots, keys, strict=True):
+        for key, slot, calls in plan:
             key.insert(slot, log.name, calls)
 
         for shard in shards:

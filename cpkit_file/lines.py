@@ -62,6 +62,8 @@ _CREATED = re.compile(rb'\n\{"created":(-?\d{1,19}),')
 # before it, and the quote that closes a string is not followed by a letter.
 _AFTER_FACTS = re.compile(rb'\},"(args|result|at)":')
 
+_FACTS = [n for n in StoredCall._fields if n not in ("thread_id", "args", "result")]
+
 # A hole is a sector that did not reach the disk: a run of at least so many zeros. A
 # shorter run is a hole only where the sector or the file ends; elsewhere it is damage.
 _HOLE = 16
@@ -124,8 +126,7 @@ def issued(call: StoredCall) -> bytes:
 
 def resolved(call: StoredCall) -> bytes:
     """Return the line of an outcome; that of an erased call has no content."""
-    names = ("call_id", "status", "resolved_at")
-    facts = encode_json({name: getattr(call, name) for name in names}, ())
+    facts = _facts(call, "call_id", "status", "resolved_at")
     result = b"" if call.result is None else b',"result":%b' % _bytes(call.result)
     return b'{"call":%b%b' % (facts, result)
 
@@ -150,17 +151,11 @@ def seal(before: bytes, content: bytes, at: At | None, unsynced: int = 0) -> byt
     return b'%b%b"]}\n' % (line, _checksum(before, line))
 
 
-def _facts(call: StoredCall) -> bytes:
-    facts = call._asdict().items()
-    left_out = ("thread_id", "args", "result")
-    return encode_json(
-        {
-            name: fact
-            for name, fact in facts
-            if name not in left_out and fact is not None and fact is not False
-        },
-        (),
-    )
+def _facts(call: StoredCall, *names: str) -> bytes:
+    """Return these columns of a call, or all but its thread and content."""
+    facts = {name: getattr(call, name) for name in names or _FACTS}
+    known = {n: f for n, f in facts.items() if f is not None and f is not False}
+    return encode_json(known, ())
 
 
 def _bytes(text: bytes | str) -> bytes:

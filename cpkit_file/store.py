@@ -28,6 +28,7 @@ Several processes
 from __future__ import annotations
 
 import asyncio
+import operator
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -236,11 +237,7 @@ class FileCheckpointer(FullHandle[MessageT]):
         super().__init__(store, message_type=message_type, options=known)
 
 
-def _call(work: Callable[..., T], *args: Any) -> T:
-    return work(*args)
-
-
-_in_worker = aiofiles.os.wrap(_call)
+_in_worker = aiofiles.os.wrap(operator.call)
 
 
 def _path(url: str) -> str:
@@ -256,13 +253,14 @@ def _path(url: str) -> str:
 
 
 def _replay(
-    log: Log, decode: Decode, first: int, stop: int
+    log: Log, decode: Decode, first: int = 0, end: int | None = None
 ) -> tuple[list[Any], dict[bytes, bytes], Calls]:
     """Decode messages in one pass over the log; collect extra and calls on the way.
 
     They are complete if the messages are all of the thread's.
     """
     assert log.at is not None
+    stop = log.at.version if end is None else end
     extra: dict[bytes, bytes] = {}
     calls = Calls(log.index.thread_id)
     start, version = log.start_of(first) if first else (0, 0)
@@ -300,7 +298,7 @@ def _snapshot(folder: Folder, thread_id: str, decode: Decode) -> Snapshot | None
         if log.at is None:
             return None
 
-        found, extra, calls = _replay(log, decode, 0, log.at.version)
+        found, extra, calls = _replay(log, decode)
         return Snapshot(found, list(extra.items()), calls.pending(log.read))
 
 
@@ -323,16 +321,9 @@ def _dump(folder: Folder, thread_id: str) -> StoredDump | None:
             found = log.calls().all(log.read)
             return StoredDump([], [], found, None, None) if found else None
 
-        bodies, extra, calls = _replay(
-            log, lambda rows, _: list(rows), 0, log.at.version
-        )
-        return StoredDump(
-            bodies,
-            list(extra.items()),
-            calls.all(log.read),
-            log.created_at(),
-            log.at.updated_at,
-        )
+        bodies, extra, calls = _replay(log, lambda rows, _: list(rows))
+        times = log.created_at(), log.at.updated_at
+        return StoredDump(bodies, list(extra.items()), calls.all(log.read), *times)
 
 
 def _names(folder: Folder) -> dict[str, str]:
@@ -408,10 +399,9 @@ def _markers(
     found: dict[str, Hashable] = {}
 
     for thread_id, name in names.items():
-        with (
-            suppress(FileNotFoundError),
-            opened(f"{folder.threads}/{name}") as fd,
-        ):
+        path = f"{folder.threads}/{name}"
+
+        with suppress(FileNotFoundError), opened(path) as fd:
             size = os.fstat(fd).st_size
             found[thread_id] = size, os.pread(fd, _TAIL, max(0, size - _TAIL))
 
