@@ -73,7 +73,6 @@ def prepare(path: str, store: str) -> None:
         reason = "this platform has no POSIX file locks; use sqlite:///"
         raise StoreFailure("rejected", reason)
 
-    path = os.path.realpath(path)  # `opened` follows no link
     mark, claims = os.path.join(path, _MARK), os.path.join(path, "claims")
     shards = [os.path.join(claims, shard) for shard in _SHARDS]
     folders = [os.path.join(path, "threads"), claims, *shards]
@@ -89,7 +88,7 @@ def prepare(path: str, store: str) -> None:
         # The lock keeps an older cpkit from overwriting the mark of a newer one, and
         # other processes from relying on folders that are removed again. It fails on a
         # file system without locks.
-        locked_file(path, os.O_RDONLY | os.O_DIRECTORY),
+        locked_file(os.path.realpath(path), os.O_RDONLY | os.O_DIRECTORY),
     ):
         if is_marked := os.path.exists(mark):
             _check_version(mark, store)

@@ -144,7 +144,10 @@ def locked(folder: Folder, thread_id: str) -> Iterator[Log]:
 
 
 class LogWriter:
-    """Collects lines for the end of a locked log; writes all of them or none."""
+    """Collects lines for the end of a locked log; writes all of them or none.
+
+    ``at`` is where the thread stands after the lines.
+    """
 
     def __init__(self, log: Log, thread_id: str) -> None:
         self.log = log
@@ -154,11 +157,11 @@ class LogWriter:
         self._thread_id = thread_id
         self._changed: dict[str, StoredCall] = {}
         self._lines: list[bytes] = []
-        self._tail = log.tail  # after the lines
+        self._end, self.at, self._seal = log.tail
 
     @property
     def version(self) -> int:
-        return 0 if self._tail.at is None else self._tail.at.version
+        return 0 if self.at is None else self.at.version
 
     @property
     def _syncs(self) -> bool:
@@ -166,7 +169,7 @@ class LogWriter:
 
     @property
     def _unsynced(self) -> int:
-        return self._tail.end - self.log.index.synced
+        return self._end - self.log.index.synced
 
     def find(self, call_id: str) -> StoredCall | None:
         """Return a call of the thread."""
@@ -175,10 +178,11 @@ class LogWriter:
 
     def change(self, content: bytes, messages: int = 0) -> None:
         """Add the line of an operation that changes the thread."""
-        if self._tail.at is None:
+        if self.at is None:
             self._add(lines.created(self.now), None)
 
-        self._add(content, At(self.version + messages, self.now))
+        self.at = At(self.version + messages, self.now)
+        self._add(content, self.at)
 
     def put(self, call: StoredCall) -> None:
         """Add the line of a claim, or of an outcome."""
@@ -187,7 +191,7 @@ class LogWriter:
         line = lines.issued(call) if is_claim else lines.resolved(call)
 
         if call.erased:  # its outcome does not change the thread
-            self._add(line, self._tail.at)
+            self._add(line, self.at)
         else:
             self.change(line)
 
@@ -224,21 +228,22 @@ class LogWriter:
             except OSError as exc:  # it may be on disk all the same
                 self._take_back(exc, unknown=True)
 
-            log.index.synced = self._tail.end
+            log.index.synced = self._end
 
-        log.index.tail = self._tail
+        log.index.tail = Tail(self._end, self.at, self._seal)
 
     def _add(self, content: bytes, at: At | None) -> None:
-        if not self._tail.end:
+        if not self._end:
             header = lines.header(self._thread_id)
             self.log.index = self.log.folder.index(self.log.name, header)
-            self._append(header, None)
+            self._append(header)
 
-        self._append(lines.seal(self._tail.seal, content, at, self._unsynced), at)
+        self._append(lines.seal(self._seal, content, at, self._unsynced))
 
-    def _append(self, line: bytes, at: At | None) -> None:
+    def _append(self, line: bytes) -> None:
         self._lines.append(line)
-        self._tail = Tail(self._tail.end + len(line), at, line[-SEAL:])
+        self._end += len(line)
+        self._seal = line[-SEAL:]
 
     def _take_back(self, cause: OSError, *, unknown: bool) -> None:
         """Cut off what was written, and raise the failure.
