@@ -393,6 +393,24 @@ async def test_finding_a_call_reads_only_what_is_new(
         assert await cp.find_completed("key") == record
 
 
+async def test_a_load_reads_each_byte_once(home: Path, counted: Counted) -> None:
+    """The args and results of calls that are not pending are not read again."""
+    async with Store(home) as cp:
+        for i in range(10):
+            call = ToolCall(f"c{i}", "tool", {"x": "x" * 5000}, f"key {i}")
+            await cp.record_issued("t", call)
+            await cp.record_result("t", call.call_id, "x" * 5000)
+
+        await cp.record_issued("t", CALL)
+        await cp.load("t")
+        counted.take()
+        data = await cp.load("t")
+        assert data is not None
+        assert [record.call for record in data.pending] == [CALL]
+        (log,) = (home / "threads").iterdir()
+        assert counted.take().bytes_read < log.stat().st_size + 1000
+
+
 # Checked by a tracer
 
 
