@@ -311,10 +311,10 @@ SELECT -1 AS position, NULL AS body, version,
         ARRAY(SELECT json_build_array({call})::text FROM {schema}.calls AS c
               WHERE {pending_of_thread} ORDER BY c.sequence)
     END AS calls,
-    json_build_array(created_at, updated_at)::text AS times
+    created_at, updated_at
 FROM (SELECT) AS one LEFT JOIN thread ON true
 UNION ALL
-SELECT position, body, NULL, NULL, NULL, NULL FROM {schema}.messages
+SELECT position, body, NULL, NULL, NULL, NULL, NULL FROM {schema}.messages
 WHERE thread_number = (SELECT number FROM thread)
     AND position >= (
         SELECT CASE WHEN $2::integer < 0 THEN version + $2 ELSE $2 END FROM thread)

@@ -42,7 +42,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
 from operator import itemgetter
-from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 from urllib.parse import quote
 
 from pydantic_core import from_json
@@ -350,9 +350,9 @@ class PostgresStore:
     # Reads
 
     async def snapshot(self, thread_id: str, decode: Decode) -> Snapshot | None:
-        found, bodies = await self._read(thread_id, 0, None, every_call=False)
+        version, bodies, found = await self._read(thread_id, 0, None, every_call=False)
 
-        if found.version is None:
+        if version is None:
             return None
 
         messages = await decode_rows(decode, bodies, 0)
@@ -361,29 +361,32 @@ class PostgresStore:
     async def messages(
         self, thread_id: str, start: int, stop: int | None, decode: Decode
     ) -> list[Any]:
-        found, bodies = await self._read(thread_id, start, stop, every_call=None)
-        return await decode_rows(
-            decode, bodies, span(start, stop, found.version or 0)[0]
-        )
+        version, bodies, _ = await self._read(thread_id, start, stop, every_call=None)
+        return await decode_rows(decode, bodies, span(start, stop, version or 0)[0])
 
     async def _read(
         self, thread_id: str, start: int, stop: int | None, every_call: bool | None
-    ) -> tuple[_Head, list[str]]:
-        """Return what READ says of a thread, and the bodies of a slice."""
+    ) -> tuple[int | None, list[Any], StoredDump]:
+        """Return the version (``None``: no thread), the messages, and all as a dump."""
         last = _INT4_MAX if stop is None else _clamped(stop)
         rows = await self._connections.fetch(
             queries.READ, thread_id, _clamped(start), last, every_call
         )
         rows.sort(key=itemgetter(0))
-        head = _head(*rows[0][2:])
-        first, end = span(start, stop, head.version or 0)
+        _, _, version, extra, calls, *times = rows[0]
+        first, end = span(start, stop, version or 0)
         positions = [row[0] for row in rows]
 
         if positions != [-1, *range(first, end)]:
             missing = min({*range(first, end)} - {*positions}, default=end)
             raise CorruptThread(thread_id, f"message {missing}", "it is missing")
 
-        return head, [row[1] for row in rows[1:]]
+        extra = extra or []
+        half = len(extra) // 2
+        items = [*zip(extra[:half], extra[half:], strict=True)]
+        found = [_stored(from_json(text)) for text in calls or ()]
+        bodies = [row[1] for row in rows[1:]]
+        return version, bodies, StoredDump(bodies, items, found, *map(_micros, times))
 
     async def holder(self, key: str) -> StoredCall | None:
         rows = await self._connections.fetch(queries.HOLDER, key)
@@ -423,12 +426,8 @@ class PostgresStore:
             await listen.listen(self._connections, heard)
 
     async def dump(self, thread_id: str) -> StoredDump | None:
-        found, bodies = await self._read(thread_id, 0, None, every_call=True)
-
-        if found.version is None and not found.calls:
-            return None
-
-        return StoredDump(bodies, found.items, found.calls, *found.times)
+        version, _, found = await self._read(thread_id, 0, None, every_call=True)
+        return None if version is None and not found.calls else found
 
 
 class PostgresCheckpointer(FullHandle[MessageT]):
@@ -448,30 +447,6 @@ class PostgresCheckpointer(FullHandle[MessageT]):
         known = PostgresOptions(**options)
         store = PostgresStore(where, known)
         super().__init__(store, message_type=message_type, options=known)
-
-
-class _Head(NamedTuple):
-    """The first row of READ; without a thread the version is ``None``."""
-
-    version: int | None
-    items: list[tuple[str, str]]
-    calls: list[StoredCall]
-    times: tuple[int | None, int | None]
-
-
-def _head(
-    version: int | None, extra: list[str] | None, calls: list[str] | None, times: str
-) -> _Head:
-    """Decode the first row of READ."""
-    extra = extra or []
-    half = len(extra) // 2
-    created_at, updated_at = from_json(times)
-    return _Head(
-        version,
-        [*zip(extra[:half], extra[half:], strict=True)],
-        [_stored(from_json(text)) for text in calls or ()],
-        (_micros(created_at), _micros(updated_at)),
-    )
 
 
 async def _restore_in(fetch: Fetch, write: Restore) -> Conflict | KeyHeld | None:
