@@ -156,81 +156,68 @@ class PostgresStore:
     async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
         write = batch[0]
 
-        if not isinstance(write, Append) or not write.bodies:
-            return [await self._apply(write)]  # the handle groups no others
+        if isinstance(write, Append) and write.bodies:
+            return await self._append(cast("Sequence[Append]", batch))
 
-        if len(batch) == 1 and not write.items:
-            return [await self._append_alone(write)]
-
-        return await self._append(cast("Sequence[Append]", batch))
-
-    async def _append_alone(self, write: Append) -> int | Conflict:
-        """Append by a statement without arrays: 50 µs less of 300."""
-        expected = _clamped(write.expected_version)
-        body, *more = [body.decode() for body in write.bodies]
-
-        while True:
-            ((version, appended),) = await self._connections.fetch(
-                queries.APPEND, write.thread_id, expected, body, more or None
-            )
-
-            if appended:
-                return int(version) + len(write.bodies)
-
-            if expected not in (None, version):
-                return Conflict(version)
+        return [await self._apply(write)]  # the handle groups no others
 
     async def _append(self, appends: Sequence[Append]) -> list[Outcome]:
         """Append to each thread in the order given; raise if nothing was written."""
-        outcomes: list[Outcome] = [None] * len(appends)
-        waiting = [*range(len(appends))]
+        outcomes: dict[int, Outcome] = {}
 
-        while waiting:
+        while len(outcomes) < len(appends):
             # A statement has one append to each thread, ordered by thread.
             first: dict[str, int] = {}
 
-            for i in waiting:
-                first.setdefault(appends[i].thread_id, i)
+            for i, write in enumerate(appends):
+                if i not in outcomes:
+                    first.setdefault(write.thread_id, i)
 
             now = [first[thread_id] for thread_id in sorted(first)]
 
             try:
                 found = await self._append_once([appends[i] for i in now])
             except (StoreFailure, CorruptThread) as exc:
-                if not any(outcomes):
+                if not outcomes:
                     raise
 
-                for i in now:
-                    outcomes[i] = exc
-            else:
-                for i, (version, appended) in zip(now, found, strict=True):
-                    if appended:
-                        outcomes[i] = version + len(appends[i].bodies)
-                    elif _clamped(appends[i].expected_version) not in (None, version):
-                        outcomes[i] = Conflict(version)
-                    # Otherwise another writer was faster: append again.
+                outcomes |= dict.fromkeys(now, exc)
+                continue
 
-            waiting = [i for i in waiting if outcomes[i] is None]
+            for i, (version, appended) in zip(now, found, strict=True):
+                if appended:
+                    outcomes[i] = version + len(appends[i].bodies)
+                elif _clamped(appends[i].expected_version) not in (None, version):
+                    outcomes[i] = Conflict(version)
+                # Otherwise another writer was faster: append again.
 
-        return outcomes
+        return [outcomes[i] for i in range(len(appends))]
 
     async def _append_once(self, appends: Sequence[Append]) -> list[Record]:
         """Return each thread's version before, and whether it was appended to."""
+        ids = [write.thread_id for write in appends]
+        expected = [_clamped(write.expected_version) for write in appends]
+        bodies = [[body.decode() for body in write.bodies] for write in appends]
+
+        # Without arrays the statement takes 250 µs, not 300.
+        if len(ids) == 1 and not appends[0].items:
+            more = bodies[0][1:] or None
+            return await self._connections.fetch(
+                queries.APPEND, ids[0], expected[0], bodies[0][0], more
+            )
+
         rest, items = [], []
 
-        for place, write in enumerate(appends, 1):
-            bodies = enumerate(write.bodies)
-            rest += [
-                (str(place), str(nth), body.decode()) for nth, body in bodies if nth
-            ]
-            items += [(str(place), *item) for item in _hashed(write.items)]
+        for i, write in enumerate(appends):
+            place = str(i + 1)
+            rest += [(place, str(n), body) for n, body in enumerate(bodies[i]) if n]
+            items += [(place, *item) for item in _hashed(write.items)]
 
-        expected = [_clamped(write.expected_version) for write in appends]
         return await self._connections.fetch(
             queries.APPEND_MANY,
-            [write.thread_id for write in appends],
+            ids,
             [None if one is None else str(one) for one in expected],
-            [write.bodies[0].decode() for write in appends],
+            [first for first, *_ in bodies],
             *_columns(rest, 3),
             *_columns(items, 4),
         )
