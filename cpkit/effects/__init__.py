@@ -9,8 +9,8 @@ The package calls only the six methods of `Checkpointer`, so it works on every c
 backend.
 
 Modules, each importing only those above it: ``errors``, ``effect``, ``records``,
-``tracing``, ``attempts``, ``requests``, ``approvals``, ``claim``, ``run``, ``tools``,
-``recovery``, ``ledger``.
+``tracing``, ``attempts``, ``requests``, ``waiting_tools``, ``approvals``, ``claim``,
+``run``, ``tools``, ``recovery``, ``ledger``.
 """
 
 from cpkit.driver.backoff import Backoff
