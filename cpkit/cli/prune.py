@@ -12,7 +12,7 @@ import typer
 
 from cpkit.cli.output import counted, print_json, progress, write
 from cpkit.cli.pending import pending_in
-from cpkit.cli.running import BadUse, Exit, fail, run
+from cpkit.cli.running import BadUse, Exit, fail, print_stderr, run
 from cpkit.cli.stores import (
     Json,
     Store,
@@ -22,6 +22,7 @@ from cpkit.cli.stores import (
     open_store,
     store_url,
 )
+from cpkit.errors import CorruptThread
 from cpkit.protocol import ErasesThreads, KeepsReceipts, ListsThreads
 from cpkit.records import ThreadInfo
 from cpkit.tools.formats import utc_time
@@ -63,7 +64,7 @@ _UNITS = {"s": 1, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 @dataclass
 class Pruned:
-    """What was deleted, and the old threads that were kept."""
+    """What was deleted, and the old threads that were kept, or are damaged."""
 
     before: str
     dry_run: bool
@@ -71,6 +72,7 @@ class Pruned:
     messages: int = 0
     pending: list[str] = field(default_factory=list)
     touched: list[str] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
 
 
 def prune(
@@ -91,6 +93,8 @@ def prune(
 
     Each thread is checked again right before its deletion. A write between that check
     and the deletion is lost, so do not prune threads that agents may still use.
+    Exits with 1 if a thread is damaged: it is named and kept, and the others are
+    deleted.
     """
     place = store_url(url)
     planned = None
@@ -108,15 +112,23 @@ def prune(
         else run(_prune(place, older_than, prefix, with_pending, forget_keys))
     )
 
+    for problem in pruned.damaged:
+        print_stderr(f"not deleted: {problem}")
+
     if json:
         print_json(asdict(pruned))
-        return
+    else:
+        _print(place, pruned)
 
-    would = "would delete" if dry_run else "deleted"
+    raise typer.Exit(Exit.NO if pruned.damaged else Exit.DONE)
+
+
+def _print(url: str, pruned: Pruned) -> None:
+    would = "would delete" if pruned.dry_run else "deleted"
     write(f"{would} {_count(pruned)}\n")
 
     if pruned.pending:
-        listing = command_line("pending", place)
+        listing = command_line("pending", url)
         write(f"kept {len(pruned.pending)} with pending calls: {listing}\n")
 
     if pruned.touched:
@@ -183,7 +195,10 @@ async def _prune_threads(
     pruned = Pruned(f"{utc_time(before)} UTC", forget_keys is None)
 
     async def prune_one(info: ThreadInfo) -> None:
-        await _prune_thread(cp, info, with_pending, forget_keys, pruned)
+        try:
+            await _prune_thread(cp, info, with_pending, forget_keys, pruned)
+        except CorruptThread as exc:
+            pruned.damaged.append(str(exc))
 
     with progress("counting" if forget_keys is None else "deleting") as advance:
         async for page in thread_pages(cp, prefix=prefix, internal=False):
@@ -193,6 +208,7 @@ async def _prune_threads(
 
     pruned.pending.sort()
     pruned.touched.sort()
+    pruned.damaged.sort()
     return pruned
 
 

@@ -99,3 +99,21 @@ async def test_a_thread_that_changes_during_the_run_is_kept() -> None:
 def test_a_duration_is_parsed(text: str, seconds: int) -> None:
     """A duration is a number and a unit."""
     assert duration(text).total_seconds() == seconds
+
+
+def test_a_damaged_thread_is_kept_and_does_not_hide_the_others(
+    damaged_url: str,
+) -> None:
+    """Its pending calls are unknown. The command names it, and exits with 1."""
+    in_store(damaged_url, lambda cp: cp.append("last", [{}]))
+    ended = invoke("prune", damaged_url, "--older-than", "0s", "--yes", "--json")
+    assert ended.code == 1
+    assert ended.err.startswith("not deleted: thread 'broken' is corrupt at call")
+    assert ended.json["threads"] == 1
+    assert ended.json["pending"] == ["a", "c"]
+
+    # A person who deletes pending calls too deletes the damage with them.
+    both = invoke(
+        "prune", damaged_url, "--older-than", "0s", "--with-pending", "-y", "--json"
+    )
+    assert (both.code, both.json["threads"]) == (0, 3)
