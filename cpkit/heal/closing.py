@@ -93,6 +93,9 @@ async def heal(
     because a result must stand directly behind its call, and if another open call of
     its tool has the same id and a result is on record, which may be of either.
 
+    Effects with ``scope="global"`` are not seen, because their records do not name the
+    thread that asked: such a call gets the result that says that it was interrupted.
+
     ``cp`` is opened without ``message_type=``, even if the thread's messages are typed.
     The ledger's calls are in ``calls_thread``; the default is the thread itself. Call
     this while the thread does not run, for instance as ``heal=`` of

@@ -36,6 +36,8 @@ async def heal(
     outcome, if its tool has an approval request in the thread that is undecided, or
     approved and not used, if the graph still waits to run it, or if another open call
     has its id and tool and a result is on record, which may be of either.
+
+    Effects with ``scope="global"`` are not seen: such a call counts as interrupted.
     """
     thread_id = str(config["configurable"]["thread_id"])
 
