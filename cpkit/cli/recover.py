@@ -54,7 +54,10 @@ def recover(
 
     async def work() -> RecoverReport:
         async with open_store(url) as cp:
-            ledger = EffectLedger(cp, timeout=timeout)
+            try:
+                ledger = EffectLedger(cp, timeout=timeout)
+            except ValueError as exc:
+                raise BadUse(f"--timeout: {exc}") from exc
 
             try:
                 return await ledger.recover(

@@ -94,6 +94,7 @@ def test_a_foreign_file_is_not_changed(tmp_path: Path) -> None:
         (["worker", "{url}", "json"], 2, "write it as module:name"),
         (["worker", "{url}"], 2, "MODULE:AGENT is missing"),
         (["recover", "{url}", "t", "json:loads"], 2, "not a list of tools"),
+        (["recover", "{url}", "t", "json:decoder", "--timeout", "nan"], 2, "finite"),
         (["shwo"], 2, "No such command 'shwo'"),
         (["threads", "--colour"], 2, "No such option"),
         (["prune", "{url}", "--older-than", "30"], 2, "not a duration"),
