@@ -36,26 +36,24 @@ Why arrays hold text
 
 from __future__ import annotations
 
-_CALL = """c.thread_id, c.call_id, c.tool_name, c.args, c.idempotency_key, c.status,
-    c.attempt, c.issued_at, c.result, c.resolved_at, c.erased"""
+from cpkit.driver import StoredCall
 
-_CALLS_OF_THREAD = """c.thread_id = $1
-    AND c.call_id > '' AND c.call_id < (SELECT repeat(chr(1114111), 129))"""
-
-_PENDING_OF_THREAD = """c.thread_id = $1 AND c.status = 'issued'
-    AND c.sequence > 0 AND c.sequence < (SELECT 9223372036854775807) AND NOT c.erased"""
-
-_EXTRA_OF_THREAD = """e.key_hash >= ''
-    AND e.key_hash <= (SELECT decode(repeat('ff', 32), 'hex')) AND e.thread_number"""
-
-_LAST_MESSAGE = "{schema}.messages AS m WHERE m.thread_number = t.number\
- ORDER BY m.position DESC LIMIT 1"
-
-# Later than before, even if the clock is not: workers compare it.
-_NOW = "greatest(t.updated_at + interval '1 microsecond', clock_timestamp())"
-
-_OR_TOUCH_IT = f"""ON CONFLICT (thread_id) DO UPDATE SET changes = t.changes + 1,
-        updated_at = {_NOW}"""
+# What stands for a name in the queries below; the first may use the others.
+_PARTS = {
+    "{or_touch_it}": """ON CONFLICT (thread_id) DO UPDATE SET changes = t.changes + 1,
+        updated_at = {now}""",
+    # Later than before, even if the clock is not: workers compare it.
+    "{now}": "greatest(t.updated_at + interval '1 microsecond', clock_timestamp())",
+    "{last_message}": """{schema}.messages AS m WHERE m.thread_number = t.number
+        ORDER BY m.position DESC LIMIT 1""",
+    "{extra_of_thread}": """e.key_hash >= ''
+        AND e.key_hash <= (SELECT decode(repeat('ff', 32), 'hex'))
+        AND e.thread_number""",
+    "{calls_of_thread}": """c.thread_id = $1 AND c.call_id > ''
+        AND c.call_id < (SELECT repeat(chr(1114111), 129))""",
+    "{call}": "c." + ", c.".join(StoredCall._fields),
+    "{columns}": ", ".join(StoredCall._fields),
+}
 
 # Appends to thread $1 if it is at version $2 (NULL: any): message $3, and those of $4.
 # Returns the version before, and whether it was appended. Where the clock was set back,
@@ -258,15 +256,11 @@ SELECT {call} FROM {schema}.calls AS c WHERE c.idempotency_key = ANY ($1::text[]
 ORDER BY c.attempt
 """
 
+# Each element of $1 is a call as a JSON object.
 RESTORE_CALLS = """
-INSERT INTO {schema}.calls (thread_id, call_id, tool_name, args, idempotency_key,
-    status, attempt, issued_at, result, resolved_at, erased)
-SELECT $1, call_id, tool_name, args, idempotency_key, status, attempt, issued_at,
-    result, resolved_at, erased
-FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::integer[],
-    $8::timestamptz[], $9::text[], $10::timestamptz[], $11::boolean[])
-    WITH ORDINALITY AS r (call_id, tool_name, args, idempotency_key, status, attempt,
-        issued_at, result, resolved_at, erased, nth)
+INSERT INTO {schema}.calls ({columns})
+SELECT {call} FROM unnest($1::text[]) WITH ORDINALITY AS r (text, nth),
+    LATERAL json_populate_record(NULL::{schema}.calls, r.text::json) AS c
 ORDER BY nth
 """
 
@@ -309,7 +303,9 @@ SELECT -1 AS position, NULL AS body, version,
               WHERE {calls_of_thread} ORDER BY c.sequence)
     WHEN NOT $4 THEN
         ARRAY(SELECT json_build_array({call})::text FROM {schema}.calls AS c
-              WHERE {pending_of_thread} ORDER BY c.sequence)
+              WHERE c.thread_id = $1 AND c.status = 'issued' AND NOT c.erased
+                  AND c.sequence > 0 AND c.sequence < (SELECT 9223372036854775807)
+              ORDER BY c.sequence)
     END AS calls,
     created_at, updated_at
 FROM (SELECT) AS one LEFT JOIN thread ON true
@@ -390,16 +386,6 @@ WHERE EXISTS (
             SELECT oid FROM pg_database WHERE datname = current_database())
 )
 """
-
-_PARTS = {
-    "{calls_of_thread}": _CALLS_OF_THREAD,
-    "{pending_of_thread}": _PENDING_OF_THREAD,
-    "{extra_of_thread}": _EXTRA_OF_THREAD,
-    "{now}": _NOW,
-    "{last_message}": _LAST_MESSAGE,
-    "{or_touch_it}": _OR_TOUCH_IT,
-    "{call}": _CALL,
-}
 
 
 def filled(query: str, schema: str) -> str:

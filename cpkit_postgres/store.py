@@ -45,7 +45,7 @@ from operator import itemgetter
 from typing import Any, ClassVar, TypeVar, cast
 from urllib.parse import quote
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from cpkit.driver import (
     Append,
@@ -465,8 +465,7 @@ async def _restore_in(fetch: Fetch, write: Restore) -> Conflict | KeyHeld | None
         )
 
     if calls:
-        columns = _columns([_row(call) for call in calls], 10)
-        await fetch(queries.RESTORE_CALLS, thread_id, *columns)
+        await fetch(queries.RESTORE_CALLS, [_restored(call) for call in calls])
 
     return None
 
@@ -485,21 +484,11 @@ def _micros(time: Any) -> Any:
     return None if time is None else to_micros(time)
 
 
-def _row(call: StoredCall) -> tuple[Any, ...]:
-    """Return a call's columns behind the thread id, as Postgres takes them."""
-    result, resolved_at = call.result, call.resolved_at
-    return (
-        call.call_id,
-        call.tool_name,
-        _text(call.args),
-        call.idempotency_key,
-        call.status,
-        call.attempt,
-        from_micros(call.issued_at),
-        None if result is None else _text(result),
-        None if resolved_at is None else from_micros(resolved_at),
-        call.erased,
-    )
+def _restored(call: StoredCall) -> str:
+    """Return a call as a JSON object with Postgres's columns."""
+    resolved_at = None if call.resolved_at is None else from_micros(call.resolved_at)
+    times = {"issued_at": from_micros(call.issued_at), "resolved_at": resolved_at}
+    return to_json(call._asdict() | times).decode()
 
 
 def _hashed(items: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str, str]]:
@@ -512,10 +501,6 @@ def _hashed(items: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str, str]]:
 def _columns(rows: Sequence[Any], count: int) -> list[list[Any]]:
     """Turn rows into an array for each column."""
     return [[row[i] for row in rows] for i in range(count)]
-
-
-def _text(stored: bytes | str) -> str:
-    return stored if isinstance(stored, str) else stored.decode()
 
 
 def _clamped(number: int | None) -> int | None:
