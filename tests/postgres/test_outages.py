@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -358,7 +359,16 @@ async def test_a_stopped_server(server: PostgresServer, schema: str) -> None:
         await cp.append("gone", [{}])
         await cp.record_issued("t", calls[0])
         # One connection for each operation; the two appends share one.
-        await asyncio.gather(*(cp.load("t") for _ in range(7)))
+        async with plain(server) as blocker:
+            transaction = blocker.transaction()
+            await transaction.start()
+            await blocker.execute(f'LOCK TABLE "{schema}".threads')
+            loads = asyncio.gather(*(cp.load("t") for _ in range(7)))
+            waiting = "SELECT count(DISTINCT pid) = 7 FROM pg_locks WHERE NOT granted"
+            await until(partial(blocker.fetchval, waiting))
+            await transaction.rollback()
+            await loads
+
         server.pause()
 
         try:
