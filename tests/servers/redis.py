@@ -382,8 +382,11 @@ def redis_binary() -> str:
 
 
 def _port() -> int:
-    """Return a free port below 55,536: a cluster's own port is 10,000 above it."""
-    while (port := free_port()) > 55_535:
+    """Return a free port from 51,000 to 55,535.
+
+    A cluster's own port is 10,000 above it. Linux gives that one to no client.
+    """
+    while not 51_000 <= (port := free_port()) <= 55_535:
         continue
 
     return port
