@@ -588,6 +588,35 @@ async def test_a_list_of_all_namespaces_has_writes_before_their_checkpoint(
     assert listed.pending_writes == [("task", INTERRUPT, "why?")]
 
 
+async def test_a_read_after_one_of_another_namespace_has_the_pending_writes(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """The cached window may begin behind the writes, and before their checkpoint."""
+    saver = CheckpointSaver(cp)
+    child, run = Run(saver), Run(saver)
+    child.config = thread(ns="child")
+    await child.put(n=1)
+
+    for n in range(9):
+        await run.put(n=n)
+
+    config = thread(ns="child")
+    checkpoint = empty_checkpoint() | {"id": "f" * 36}
+    config["configurable"]["checkpoint_id"] = checkpoint["id"]
+    await saver.aput_writes(config, [(INTERRUPT, "why?")], "task")
+
+    for n in range(9):
+        await run.put(n=n)
+
+    await saver.aput(child.config, checkpoint, {}, {})
+
+    for wanted in (config, thread(ns="child")):
+        reader = CheckpointSaver(cp)
+        assert await values(reader, thread()) == {"n": 8}
+        there = await found(reader, wanted)
+        assert there.pending_writes == [("task", INTERRUPT, "why?")]
+
+
 async def test_a_large_value_is_stored_in_parts(url: str) -> None:
     """LangGraph's own savers take it too."""
     big = random.Random(0).randbytes(13 * 1024 * 1024)

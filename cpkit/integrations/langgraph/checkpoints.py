@@ -242,9 +242,13 @@ def _is_certain(
 ) -> bool:
     """Return whether a thread that was read in part has the right checkpoint.
 
-    The newest checkpoint is uncertain if an earlier record may have a higher id.
+    The newest checkpoint is uncertain if an earlier record may have a higher id. So
+    are its writes if the window begins at a checkpoint of another namespace.
     """
     if found is None or not found[1].is_complete:
+        return False
+
+    if not "" < space.first_full <= found[0]:
         return False
 
     return bool(wanted) or found[0] >= space.newest
