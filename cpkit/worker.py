@@ -46,7 +46,7 @@ from cpkit.lease import Lease, LeaseTimeout, this_process, thread_lease
 from cpkit.protocol import Checkpointer, ListsThreads
 from cpkit.records import ThreadInfo
 from cpkit.terms import LEASES, LeaseState, Terms, stale_after_of, state_of
-from cpkit.waiting import StaleDetector, check_interval
+from cpkit.waiting import StaleDetector, check_interval, check_limit
 from cpkit.wakeups import Wakeups
 
 __all__ = ["Agent", "Health", "Worker"]
@@ -176,6 +176,7 @@ class Worker:
 
         check_interval("poll", poll)
         check_interval("stale_after", stale_after)
+        check_limit("grace", grace)
 
         self.health = Health(holder or f"worker {this_process()}")
         self._cp = cp

@@ -13,6 +13,7 @@ from cpkit.cli.loading import load
 from cpkit.cli.output import print_json, printable, write
 from cpkit.cli.running import BadUse, run
 from cpkit.cli.stores import Json, open_store, split_words
+from cpkit.waiting import check_interval
 from cpkit.worker import Worker
 
 __all__ = ["worker"]
@@ -69,6 +70,13 @@ def worker(
     runs have ended.
     """
     url, target = split_words(words, "MODULE:AGENT")
+
+    if health is not None:
+        try:
+            check_interval("--health", health)
+        except ValueError as exc:
+            raise BadUse(str(exc)) from exc
+
     agent = load(target)
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
 

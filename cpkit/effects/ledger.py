@@ -57,7 +57,7 @@ from cpkit.lease import Lease
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, JsonValue
 from cpkit.terms import WaitHook
-from cpkit.waiting import check_interval
+from cpkit.waiting import check_interval, check_limit
 
 __all__ = ["Begun", "EffectLedger"]
 
@@ -134,6 +134,7 @@ class EffectLedger:
             if callback is not None:
                 check_callback(name, callback, *parameters)
 
+        check_limit("patience", patience)
         self.cp = cp
         self._attempts = Attempts(cp, backoff or Backoff(), patience)
         self._requests = Requests(self._attempts, ui)

@@ -93,6 +93,8 @@ def test_a_foreign_file_is_not_changed(tmp_path: Path) -> None:
         (["worker", "{url}", "json:nothing"], 2, "'json' has no 'nothing'"),
         (["worker", "{url}", "json"], 2, "write it as module:name"),
         (["worker", "{url}"], 2, "MODULE:AGENT is missing"),
+        (["worker", "{url}", "m:a", "--health", "0"], 2, "--health must be positive"),
+        (["worker", "{url}", "m:a", "--health", "nan"], 2, "--health must be positive"),
         (["recover", "{url}", "t", "json:loads"], 2, "not a list of tools"),
         (["recover", "{url}", "t", "json:decoder", "--timeout", "nan"], 2, "finite"),
         (["shwo"], 2, "No such command 'shwo'"),

@@ -347,6 +347,7 @@ def test_a_timeout_that_prevents_every_takeover_is_logged(
         {"approval_timeout": nan},
         {"approval_timeout": inf},
         {"approval_timeout": -1.0},
+        {"patience": nan},
     ],
 )
 async def test_impossible_intervals_are_refused(options: dict[str, float]) -> None:

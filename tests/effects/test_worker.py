@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from itertools import product
 from math import inf, nan
 from typing import Any
 
@@ -61,8 +62,13 @@ async def running(worker: Worker) -> AsyncIterator[None]:
         await task
 
 
-@pytest.mark.parametrize("option", ["stale_after", "poll"])
-@pytest.mark.parametrize("seconds", [nan, inf, 0.0])
+@pytest.mark.parametrize(
+    ("option", "seconds"),
+    [
+        *product(["stale_after", "poll", "grace"], [nan, inf, -1.0]),
+        *product(["stale_after", "poll"], [0.0]),
+    ],
+)
 async def test_impossible_intervals_are_refused(option: str, seconds: float) -> None:
     """They would fail in every run, and not when the worker is made."""
     async with MemoryCheckpointer[Any]() as cp:
