@@ -68,6 +68,20 @@ async def test_a_run_stays_the_owner_in_another_process(url: str) -> None:
             await run.put(text="stale")
 
 
+async def test_an_owner_appends_a_large_value_behind_another_writer(url: str) -> None:
+    """The value is in parts, and the first attempt to append them is refused."""
+    async with open_checkpointer(url) as one, open_checkpointer(url) as two:
+        run = Run(CheckpointSaver(one))
+        owned = run.config = await run.saver.aclaim(thread())
+        config: Any = await run.put(n=1)
+        await CheckpointSaver(two).aput_writes(config, [("n", 2)], "other")
+        run.config = owned
+        text = "large " * 500_000
+        await run.put(text=text)
+
+        assert (await values(CheckpointSaver(two), thread()))["text"] == text
+
+
 async def test_only_one_of_two_racing_owners_goes_on(url: str) -> None:
     """After both claims, every checkpoint is of the last owner."""
     async with open_checkpointer(url) as one, open_checkpointer(url) as two:

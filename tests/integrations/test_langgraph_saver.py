@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     ChannelVersions,
+    Checkpoint,
     empty_checkpoint,
 )
 from langgraph.checkpoint.base.id import uuid6
@@ -562,6 +564,17 @@ async def test_a_subgraph_is_read_between_a_write_and_its_checkpoint(
     assert await values(reader, thread()) == {"plan": plan}
 
 
+async def put_early_write(saver: CheckpointSaver, config: RunnableConfig) -> Checkpoint:
+    """Put a write to a checkpoint that is put later; return that checkpoint.
+
+    The config names the checkpoint from then on.
+    """
+    checkpoint = empty_checkpoint() | {"id": "f" * 36}
+    config["configurable"]["checkpoint_id"] = checkpoint["id"]
+    await saver.aput_writes(config, [(INTERRUPT, "why?")], "task")
+    return checkpoint
+
+
 async def test_a_list_of_all_namespaces_has_writes_before_their_checkpoint(
     cp: MemoryCheckpointer[Any],
 ) -> None:
@@ -573,10 +586,7 @@ async def test_a_list_of_all_namespaces_has_writes_before_their_checkpoint(
     for n in range(9):
         await child.put(n=n)
 
-    checkpoint = empty_checkpoint() | {"id": "f" * 36}
-    config = thread()
-    config["configurable"]["checkpoint_id"] = checkpoint["id"]
-    await saver.aput_writes(config, [(INTERRUPT, "why?")], "task")
+    checkpoint = await put_early_write(saver, thread())
 
     for n in range(12):
         await child.put(n=n)
@@ -601,9 +611,7 @@ async def test_a_read_after_one_of_another_namespace_has_the_pending_writes(
         await run.put(n=n)
 
     config = thread(ns="child")
-    checkpoint = empty_checkpoint() | {"id": "f" * 36}
-    config["configurable"]["checkpoint_id"] = checkpoint["id"]
-    await saver.aput_writes(config, [(INTERRUPT, "why?")], "task")
+    checkpoint = await put_early_write(saver, config)
 
     for n in range(9):
         await run.put(n=n)

@@ -75,6 +75,102 @@ async def test_concurrent_puts_are_all_stored(url: str) -> None:
                     assert await values(saver, config) == {"log": log}
 
 
+@pytest.mark.parametrize("more", [0, 100])  # more than a saver reads before a put
+@pytest.mark.parametrize("is_cold", [False, True])
+async def test_a_higher_id_of_another_saver_is_the_newest(
+    url: str, is_cold: bool, more: int
+) -> None:
+    """It stands before a full checkpoint of a saver that has not read it."""
+    async with open_checkpointer(url) as one, open_checkpointer(url) as two:
+        run = Run(CheckpointSaver(one))
+
+        for n in range(40):
+            await run.put(text=f"{n} " * 900)
+
+        if is_cold:  # it has read the end of the thread, and knows no positions
+            run.saver = CheckpointSaver(one)
+            await run.saver.aget_tuple(thread())
+
+        later = empty_checkpoint() | {
+            "id": "f" * 36,
+            "channel_values": {"text": "later"},
+            "channel_versions": {"text": "9"},
+        }
+        other = Run(CheckpointSaver(two))
+        await other.saver.aput(thread(), later, {}, {"text": "9"})
+
+        for n in range(more):
+            await other.put(count=n)
+
+        for n in range(40):
+            await run.put(text=f"{n} " * 9000)
+
+        reader = CheckpointSaver(two)
+        [newest] = [one async for one in reader.alist(thread(), limit=1)]
+        assert newest.checkpoint["id"] == "f" * 36
+        assert await values(CheckpointSaver(two), thread()) == {"text": "later"}
+
+
+async def test_a_put_is_stored_if_its_thread_is_deleted_while_it_is_appended() -> None:
+    """Another saver has appended, so the put reads; then the thread is replaced."""
+    async with MemoryCheckpointer[Any]() as cp:
+        refused: list[int | None] = []
+
+        class Replacing:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(cp, name)
+
+            async def append(self, name: str, messages: Any, **options: Any) -> int:
+                if options.get("expected_version") is not None:
+                    refused.append(options["expected_version"])
+
+                    if len(refused) == 2:
+                        await cp.delete_thread(name)
+                        await Run(CheckpointSaver(cp)).put(text="another thread")
+
+                return await cp.append(name, messages, **options)
+
+        other: Any = Replacing()
+        run = Run(CheckpointSaver(other))
+        run.config = await Run(run.saver).put(text="first")
+        await Run(CheckpointSaver(cp)).put(text="second")
+        refused.clear()
+        await run.put(text="third " * 9000)
+
+        assert len(refused) == 2
+        assert refused[0] != refused[1]
+        third = await values(CheckpointSaver(cp), run.config)
+        assert third == {"text": "third " * 9000}
+
+
+async def test_writes_of_another_saver_stand_before_their_checkpoint(url: str) -> None:
+    """The saver of the checkpoint, which would be a full one, has not read them."""
+    async with open_checkpointer(url) as one, open_checkpointer(url) as two:
+        run = Run(CheckpointSaver(one))
+
+        for n in range(40):
+            await run.put(text=f"{n} " * 900)
+
+        checkpoint_id = "f" * 36
+        config: Any = thread()
+        config["configurable"]["checkpoint_id"] = checkpoint_id
+        await CheckpointSaver(two).aput_writes(config, [("text", "early")], "task")
+        later = empty_checkpoint() | {
+            "id": checkpoint_id,
+            "channel_values": {"text": "later " * 90_000},
+            "channel_versions": {"text": "9"},
+        }
+        await run.saver.aput(run.config, later, {}, {"text": "9"})
+
+        for n in range(40):
+            await run.put(count=n)
+
+        for reader in (CheckpointSaver(two), run.saver):
+            there = await found(reader, thread())
+            assert there.checkpoint["id"] == checkpoint_id
+            assert there.pending_writes == [("task", "text", "early")]
+
+
 async def test_a_list_of_all_threads_is_newest_first(url: str, tmp_path: Path) -> None:
     """As with LangGraph's own saver, the threads' checkpoints are interleaved."""
     async with (

@@ -71,6 +71,9 @@ class Appends:
             if thread.owner != owner or thread.version is None:
                 raise NotOwner(str(thread.thread_id), owner)
 
+            if "newest" in draft.record:
+                thread.set_higher_ids(draft.record)
+
             records = split(thread, draft.finished(()))
 
             try:

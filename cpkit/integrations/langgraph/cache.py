@@ -47,7 +47,7 @@ class Threads:
         self._limit = limit
         self._limit_bytes = limit_bytes
         self._cached: OrderedDict[str, Thread] = OrderedDict()
-        self.outbox = Outbox(cp, self.forget)
+        self.outbox = Outbox(cp, self.forget, self.catch_up)
 
     def get(self, thread_id: object) -> Thread:
         """Return the cached thread, or an empty one, without asking the store."""
@@ -258,19 +258,38 @@ class Threads:
         The caller holds the thread's ``turn``.
         """
         end = await self.cp.append(thread.store_id, [])
-        start = max(0, end - _MANY_RECORDS)
-        records = await read_range(self.cp, thread.store_id, start, end)
-        place = _place_of(thread.last_id, records)
 
-        if place is None or len(records) < end - start:
-            return False
+        for count in (len(thread.appended) + 1, _MANY_RECORDS):
+            start = max(0, end - count)
+            records = await read_range(self.cp, thread.store_id, start, end)
+            place = _place_of(thread.last_id, records)
 
-        thread.version = start + place + 1
+            if len(records) < end - start:
+                return False
 
-        for record in records[place + 1 :]:
-            thread.take(record)
+            if place is not None:
+                thread.version = start + place + 1
 
-        return not thread.is_mixed
+                for record in records[place + 1 :]:
+                    thread.take(record)
+
+                return not thread.is_mixed
+
+        return False
+
+    async def catch_up(self, thread: Thread) -> bool:
+        """Read new records, and find out the version; return false if this failed.
+
+        The thread is then forgotten: it was deleted, or has too many new records.
+        """
+        async with thread.turn:
+            read = self.locate if thread.version is None else self.extend
+
+            if await read(thread):
+                return True
+
+        self.forget(thread)
+        return False
 
     def _is_usable(self, thread: Thread, first: int | None) -> bool:
         """Return whether a cached thread may have what is asked for."""

@@ -179,9 +179,7 @@ class Composer:
             record["empty"] += versions.keys() - values.keys() - new_versions.keys()
 
         if is_full:
-            own = checkpoint["id"]
-            record["newest"] = space.newest if space.newest > own else ""
-            record["top"] = thread.top if thread.top > own else ""
+            thread.set_higher_ids(record)
         else:
             self._shorten(thread, record, versions, new_versions)
 

@@ -7,11 +7,11 @@ soon after. What is queued while an append is under way goes into the next one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from copy import copy
 from dataclasses import dataclass, field
 
-from cpkit.errors import BackendUnavailable, CheckpointerError
+from cpkit.errors import BackendUnavailable, CheckpointerError, VersionConflict
 from cpkit.integrations.langgraph.stored import Draft, Record
 from cpkit.integrations.langgraph.thread import Thread, record_size, split
 from cpkit.protocol import Checkpointer
@@ -21,6 +21,9 @@ __all__ = ["Outbox"]
 # A checkpoint is put a few turns of the event loop after the append that it waited for.
 # Its task's writes, which are queued already, wait for it.
 _TURNS = 3
+
+# Attempts to append a full checkpoint while others append to the thread.
+_TRIES = 4
 
 # More are not joined: less than `LARGEST_TEXT`, so that a draft in parts is alone.
 _MOST_BYTES = 1024 * 1024
@@ -40,14 +43,22 @@ class _Queued:
 class Outbox:
     """Appends drafts, in the order of the calls; one append at a time for each thread.
 
-    ``forget`` is called with a thread that has been deleted.
+    ``forget`` is called with a thread that has been deleted. ``catch_up`` reads a
+    thread's new records and returns whether it has all.
+
+    What a full checkpoint says of the records before it is true only if its writer has
+    read them all. So it is appended at the position that the writer expects.
     """
 
     def __init__(
-        self, cp: Checkpointer[object], forget: Callable[[Thread], None]
+        self,
+        cp: Checkpointer[object],
+        forget: Callable[[Thread], None],
+        catch_up: Callable[[Thread], Awaitable[bool]],
     ) -> None:
         self._cp = cp
         self._forget = forget
+        self._catch_up = catch_up
         self._waiting: dict[str, list[_Queued]] = {}
         self._senders: dict[str, asyncio.Task[None]] = {}
         self._undecided: dict[str, asyncio.Task[None]] = {}
@@ -111,13 +122,8 @@ class Outbox:
 
     async def _append(self, batch: list[_Queued]) -> None:
         """Append the drafts in one step, and answer the callers."""
-        ids = {queued.draft.record["id"] for queued in batch}
-        pieces = [split(one.thread, one.draft.finished(ids)) for one in batch]
-        records = [record for piece in pieces for record in piece]
-        answered = max(queued.thread.answered for queued in batch)
-
         try:
-            version = await self._cp.append(batch[0].thread.store_id, records)
+            pieces, version, answered = await self._append_records(batch)
         except Exception as exc:
             # One draft that is refused must not make the others fail.
             if len(batch) > 1 and _is_refused(exc):
@@ -132,6 +138,79 @@ class Outbox:
             self._note(batch, pieces, version, answered)
         except Exception as exc:
             _answer_all(batch, exc)
+
+    async def _append_records(
+        self, batch: list[_Queued]
+    ) -> tuple[list[list[Record]], int, int]:
+        """Append the records of the drafts; return them, and the store's answer.
+
+        The last item is the highest version that was known before.
+        """
+        ids = {queued.draft.record["id"] for queued in batch}
+        full = [queued for queued in batch if _is_window_start(queued.draft.record)]
+
+        # The thread was replaced in the cache: it is not known which one is current.
+        if any(queued.thread is not full[0].thread for queued in full):
+            _make_ordinary(full)
+            full = []
+
+        for attempt in range(_TRIES + 1):
+            expected = None
+
+            if full and attempt == _TRIES:
+                _make_ordinary(full)
+                full = []
+
+            if full:
+                full = await self._current(full, is_behind=attempt > 0)
+                expected = full[0].thread.version if full else None
+
+            pieces = [split(one.thread, one.draft.finished(ids)) for one in batch]
+            records = [record for piece in pieces for record in piece]
+            answered = max(queued.thread.answered for queued in batch)
+
+            try:
+                version = await self._cp.append(
+                    batch[0].thread.store_id, records, expected_version=expected
+                )
+            except VersionConflict:
+                continue
+
+            return pieces, version, answered
+
+        raise AssertionError("the last append expects no version")
+
+    async def _current(self, full: list[_Queued], *, is_behind: bool) -> list[_Queued]:
+        """Read what others appended, and correct what full checkpoints say of it.
+
+        Returns the checkpoints that may still be full.
+        """
+        thread = full[0].thread
+
+        if not is_behind and thread.version is not None and not thread.appended:
+            return full
+
+        written = dict(thread.written)
+
+        if not await self._catch_up(thread):
+            _make_ordinary(full)
+            return []
+
+        current: list[_Queued] = []
+
+        for queued in full:
+            record = queued.draft.record
+            ns, checkpoint_id = record["ns"], record["checkpoint_id"]
+            last = thread.written.get(ns, "")
+
+            # Others have stored writes of this checkpoint, or of a later one.
+            if last != written.get(ns, "") and last >= checkpoint_id:
+                _make_ordinary([queued])
+            else:
+                thread.set_higher_ids(record)
+                current.append(queued)
+
+        return current
 
     def _note(
         self,
@@ -179,6 +258,17 @@ def _take(waiting: list[_Queued]) -> list[_Queued]:
     batch = waiting[:count]
     del waiting[:count]
     return batch
+
+
+def _is_window_start(record: Record) -> bool:
+    """Return whether a reader may begin at this record."""
+    return "newest" in record and record["first"] is not None
+
+
+def _make_ordinary(full: list[_Queued]) -> None:
+    """Mark these checkpoints as not full, so that no reader begins at them."""
+    for queued in full:
+        del queued.draft.record["newest"], queued.draft.record["top"]
 
 
 def _is_refused(exc: Exception) -> bool:

@@ -10,8 +10,9 @@ A record is one message of the store's thread. It has an id and a type:
     writes. A *full* checkpoint has all values, so that a reader needs no earlier
     record, except for the writes in its ``needs``. It also has the highest checkpoint
     id that its writer knew, in the namespace (``newest``) and in all namespaces
-    (``top``), if it is not its own. With many channels, a checkpoint has only the
-    ``new_versions``, which differ from those of its parent.
+    (``top``), if it is not its own. It is appended at the position that its writer
+    expects, so it says what is true of all records before it. With many channels, a
+    checkpoint has only the ``new_versions``, which differ from those of its parent.
 ``writes``
     The writes of one task. The record may stand before its checkpoint.
 ``hidden``
@@ -35,6 +36,7 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -196,6 +198,15 @@ class Thread:
             space = self.namespaces[name] = Namespace()
 
         return space
+
+    def set_higher_ids(self, record: Record) -> None:
+        """Set what a full checkpoint says of higher ids, from the records read so far.
+
+        It is right only if this thread has all records that are in the store.
+        """
+        newest, own = self.namespace(record["ns"]).newest, record["checkpoint_id"]
+        record["newest"] = newest if newest > own else ""
+        record["top"] = self.top if self.top > own else ""
 
     def note_newest(self, ns: str, checkpoint_id: str) -> None:
         """Remember a checkpoint that is stored, or is about to be."""
@@ -531,8 +542,14 @@ def with_parts(record: Record, parts: list[str]) -> Record:
 
 
 def split(thread: Thread, record: Record, largest: int = LARGEST_TEXT) -> list[Record]:
-    """Return the parts of a record with too long texts, and then the record."""
+    """Return the parts of a record with too long texts, and then the record.
+
+    The given record is not changed, so that it can be split again.
+    """
     parts: list[Record] = []
+
+    if any(len(data[1]) > largest for data in _each_data(record)):
+        record = deepcopy(record)
 
     for data in _each_data(record):
         text = data[1]
