@@ -6,7 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -39,25 +39,33 @@ _READERS_TIMEOUT = 1.0
 
 
 class Connection(sqlite3.Connection):
-    """Runs a function where aiosqlite runs a statement: see `run`.
+    """Opens no file before `open`; runs a function where aiosqlite runs a statement.
+
+    If ``aiosqlite.connect`` fails or is cancelled, its thread goes on, and raises where
+    the event loop ends first. So the file is opened by a function that `run` calls.
 
     A child of ``os.fork`` cannot open a file that its parent had open. SQLite would
     take the parent's locks for its own there. So the parent, when it closes, would
     delete the log that the child writes to (sqlite.org/howtocorrupt.html, 2.6).
     """
 
-    def __init__(self, path: str, *args: Any, **options: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._is_open = False
+
+    def open(self, path: str, uri: str, timeout: float) -> None:
         if path in _inherited:
             raise StoreFailure("rejected", f"{path} was open before os.fork(): {_FORK}")
 
-        super().__init__(*args, **options)
+        super().__init__(uri, uri=True, timeout=timeout, isolation_level=None)
+        self._is_open = True
 
         if path != IN_MEMORY:
             _open[self] = path
 
     def close(self) -> None:
-        super().close()
-        _open.pop(self, None)
+        if self._is_open:
+            super().close()
+            _open.pop(self, None)
 
     def execute(self, sql: Any, parameters: Any = (), /) -> Any:
         if isinstance(sql, str):
@@ -66,11 +74,6 @@ class Connection(sqlite3.Connection):
         result = sql(self, *parameters)
         return SimpleNamespace(fetchall=lambda: result)
 
-    def __del__(self) -> None:
-        # aiosqlite loses a connection if its caller is cancelled while it is opened.
-        with suppress(sqlite3.ProgrammingError):  # it was not opened
-            self.close()
-
 
 async def run(
     connection: aiosqlite.Connection, function: Callable[..., T], *args: Any
@@ -78,8 +81,8 @@ async def run(
     """Call ``function(db, *args)`` in the connection's thread.
 
     So a transaction is one trip there; aiosqlite's methods are one statement each. The
-    connection was made with ``factory=partial(Connection, path)``. The function goes on
-    where its caller is cancelled.
+    connection was made with ``factory=Connection``. The function goes on where its
+    caller is cancelled.
     """
     statement: Any = function
     result: Any = await connection.execute_fetchall(statement, args)

@@ -153,31 +153,18 @@ class SQLiteStore:
         return self._writer or self._reader
 
     async def _connect(
-        self, begin: Callable[[sqlite3.Connection], None]
+        self, begin: Callable[[Connection], None]
     ) -> aiosqlite.Connection:
         """Open one connection, for `close` to close, and call ``begin`` with it."""
-        connection = await aiosqlite.connect(
-            self._file.path, factory=self._new_connection
-        )
+        connection = await aiosqlite.connect(self._file.path, factory=Connection)
         self._connections.append(connection)
         await run(connection, begin)
         return connection
 
-    def _new_connection(self, *_: Any, **__: Any) -> Connection:
-        if not self._connections and self._file.path != IN_MEMORY:
-            self._file = find_file(self._file.path)
-
-        return Connection(
-            self._file.path,
-            self._file.uri,
-            uri=True,
-            isolation_level=None,
-            timeout=self._options.busy_timeout,
-            check_same_thread=False,  # a lost one is closed by any thread
-        )
-
-    def _configure(self, db: sqlite3.Connection) -> None:
+    def _configure(self, db: Connection) -> None:
+        """Open the connection's file, and set what SQLite keeps for a connection."""
         durability = self._options.durability
+        db.open(self._file.path, self._file.uri, self._options.busy_timeout)
         # Text that is not UTF-8 raises UnicodeDecodeError: see `errors`.
         db.text_factory = bytes.decode
         # What the file says is data, never code: no functions from views or triggers.
@@ -191,7 +178,10 @@ class SQLiteStore:
         row = db.getlimit(sqlite3.SQLITE_LIMIT_LENGTH)
         self.limits = Limits(max_value=(row - 4096) // 2)
 
-    def _prepare(self, db: sqlite3.Connection) -> None:
+    def _prepare(self, db: Connection) -> None:
+        if self._file.path != IN_MEMORY:
+            self._file = find_file(self._file.path)
+
         self._configure(db)
         file = self._file
         prepare(db, self.name, file.writable, self._options.busy_timeout)
