@@ -52,15 +52,16 @@ class Connection(sqlite3.Connection):
     def __init__(self, *_: Any, **__: Any) -> None:
         self._is_open = False
 
-    def open(self, path: str, uri: str, timeout: float) -> None:
-        if path in _inherited:
-            raise StoreFailure("rejected", f"{path} was open before os.fork(): {_FORK}")
+    def open(self, file: File, timeout: float) -> None:
+        if file.path in _inherited:
+            reason = f"{file.path} was open before os.fork(): {_FORK}"
+            raise StoreFailure("rejected", reason)
 
-        super().__init__(uri, uri=True, timeout=timeout, isolation_level=None)
+        super().__init__(file.uri, uri=True, timeout=timeout, isolation_level=None)
         self._is_open = True
 
-        if path != IN_MEMORY:
-            _open[self] = path
+        if file.path != IN_MEMORY:
+            _open[self] = file.path
 
     def close(self) -> None:
         if self._is_open:

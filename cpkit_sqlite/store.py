@@ -164,7 +164,7 @@ class SQLiteStore:
     def _configure(self, db: Connection) -> None:
         """Open the connection's file, and set what SQLite keeps for a connection."""
         durability = self._options.durability
-        db.open(self._file.path, self._file.uri, self._options.busy_timeout)
+        db.open(self._file, self._options.busy_timeout)
         # Text that is not UTF-8 raises UnicodeDecodeError: see `errors`.
         db.text_factory = bytes.decode
         # What the file says is data, never code: no functions from views or triggers.

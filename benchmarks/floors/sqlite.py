@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import aiosqlite
@@ -14,6 +13,7 @@ from pydantic_core import from_json, to_json
 from cpkit import JsonValue
 from cpkit.tools.benchmark.contender import CALL_ARGS, CALL_RESULT, Contender
 from cpkit_sqlite.connection import Connection, run
+from cpkit_sqlite.schema import find_file
 
 __all__ = ["SQLiteFloor"]
 
@@ -75,14 +75,9 @@ class SQLiteFloor(Contender):
         return SQLiteFloor(self.path, self.name, clustered=self.clustered)
 
     async def open(self) -> None:
-        self._db = await aiosqlite.connect(
-            self.path,
-            factory=partial(Connection, self.path),
-            isolation_level=None,
-            timeout=30,
-        )
+        self._db = await aiosqlite.connect(self.path, factory=Connection)
         tables = _TABLES.format(clustered="WITHOUT ROWID" if self.clustered else "")
-        await run(self._db, _prepare, tables)
+        await run(self._db, _prepare, self.path, tables)
 
     async def close(self) -> None:
         await self._db.close()
@@ -132,7 +127,8 @@ class SQLiteFloor(Contender):
         return {key: from_json(value) for key, value in rows}
 
 
-def _prepare(db: sqlite3.Connection, tables: str) -> None:
+def _prepare(db: Connection, path: str, tables: str) -> None:
+    db.open(find_file(path), timeout=30)
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
     db.executescript(tables)
