@@ -133,9 +133,10 @@ def erase(folder: Folder, write: Erase) -> None:
 
         try:
             for key in keys.values():
-                # Where another process holds a lock, the links stay; they are void. The
-                # deletion must not be repeated, because the thread may have new calls.
-                with suppress(StoreFailure):
+                # Where another process holds a lock, or another log is damaged, the
+                # links stay; they are void. The deletion must not be repeated, because
+                # the thread may have new calls.
+                with suppress(StoreFailure, CorruptThread):
                     key.remove_after(key.newest()[0])
         except OSError as exc:
             raise failure(exc, unknown=True) from exc

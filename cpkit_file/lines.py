@@ -19,6 +19,8 @@ comes last, with two to four values:
   the log holds no thread: in its head, and after ``delete_thread``, which leaves a
   ``call`` line with ``"erased":true`` for each call;
 - how many bytes before the line were perhaps not on disk when it was written, if any;
+  it is 0 in the last line of a log that replaced another one, because the name of the
+  log was perhaps not on disk then;
 - a checksum of all bytes of the log before it (CRC-32 in Base64).
 
 The checksums are a chain: one block of lines is checked by the last line's, and one
@@ -81,7 +83,7 @@ class End(NamedTuple):
     """What the end of a line says; ``unsynced`` counts bytes before the line."""
 
     at: At | None
-    unsynced: int
+    unsynced: int | None
 
 
 # Writing: contents, to be sealed
@@ -143,10 +145,12 @@ def recorded(calls: Iterable[StoredCall]) -> Iterator[bytes]:
                 yield resolved(call)
 
 
-def seal(before: bytes, content: bytes, at: At | None, unsynced: int = 0) -> bytes:
+def seal(
+    before: bytes, content: bytes, at: At | None, unsynced: int | None = None
+) -> bytes:
     """Return the whole line; ``before`` is the `SEAL` of the line before it."""
     end = b"null" if at is None else b"%d,%d" % at
-    more = b",%d" % unsynced if unsynced else b""
+    more = b"" if unsynced is None else b",%d" % unsynced
     line = b'%b,"at":[%b%b,"' % (content, end, more)
     return b'%b%b"]}\n' % (line, _checksum(before, line))
 
@@ -212,7 +216,7 @@ def is_torn(before: bytes, rest: bytes, offset: int) -> bool:
 
     for other in others.splitlines(keepends=True):
         with suppress(ValueError):
-            if end_of(other).unsynced < position:
+            if (end_of(other).unsynced or 0) < position:
                 return False  # the bytes were on disk when this line was written
 
         position += len(other)
@@ -257,7 +261,7 @@ def end_of(line: bytes) -> End:
 
     version, time, unsynced = found.groups()
     at = None if version is None else At(int(version), int(time))
-    return End(at, int(unsynced or 0))
+    return End(at, None if unsynced is None else int(unsynced))
 
 
 def thread_of(line: bytes) -> str:

@@ -77,8 +77,8 @@ class Tail(NamedTuple):
 class LogIndex:
     """What a handle remembers of one file, known by the random word in its first line.
 
-    The file is on disk up to the offset ``synced``, and so is its name unless that is
-    0. ``unsure`` is true after a failed sync, until the bytes from ``synced`` on were
+    The file is on disk up to the offset ``synced``, and its name if ``is_named``.
+    ``unsure`` is true after a failed sync, until the bytes from ``synced`` on were
     written again. ``tail`` is the last end that was seen. ``calls`` has the calls up to
     the offset ``scanned``, all of them on disk; it is filled under ``lock``.
     """
@@ -90,6 +90,7 @@ class LogIndex:
             raise ValueError(f"it is the log of thread {self.thread_id!r}")
 
         self.synced = 0
+        self.is_named = False
         self.unsure = False
         self.tail = Tail()
         self.lock = threading.Lock()
@@ -178,10 +179,11 @@ class Log:
         tail = Tail() if index is None else index.tail
 
         if file.size != tail.end:
-            tail, synced = self._find_tail()
+            tail, synced, is_named = self._find_tail()
 
             if index is not None:
                 index.tail, index.synced = tail, max(index.synced, synced)
+                index.is_named |= is_named
             elif tail.end:
                 self.damage = self.corrupt(0, _DAMAGE)
 
@@ -244,11 +246,13 @@ class Log:
     def sync_name(self) -> None:
         """Return when the log's name is on disk.
 
-        The process that created the log syncs the name before the first byte, but it
-        may have died before that, or run with durability=normal.
+        The process that created the log syncs the name before the first byte, and one
+        that replaced it while it holds the lock. But it may have died before that, or
+        run with durability=normal.
         """
-        if not self.index.synced:
+        if not self.index.is_named:
             sync_folder(self.folder.threads)
+            self.index.is_named = True
 
     def created_at(self) -> int:
         """Return when the thread was created, from the first lines of the log."""
@@ -401,14 +405,15 @@ class Log:
 
         return None
 
-    def _find_tail(self) -> tuple[Tail, int]:
-        """Return the end of the last intact line, and an offset that is on disk.
+    def _find_tail(self) -> tuple[Tail, int, bool]:
+        """Return the end of the last intact line, an offset that is on disk, and
+        whether the name is on disk.
 
         A line is intact if its checksum is right, and those of the lines before it that
         may not have been on disk. Bytes after it are torn, or else damaged.
         """
         stop = self.file.size
-        tail, synced = Tail(), 0
+        tail, synced, is_named = Tail(), 0, False
 
         while stop:
             start, line = self._last_line(stop)
@@ -418,12 +423,13 @@ class Log:
                 continue
 
             found = self._end_of(start, line)
-            first = max(0, start - found.unsynced)
+            first = max(0, start - (found.unsynced or 0))
             batch = self.read(first, start - first)
             broken = lines.first_broken(self._seal_before(first), batch)
 
             if broken == len(batch):
                 tail, synced = Tail(start + len(line), found.at, line[-SEAL:]), first
+                is_named = first > 0 and found.unsynced != 0
                 break
 
             stop = first + broken
@@ -433,7 +439,7 @@ class Log:
         if rest and not lines.is_torn(tail.seal, rest, tail.end):
             self.damage = self.corrupt(tail.end, _DAMAGE)
 
-        return tail, synced
+        return tail, synced, is_named
 
     def _last_line(self, stop: int) -> tuple[int, bytes]:
         """Return the last whole line before an offset, and where it starts."""

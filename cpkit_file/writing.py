@@ -238,7 +238,7 @@ class LogWriter:
             self.log.index = self.log.folder.index(self.log.name, header)
             self._append(header)
 
-        self._append(lines.seal(self._seal, content, at, self._unsynced))
+        self._append(lines.seal(self._seal, content, at, self._unsynced or None))
 
     def _append(self, line: bytes) -> None:
         self._lines.append(line)
@@ -267,15 +267,19 @@ def replace(log: Log, thread_id: str, kept: Iterable[tuple[bytes, At | None]]) -
     """Replace the log by one with these lines; without lines, remove it.
 
     The new file is locked until its name is on disk. So no process writes to a
-    replacement that a power loss could undo.
+    replacement that a power loss could undo. If this process dies before, the last line
+    tells the others that the name is perhaps not on disk.
     """
     folder = log.folder
     path = log.file.path
     draft = path + DRAFT
     written = [lines.header(thread_id)]
 
-    for content, at in kept:
-        written.append(lines.seal(written[-1][-SEAL:], content, at))
+    contents = [*kept]
+
+    for number, (content, at) in enumerate(contents, 1):
+        unsynced = 0 if number == len(contents) else None
+        written.append(lines.seal(written[-1][-SEAL:], content, at, unsynced))
 
     # A process that died here leaves it. No process writes it without the log's lock.
     with suppress(FileNotFoundError):
@@ -302,7 +306,8 @@ def replace(log: Log, thread_id: str, kept: Iterable[tuple[bytes, At | None]]) -
         except OSError as exc:
             raise failure(exc, unknown=True) from exc
 
-    folder.index(log.name, written[0]).synced = sum(map(len, written))
+    index = folder.index(log.name, written[0])
+    index.synced, index.is_named = sum(map(len, written)), True
 
 
 def _set_aside(log: Log) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -10,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cpkit import CallRecord, ToolCall
-from cpkit_file import FileCheckpointer
+from cpkit import BackendUnavailable, CallRecord, ToolCall
+from cpkit_file import FileCheckpointer, writing
 from tests.file.disk import Disk
 from tests.sweeps import sweep
 
@@ -280,6 +281,41 @@ async def test_with_normal_durability_a_deletion_is_done_as_a_whole_or_not_at_al
                 await check_is_consistent(cp)
 
             shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("step", [append, claim, complete])
+async def test_a_write_to_a_replacement_whose_writer_died_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Step
+) -> None:
+    """The name of the new log was perhaps not on disk, so the next writer syncs it."""
+    home = tmp_path / "store"
+    home.mkdir()
+
+    async with Store(home) as cp:
+        await append(cp)
+        await claim(cp)
+
+    def die(*_: object) -> None:
+        raise OSError(errno.EIO, "died")
+
+    with Disk(home, monkeypatch) as disk:
+        async with Store(home) as cp:
+            with monkeypatch.context() as patch:
+                patch.setattr(writing, "sync_folder", die)
+
+                with pytest.raises(BackendUnavailable):
+                    await delete(cp)
+
+        async with Store(home) as cp:
+            await step(cp)
+            acknowledged = len(disk.crashes)
+            disk.end()
+            new = await state_of(cp)
+
+    for number, crash in enumerate(disk.crashes[acknowledged:]):
+        for folder in crash.outcomes(tmp_path / f"crash {number}"):
+            async with Store(folder) as cp:
+                assert await state_of(cp) == new, f"after {crash.after}"
 
 
 @pytest.mark.long

@@ -266,6 +266,22 @@ async def test_damage_in_one_thread_does_not_fail_writes_to_others(
         assert len({id(error) for error in errors}) == 20
 
 
+async def test_damage_in_another_thread_does_not_fail_a_deletion(home: Path) -> None:
+    """Its log has an older attempt of a key that is forgotten."""
+    async with Store(home) as cp:
+        await cp.record_issued("other", ToolCall("c", "pay", {}, "key"))
+        await cp.record_result("other", "c", "declined", success=False)
+        await cp.record_issued("t", ToolCall("c", "pay", {}, "key"))
+
+        with (home / "threads" / log_name("other")).open("ab") as file:
+            file.write(b"no line\n")
+
+        await cp.delete_thread("t", forget_keys=True)
+        assert await cp.list_calls("t") == []
+        error = await error_of(cp.find_call("key"))
+        assert error.thread_id == "other"
+
+
 @pytest.mark.parametrize("appends", [1, 2])
 async def test_a_damaged_thread_is_listed_with_its_neighbours(
     home: Path, log: Path, appends: int

@@ -48,11 +48,11 @@ ERASED = f"""\
 "attempt":2,"issued_at":{T},"resolved_at":{T},"erased":true}},"at":[null,\
 "3eQPUQ"]}}
 {{"call":{{"call_id":"c3","tool_name":"ask","idempotency_key":"k2","status":"issued",\
-"attempt":1,"issued_at":{T},"erased":true}},"at":[null,"qqeevw"]}}
+"attempt":1,"issued_at":{T},"erased":true}},"at":[null,0,"xsDpOA"]}}
 {{"call":{{"call_id":"c3","status":"completed","resolved_at":{T}}},"at":[null,\
-"srApsg"]}}
-{{"created":{T},"at":[null,"pSuUHA"]}}
-{{"add":{{}},"at":[1,{T},50,"p/oliA"]}}
+"ZkYl5A"]}}
+{{"created":{T},"at":[null,"ecgLmg"]}}
+{{"add":{{}},"at":[1,{T},50,"Gxsm6A"]}}
 """
 NAME = "t~e3b98a4da31a127d4bde6e43033f66ba274cab0eb7eb1c70ec41402bf6273dd8.jsonl"
 KEY_1 = "6/6ab9f1eb8f7d3388f4f9d586f66e99fd54080df2c446f0e58668b09c08a16dd0"
