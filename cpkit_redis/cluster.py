@@ -320,10 +320,10 @@ class SpreadStore(ClusterStore):
             return Conflict(found[0])
 
         entered: dict[bytes, bytes] = {}
+        members = zip(_members(write, token), write.calls, strict=True)
 
-        for (key, member), call in zip(
-            _members(write, token), write.calls, strict=True
-        ):
+        # By attempt: each one names the failed one before it.
+        for (key, member), call in sorted(members, key=lambda one: one[1].attempt):
             place = (call.attempt, call.status, entered.get(key, b""))
             other = await self._enter(key.decode(), member, *place)
             entered[key] = member

@@ -109,7 +109,17 @@ class Nodes:
             for at, answer in zip(indexes, found, strict=True):
                 answers[at] = answer
 
-        await asyncio.gather(*(send(*node, at) for node, at in by_node.items()))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for node, indexes in by_node.items():
+                    group.create_task(send(*node, indexes))
+        except asyncio.CancelledError as exc:
+            for answer in answers:
+                if not isinstance(answer, StoreFailure) or answer.fate != "not sent":
+                    raise
+
+            raise StoreFailure("not sent", "no connection in time") from exc
+
         return answers
 
     async def pool(self, key: bytes) -> ConnectionPool:
@@ -153,7 +163,11 @@ class Nodes:
     async def _place(self, key: bytes) -> tuple[int, Place]:
         """Return the version of the map of slots, and the node that has the key."""
         if self._is_old:
-            await self._refresh(self._version)
+            try:
+                await self._refresh(self._version)
+            except asyncio.CancelledError as exc:  # it waited for another task
+                reason = "the map of slots was not read in time"
+                raise StoreFailure("not sent", reason) from exc
 
         slot = key_slot(key)
 

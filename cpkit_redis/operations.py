@@ -117,15 +117,13 @@ async def copy_thread(
     keys live ``lifetime`` seconds. Each call has the ``token``.
     """
     found = _contents(write, token)
-    commands: list[Sequence[Any]] = []
 
     for kind, content in found.items():
         for command in _fill_commands(copy + kind, content):
-            commands += [command, ("EXPIRE", copy + kind, lifetime)]
-
-    for answer in await ask(copy, *commands):
-        if isinstance(answer, Exception):
-            raise failure(answer) from answer
+            # One part at a time: each has the time limit of a read.
+            for answer in await ask(copy, command, ("EXPIRE", copy + kind, lifetime)):
+                if isinstance(answer, Exception):
+                    raise failure(answer) from answer
 
     return b"".join(b"%b%d" % (kind, len(one)) for kind, one in found.items())
 

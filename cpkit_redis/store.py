@@ -32,7 +32,8 @@ What is atomic
     Each write. The writes of a batch are one call of ``operations.lua``: one round
     trip, one transaction in the append-only file. A restored thread is first copied to
     keys of its own, in parts, and one operation renames them; the copy of a process
-    that died expires. A load is repeated where the thread changed meanwhile. The client
+    that died expires, except perhaps for one part of a megabyte that had no ``EXPIRE``
+    yet. A load is repeated where the thread changed meanwhile. The client
     library repeats nothing: a write whose answer was lost raises ``BackendUnavailable``
     with ``maybe_applied``, a read is repeated.
 

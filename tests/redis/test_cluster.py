@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from redis.asyncio import ConnectionPool
 from redis.crc import key_slot
 
 import cpkit_redis.cluster
@@ -79,6 +81,62 @@ async def test_a_thread_is_moved_exactly(cluster: RedisCluster, prefix: str) -> 
         assert dump is not None
         await there.restore_thread(dump)
         assert await there.dump_thread("t") == dump
+
+
+async def test_attempts_in_any_order_are_restored(cp: Any) -> None:
+    """A dump lists calls in the order of claims; another tool may order them."""
+    for n in range(3):
+        await cp.record_issued("t", ToolCall(f"c{n}", "pay", {}, "key"))
+        await cp.record_result("t", f"c{n}", "declined", success=False)
+
+    dump = await cp.dump_thread("t")
+    mixed = replace(dump, calls=[dump.calls[n] for n in (1, 0, 2)])
+    await cp.delete_thread("t", forget_keys=True)
+    await cp.restore_thread(mixed)
+    again = await cp.record_issued("u", ToolCall("d", "pay", {}, "key"))
+    assert again is None
+    assert (await cp.find_call("key")).attempt == 4
+
+
+@pytest.mark.parametrize("is_refreshing", [False, True])
+async def test_a_write_that_was_not_sent_in_time_says_so(
+    cluster: RedisCluster,
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    is_refreshing: bool,
+) -> None:
+    """Nodes that are not reached in time, alone or in one batch, got nothing."""
+
+    async def hang(*_: object) -> None:
+        await asyncio.sleep(60)
+
+    async with open_checkpointer(cluster.url(prefix=prefix, timeout=0.5)) as handle:
+        cp: Any = handle
+        nodes = cp.store._server
+        await asyncio.gather(*(cp.append(f"t{n}", [{}]) for n in range(9)))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ConnectionPool, "ensure_connection", hang)
+
+            for server in nodes._servers.values():
+                while server._idle:
+                    await server._idle.pop().disconnect()
+
+            if is_refreshing:
+                await nodes.reconnect()
+
+            failures = await asyncio.gather(
+                cp.record_issued("t", ToolCall("c", "pay", {}, "key")),
+                *(cp.append(f"t{n}", [{}]) for n in range(9)),
+                return_exceptions=True,
+            )
+
+        for failed in failures:
+            assert isinstance(failed, BackendUnavailable)
+            assert not failed.maybe_applied, failed
+
+        for n in range(9):
+            assert await cp.append(f"t{n}", [], expected_version=1) == 1
 
 
 async def test_threads_spread_over_all_nodes(

