@@ -1,4 +1,4 @@
-"""A scripted run of the saver, and the checkpoints that it reads."""
+"""A scripted run of the saver, what it reads, and a store that counts its calls."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.base.id import uuid6
 
+from cpkit import BackendUnavailable
 from cpkit.integrations.langgraph import CheckpointSaver
 
-__all__ = ["Run", "found", "thread", "values"]
+__all__ = ["Recorder", "Run", "found", "thread", "values"]
 
 
 def thread(thread_id: Any = "t", ns: str = "") -> RunnableConfig:
@@ -45,6 +46,42 @@ class Run:
             self.config, checkpoint, {"source": "loop", "step": 1}, new
         )
         return self.config
+
+
+class Recorder:
+    """A store that reads ranges and counts its calls."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.appends: list[list[Any]] = []
+        self.reads = 0
+        self.returned = 0
+        self.fails = False
+
+    async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
+        if self.fails:
+            raise BackendUnavailable("recorder", "gone")
+
+        self.appends.append(messages)
+        version: int = await self.inner.append(thread_id, messages, **options)
+        return version
+
+    async def load(self, thread_id: str) -> Any:
+        raise AssertionError("the thread was reloaded")
+
+    async def read(
+        self, thread_id: str, start: int = 0, stop: int | None = None
+    ) -> Any:
+        found = await self.inner.read(thread_id, start, stop)
+        self.reads += 1
+        self.returned += len(found)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("list_threads", "delete_thread", "durability"):
+            raise AttributeError(name)
+
+        return getattr(self.inner, name)
 
 
 async def found(saver: CheckpointSaver, config: RunnableConfig) -> CheckpointTuple:
