@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import socket
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from redis.asyncio import ConnectionPool, Redis, SSLConnection
+from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
@@ -22,11 +23,19 @@ URL_OPTIONS = frozenset(
 )
 """Query parameters for redis-py's own parser."""
 
+# Shows within a minute that the server of an idle connection is gone.
+_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
-def pool_of(where: str | Redis, size: int, connect_timeout: float) -> ConnectionPool:
+
+def pool_of(
+    where: str | Redis, size: int, connect_timeout: float, timeout: float
+) -> ConnectionPool:
     """Return a pool for one store, of connections that repeat nothing by themselves.
 
     Of a client it takes the settings; the client's own connections are not used.
+    ``timeout`` limits the seconds in which the kernel delivers what was sent. Without
+    it, a server that continues after a pause would get the rest of an operation that
+    was given up long before.
     """
     theirs = _pool_of_url(where) if isinstance(where, str) else _pool_of_client(where)
     settings = {
@@ -48,6 +57,16 @@ def pool_of(where: str | Redis, size: int, connect_timeout: float) -> Connection
         "socket_timeout": None,
         "socket_connect_timeout": connect_timeout,
     }
+
+    if issubclass(theirs.connection_class, Connection):  # not a Unix socket
+        limits = _KEEPALIVE | {"TCP_USER_TIMEOUT": max(1000, int(timeout * 1000))}
+        settings["socket_keepalive"] = True
+        settings["socket_keepalive_options"] = {
+            getattr(socket, name): value
+            for name, value in limits.items()
+            if hasattr(socket, name)
+        }
+
     return ConnectionPool(theirs.connection_class, size, **settings)
 
 

@@ -127,9 +127,8 @@ class ClusterStore(RedisStore):
         return kind(url, options)
 
     def _connect(self, where: Any, options: RedisOptions) -> str:
-        # A read is tried at least three times before ``timeout``.
         self._server = Nodes(
-            where, options.pool_size, options.connect_timeout, options.timeout / 4
+            where, options.pool_size, options.connect_timeout, options.timeout
         )
         self._channel = f"{options.prefix}:changes".encode()
         scheme = where.partition("://")[0].lower()

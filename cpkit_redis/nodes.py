@@ -40,16 +40,17 @@ class Nodes:
     """The servers of a cluster, from a URL with some of them.
 
     ``size`` is how many connections each has at most. A read that a node does not
-    answer within ``read_timeout`` seconds fails, so that the handle repeats it at the
+    answer within a quarter of ``timeout`` fails, so that the handle repeats it at the
     node that took over.
     """
 
     def __init__(
-        self, url: str, size: int, connect_timeout: float, read_timeout: float
+        self, url: str, size: int, connect_timeout: float, timeout: float
     ) -> None:
-        seeds = _seeds(url, size, min(connect_timeout, _NODE_TIMEOUT))
+        seeds = _seeds(url, size, min(connect_timeout, _NODE_TIMEOUT), timeout)
         self._size = size
-        self._read_timeout = read_timeout
+        # A read is tried at least three times before ``timeout``.
+        self._read_timeout = timeout / 4
         self._settings = seeds[0]
         self._seeds = [_place_of(pool) for pool in seeds]
         self._servers: dict[Place, Server] = {}
@@ -237,7 +238,9 @@ def _place_of(pool: ConnectionPool) -> Place:
     return settings.get("host", "localhost"), settings.get("port", 6379)
 
 
-def _seeds(url: str, size: int, connect_timeout: float) -> list[ConnectionPool]:
+def _seeds(
+    url: str, size: int, connect_timeout: float, timeout: float
+) -> list[ConnectionPool]:
     """Return a pool for each host of a URL; nothing is connected."""
     shown = repr(redacted(url))
 
@@ -258,6 +261,11 @@ def _seeds(url: str, size: int, connect_timeout: float) -> list[ConnectionPool]:
         )
 
     return [
-        pool_of(f"{single}://{login}{at}{host}?{parts.query}", size, connect_timeout)
+        pool_of(
+            f"{single}://{login}{at}{host}?{parts.query}",
+            size,
+            connect_timeout,
+            timeout,
+        )
         for host in hosts.split(",")
     ]

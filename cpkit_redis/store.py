@@ -187,7 +187,9 @@ class RedisStore:
 
     def _connect(self, where: Any, options: RedisOptions) -> str:
         """Prepare connections, and return the address for people to read."""
-        pool = pool_of(where, options.pool_size, options.connect_timeout)
+        pool = pool_of(
+            where, options.pool_size, options.connect_timeout, options.timeout
+        )
         self._server: Server | Nodes = Server(pool, options.pool_size)
         database = pool.connection_kwargs.get("db") or 0
         self._channel = f"{options.prefix}:changes:{database}".encode()
@@ -435,7 +437,8 @@ class RedisStore:
         return any(answers)
 
     async def listen(self, heard: Heard) -> None:
-        pool = pool_of(self._where, 1, self.timeouts.retry)
+        limit = self.timeouts.retry
+        pool = pool_of(self._where, 1, limit, limit)
         await listen(pool, "SUBSCRIBE", self._channel, heard)
 
     async def threads(

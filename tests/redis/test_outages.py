@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -198,6 +199,32 @@ async def test_a_stopped_server_fails_every_operation_in_time(
         data = await cp.load("t")
         assert data is not None
         assert data.version in (1, 2)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="of Linux")
+async def test_the_rest_of_a_write_that_was_given_up_is_not_sent(
+    servers: Servers,
+) -> None:
+    """The kernel keeps what a stopped server does not take, and then drops it."""
+    server = servers()
+    message = {"text": "x" * 15_000_000}  # more than the kernel's buffers hold
+
+    async with Store(server.url, timeout=1, connect_timeout=1) as cp:
+        await cp.append("t", [{}])
+        await asyncio.sleep(0.2)  # its notification is in flight
+        server.pause()
+
+        with pytest.raises(BackendUnavailable) as caught:
+            await cp.append("t", [message, message])
+
+        assert caught.value.maybe_applied
+
+    await asyncio.sleep(2)
+    server.resume()
+    await asyncio.sleep(1)
+
+    async with Store(server.url) as cp:
+        assert await cp.read("t") == [{}]
 
 
 async def test_opening_a_stopped_server_fails_in_time(servers: Servers) -> None:
