@@ -52,11 +52,8 @@ class Server:
                     connection = self._pool.get_available_connection()  # type: ignore[no-untyped-call]  # redis-py
 
                 try:
-                    if self._connect_timeout is None:
+                    async with asyncio.timeout(self._connect_timeout):
                         await self._pool.ensure_connection(connection)
-                    else:
-                        async with asyncio.timeout(self._connect_timeout):
-                            await self._pool.ensure_connection(connection)
 
                     sent = connected = True
                     packed = _packed(commands)

@@ -280,7 +280,9 @@ class RedisCluster:
         return next(node for node in self.nodes if node.port == port)
 
     def _until(self, check: Any) -> None:
-        deadline = time.monotonic() + PATIENCE
+        # A link that was cut may connect again after half a minute: TCP waits longer
+        # before each retry.
+        deadline = time.monotonic() + 3 * PATIENCE
 
         while True:
             try:
