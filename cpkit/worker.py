@@ -483,7 +483,8 @@ class Worker:
         except Exception as exc:
             for one in _leaves(exc):
                 match one:
-                    case EffectTimeout(holder=None):
+                    # Its cause is a notifier that failed: it is called again.
+                    case EffectTimeout(holder=None, __cause__=None):
                         log.info("%r waits for an approval", thread_id)
                     case EffectDenied():
                         log.warning("the run of %r ended: %s", thread_id, one)

@@ -129,7 +129,12 @@ class Approvals:
                     # the request was restored with its thread and without its entry.
                     await self._requests.list_for(request, plan.thread_id)
 
-                if request.decision is None or request.is_approved:
+                # While a request is undecided or approved for good, none follows it.
+                # An approval that expires may have been followed by a denial, and this
+                # process's clock may be behind the one that saw it expire.
+                if request.decision is None or (
+                    request.is_approved and request.expires_at is None
+                ):
                     return request
 
                 newest = request
@@ -167,12 +172,16 @@ class Approvals:
     ) -> ApprovalRequest | None:
         """Return once the request may be decided; notify people meanwhile.
 
-        Returns the request if it is approved, and otherwise ``None``. Another request
-        may have followed it then, so the caller reads the newest one.
+        Returns the request if it is approved for good, and otherwise ``None``. Another
+        request may have followed it then, so the caller reads the newest one.
+
+        If people could not be told before the deadline, ``EffectTimeout`` is raised
+        from the notifier's error.
         """
         attempts = self._attempts
         clock = asyncio.get_running_loop().time
         notify_at = clock()
+        failure: Exception | None = None
 
         waiting = attempts.waits.join(
             request.record.call.idempotency_key,
@@ -187,13 +196,20 @@ class Approvals:
             while True:
                 if clock() >= notify_at:
                     notify_at = clock() + attempts.retry_timeout
-                    told = await self._notify_once(request, trail)
+                    failure, told = None, False
+
+                    try:
+                        told = await self._notify_once(request, trail)
+                    except Exception as exc:
+                        tool = request.tool
+                        log.exception("on_approval_required failed for %s", tool)
+                        failure = exc
 
                 if clock() >= deadline:
                     assert plan.approval_timeout is not None
                     raise EffectTimeout(
                         request.key, request.tool, plan.approval_timeout, "an approval"
-                    )
+                    ) from failure
 
                 ends = min(deadline, clock() + _seconds_left(request))
 
@@ -212,13 +228,13 @@ class Approvals:
     def _approved(
         self, request: ApprovalRequest, found: Answer
     ) -> ApprovalRequest | None:
-        """Return what was found, if it is an approval of the request's arguments."""
+        """Return what was found, if it approves the request's arguments for good."""
         seen = self._requests.of(found) if isinstance(found, CallRecord) else None
 
         if seen is None or not seen.is_approved or not seen.same_args(request.args):
             return None
 
-        return seen
+        return seen if seen.expires_at is None else None
 
     async def _look(self, request: ApprovalRequest) -> CallRecord | None:
         found = await self._requests.get(request.key, request.number, request.thread_id)
@@ -227,8 +243,8 @@ class Approvals:
     async def _notify_once(self, request: ApprovalRequest, trail: Trail) -> bool:
         """Call the notifier, once for this request in this process.
 
-        Returns whether they were told. If not, try again after a while: the notifier
-        failed, or another run is calling it.
+        Returns whether they were told. If not, or if the notifier's error is raised,
+        try again after a while: another run is calling it, or it failed.
         """
         mark = request.key, request.number
 
@@ -241,14 +257,9 @@ class Approvals:
         try:
             if self._notify is not None:
                 await call_callback(self._notify, request)
-        except BaseException as exc:
+        except BaseException:
             self._notified.pop(mark, None)
-
-            if not isinstance(exc, Exception):
-                raise
-
-            log.exception("on_approval_required failed for %s", request.tool)
-            return False
+            raise
 
         self._notified[mark] = True
         return True
@@ -371,6 +382,8 @@ class Approvals:
         if request.expires_at is not None:
             seconds = (request.expires_at - request.requested_at).total_seconds()
 
+        number = request.number
+
         while request.decision is not None:
             requests = await self._requests.all_of(key)
 
@@ -379,9 +392,11 @@ class Approvals:
                 if other.decision is None and other.same_args(request.args):
                     return other
 
+            # Higher each time: a withdrawn request is not found, and has its number.
+            number = max([number, *(one.number for one in requests)]) + 1
             again = await self._requests.create(
                 key,
-                max([request.number, *(one.number for one in requests)]) + 1,
+                number,
                 request.thread_id,
                 request.run_thread or request.thread_id,
                 request.tool,
@@ -389,8 +404,10 @@ class Approvals:
                 seconds,
             )
 
+            # Also if it is closed already: another process was faster, or this clock is
+            # far ahead of the store's.
             if again is not None and again.same_args(request.args):
-                request = again
+                return again
 
         return request
 

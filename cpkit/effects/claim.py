@@ -20,7 +20,12 @@ from cpkit.effects.attempts import (
     store_doubt,
 )
 from cpkit.effects.effect import EffectPlan, Landed, NotLanded, Verdict
-from cpkit.effects.errors import EffectErased, EffectTimeout, KeyReused
+from cpkit.effects.errors import (
+    ApprovalExpired,
+    EffectErased,
+    EffectTimeout,
+    KeyReused,
+)
 from cpkit.effects.records import (
     Outcome,
     call_args,
@@ -228,12 +233,21 @@ class Claim:
 
         If ``holder`` is known, return it: a claim would fail, and would cost a write.
         """
+        if holder is not None:
+            return holder
+
         while True:
             if not self.handler_ran:
-                await self.wait_until_approved()
+                try:
+                    await self.wait_until_approved()
+                except ApprovalExpired:
+                    # An attempt that began before may have had an effect.
+                    found = await self._attempts.find_holder(self.call.idempotency_key)
 
-            if holder is not None:
-                return holder
+                    if found is None:
+                        raise
+
+                    return found
 
             # The outcome of a handler that ran exists nowhere else.
             record = await self._attempts.claim(
@@ -311,9 +325,14 @@ class Claim:
         """
         cp = self._attempts.cp
 
-        # If the handler ran, its outcome is recorded whatever the approval says now.
+        # If the handler ran, its outcome is recorded whatever the approval says now. If
+        # the approval has expired, ``verify`` may still find that the effect landed.
         if not self.handler_ran:
-            await self.wait_until_approved()
+            try:
+                await self.wait_until_approved()
+            except ApprovalExpired:
+                if self._plan.verify is None:
+                    raise
 
         if self._plan.verify is None:
             verdict: Verdict = NotLanded()

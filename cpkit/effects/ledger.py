@@ -61,8 +61,8 @@ from cpkit.waiting import check_interval, check_limit
 
 __all__ = ["Begun", "EffectLedger"]
 
-_STALE_GLOBAL = 30.0
-"""Seconds without a heartbeat: three intervals of a ledger without ``stale_after``."""
+_HEARTBEAT = 10.0
+"""Seconds between heartbeats of a ledger without ``heartbeat`` and ``stale_after``."""
 
 Heal = Callable[[Checkpointer[Any], str, RecoverReport], Awaitable[object] | object]
 """Closes what a crash left open in the conversation of a recovered thread."""
@@ -364,7 +364,8 @@ class EffectLedger:
         ``stale_after`` it takes no lease, and touches only calls without a heartbeat
         for that many seconds. The lease says nothing about the calls of
         ``cpkit:global``: there, also without ``stale_after``, only those are touched
-        that have no heartbeat for the ledger's ``stale_after``, or 30 seconds.
+        that have no heartbeat for the ledger's ``stale_after``, or for three intervals
+        of 10 seconds, or of the ledger's ``heartbeat`` if that is longer.
 
         The call of a read-only tool is discarded. For other tools, ``verify`` decides:
         if the effect landed, its result is recorded; if not, the key is freed. All
@@ -456,7 +457,8 @@ class EffectLedger:
         if thread_id != GLOBAL_THREAD:
             return None
 
-        return self.settings.stale_after or _STALE_GLOBAL
+        settings = self.settings
+        return settings.stale_after or 3 * max(settings.heartbeat or 0, _HEARTBEAT)
 
     def _lease(
         self,

@@ -25,6 +25,8 @@ from cpkit.effects import (
     EffectLedger,
     EffectTimeout,
     KeyReused,
+    Landed,
+    NotLanded,
     ToolRegistry,
     requests,
     tool,
@@ -502,6 +504,133 @@ def test_an_approval_that_expires_while_its_claim_is_retried_does_not_count(
 
     simulated_loop(Random(0)).run(main())
     assert ran == []
+
+
+async def test_a_denial_holds_where_a_clock_is_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For that clock the older approval has not expired yet."""
+    late = timedelta()
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Clock:
+            return super().now(tz) + late
+
+    monkeypatch.setattr(requests, "datetime", Clock)
+    shop = Shop()
+
+    async with MemoryCheckpointer[Any]() as cp:
+        ledger = careful(cp, expires_after=60, approval_timeout=0)
+
+        with pytest.raises(EffectTimeout):
+            await ledger.run("t", "charge", ARGS, shop.charge)
+
+        (request,) = await ledger.pending("t")
+        assert await ledger.approve(request.key)
+        late = timedelta(hours=1)
+        again = await ledger.ask_again(request.key)
+        late = timedelta()
+        assert await ledger.deny(request.key, number=again.number)
+
+        with pytest.raises(EffectDenied):
+            await careful(cp, expires_after=60).run("t", "charge", ARGS, shop.charge)
+
+    assert shop.effects == []
+
+
+@pytest.mark.parametrize("landed", [True, False])
+async def test_an_expired_approval_does_not_hide_an_unknown_outcome(
+    monkeypatch: pytest.MonkeyPatch, landed: bool
+) -> None:
+    """Of an attempt that began while it counted; ``verify`` says what happened."""
+    late = timedelta()
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Clock:
+            return super().now(tz) + late
+
+    monkeypatch.setattr(requests, "datetime", Clock)
+    shop = Shop(gate=asyncio.Event())
+    options: dict[str, Any] = {"expires_after": 60, "stale_after": 0.05}
+
+    def verify(_: Effect) -> Landed | NotLanded:
+        return Landed("found") if landed else NotLanded()
+
+    async with MemoryCheckpointer[Any]() as cp:
+        ledger = careful(cp, **options)
+        run = ledger.run("t", "charge", ARGS, shop.charge)
+        task = asyncio.create_task(run)
+        await requested(cp, "t")
+        (request,) = await ledger.pending("t")
+        assert await ledger.approve(request.key)
+        await shop.began.wait()
+        late = timedelta(hours=1)
+
+        with pytest.raises(EffectTimeout, match="still issued"):
+            await careful(cp, expires_after=60, timeout=0.1).run(
+                "t", "charge", ARGS, shop.charge
+            )
+
+        task.cancel()
+        await asyncio.wait([task])
+        again = careful(cp, **options).run(
+            "t", "charge", ARGS, shop.charge, verify=verify
+        )
+
+        if landed:
+            assert await again == "found"
+        else:
+            with pytest.raises(ApprovalExpired):
+                await again
+
+    assert len(shop.effects) == 1
+
+
+async def test_asking_again_passes_over_the_number_of_a_withdrawn_request(
+    cp: Store, thread: str
+) -> None:
+    """The number finds nothing, also while no later request leads over it."""
+    ledger = careful(cp, approval_timeout=0)
+
+    for args in (ARGS, OTHER):
+        with pytest.raises(EffectTimeout):
+            await ledger.run(
+                thread, "charge", args, Shop().charge, key_fields=["order"]
+            )
+
+        if args is ARGS:
+            (first,) = await ledger.pending(thread)
+            assert await ledger.deny(first.key)
+
+    (second,) = await ledger.pending(thread)
+    assert (second.key, second.number) == (first.key, 2)
+    await cp.record_result(thread, second.record.call.call_id, {}, success=False)
+
+    async with asyncio.timeout(5):
+        again = await ledger.ask_again(first.key, args=ARGS)
+
+    assert (again.number, again.args) == (3, ARGS)
+
+
+async def test_a_timeout_has_the_error_of_the_notifier_as_its_cause(
+    cp: Store, thread: str
+) -> None:
+    """So the caller knows that no person was told of the request."""
+    fails = [RuntimeError("no mail")]
+
+    def notify(_: object) -> None:
+        if fails:
+            raise fails.pop()
+
+    ledger = careful(cp, approval_timeout=0, on_approval_required=notify)
+
+    for cause in (RuntimeError, type(None)):
+        with pytest.raises(EffectTimeout) as caught:
+            await ledger.run(thread, "charge", ARGS, Shop().charge)
+
+        assert isinstance(caught.value.__cause__, cause)
 
 
 async def test_other_calls_do_not_show_as_requests(cp: Store, thread: str) -> None:

@@ -369,3 +369,25 @@ async def test_an_impossible_interval_of_one_effect_is_refused(
             await quick(cp).run("t", "charge", ARGS, Shop().charge, **given)
 
         assert await cp.load("t") is None
+
+
+@pytest.mark.parametrize(("heartbeat", "seconds"), [(None, 30), (60.0, 180)])
+def test_a_global_call_is_an_orphan_after_three_heartbeats(
+    heartbeat: float | None, seconds: float
+) -> None:
+    """Of the ledger's own interval, if that is a long one."""
+    loop = simulated_loop(Random(0))
+    took = 0.0
+
+    async def main() -> None:
+        nonlocal took
+
+        async with MemoryCheckpointer[Any]() as cp:
+            await claim(cp, "cpkit:global", "k", {})
+            began = asyncio.get_running_loop().time()
+            report = await quick(cp, heartbeat=heartbeat).resume("cpkit:global", [])
+            assert len(report.calls) == 1
+            took = asyncio.get_running_loop().time() - began
+
+    loop.run(main())
+    assert seconds <= took < 2 * seconds

@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 
 from cpkit import BackendUnavailable, Checkpointer, JsonValue, MemoryCheckpointer
-from cpkit.effects import Backoff, Effect, EffectLedger, EffectTimeout, NoEffect
+from cpkit.effects import (
+    ApprovalRequest,
+    Backoff,
+    Effect,
+    EffectLedger,
+    EffectTimeout,
+    NoEffect,
+)
 from cpkit.lease import Lease, thread_lease
 from cpkit.terms import Terms
 from cpkit.worker import Worker
@@ -322,3 +329,32 @@ def test_a_function_that_cannot_be_called_is_refused() -> None:
     for wrong in (one_parameter, blocking, "text"):
         with pytest.raises(TypeError, match="agent must"):
             Worker(object(), wrong)  # type: ignore[arg-type]
+
+
+async def test_a_notifier_that_failed_is_called_again(cp: Store, thread: str) -> None:
+    """Otherwise no person would know of the request, and nothing would wake the run."""
+    told: list[str] = []
+
+    def notify(request: ApprovalRequest) -> None:
+        told.append(request.key)
+
+        if len(told) == 1:
+            raise RuntimeError("no mail")
+
+    async def agent(cp: Checkpointer[Any], lease: Lease) -> None:
+        ledger = quick(
+            cp,
+            requires_approval=lambda _: True,
+            approval_timeout=0,
+            on_approval_required=notify,
+        )
+        await ledger.run(lease.thread_id, "pay", {}, Shop().charge)
+
+    await die(cp, thread)
+    worker = Worker(cp, agent, prefix=thread, poll=0.1, stale_after=0.2)
+
+    async def twice() -> bool:
+        return len(told) == 2
+
+    async with running(worker):
+        await until(twice)
