@@ -134,7 +134,8 @@ async def test_a_decided_request_wakes_a_worker(cp: Store, thread: str) -> None:
         await until(lambda: idle(worker))
 
     assert len(payer.shop.effects) == 1
-    assert payer.calls == [thread, thread]
+    # Once only, if the approval came before the first run looked for it.
+    assert payer.calls in ([thread], [thread, thread])
     assert (worker.health.ran, worker.health.failed) == (2, 0)
     # Nothing is left to do, for another worker too.
     assert await payer.worker(cp).run_due() == 0
