@@ -404,10 +404,12 @@ class Approvals:
                 seconds,
             )
 
-            # Also if it is closed already: another process was faster, or this clock is
-            # far ahead of the store's.
             if again is not None and again.same_args(request.args):
-                return again
+                request = again
+
+                # By a clock that is far ahead of the store's, it has expired already.
+                if request.record.status == "issued":
+                    break
 
         return request
 
