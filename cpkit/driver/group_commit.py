@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any, TypeAlias
 
 from cpkit.driver.lifecycle import Lifecycle
@@ -15,6 +16,7 @@ from cpkit.driver.writes import (
     Claim,
     Merge,
     Outcome,
+    Restore,
     StoreFailure,
     Write,
     is_not_sent,
@@ -22,6 +24,9 @@ from cpkit.driver.writes import (
 )
 
 __all__ = ["Committed", "GiveUp", "GroupCommit"]
+
+# Seconds beyond the time limit in which a commit can still answer for a write.
+_GRACE = 1.0
 
 # Below this many writes, two commits side by side were measured to be slower than one.
 _MIN_WRITES_FOR_LANES = 48
@@ -52,16 +57,19 @@ class _Queued:
         self.in_commit = False
         self.decision: asyncio.Future[None] | None = None
 
-    def concerns(self, thread_id: str | None, key: str | None) -> bool:
-        """Tell whether an operation on this thread or key has to wait for the write."""
-        if thread_id == self.write.thread_id or (thread_id is None and key is None):
+    def concerns(self, thread_id: str | None, keys: Collection[str]) -> bool:
+        """Tell whether an operation on this thread, or on a key, waits for the write.
+
+        An operation that names neither waits for every write.
+        """
+        if thread_id == self.write.thread_id or (thread_id is None and not keys):
             return True
 
         if isinstance(self.write, Claim):
-            return key == self.write.call.idempotency_key
+            return self.write.call.idempotency_key in keys
 
         # Resolve, Erase and Restore can change any key, so they concern every key.
-        return key is not None and not isinstance(self.write, Append | Merge)
+        return bool(keys) and not isinstance(self.write, Append | Merge)
 
 
 class _Queue:
@@ -81,8 +89,10 @@ class GroupCommit:
     Each *lane* is a task that commits one batch after another. A caller that is
     cancelled while its write is queued takes the write back. A caller that is cancelled
     later only stops waiting: its write is abandoned, and `wait_until_decided` lets
-    later operations wait for the outcome, for at most ``timeout`` seconds; ``None``
-    means without limit.
+    later operations wait for the outcome, for at most ``timeout`` seconds.
+
+    A caller waits for at most ``timeout`` and a second, for the commits before its own
+    too; ``None`` means without limit.
     """
 
     def __init__(
@@ -102,17 +112,20 @@ class GroupCommit:
         # By thread id: queues of writes that are repeated separately.
         self._apart: dict[str, _Queue] = {}
         self._abandoned: list[_Queued] = []
+        # When the caller of a write stops waiting; in the order of these times.
+        self._deadlines: dict[_Queued, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     async def run(self, write: Write) -> Outcome | Exception:
         """Return the write's outcome; exceptions are returned, not raised."""
         if self._abandoned:
-            key = write.call.idempotency_key if isinstance(write, Claim) else None
-            late = await self.wait_until_decided(write.thread_id, key)
+            late = await self.wait_until_decided(write.thread_id, _named_keys(write))
 
             if late is not None:
                 return late
 
         queued = _Queued(write, asyncio.get_running_loop().create_future())
+        self._limit(queued)
 
         if self._batching.groups(write):
             self._enter(queued, self._apart.get(write.thread_id, self._grouped))
@@ -126,6 +139,8 @@ class GroupCommit:
                 self._abandon(queued)
 
             raise
+        finally:
+            self._deadlines.pop(queued, None)
 
     @property
     def has_abandoned(self) -> bool:
@@ -133,11 +148,12 @@ class GroupCommit:
         return bool(self._abandoned)
 
     async def wait_until_decided(
-        self, thread_id: str | None, key: str | None
+        self, thread_id: str | None, keys: Collection[str]
     ) -> StoreFailure | None:
-        """Wait until abandoned writes of the thread or of the key are decided.
+        """Wait until abandoned writes of the thread or of the keys are decided.
 
         Without both: until all of them are. Returns a failure if that takes too long.
+        ``close`` waits for the caller, whose operation has begun.
         """
         clock = asyncio.get_running_loop().time
         began = clock()
@@ -145,7 +161,7 @@ class GroupCommit:
         while waiting := [
             queued.decision
             for queued in self._abandoned
-            if queued.decision is not None and queued.concerns(thread_id, key)
+            if queued.decision is not None and queued.concerns(thread_id, keys)
         ]:
             left = None
 
@@ -155,9 +171,51 @@ class GroupCommit:
                 if left <= 0:
                     return StoreFailure("not sent", "an earlier write is not decided")
 
-            await asyncio.wait(waiting, timeout=left)
+            await self._lifecycle.run(asyncio.wait(waiting, timeout=left))
 
         return None
+
+    def close(self) -> None:
+        """Cancel the timer. No caller waits any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _limit(self, queued: _Queued) -> None:
+        """Let the caller wait for at most the time limit and a second."""
+        if self._timeout is None:
+            return
+
+        loop = queued.answer.get_loop()
+        until = loop.time() + self._timeout + min(_GRACE, self._timeout)
+        self._deadlines[queued] = until
+
+        # A timer that is set is never later: all callers have the same time.
+        if self._timer is None:
+            self._timer = loop.call_at(until, self._answer_late, loop)
+
+    def _answer_late(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Answer the callers whose time is over; set the timer for the next one."""
+        now = loop.time()
+        late = takewhile(lambda item: item[1] <= now, self._deadlines.items())
+        reason = f"no answer within {self._timeout:g} s"
+
+        for queued, _ in list(late):
+            del self._deadlines[queued]
+
+            if queued.answer.done():
+                continue
+
+            if queued.in_commit:
+                self._abandon(queued)
+                queued.answer.set_result(StoreFailure("unknown", reason))
+            else:
+                queued.answer.set_result(StoreFailure("not sent", reason))
+
+        next_at = next(iter(self._deadlines.values()), None)
+        self._timer = (
+            None if next_at is None else loop.call_at(next_at, self._answer_late, loop)
+        )
 
     def _abandon(self, queued: _Queued) -> None:
         if queued.decision is None:
@@ -249,7 +307,7 @@ class GroupCommit:
             queued = waiting.popleft()
 
             if queued.answer.done():
-                continue  # the caller was cancelled
+                continue  # the caller was cancelled, or its time is over
 
             queued.in_commit = True
             batch.append(queued)
@@ -281,3 +339,14 @@ class GroupCommit:
                 self._enter(queued, apart)
             else:
                 queued.answer.set_result(outcome)
+
+
+def _named_keys(write: Write) -> Collection[str]:
+    """Return the idempotency keys that a write names."""
+    if isinstance(write, Claim):
+        return (write.call.idempotency_key,)
+
+    if isinstance(write, Restore):
+        return {call.idempotency_key for call in write.calls}
+
+    return ()

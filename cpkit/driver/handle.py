@@ -140,8 +140,8 @@ class Handle(Generic[MessageT]):
     async def aclose(self) -> None:
         """Let what is in flight finish and close the store; idempotent.
 
-        Each operation ends, and the store closes, within ``timeout`` and a second.
-        Notifications in the background have 10 seconds to end.
+        It waits for a commit that has begun, and for the store to close, ``timeout``
+        and a second each, and for notifications in the background 10 seconds.
         """
         await self._lifecycle.close(self._close)
 
@@ -310,6 +310,7 @@ class Handle(Generic[MessageT]):
             await self._query(self._store.close)
         finally:
             self._limit.close()
+            self._commits.close()
 
     async def _write(self, write: Write) -> int | StoredCall | None:
         """Commit a write, together with others; raise what its outcome says."""
@@ -335,7 +336,8 @@ class Handle(Generic[MessageT]):
     ) -> T:
         """Wait for abandoned writes that the query must see; run it with retries."""
         if self._commits.has_abandoned:
-            late = await self._commits.wait_until_decided(thread_id, key)
+            keys = () if key is None else (key,)
+            late = await self._commits.wait_until_decided(thread_id, keys)
 
             if late is not None:
                 raise self._error(late, is_write=False)

@@ -55,20 +55,24 @@ class Lifecycle:
             raise WrongEventLoop(self.name)
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a task that `close` waits for."""
-        assert self._loop is not None
-        task = self._loop.create_task(work)
+        """Start a task that `close` waits for; it begins in the loop's next turn."""
+        task = self._task(work)
         self._tasks.add(task)
         task.add_done_callback(self.abandon)
         return task
 
     def spawn_in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task that goes on until `close`, which waits for it for 10 s."""
-        assert self._loop is not None
-        task = self._loop.create_task(work)
+        task = self._task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
+
+    def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        assert self._loop is not None
+        # With an eager task factory, `create_task` would run the work before it returns
+        # the task, and so before its caller has noted the task.
+        return asyncio.Task(work, loop=self._loop)
 
     def abandon(self, task: asyncio.Task[Any]) -> None:
         """Do not let `close` wait for a task: it has ended, or it may never end."""

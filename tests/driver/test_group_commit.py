@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from cpkit import BackendUnavailable, CorruptThread, VersionConflict
+from cpkit import (
+    BackendUnavailable,
+    CorruptThread,
+    KeyTaken,
+    ToolCall,
+    VersionConflict,
+)
 from cpkit.driver import (
     Append,
     Batching,
@@ -262,6 +269,90 @@ async def test_a_caller_cancelled_in_the_queue_takes_its_write_back() -> None:
         store.gate.release()
         assert [await first, await other] == [1, 2]
         assert [one["text"] for one in await cp.read("t")] == ["first", "other"]
+
+
+async def test_a_write_behind_slow_commits_ends_in_time() -> None:
+    """Its own time is over before its commit begins, so it is not sent."""
+    store = GatedStore(
+        open_gate=False,
+        batching=Batching(max_writes=1),
+        timeouts=Timeouts(operation=0.05),
+    )
+
+    async with handle(store) as cp:
+        tasks = [append(cp, f"t{n}") for n in range(5)]
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+        assert len(store.batches) <= 3
+
+    maybe = [
+        isinstance(one, BackendUnavailable) and one.maybe_applied for one in errors
+    ]
+    assert maybe == sorted(maybe, reverse=True)
+    assert maybe[0]
+    assert not maybe[-1]
+
+
+async def test_a_repeated_write_has_no_new_time() -> None:
+    """Each write of a rejected batch is committed alone, in the time of all."""
+
+    class Slow(GatedStore):
+        async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
+            self.batches.append(list(batch))
+
+            if len(batch) > 1:
+                raise StoreFailure("rejected", "a value is bad")
+
+            await asyncio.Event().wait()
+            return []
+
+    store = Slow(timeouts=Timeouts(operation=0.05))
+
+    async with handle(store) as cp:
+        tasks = [append(cp, f"t{n}") for n in range(5)]
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(one, BackendUnavailable) for one in errors)
+        assert len(store.batches) <= 4
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="is new in Python 3.12")
+def test_an_eager_task_factory_works() -> None:
+    """A task that starts before its creator has noted it would commit nothing."""
+
+    async def main() -> list[int]:
+        asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
+
+        async with asyncio.timeout(20), handle(GatedStore()) as cp:
+            async with cp.watch("t") as changes:
+                tasks = [append(cp, "t") for _ in range(3)]
+                assert await anext(changes) == "t"
+                return await asyncio.gather(*tasks)
+
+    assert asyncio.run(main()) == [1, 2, 3]
+
+
+async def test_a_restored_thread_waits_for_a_cancelled_claim_of_its_key() -> None:
+    """The claim came first, so the key is taken when the thread is restored."""
+    call = ToolCall("c", "tool", {}, "k")
+
+    async with handle(GatedStore()) as source:
+        await source.record_issued("restored", call)
+        dump = await source.dump_thread("restored")
+
+    assert dump is not None
+    store = GatedStore(open_gate=False, batching=Batching(kinds=(Append,)))
+
+    async with handle(store) as cp:
+        claim = asyncio.create_task(cp.record_issued("other", call))
+        await run_ready_tasks()
+        claim.cancel()
+        restore = asyncio.create_task(cp.restore_thread(dump))
+        await run_ready_tasks()
+        assert store.sizes() == [1]
+        store.gate.release()
+        store.gate.release()
+
+        with pytest.raises(KeyTaken):
+            await restore
 
 
 async def test_a_queue_of_cancelled_callers_ends() -> None:

@@ -27,10 +27,11 @@ class Stubborn(GatedStore):
     What is in ``stuck`` waits until the test ends it: threads, ``"open"``, ``"close"``.
     """
 
-    def __init__(self, *stuck: str) -> None:
-        super().__init__(timeouts=Timeouts(operation=SOON))
+    def __init__(self, *stuck: str, timeout: float = SOON) -> None:
+        super().__init__(timeouts=Timeouts(operation=timeout))
         self.stuck = set(stuck)
         self.end = asyncio.Event()
+        self.was_cancelled = asyncio.Event()
 
     async def open(self) -> None:
         await self._stand("open")
@@ -59,7 +60,7 @@ class Stubborn(GatedStore):
             try:
                 await self.end.wait()
             except asyncio.CancelledError:
-                continue
+                self.was_cancelled.set()
 
 
 OPERATIONS: dict[str, Step] = {
@@ -153,17 +154,48 @@ async def test_a_write_that_ends_late_is_before_later_ones() -> None:
 
 async def test_callers_of_one_batch_all_end() -> None:
     """Those that queued behind it are committed by another lane."""
-    store = Stubborn("t")
+    store = Stubborn("t", timeout=0.2)
 
     async with handle(store) as cp:
         first = asyncio.create_task(cp.append("t", [{}]))
-        await run_ready_tasks()
+        await store.was_cancelled.wait()
         queued = [asyncio.create_task(cp.append("u", [{}])) for _ in range(3)]
         failed = await asyncio.gather(first, return_exceptions=True)
         assert isinstance(failed[0], BackendUnavailable)
         assert sorted(await asyncio.gather(*queued)) == [1, 2, 3]
 
     store.end.set()
+
+
+async def test_a_write_that_waits_when_the_handle_closes_is_committed() -> None:
+    """The store is open until it is: the write had begun."""
+    closed_at_commit: list[bool] = []
+
+    class Notes(Stubborn):
+        async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
+            outcomes = await super().commit(batch)
+            closed_at_commit.append(self.closed)
+            return outcomes
+
+    store = Notes("t", timeout=0.2)
+    cp = handle(store)
+
+    async with cp:
+        with pytest.raises(BackendUnavailable):
+            await cp.append("t", [{}])
+
+        later = asyncio.create_task(cp.append("t", [{}]))
+        reader = asyncio.create_task(cp.read("t"))
+        await run_ready_tasks()
+        closing = asyncio.create_task(cp.aclose())
+        await run_ready_tasks()
+        assert not store.closed
+        store.end.set()
+        await closing
+        assert await later == 2
+        assert {} in await reader
+
+    assert closed_at_commit == [False, False]
 
 
 @pytest.mark.parametrize("stuck", ["open", "close"])
