@@ -18,7 +18,7 @@ ItemT = TypeVar("ItemT")
 INTERNAL = "cpkit:"
 """How the ids of cpkit's own threads start, for instance those of leases."""
 
-# No id that starts with INTERNAL is greater; at most 512 bytes, as each id.
+# Greater than any id that starts with INTERNAL and that cpkit makes.
 _LAST_INTERNAL = INTERNAL + chr(0x10FFFF) * 126
 
 _PAGE_SIZE = 500
@@ -57,7 +57,8 @@ async def thread_pages(
 
         if not internal:
             if after.startswith(INTERNAL):
-                after = _LAST_INTERNAL  # a store may have one for each other thread
+                # Skips the rest: a store may have one for each other thread.
+                after = max(after, _LAST_INTERNAL)
 
             page = [info for info in page if not info.thread_id.startswith(INTERNAL)]
 

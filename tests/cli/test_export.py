@@ -99,6 +99,23 @@ def field_changed(name: str, value: bytes) -> Callable[[list[bytes]], list[bytes
         (lambda lines: lines[:-1], "the file is truncated"),
         (lambda lines: lines[:-3], "the file is truncated"),
         (lambda lines: [*lines[:2], *lines[3:]], "the thread is not complete"),
+        # Without its last line, the thread would take the messages of the next one.
+        (
+            lambda lines: [*lines[:5], *lines[1:]],
+            "line 6: not the line that comes here",
+        ),
+        (
+            lambda lines: [*lines[:7], *lines[1:-1], b'{"threads":1}\n'],
+            "line 8: the thread is in the file twice",
+        ),
+        (
+            lambda lines: [lines[0], *lines[2:]],
+            "line 2: not the line that comes here",
+        ),
+        (
+            lambda lines: [*lines, *lines[1:]],
+            "line 9: not the line that comes here",
+        ),
         (lambda lines: [b"{}\n", *lines[1:]], "another file"),
         (
             lambda lines: [lines[0], b'{"x": 1}\n', *lines[1:]],

@@ -41,6 +41,18 @@ async def test_pages_have_every_thread_once(
     assert [len(page) for page in pages] == sizes
 
 
+async def test_paging_ends_behind_the_greatest_internal_id() -> None:
+    """Also if another program made an id greater than any that cpkit makes."""
+    async with open_checkpointer("memory://") as opened:
+        cp: Any = opened
+
+        for thread_id in ("a", "cpkit:one", "cpkit:" + chr(0x10FFFF) * 126 + "ab"):
+            await cp.append(thread_id, [{}])
+
+        pages = [page async for page in thread_pages(cp, internal=False)]
+        assert [[info.thread_id for info in page] for page in pages] == [["a"]]
+
+
 async def test_eight_calls_run_at_a_time() -> None:
     """The results have the order of the items."""
     running = most = 0

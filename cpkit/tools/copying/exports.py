@@ -35,6 +35,8 @@ __all__ = ["EXPORT_VERSION", "ExportFile", "Source", "call_as_json", "export_lin
 
 EXPORT_VERSION = 2
 
+_KINDS = (b"thread", b"message", b"extra", b"call", b"end", b"threads")
+
 # Not pydantic's: a line nests its message one level deeper, and pydantic's parser may
 # have accepted the message at its own limit of nesting.
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -204,30 +206,38 @@ class ExportFile:
         """Find where each thread starts, and check that every thread is complete."""
         offset, number, ended = 0, 0, False
         messages = calls = 0
-        open_thread: str | None = None
+        thread: str | None = None  # whose lines these are
 
         for number, text in self._lines(0):
             kind = text[2 : text.find(b'"', 2)]
 
             if number == 1:
                 self._check_header(text)
+            elif kind not in _KINDS:
+                raise self._corrupt(number, "not a line of an export")
+            elif kind == b"thread" and thread is None and not ended:
+                place = self._place(self._parsed(text, number), offset, number)
+                thread, messages, calls = place.info.thread_id, 0, 0
+
+                if thread in self._threads:
+                    raise self._corrupt(number, "the thread is in the file twice")
+
+                self._threads[thread] = place
+            elif kind == b"threads" and thread is None:
+                ended = self._parsed(text, number) == {"threads": len(self._threads)}
+            elif thread is None or kind in (b"thread", b"threads"):
+                raise self._corrupt(number, "not the line that comes here in an export")
             elif kind == b"message":
                 messages += 1
             elif kind == b"call":
                 calls += 1
-            elif kind == b"thread":
-                place = self._place(self._parsed(text, number), offset, number)
-                open_thread, messages, calls = place.info.thread_id, 0, 0
-                self._threads[open_thread] = place
             elif kind == b"end":
                 line = self._parsed(text, number)
 
-                if line != {"end": open_thread, "messages": messages, "calls": calls}:
+                if line != {"end": thread, "messages": messages, "calls": calls}:
                     raise self._corrupt(number, "the thread is not complete")
-            elif kind == b"threads":
-                ended = self._parsed(text, number) == {"threads": len(self._threads)}
-            elif kind != b"extra":
-                raise self._corrupt(number, "not a line of an export")
+
+                thread = None
 
             offset += len(text)
 
