@@ -39,6 +39,7 @@ from collections.abc import (
 )
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from functools import partial
 from typing import Any, Generic, Self, TypeVar, overload
 
 from cpkit.errors import Closed
@@ -63,6 +64,16 @@ OPTIONAL = {
     "read",
     "restore_thread",
 }
+
+
+class _Changes(Iterator[str]):
+    """The ids of a watch. Unlike a generator, it goes on after it raised an error."""
+
+    def __init__(self, next_change: Callable[[], str]) -> None:
+        self._next_change = next_change
+
+    def __next__(self) -> str:
+        return self._next_change()
 
 
 class SyncCheckpointer(Generic[MessageT]):
@@ -258,31 +269,30 @@ class SyncCheckpointer(Generic[MessageT]):
         watch, changes = self.run(enter)
 
         try:
-            yield self._changes(changes)
+            yield _Changes(partial(self._next_change, changes))
         finally:
             with suppress(Closed):
                 self.run(leave)
 
-    def _changes(self, changes: AsyncIterator[str]) -> Iterator[str]:
+    def _next_change(self, changes: AsyncIterator[str]) -> str:
         async def take() -> str | None:
             return await anext(changes, None)
 
-        while True:
-            _refuse_inside_a_loop()
-            # `close` does not wait for a watch, but ends it.
-            future = self._start(take(), pending=False)
+        _refuse_inside_a_loop()
+        # `close` does not wait for a watch, but ends it.
+        future = self._start(take(), pending=False)
 
-            try:
-                thread_id = future.result()
-            except CancelledError:
-                raise Closed("this SyncCheckpointer") from None
-            finally:
-                future.cancel()
+        try:
+            thread_id = future.result()
+        except CancelledError:
+            raise Closed("this SyncCheckpointer") from None
+        finally:
+            future.cancel()
 
-            if thread_id is None:
-                return
+        if thread_id is None:
+            raise StopIteration
 
-            yield thread_id
+        return thread_id
 
     # For code that builds on the store, such as a framework's adapter
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from cpkit import (
+    BackendUnavailable,
     CheckpointData,
     Closed,
     InvalidURL,
@@ -380,6 +381,23 @@ def test_it_sees_writes_of_other_handles(tmp_path: Path) -> None:
         data = cp.load("t")
         assert data is not None
         assert data.messages == [{"n": 1}]
+
+
+def test_a_watch_goes_on_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of the async checkpointer does."""
+    with SyncCheckpointer("memory://") as cp, cp.watch("t") as changes:
+
+        def fail() -> None:
+            monkeypatch.undo()
+            raise BackendUnavailable("memory", "planned", maybe_applied=False)
+
+        monkeypatch.setattr(cp, "_check", fail)
+
+        with pytest.raises(BackendUnavailable):
+            next(changes)
+
+        cp.append("t", [{}])
+        assert next(changes) == "t"
 
 
 def test_a_close_between_two_ids_of_a_watch_ends_it(
