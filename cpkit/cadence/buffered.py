@@ -80,7 +80,6 @@ class BufferedCheckpointer(Generic[MessageT]):
         self._lifecycle = Lifecycle(repr(self))
         self._buffers: dict[str, _Buffer] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._closing = False
 
     def __repr__(self) -> str:
         return f"<BufferedCheckpointer over {self._inner!r}>"
@@ -103,7 +102,6 @@ class BufferedCheckpointer(Generic[MessageT]):
 
         Messages that cannot be written stay in `buffered`, and the error is raised.
         """
-        self._closing = True
         await self._lifecycle.close(self._close)
 
     async def _close(self) -> None:
@@ -191,7 +189,7 @@ class BufferedCheckpointer(Generic[MessageT]):
         self._lifecycle.check()
         write = self._codec.merge(thread_id, extra)
 
-        if write.thread_id in self._buffers:
+        if write.thread_id in self._unwritten():
             await self._lifecycle.run_shielded(self._flush(write.thread_id))
 
         await self._inner.save_extra(thread_id, extra)
@@ -200,7 +198,7 @@ class BufferedCheckpointer(Generic[MessageT]):
         self._lifecycle.check()
         write = self._codec.claim(thread_id, call)
 
-        if self._buffers:
+        if self._unwritten():
             await self._lifecycle.run_shielded(self._flush_all(write.thread_id))
 
         return await self._inner.record_issued(thread_id, call)
@@ -271,7 +269,7 @@ class BufferedCheckpointer(Generic[MessageT]):
 
     async def _flush_all(self, thread_id: str | None = None) -> None:
         """Write every buffer; of several errors the thread's own is raised."""
-        threads = sorted(self._buffers, key=lambda one: one != thread_id)
+        threads = sorted(self._unwritten(), key=lambda one: one != thread_id)
         results = await asyncio.gather(
             *(self._flush(one) for one in threads), return_exceptions=True
         )
@@ -279,6 +277,14 @@ class BufferedCheckpointer(Generic[MessageT]):
         for result in results:
             if result is not None:
                 raise result
+
+    def _unwritten(self) -> set[str]:
+        """Return the threads with a buffer, or with an operation that may make one.
+
+        An operation goes on when its caller is cancelled. What the caller does next
+        comes after it.
+        """
+        return {*self._buffers, *self._locks}
 
     async def _flush(self, thread_id: str) -> None:
         async with self._locked(thread_id) as buffer:
@@ -357,7 +363,7 @@ class BufferedCheckpointer(Generic[MessageT]):
             buffer.timer = later(self._cadence.seconds, self._expired, buffer)
 
     def _expired(self, buffer: _Buffer) -> None:
-        if not self._closing:
+        if self._lifecycle.is_open:
             self._lifecycle.spawn(self._flush_expired(buffer))
 
     async def _flush_expired(self, buffer: _Buffer) -> None:

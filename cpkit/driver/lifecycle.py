@@ -46,6 +46,11 @@ class Lifecycle:
         """Call ``stop`` when `close` begins, to end background tasks."""
         self._on_close.append(stop)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the handle was opened, and no `close` has begun."""
+        return self._open
+
     def check(self) -> None:
         """Raise ``Closed`` or ``WrongEventLoop`` unless the handle may be used here."""
         if not self._open:

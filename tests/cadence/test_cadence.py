@@ -26,6 +26,7 @@ from cpkit import (
     Survives,
     ToolCall,
     VersionConflict,
+    WrongEventLoop,
 )
 from cpkit.cadence import BufferedCheckpointer, Cadence, is_turn_end, with_cadence
 from cpkit.messages import AssistantMessage, Message, ToolCallBlock, UserMessage
@@ -626,6 +627,46 @@ async def test_a_cancelled_append_is_applied_as_a_whole(
         assert await cp.append("t", [user("c")]) == 3
 
     assert await written(store) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("follow", ["save_extra", "record_issued"])
+async def test_what_follows_a_cancelled_append_comes_after_it(
+    store: MemoryCheckpointer[Any], spy: RangeSpy, follow: str
+) -> None:
+    """The first append of a thread is in no buffer until the store has answered."""
+    async with with_cadence(spy, Cadence.every(3)) as cp:
+        spy.gate.clear()
+        task = asyncio.create_task(cp.append("t", [user("a")]))
+        await spy.waiting.wait()
+        task.cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+        later: asyncio.Task[Any] = asyncio.create_task(
+            cp.save_extra("t", {"a": 1})
+            if follow == "save_extra"
+            else cp.record_issued("u", call())
+        )
+        await asyncio.sleep(0.01)
+        assert not later.done()
+        spy.gate.set()
+        await later
+        assert await written(store) == ["a"]
+
+
+async def test_closing_on_another_loop_leaves_the_timer(
+    store: MemoryCheckpointer[Any], spy: RangeSpy
+) -> None:
+    """It is refused, and the messages are written at their time."""
+    async with with_cadence(spy, Cadence.every(9, seconds=0.05)) as cp:
+        await cp.append("t", [user("a")])
+
+        with pytest.raises(WrongEventLoop):
+            await asyncio.to_thread(lambda: asyncio.run(cp.aclose()))
+
+        await writes(spy, 1)
+        assert await written(store) == ["a"]
 
 
 async def test_many_tasks_share_a_wrapper(store: MemoryCheckpointer[Any]) -> None:
