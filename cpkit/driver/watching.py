@@ -42,12 +42,43 @@ _NOT_READ = object()
 # return at once, and a new connection costs more than an idle one.
 _LINGER = 5.0
 
-# After a scan, which reads the markers of all watched threads, the poll rests for nine
-# times as long as the scan took. The longest rest, in seconds: for a watch of all
-# threads, and for one of named threads, with an addition for each of these. A scan of
-# few threads is slow only on a busy machine, and a long rest would delay their waiters.
+# The longest rest after a scan, in seconds: for a watch of all threads, and for one of
+# named threads, with an addition for each of these. A scan of few threads is slow only
+# on a busy machine, and a long rest would delay their waiters.
 _LONGEST_REST = 60.0
 _LONGEST_NAMED_REST, _REST_PER_THREAD = 0.02, 0.0002
+
+
+class _Scan:
+    """When to read the markers of all named threads, or of all threads, again."""
+
+    def __init__(self, interval: float) -> None:
+        self.is_wanted = False
+        """Whether the store lost notifications, so that the scan must not wait."""
+        self._interval = interval
+        self._began = 0.0
+        self._rests_until = 0.0
+        self._costs = 0.0, 0.0
+
+    @property
+    def due(self) -> float:
+        if self.is_wanted:
+            return self._rests_until
+
+        return max(self._rests_until, self._began + self._interval)
+
+    def begin(self, now: float) -> None:
+        self.is_wanted = False
+        self._began = now
+
+    def end(self, now: float, longest_rest: float) -> None:
+        """Rest for nine times as long as the scan took.
+
+        The faster of the last two scans counts: one stall of the server does not slow
+        the poll.
+        """
+        self._costs = self._costs[1], now - self._began
+        self._rests_until = now + min(9 * min(self._costs), longest_rest)
 
 
 class Watcher:
@@ -117,7 +148,7 @@ class Watching:
     ) -> None:
         self._lifecycle = lifecycle
         self._read = read
-        self._interval = poll
+        self._scan_of_named, self._scan_of_all = _Scan(poll), _Scan(poll)
         self._store: Any = store
         self._listens = notify and isinstance(store, ListensForChanges)
         self._announcing: Announcing | None = None
@@ -131,7 +162,6 @@ class Watching:
         # If true, a thread without an entry in ``_markers`` does not exist.
         self._knows_all = False
         self._hints: set[str] = set()
-        self._scan_due = False
         self._hinted = asyncio.Event()
         self.on_wake: list[Callable[[float], None]] = []
         """Each is called with the seconds from a hint to the wake-up that it led to."""
@@ -237,7 +267,7 @@ class Watching:
 
     def _heard(self, thread_id: str | None) -> None:
         if thread_id is None:
-            self._scan_due = True
+            self._scan_of_named.is_wanted = self._scan_of_all.is_wanted = True
         elif thread_id in self._by_id or self._of_all:
             self._hints.add(thread_id)
         else:
@@ -277,48 +307,46 @@ class Watching:
 
     async def _poll(self) -> None:
         clock = asyncio.get_running_loop().time
-        scanned_at = rests_until = clock()
-        costs = 0.0, 0.0
+        self._scan_of_named.begin(clock())
+        self._scan_of_all.begin(clock())
 
         while True:
-            due = rests_until
+            scan = self._next_scan()
+            began = clock()
 
-            if not self._scan_due:
-                due = max(due, scanned_at + self._interval)
-
-            if not self._hints and clock() < due:
+            if not self._hints and began < scan.due:
                 self._hinted.clear()
 
                 with suppress(TimeoutError):
-                    async with asyncio.timeout_at(due):
+                    async with asyncio.timeout_at(scan.due):
                         await self._hinted.wait()
 
                 continue
 
-            began = clock()
             hints, self._hints = self._hints, set()
             hinted_at, self._hinted_at = self._hinted_at, None
-            is_scan = began >= due
+            asked: set[str] | None = {one for one in hints if self._watches(one)}
+            is_scan = began >= scan.due
 
             if is_scan:
-                scanned_at = began
-                self._scan_due = False
-                asked = None if self._of_all else {*self._by_id}
-            else:
-                asked = {one for one in hints if self._watches(one)}
+                scan.begin(began)
+                asked = None if scan is self._scan_of_all else {*hints, *self._by_id}
 
             if await self._look(asked) and hinted_at is not None:
                 for tell in self.on_wake:
                     tell(time.monotonic() - hinted_at)
 
             if is_scan:
-                # The faster of the last two scans counts: one stall of the server does
-                # not slow the poll.
-                costs = costs[1], clock() - began
-                rests_until = clock() + min(9 * min(costs), self._longest_rest())
+                scan.end(clock(), self._longest_rest(scan))
 
-    def _longest_rest(self) -> float:
-        if self._of_all:
+    def _next_scan(self) -> _Scan:
+        if self._of_all and self._scan_of_all.due <= self._scan_of_named.due:
+            return self._scan_of_all
+
+        return self._scan_of_named
+
+    def _longest_rest(self, scan: _Scan) -> float:
+        if scan is self._scan_of_all:
             return _LONGEST_REST
 
         return max(_LONGEST_NAMED_REST, len(self._by_id) * _REST_PER_THREAD)

@@ -386,6 +386,34 @@ async def test_a_notification_during_a_read_keeps_its_time() -> None:
         assert len(times) == 1
 
 
+def test_a_slow_scan_of_all_threads_delays_no_named_watch() -> None:
+    """It rests for long; the named threads have a poll of their own."""
+    waited: list[float] = []
+
+    class Slow(Plain):
+        async def threads(self, *args: Any) -> Any:
+            await asyncio.sleep(5)
+            return await super().threads(*args)
+
+    async def main() -> None:
+        clock = asyncio.get_running_loop().time
+
+        async with (
+            two_handles(Slow, poll=0.5) as (watching, writing),
+            watching.watch(),
+            watching.watch("t") as changes,
+        ):
+            for pause in (1, 7, 13, 20, 60):
+                await asyncio.sleep(pause)
+                began = clock()
+                await writing.append("t", [{"n": 1}])
+                await anext(changes)
+                waited.append(clock() - began)
+
+    simulated_loop(Random(0)).run(main())
+    assert max(waited) <= 6  # a scan that is under way, and one poll
+
+
 def test_listening_is_tried_again_soon_after_it_worked() -> None:
     """The pauses grow while it fails, and begin again after it worked."""
     tries: list[float] = []
