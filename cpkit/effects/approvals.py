@@ -28,7 +28,7 @@ from cpkit.effects.requests import (
     decision_at,
 )
 from cpkit.effects.tracing import Trail, log
-from cpkit.errors import UnknownCall
+from cpkit.errors import CheckpointerError, UnknownCall
 from cpkit.lease import this_process
 from cpkit.records import CallRecord, JsonValue
 from cpkit.wakeups import Answer
@@ -286,6 +286,19 @@ class Approvals:
     async def acted_upon(self, plan: EffectPlan, number: int) -> None:
         """Take a request off the list of open requests: its run has an outcome."""
         await self._requests.acted_upon(plan, number)
+
+    @property
+    def are_off(self) -> bool:
+        """Whether this ledger asks for no approval."""
+        return self._policy is None
+
+    async def effect_ended(self, key: str) -> None:
+        """Take the approved requests of a completed effect off the list."""
+        try:
+            await self._requests.end_approved(key)
+        except CheckpointerError:
+            # The outcome is on record. A worker that runs the thread ends them too.
+            log.warning("could not end the requests of %r", key, exc_info=True)
 
     # People
 

@@ -498,12 +498,17 @@ class EffectLedger:
             record, outcome.result, success=outcome.success, retry_rejected=True
         )
 
-        if call.call_id in self._running:
+        is_own = call.call_id in self._running
+
+        if is_own:
             self._running.discard(call.call_id)
         else:
             # A person decides the attempt of another process, which may have written
             # heartbeats.
             await delete_heartbeats(self.cp, call.idempotency_key)
+
+        if stored.status == "completed" and not (is_own and self._approvals.are_off):
+            await self._approvals.effect_ended(call.idempotency_key)
 
         if stored.erased or outcome.is_recorded_in(stored):
             return stored

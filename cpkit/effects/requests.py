@@ -418,6 +418,15 @@ class Requests:
             if not await self._had_ended(call.call_id, "acted upon"):
                 return
 
+    async def end_approved(self, key: str) -> None:
+        """Take an effect's approved requests off the list: its run has an outcome."""
+        for entry in await self.entries():
+            if entry.key == key:
+                request = await self.of_entry(entry)
+
+                if request is not None and request.is_approved:
+                    await self.end_entry(entry, "acted upon")
+
     async def end_entry(self, entry: Entry, why: str) -> None:
         """Take an entry off the list."""
         await self._had_ended(entry.call_id, why)

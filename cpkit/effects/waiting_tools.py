@@ -24,7 +24,8 @@ async def waiting_tools(
     A request does not say which call of the model asked for it. So an open call of the
     same tool may be that call.
     """
-    requests = Requests(Attempts(cp, Backoff(), _RETRY_TIMEOUT), None)
+    attempts = Attempts(cp, Backoff(), _RETRY_TIMEOUT)
+    requests = Requests(attempts, None)
     found: dict[str, str] = {}
 
     for entry in await requests.entries():
@@ -40,8 +41,14 @@ async def waiting_tools(
             found[request.tool] = (
                 "its approval request is undecided; approve or deny it"
             )
-        elif request.is_approved:
+        elif request.is_approved and not await _has_ended(attempts, entry.key):
             reason = "its approval is not used; run the thread again"
             found.setdefault(request.tool, reason)
 
     return found
+
+
+async def _has_ended(attempts: Attempts, key: str) -> bool:
+    """Tell whether an effect has an outcome: its run may not have ended the entry."""
+    holder = await attempts.find_holder(key)
+    return holder is not None and holder.status == "completed"

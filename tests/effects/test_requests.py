@@ -34,6 +34,7 @@ from cpkit.effects import (
     tool,
 )
 from cpkit.effects.requests import decision_at, request_of
+from cpkit.effects.waiting_tools import waiting_tools
 from tests.effects.shop import (
     Counting,
     Method,
@@ -682,3 +683,48 @@ async def test_a_damaged_entry_does_not_hide_the_others(
 
         with pytest.raises(CorruptThread, match=f"request:{bad}:1:"):
             await ledger.approve(bad)
+
+
+async def open_entries(cp: Any, key: str) -> int:
+    """Return how many open entries the list has of an effect."""
+    data = await cp.load("cpkit:requests")
+    pending = () if data is None else data.pending
+    return sum(one.call.args["key"] == key for one in pending)
+
+
+@pytest.mark.parametrize("by_another", [False, True])
+async def test_a_committed_effect_leaves_the_list(
+    cp: Store, thread: str, by_another: bool
+) -> None:
+    """Its requests are ended with the outcome, after `begin` too."""
+    ledger = careful(cp)
+    key = await ask(cp, thread)
+    await ledger.approve(key)
+    begun = await ledger.begin(thread, "charge", ARGS)
+    assert begun.fresh
+    assert await open_entries(cp, key) == 1
+    await (quick(cp) if by_another else ledger).commit(begun.record, 1)
+    assert await open_entries(cp, key) == 0
+    assert await waiting_tools(cp, {thread}) == {}
+
+
+async def test_a_released_effect_stays_on_the_list(cp: Store, thread: str) -> None:
+    """Its next attempt may use the approval."""
+    ledger = careful(cp)
+    key = await ask(cp, thread)
+    await ledger.approve(key)
+    await ledger.release((await ledger.begin(thread, "charge", ARGS)).record)
+    assert await open_entries(cp, key) == 1
+    assert list(await waiting_tools(cp, {thread})) == ["charge"]
+
+
+async def test_no_tool_waits_for_a_completed_effect(cp: Store, thread: str) -> None:
+    """A run may die after it recorded the outcome, and before it ended the entry."""
+    ledger = careful(cp)
+    key = await ask(cp, thread)
+    await ledger.approve(key)
+    begun = await ledger.begin(thread, "charge", ARGS)
+    assert list(await waiting_tools(cp, {thread})) == ["charge"]
+    await cp.record_result(thread, begun.record.call.call_id, 1)
+    assert await open_entries(cp, key) == 1
+    assert await waiting_tools(cp, {thread}) == {}
