@@ -57,6 +57,10 @@ class LeaseState:
         named = None if self.term is None else self.term.call.args.get("thread_id")
         return named if isinstance(named, str) else self.died
 
+    def same_term_and_heartbeat(self, other: LeaseState) -> bool:
+        """Tell whether the lease was neither renewed nor given away between the two."""
+        return (self.term, self.heartbeat) == (other.term, other.heartbeat)
+
 
 @dataclass(frozen=True, slots=True)
 class LeaseWait:

@@ -342,13 +342,13 @@ class Worker:
 
         return decided
 
-    async def _dead(self) -> dict[str, str | None]:
-        """Return the threads whose run died, with the call id of a stale term."""
+    async def _dead(self) -> dict[str, LeaseState | None]:
+        """Return the threads whose run died, with the lease's state if it is stale."""
         if not isinstance(self._cp, ListsThreads):
             return {}
 
         listed: set[str] = set()
-        found: dict[str, str | None] = {}
+        found: dict[str, LeaseState | None] = {}
 
         # The lease of a long id is listed under its hash.
         for prefix in (f"{LEASES}:{self._prefix}", f"{LEASES}-of:"):
@@ -385,8 +385,7 @@ class Worker:
                 if seen.state.died is not None:
                     found[thread_id] = None
             elif await seen.stale.is_stale(partial(_same, seen.updated_at)):
-                assert seen.state.term is not None
-                found[thread_id] = seen.state.term.call.call_id
+                found[thread_id] = seen.state
 
         return found
 
@@ -399,10 +398,10 @@ class Worker:
 
     # Run a thread
 
-    async def _job(self, thread_id: str, stale_term: str | None) -> None:
+    async def _job(self, thread_id: str, stale: LeaseState | None) -> None:
         """Run the thread under its lease; after a failure, note when to try again."""
         try:
-            await self._take_and_run(thread_id, stale_term)
+            await self._take_and_run(thread_id, stale)
         except asyncio.CancelledError as exc:
             # The function may have awaited a task that was cancelled. Then this job was
             # not.
@@ -415,16 +414,17 @@ class Worker:
         except Exception as exc:
             self._failed(thread_id, exc)
 
-    async def _take_and_run(self, thread_id: str, stale_term: str | None) -> None:
+    async def _take_and_run(self, thread_id: str, stale: LeaseState | None) -> None:
         terms = Terms(self._cp, thread_id, self._backoff, self._stale_after)
         state = await terms.look()
 
         if state.term is not None:
-            if state.term.call.call_id != stale_term:
+            # A live runner has it, or renewed it while this worker read other leases.
+            if stale is None or not state.same_term_and_heartbeat(stale):
                 self._not_before(thread_id)
-                return  # a live runner has it
+                return
 
-            await terms.take_over(stale_term)
+            await terms.take_over(state.term.call.call_id)
 
         lease = thread_lease(
             self._cp,

@@ -222,6 +222,34 @@ def test_a_worker_that_lost_its_lease_sets_no_mark() -> None:
     tell(story)
 
 
+def test_a_holder_that_renews_during_a_long_look_keeps_its_lease() -> None:
+    """The worker saw it stale, and compares its heartbeat before it takes over."""
+
+    async def story(cp: MemoryCheckpointer[Any]) -> None:
+        terms = terms_of(cp)
+        call = terms.new_call("a slow holder", 15.0)
+        looks: list[float] = []
+
+        class SlowLook(Worker):
+            async def _dead(self) -> Any:
+                if found := await super()._dead():
+                    looks.append(asyncio.get_running_loop().time())
+                    await terms.renew(call, len(looks))
+
+                return found
+
+        await terms.claim(call)
+        worker = SlowLook(cp, well)
+        await run_for(worker, 40)
+        assert len(looks) == 2
+        assert worker.health.ran == 0
+        state = await terms.look()
+        assert state.term is not None
+        assert state.died is None
+
+    tell(story)
+
+
 def test_damage_of_one_thread_does_not_stop_the_others() -> None:
     """Neither of a request nor of a lease; both are logged."""
 

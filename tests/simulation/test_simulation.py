@@ -13,6 +13,7 @@ import pytest
 
 from cpkit import wakeups
 from cpkit.effects import EffectLedger
+from cpkit.terms import LeaseState
 from cpkit.worker import Worker
 from tests.broken.reference import Reference
 from tests.simulation.history import History
@@ -135,7 +136,7 @@ def test_a_worker_that_does_not_look_for_dead_runs_is_found() -> None:
 class OnlyDecisions(Worker):
     """A worker that acts on decisions alone."""
 
-    async def _dead(self) -> dict[str, str | None]:
+    async def _dead(self) -> dict[str, LeaseState | None]:
         return {}
 
 
