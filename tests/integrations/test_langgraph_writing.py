@@ -165,7 +165,7 @@ async def test_bytes_grow_with_the_new_items(cp: MemoryCheckpointer[Any]) -> Non
         await run.put(messages=messages[:length])
 
     sizes = [len(json.dumps(one)) for one in recorder.appends]
-    assert sum(sizes) < 3 * sizes[1] * len(sizes)
+    assert sum(sizes) < 8 * sizes[2] * len(sizes)
     assert (await values(run.saver, thread()))["messages"] == messages[:1990]
     assert (await values(CheckpointSaver(cp), thread()))["messages"] == messages[:1990]
 
@@ -176,9 +176,9 @@ async def test_a_first_read_is_two_reads_however_far_the_values_are(
     """The newest checkpoint says how far back the last full one is."""
     run = Run(CheckpointSaver(cp))
     rng = random.Random(1)
-    messages = [AIMessage(rng.randbytes(2000).hex(), id=str(n)) for n in range(60)]
+    messages = [AIMessage(rng.randbytes(6000).hex(), id=str(n)) for n in range(66)]
 
-    for length in range(30, 60):
+    for length in range(30, 66):
         await run.put(messages=messages[:length])
 
     records = await cp.read(store_thread_id("t"))
@@ -187,9 +187,34 @@ async def test_a_first_read_is_two_reads_however_far_the_values_are(
     assert distance > 8
     recorder = Recorder(cp)
     saver = CheckpointSaver(recorder)
-    assert (await values(saver, thread()))["messages"] == messages[:59]
+    assert (await values(saver, thread()))["messages"] == messages[:65]
     assert recorder.reads == 2
     assert recorder.returned <= distance + 10
+
+
+async def test_a_first_read_behind_writes_is_two_reads(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """The records of writes say how far back the last full checkpoint is, too."""
+    run = Run(CheckpointSaver(cp))
+    plan = {"text": random.Random(1).randbytes(400_000).hex()}
+    config = await run.put(plan=plan)
+    await run.saver.aput_writes(config, [("n", 1)], "task")
+    await run.put(plan=plan)
+
+    for n in range(30):
+        config = await run.put(n=n)
+
+    tasks = [
+        run.saver.aput_writes(config, [("n", n)], f"task {n}", f"{n}") for n in range(6)
+    ]
+    await asyncio.gather(*tasks)
+    recorder = Recorder(cp)
+    last = await found(CheckpointSaver(recorder), thread())
+    assert last.checkpoint["channel_values"] == {"plan": plan, "n": 29}
+    assert last.pending_writes is not None
+    assert len(last.pending_writes) == 6
+    assert recorder.reads == 2
 
 
 async def test_unchanged_channels_are_not_written_again(

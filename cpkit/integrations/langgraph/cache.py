@@ -17,10 +17,12 @@ from cpkit.sessions.fenced import read_range
 __all__ = ["Threads"]
 
 # Records in the first read from the end of a thread. The next read has as many as the
-# newest checkpoint asks for, and some more, because others may have written. Many tasks
-# may have written at once, so the next one has still more of them; then more each time.
+# newest record asks for, and some more, because others may have written: before a record
+# of writes, the tasks that ran beside it. Many of them may have written at once, so the
+# next read has still more records; then more each time.
 _FIRST_READ = 6
 _MARGIN = 2
+_MARGIN_OF_WRITES = 8
 _MARGIN_OF_MANY = 24
 _GROWTH = 4
 
@@ -343,7 +345,8 @@ def _records_back(records: list[Any], ns: str | None) -> int:
             back = record.get("back")
 
             if type(back) is int:
-                return len(records) - place + back + _MARGIN
+                margin = _MARGIN_OF_WRITES if "writes" in record else _MARGIN
+                return len(records) - place + back + margin
 
     return 0
 
