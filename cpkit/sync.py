@@ -322,7 +322,8 @@ class SyncCheckpointer(Generic[MessageT]):
         try:
             return future.result()
         except BaseException:
-            # Cancels the operation only if this thread was interrupted.
+            # An operation that has ended stays as it is. If this thread was interrupted,
+            # for instance by Ctrl-C, the operation still runs, and is cancelled.
             future.cancel()
             raise
 

@@ -100,7 +100,8 @@ class Wakeups:
             async with asyncio.timeout(longest):
                 await self._changed.wait()
 
-            # A waiter whose last look is long ago does not rest for the others.
+            # A waiter whose own last look was long ago looks at once, whatever rest the
+            # looks of other waiters need.
             rest_ends = min(self._shared.rest_ends, looked_at + _LONGEST_REST)
             await asyncio.sleep(max(0.0, rest_ends - clock()))
         except TimeoutError:

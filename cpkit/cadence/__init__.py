@@ -25,11 +25,12 @@ After another writer took that version
     raised by ``load``, ``append``, ``save_extra``, ``dump_thread``, ``restore_thread``
     and ``flush`` of the thread, and by a ``read`` of buffered positions. It is raised,
     for any thread, by what writes all buffers first: ``record_issued``,
-    ``list_threads``, ``flush()`` and ``aclose``. What needs no buffered message goes to
-    the store: ``record_result``, ``find_completed``, ``find_call``, ``list_calls``,
-    ``watch``, and a ``read`` of positions that were written before (unless a write of
-    the messages after them ended without an answer). ``delete_thread`` drops the buffer
-    too.
+    ``list_threads``, ``flush()`` and ``aclose``.
+
+    These work as before, because they need no buffered message: ``record_result``,
+    ``find_completed``, ``find_call``, ``list_calls`` and ``watch``. So does a ``read``
+    of positions before the buffer, except while the last write of the buffer has no
+    answer. ``delete_thread`` drops the buffer.
 """
 
 from cpkit.cadence.buffered import BufferedCheckpointer

@@ -350,8 +350,9 @@ class Handle(Generic[MessageT]):
     async def _query(self, query: Callable[[], Awaitable[T]]) -> T:
         """Run a query with retries, within the time limit.
 
-        A query that ends at once when it is cancelled runs in the caller's task, and so
-        does any query where no time limit can cancel it.
+        It runs in the caller's task if no time limit is set, or if the store ends a
+        cancelled query at once. Otherwise it runs in a task of its own, so that the
+        caller gets an error in time even if the query never ends.
         """
         caller = asyncio.current_task()
         cancelled = caller.cancelling() if caller else 0
@@ -373,10 +374,7 @@ class Handle(Generic[MessageT]):
         return found
 
     async def _query_in_task(self, query: Callable[[], Awaitable[T]]) -> T | Exception:
-        """Run a query in a task of its own.
-
-        So the caller gets an error in time, even if the query never ends.
-        """
+        """Run a query in a task of its own, which may outlive the caller's wait."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T | Exception] = loop.create_future()
         task = self._lifecycle.spawn(self._run_query(query, answer))

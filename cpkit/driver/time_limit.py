@@ -68,7 +68,8 @@ class TimeLimit:
         deadline = Deadline(task, loop.time() + self.seconds, give_up)
         self._running[deadline] = None
 
-        # A timer that is set is never later, because the grace is at most ``seconds``.
+        # A timer that is already set fires before this deadline: it is for an older
+        # operation, or for the end of a grace, which is at most ``seconds``.
         if self._timer is None:
             self._timer = loop.call_at(deadline.at, self._look, loop)
 

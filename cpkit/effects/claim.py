@@ -155,7 +155,8 @@ class Claim:
                 await delete_heartbeats(self._attempts.cp, key)
 
     async def _record_last(self, outcome: Outcome) -> None:
-        # An outcome without success frees the key, so that it needs no new claim.
+        # An outcome without success is recorded even if it is not known whether the
+        # claim was applied: if it was, this frees the key.
         if self._held or not outcome.success:
             record = await self._record_once(outcome)
 

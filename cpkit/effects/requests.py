@@ -199,9 +199,9 @@ class Requests:
         """Return the requests of an effect, oldest first.
 
         With ``until_open`` it stops at an undecided request, unless a later one is on
-        the list of open requests. What it leaves out is for other arguments and was
-        acted upon: while a request is undecided, no other is recorded for the same
-        arguments.
+        the list of open requests. So it may leave out later requests that were acted
+        upon. They are for other arguments: while a request is undecided, no other is
+        recorded for the same arguments.
         """
         found: dict[int, ApprovalRequest] = {}
         listed = await self.entries(needed=key)

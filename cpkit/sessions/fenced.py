@@ -87,10 +87,11 @@ async def read_range(
 class Follower:
     """Reads what others append to a thread, and notices if the thread was replaced.
 
-    A thread can be deleted, and another one with its id can grow to the same version.
-    That one takes appends which were meant for the first. So `news` looks for the last
-    message that was read, or the last one of the first append. Messages that were
-    appended later prove nothing. The last message of an append must be unique.
+    A thread can be deleted, and a new one with its id can grow to the same version. The
+    new one then accepts appends that were meant for the old one, so the messages of such
+    an append do not prove which thread it is. `news` looks for a message that does: the
+    last one that was read, or the last one of the first append. The last message of an
+    append must be unique.
     """
 
     def __init__(self, cp: Checkpointer[Any], thread_id: str) -> None:

@@ -30,10 +30,11 @@ def is_same(found: ThreadDump, wanted: ThreadDump) -> bool:
 
 
 def find_conflict(found: ThreadDump, wanted: ThreadDump) -> str | None:
-    """Return why the destination's thread is not an earlier state of the source's.
+    """Return why a copy of the ``wanted`` thread must not go on from the ``found`` one.
 
-    ``None`` if it is one, or is the same: messages and calls are missing at the end
-    only, calls are still issued, and values of extra may differ.
+    ``None`` if it may: the found thread is the same, or an earlier state. An earlier
+    state may lack messages and calls at the end, and results of calls; its extra may
+    have any values.
     """
     if wanted.created_at is None and found.created_at is not None:
         return "the source has deleted it, and the destination has not"
