@@ -322,8 +322,8 @@ class SyncCheckpointer(Generic[MessageT]):
         try:
             return future.result()
         except BaseException:
-            # An operation that has ended stays as it is. If this thread was interrupted,
-            # for instance by Ctrl-C, the operation still runs, and is cancelled.
+            # An operation that has ended stays as it is. If this thread was
+            # interrupted, for instance by Ctrl-C, the operation is still running.
             future.cancel()
             raise
 

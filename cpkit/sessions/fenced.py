@@ -88,10 +88,10 @@ class Follower:
     """Reads what others append to a thread, and notices if the thread was replaced.
 
     A thread can be deleted, and a new one with its id can grow to the same version. The
-    new one then accepts appends that were meant for the old one, so the messages of such
-    an append do not prove which thread it is. `news` looks for a message that does: the
-    last one that was read, or the last one of the first append. The last message of an
-    append must be unique.
+    new one then accepts appends that were meant for the old one, so the messages of
+    such an append do not prove which thread it is. `news` looks for a message that
+    does: the last one that was read, or the last one of the first append. The last
+    message of an append must be unique.
     """
 
     def __init__(self, cp: Checkpointer[Any], thread_id: str) -> None:

@@ -17,9 +17,9 @@ from cpkit.sessions.fenced import read_range
 __all__ = ["Threads"]
 
 # Records in the first read from the end of a thread. The next read has as many as the
-# newest record asks for, and some more, because others may have written: before a record
-# of writes, the tasks that ran beside it. Many of them may have written at once, so the
-# next read has still more records; then more each time.
+# newest record asks for, and some more, because others may have written: before a
+# record of writes, the tasks that ran beside it. Many of them may have written at once,
+# so the next read has still more records; then more each time.
 _FIRST_READ = 6
 _MARGIN = 2
 _MARGIN_OF_WRITES = 8
