@@ -35,10 +35,15 @@ Claims
     repeated, replaces it. After step 2, the next caller of the key confirms the call.
     A lost answer is the same as such a death.
 
-    A deletion with ``forget_keys`` removes the calls, which makes their members void,
-    and then the members. A restore copies the thread, marks it as ``begun`` with a
-    token, enters its members with that token, and renames the copy if the mark is still
-    there. If a caller confirms one of these members earlier, that removes the mark.
+    A deletion removes the prepared calls, and notes their tokens for an hour: a caller
+    that finds its token there repeats its claim. Without the note, its call may have
+    been confirmed and then deleted, and the caller gets ``BackendUnavailable``. A
+    deletion with ``forget_keys`` also removes the calls, which makes their members
+    void, and then the members.
+
+    A restore copies the thread, marks it as ``begun`` with a token, enters its members
+    with that token, and renames the copy if the mark is still there. If a caller
+    confirms one of these members earlier, that removes the mark.
 
 Durability
     A node answers before its replicas have a write. A failover loses the last
@@ -103,6 +108,9 @@ __all__ = ["ClusterOptions", "ClusterStore", "SpreadStore"]
 
 # Seconds between attempts to confirm a claim that was entered.
 _PAUSE = 0.05
+
+# What `confirm` says of a void member: it was never confirmed, or that is not known.
+_VOID = (b"void", b"gone")
 
 
 class ClusterOptions(RedisOptions):
@@ -201,26 +209,29 @@ class SpreadStore(ClusterStore):
 
             return attempt
 
-        is_lost = False
         is_cancelled = cancellation()
 
         while True:
             try:
-                if await self._confirm(member, attempt) is not None:
-                    return None
+                word, _ = await self._confirm(member, attempt)
             except StoreFailure as exc:
                 # The next caller of the key may confirm it, so it may hold. The time
                 # limit of the operation ends this.
                 if exc.fate == "rejected" or is_cancelled():
                     raise StoreFailure("unknown", exc.reason) from exc
 
-                is_lost = is_lost or exc.fate == "unknown"
                 await asyncio.sleep(_PAUSE)
-            else:
-                raise StoreFailure(
-                    "unknown" if is_lost else "not sent",
-                    "another writer deleted the thread during the claim",
-                )
+                continue
+
+            if word not in _VOID:
+                return None
+
+            # If it may have been confirmed, by another caller or by a request without
+            # an answer, it must not be claimed a second time.
+            raise StoreFailure(
+                "not sent" if word == b"void" else "unknown",
+                "another writer deleted the call during the claim",
+            )
 
     async def _enter(
         self,
@@ -258,8 +269,11 @@ class SpreadStore(ClusterStore):
 
             failed = found[0]
 
-    async def _confirm(self, member: bytes, attempt: int) -> list[Any] | None:
-        """Take the last step of a member's claim; ``None`` where it is void."""
+    async def _confirm(self, member: bytes, attempt: int) -> tuple[bytes, list[Any]]:
+        """Take the last step of a member's claim; return a word, and its call.
+
+        For a void member the word is one of ``_VOID``, and there is no call.
+        """
         try:
             thread, call_id, token = member.split(b"\0")
         except ValueError as exc:
@@ -270,15 +284,15 @@ class SpreadStore(ClusterStore):
         word, *found = await self._step(
             thread.decode(), b"confirm", *arguments, writes=False
         )
-        return None if word == b"gone" else found
+        return word, found
 
     async def _holder_of(
         self, key: str, member: bytes, attempt: int
     ) -> StoredCall | None:
         """Return a member's call; remove the member where it is void."""
-        found = await self._confirm(member, attempt)
+        word, found = await self._confirm(member, attempt)
 
-        if found is None:
+        if word in _VOID:
             await self._step(key, b"release", key.encode(), member, writes=False)
             return None
 

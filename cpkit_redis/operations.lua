@@ -259,6 +259,13 @@ function operations.resolve(thread, call_id, status, result)
   return {'call', thread, call_id, record}
 end
 
+-- Note that a prepared call was removed before it was confirmed, so that its caller may
+-- prepare it again. The note stays for an hour, which is longer than a claim takes.
+local function void(prepared)
+  local token = string.match(prepared, '^%x*')
+  call('SET', key_of('v', token), '1', 'EX', 3600)
+end
+
 -- ``forget`` is '1' to remove the calls too, and so to free their keys. A call with a
 -- token has its register in another shard: it is returned, to be released there.
 function operations.erase(thread, forget)
@@ -294,9 +301,14 @@ function operations.erase(thread, forget)
   call('LLEN', key_of('m', thread))
   call('HLEN', key_of('x', thread))
   call('HLEN', key_of('t', thread))
+  local waiting = call('HGETALL', key_of('w', thread))
 
   call('ZREM', THREADS, thread)
   call('ZREM', ERASED, thread)
+
+  for at = 2, #waiting, 2 do
+    void(waiting[at])
+  end
 
   for kind in string.gmatch('mxtpcw', '.') do
     call('UNLINK', key_of(kind, thread))
@@ -445,7 +457,13 @@ function operations.prepare(thread, call_id, token, key, tool, args)
   end
 
   last_change(thread)
+  local replaced = call('HGET', key_of('w', thread), call_id)
   local prepared = table.concat({token, key, tool, args}, '\0')
+
+  if replaced then
+    void(replaced)
+  end
+
   call('HSET', key_of('w', thread), call_id, prepared)
   return {'done'}
 end
@@ -467,7 +485,8 @@ function operations.enter(key, member, attempt, status, failed)
 end
 
 -- Record the call that was prepared with this token, or return its record. Where the
--- thread has no such call, it will never have one with this token.
+-- thread has no such call, it will never have one with this token. It is 'void' if it
+-- was never confirmed, and 'gone' if it may have been.
 function operations.confirm(thread, call_id, token, attempt)
   local record = recorded(thread, call_id)
 
@@ -486,7 +505,7 @@ function operations.confirm(thread, call_id, token, attempt)
       call('HDEL', times, 'begun')
     end
 
-    return {'gone'}
+    return {call('EXISTS', key_of('v', token)) == 1 and 'void' or 'gone'}
   end
 
   local args = string.sub(prepared, at)

@@ -22,9 +22,10 @@ JSON texts; ids are UTF-8; times are microseconds since 1970 by the server's clo
 
 A store on one server, or in one slot of a cluster, is one shard, number 0, and its
 tokens are empty. A store over a cluster has 64 shards, each in the slot of its number;
-an id is in the shard of its CRC-32 modulo 64. Two more kinds of keys are for the claims
-that `cpkit_redis.cluster` describes: ``w:<thread>``, a hash of prepared claims (call id
--> token, key, tool, args), and the field ``begun`` of ``t``, the token of a restore.
+an id is in the shard of its CRC-32 modulo 64. Three more things are for the claims that
+`cpkit_redis.cluster` describes: ``w:<thread>``, a hash of prepared claims (call id ->
+token, key, tool, args); ``v:<token>``, a string that expires, for one that was removed
+before it was confirmed; and the field ``begun`` of ``t``, the token of a restore.
 """
 
 from __future__ import annotations

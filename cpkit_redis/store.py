@@ -50,10 +50,10 @@ Permissions
 
 Caveats
     A node of a Redis Cluster is refused, and nothing is written: `cpkit_redis.cluster`
-    has the URL for it. No key expires except those of an unfinished restore, and no
-    command searches keys by pattern. Two stores in one database are two prefixes. The
-    server does nothing else while it runs a script: an append of 64 MiB takes it about
-    a third of a second.
+    has the URL for it. No key expires except those of an unfinished restore, and in a
+    cluster the notes on removed claims. No command searches keys by pattern. Two stores
+    in one database are two prefixes. The server does nothing else while it runs a
+    script: an append of 64 MiB takes it about a third of a second.
 """
 
 from __future__ import annotations

@@ -254,6 +254,31 @@ async def test_a_call_that_is_not_sent_again_is_not_the_outcome_of_others(
         assert version == 2
 
 
+async def test_a_claim_that_was_confirmed_and_deleted_is_not_made_again(
+    cp: Any, cluster: RedisCluster, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another caller confirms it, and a third deletes the thread, before its answer."""
+    store = SpreadStore(cluster.url(), ClusterOptions(prefix=prefix))
+    confirm = store._confirm
+
+    async def late(*args: Any) -> Any:
+        monkeypatch.undo()
+        record = await cp.find_call("k")
+        assert record.status == "issued"
+        await cp.delete_thread("t", forget_keys=True)
+        return await confirm(*args)
+
+    monkeypatch.setattr(store, "_confirm", late)
+
+    async with handle_over(store) as claiming:
+        with pytest.raises(BackendUnavailable) as caught:
+            await claiming.record_issued("t", ToolCall("c", "pay", {}, "k"))
+
+    assert caught.value.maybe_applied
+    assert await cp.find_call("k") is None
+    assert await cp.list_calls("t") == []
+
+
 async def test_the_documented_permissions_are_enough(
     cluster: RedisCluster, prefix: str
 ) -> None:

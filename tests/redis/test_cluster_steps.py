@@ -184,7 +184,15 @@ async def test_a_stopped_claim_never_makes_two_holders(
             store.resume.set()
 
             if resumes:
-                licensed += await writing
+                (answer,) = await asyncio.gather(writing, return_exceptions=True)
+
+                if isinstance(answer, BackendUnavailable):
+                    # The other caller confirmed it before it was deleted.
+                    assert answer.maybe_applied
+                    assert ACTS[name] == [other, forget]
+                else:
+                    assert isinstance(answer, bool)
+                    licensed += answer
 
             held = await holders(cp)
             assert len(held) <= 1
