@@ -216,9 +216,18 @@ class Nodes:
                 ]
                 self._version += 1
                 self._is_old = False
+                await self._disconnect_others()
                 return
 
             raise failed
+
+    async def _disconnect_others(self) -> None:
+        """Close connections to nodes that have left, or have no slots any more."""
+        used = {*(place for _, _, place in self._ranges), *self._seeds}
+
+        for place, server in list(self._servers.items()):
+            if place not in used:
+                await server.reconnect()
 
     def _server(self, place: Place) -> Server:
         if place not in self._servers:

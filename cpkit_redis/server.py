@@ -86,10 +86,10 @@ class Server:
         return await self.ask(b"", *(one for _, one in commands), writes=writes)
 
     async def reconnect(self) -> None:
-        """Let later commands connect again: the address may be another server's."""
-        for connection in self._idle:
+        """Close the connections that are not in use; later commands connect again."""
+        for connection in list(self._idle):
             with suppress(*CLIENT_ERRORS):
-                await connection.disconnect()
+                await connection.disconnect(nowait=True)
 
     async def close(self) -> None:
         with suppress(*CLIENT_ERRORS):  # the connections are closed all the same

@@ -212,6 +212,32 @@ async def test_notifications_wake(cluster: RedisCluster, prefix: str) -> None:
                 assert await anext(changes) == "t"
 
 
+async def test_connections_to_nodes_that_left_are_closed(
+    cluster: RedisCluster, prefix: str
+) -> None:
+    """When the map of slots is read again; those in use are left."""
+    store = SpreadStore(cluster.url(), ClusterOptions(prefix=prefix))
+
+    async with handle_over(store) as cp:
+        nodes: Any = store._server
+        await cp.append("t", [{}])
+        [(_, port), *_] = nodes._servers
+        left = nodes._server(("localhost", port))
+        assert await left.ask(b"", ("PING",)) == [b"PONG"]
+        waiting = asyncio.create_task(left.ask(b"", ("BLPOP", f"{prefix}:none", 0.2)))
+        await left.ask(b"", ("PING",))
+        nodes._is_old = True
+        await cp.append("t", [{}])
+        assert [one.is_connected for one in left._idle] == [False]
+        await waiting
+        assert all(
+            one.is_connected
+            for place, server in nodes._servers.items()
+            if place != ("localhost", port)
+            for one in server._idle
+        )
+
+
 async def test_flushed_scripts_are_sent_again(cp: Any, cluster: RedisCluster) -> None:
     """On every node, in the middle of a claim too."""
     for n in range(10):
