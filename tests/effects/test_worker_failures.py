@@ -231,8 +231,8 @@ def test_a_holder_that_renews_during_a_long_look_keeps_its_lease() -> None:
         looks: list[float] = []
 
         class SlowLook(Worker):
-            async def _dead(self) -> Any:
-                if found := await super()._dead():
+            async def _scan(self) -> Any:
+                if found := await super()._scan():
                     looks.append(asyncio.get_running_loop().time())
                     await terms.renew(call, len(looks))
 
@@ -246,6 +246,36 @@ def test_a_holder_that_renews_during_a_long_look_keeps_its_lease() -> None:
         state = await terms.look()
         assert state.term is not None
         assert state.died is None
+
+    tell(story)
+
+
+def test_a_slow_scan_of_the_leases_rests() -> None:
+    """The runs that it found start meanwhile, one after another."""
+
+    async def story(cp: MemoryCheckpointer[Any]) -> None:
+        scans: list[float] = []
+
+        class SlowScan(Worker):
+            async def _scan(self) -> Any:
+                scans.append(asyncio.get_running_loop().time())
+                await asyncio.sleep(5)
+                return await super()._scan()
+
+        for thread in "abc":
+            await terms_of(cp, thread).mark_died()
+
+        worker = SlowScan(cp, well, concurrency=1)
+        began = asyncio.get_running_loop().time()
+        await run_for(worker, 40)
+        assert worker.health.ran == 3
+        assert len(scans) == 1
+        await terms_of(cp, "d").mark_died()
+        await run_for(worker, 40)
+        assert worker.health.ran == 4
+        assert [round(one - began) for one in scans] == [0, 50]
+        await terms_of(cp, "e").mark_died()
+        assert await worker.run_due() == 1
 
     tell(story)
 
