@@ -223,13 +223,14 @@ async def test_connections_to_nodes_that_left_are_closed(
         await cp.append("t", [{}])
         [(_, port), *_] = nodes._servers
         left = nodes._server(("localhost", port))
-        assert await left.ask(b"", ("PING",)) == [b"PONG"]
-        waiting = asyncio.create_task(left.ask(b"", ("BLPOP", f"{prefix}:none", 0.2)))
+        await left.ask(b"", ("PING",))
+        in_use = left._idle.pop()
         await left.ask(b"", ("PING",))
         nodes._is_old = True
         await cp.append("t", [{}])
         assert [one.is_connected for one in left._idle] == [False]
-        await waiting
+        assert in_use.is_connected
+        left._idle.append(in_use)
         assert all(
             one.is_connected
             for place, server in nodes._servers.items()
