@@ -16,6 +16,7 @@ from cpkit.heal.forms import (
     calls_in,
     closing_messages,
     is_answer,
+    long_running,
     response_id,
 )
 from cpkit.protocol import Checkpointer, KeepsReceipts
@@ -85,7 +86,8 @@ async def heal(
     """Append a result for each tool call of the thread that has none.
 
     Nothing is executed. A call gets the recorded result of the effect that a ledger ran
-    with its ``tool_call_id``, and otherwise a result that says that it was interrupted.
+    with its ``tool_call_id`` and the name of its tool. Any other call gets a result
+    that says that it was interrupted.
     A call is left open if its effect is issued and its outcome unknown: decide that
     first, with `EffectLedger.recover`. It is left open if its tool has an approval
     request in the thread that is undecided, or approved and not used: the next run of
@@ -146,10 +148,13 @@ def result_text(
     ``None`` if no effect of the call is on record, or only failed ones. `Left` if the
     outcome of its effect is unknown.
 
+    A result counts only if its effect has the name of the tool: a call may have run
+    other effects before the process died. Without ``tool_name`` any result counts.
+
     ``others`` has the tools of the other calls with the same id: models repeat ids.
-    Then a result counts only if it is of this tool, and only if each of those other
-    calls of this tool has a result on record too. With fewer results, the last one may
-    be that of another call.
+    Then a result counts only if there is exactly one for each call of this tool. With
+    fewer results, the last one may be that of another call; with more, it may be the
+    second one of a call.
     """
     found: list[tuple[str, bool]] = []
 
@@ -163,18 +168,20 @@ def result_text(
             reason = "its effect is issued and the outcome unknown; recover the thread"
             return Left(call_id, record.call.tool_name, reason)
 
-        if record.status == "completed" and (
-            not others or record.call.tool_name == tool_name
-        ):
+        if record.status == "completed" and tool_name in ("", record.call.tool_name):
             found.append(_text_of(record))
 
-    return found[-1] if len(found) > others.count(tool_name) else None
+    if others and len(found) != others.count(tool_name) + 1:
+        return None
+
+    return found[-1] if found else None
 
 
 async def _results(
     cp: Checkpointer[Any], thread_id: str, calls_thread: str | None, messages: list[Any]
 ) -> tuple[list[Result], list[Left]]:
-    open_calls = _open_calls(messages)
+    live = _live(messages)
+    open_calls = _open_calls(live)
     results: list[Result] = []
     left: list[Left] = []
 
@@ -189,9 +196,7 @@ async def _results(
     records = await _records(cp, threads)
     waiting = await waiting_tools(cp, threads)
     turn = _last_turn(messages)
-    calls = [
-        one for at, message in enumerate(messages) for one in calls_in(at, message)
-    ]
+    calls = [one for at, message in live.items() for one in calls_in(at, message)]
 
     for call in open_calls:
         others = [one.tool_name for one in calls if one.call_id == call.call_id]
@@ -202,6 +207,9 @@ async def _results(
             left.append(found)
         elif found is None and call.tool_name in waiting:
             left.append(Left(call.call_id, call.tool_name, waiting[call.tool_name]))
+        elif found is None and call.call_id in long_running(messages[call.position]):
+            reason = "it is long-running, and its answer comes later"
+            left.append(Left(call.call_id, call.tool_name, reason))
         elif call.position < turn and call.form != "agents":
             reason = "other messages follow it"
             left.append(Left(call.call_id, call.tool_name, reason))
@@ -242,14 +250,33 @@ async def _records(cp: Checkpointer[Any], threads: Collection[str]) -> list[Call
     return [record for one in sorted(threads) for record in await cp.list_calls(one)]
 
 
-def _open_calls(messages: list[Any]) -> list[OpenCall]:
+def _live(messages: list[Any]) -> dict[int, Any]:
+    """Return the messages by position, without those that were popped or cleared.
+
+    Only sessions of the OpenAI Agents SDK have these.
+    """
+    live: dict[int, Any] = {}
+
+    for position, message in enumerate(messages):
+        match message:
+            case {"clear": True}:
+                live.clear()
+            case {"pop": int(popped)}:
+                live.pop(popped, None)
+            case _:
+                live[position] = message
+
+    return live
+
+
+def _open_calls(messages: dict[int, Any]) -> list[OpenCall]:
     """Return the calls without a result, oldest first.
 
     A model may repeat an id. Then a result belongs to the newest open call.
     """
     unanswered: list[OpenCall] = []
 
-    for position, message in enumerate(messages):
+    for position, message in messages.items():
         for call_id in answers_in(message):
             for index in reversed(range(len(unanswered))):
                 if unanswered[index].call_id == call_id:
@@ -257,12 +284,6 @@ def _open_calls(messages: list[Any]) -> list[OpenCall]:
                     break
 
         unanswered += calls_in(position, message)
-
-        match message:
-            case {"clear": True}:
-                unanswered.clear()
-            case {"pop": int(popped)}:
-                unanswered = [one for one in unanswered if one.position != popped]
 
     return unanswered
 

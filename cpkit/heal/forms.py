@@ -23,7 +23,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -36,6 +36,7 @@ __all__ = [
     "calls_in",
     "closing_messages",
     "is_answer",
+    "long_running",
     "response_id",
 ]
 
@@ -98,6 +99,15 @@ def answers_in(message: Any) -> Iterator[str]:
 def is_answer(message: Any) -> bool:
     """Return whether a message has the result of a call."""
     return next(answers_in(message), None) is not None
+
+
+def long_running(message: Any) -> Collection[str]:
+    """Return the ids of an event's calls whose answers come later, as from a person."""
+    match message:
+        case {"event": {"long_running_tool_ids": list(ids)}}:
+            return ids
+
+    return ()
 
 
 def response_id(message: Any) -> str | None:

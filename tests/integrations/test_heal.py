@@ -391,6 +391,67 @@ async def test_a_repeated_id_does_not_bring_back_an_earlier_result(
     assert (await cp.read("died behind"))[-1]["content"] == '{"paid": 8}'
 
 
+async def test_the_result_of_another_effect_is_not_that_of_the_call(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """A call that ran one of its two effects; and a call that repeats an id."""
+    call = {"role": "assistant", "tool_calls": [openai_call("c")]}
+    result = {"role": "tool", "tool_call_id": "c", "content": "both"}
+    ledger = EffectLedger(cp)
+    await cp.append("half", [call])
+    await ledger.run("half", "withdraw", {"n": 1}, pay_of, tool_call_id="c")
+    await cp.append("thrice", [call])
+
+    for n in range(3):
+        await ledger.run("thrice", "pay", {"n": n}, pay_of, tool_call_id="c")
+
+    await cp.append("thrice", [result, call])
+
+    for thread in ("half", "thrice"):
+        report = await heal(cp, thread)
+        assert [one.source for one in report.closed] == ["interrupted"]
+
+
+async def test_popped_and_cleared_items_of_a_session_do_not_count(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """A session that was trimmed has its call once; a popped result leaves it open."""
+    call: Any = {
+        "type": "function_call",
+        "call_id": "c",
+        "name": "pay",
+        "arguments": "",
+    }
+    result: Any = {"type": "function_call_output", "call_id": "c", "output": "paid"}
+
+    for change in ("trimmed", "result popped"):
+        session = Session(change, cp)
+        await session.add_items([{"role": "user", "content": "pay"}, call])
+        await ran(cp, change, "c")
+
+        if change == "trimmed":
+            await session.clear_session()
+            await session.add_items([call])
+        else:
+            await session.add_items([result])
+            await session.pop_item()
+
+        report = await heal(cp, session.thread_id)
+        assert [one.source for one in report.closed] == ["recorded"]
+        last: Any = (await session.get_items())[-1]
+        assert last["output"] == '{"paid": 7}'
+
+
+async def test_a_long_running_call_is_left(cp: MemoryCheckpointer[Any]) -> None:
+    """Its answer comes later, for instance from a person."""
+    created, called = HISTORIES["adk"]
+    event = called["event"] | {"long_running_tool_ids": ["a"]}
+    await cp.append("t", [created, {"event": event}])
+    report = await heal(cp, "t")
+    assert [one.call_id for one in report.left] == ["a"]
+    assert [one.call_id for one in report.closed] == ["b"]
+
+
 async def test_a_call_in_two_notations_is_one_call(
     cp: MemoryCheckpointer[Any],
 ) -> None:
