@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from cpkit.protocol import Checkpointer
 from cpkit.sync import SyncCheckpointer, running_loop
 
-__all__ = ["Bridge"]
+__all__ = ["Bridge", "completed"]
 
 T = TypeVar("T")
+
+# Seconds after which a caller looks whether the store's loop has ended.
+_PAUSE = 1.0
+
+_LOOP_ENDED = (
+    "the event loop that the store was opened on does not run any more; for a program "
+    "without a loop of its own, open the store with cpkit.sync.SyncCheckpointer"
+)
 
 
 class Bridge:
@@ -55,8 +63,16 @@ class Bridge:
         if asyncio.get_running_loop() is self._loop:
             return await work
 
-        result: T = await asyncio.wrap_future(self._submit(work))
-        return result
+        answer: asyncio.Future[T] = asyncio.wrap_future(self._submit(work))
+
+        try:
+            while not (await asyncio.wait([answer], timeout=_PAUSE))[0]:
+                self._check_open(work)
+        except BaseException:
+            answer.cancel()
+            raise
+
+        return answer.result()
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run the work on the store's loop, and block this thread until it is done.
@@ -74,21 +90,44 @@ class Bridge:
         future = self._submit(work)
 
         try:
-            result: T = future.result()
-        except BaseException:
-            # An interrupt of this thread, if the future is not done.
+            while not wait([future], timeout=_PAUSE).done:
+                self._check_open(work)
+        except BaseException:  # for instance an interrupt of this thread
             future.cancel()
             raise
 
+        result: T = future.result()
         return result
+
+    def _check_open(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Raise if the store's loop ended just when the work was given to it."""
+        if self._loop is not None and self._loop.is_closed():
+            work.close()
+            raise RuntimeError(_LOOP_ENDED)
 
     def _to_running_loop(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         if self._loop is None or not self._loop.is_running():
             work.close()
-            raise RuntimeError(
-                "the event loop that the store was opened on does not run any more; "
-                "for a program without a loop of its own, open the store with "
-                "cpkit.sync.SyncCheckpointer"
-            )
+            raise RuntimeError(_LOOP_ENDED)
 
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+async def completed(work: Coroutine[Any, Any, T]) -> T:
+    """Complete the work even if the caller is cancelled, then raise the cancellation.
+
+    The SDKs assume that a change is over when its call ends, cancelled or not.
+    """
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as exc:
+            cancelled = cancelled or exc
+
+    if cancelled is not None:
+        raise cancelled from (None if task.cancelled() else task.exception())
+
+    return task.result()

@@ -11,14 +11,14 @@ event and its change of the state are one append at a known version.
 
 The state of an app, and that of a user, are the extra of a thread of their own. A
 change of theirs is first stored with its event, then applied, then marked as applied.
-If the process dies in between, the next use of the session applies it.
+If the process dies in between, the next use of the session applies it, also over a
+newer change by another session.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -31,7 +31,7 @@ from pydantic_core import to_jsonable_python
 from cpkit.driver.ids import check_id
 from cpkit.errors import VersionConflict
 from cpkit.extras import needs_extra
-from cpkit.integrations.bridge import Bridge
+from cpkit.integrations.bridge import Bridge, completed
 from cpkit.protocol import Checkpointer, ErasesThreads, ListsThreads
 from cpkit.records import CheckpointData
 from cpkit.sessions.fenced import append_once, read_range
@@ -59,7 +59,9 @@ _STATE = "state:"
 _UPDATED = "updated"
 _OWED = "owed"
 
-_CACHED = 1024
+# A session may be read without its first events. An event that is delivered again is
+# looked for among so many of them.
+_LOOKED_AT = 16
 
 
 class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not followed
@@ -71,8 +73,10 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
     `append_event` stores an event and its change of the session's state in one atomic
     step. It raises ``StaleSessionError`` if the stored session has an event that the
     given session lacks, and writes nothing. An event that is delivered again is stored
-    once. The store compares the number of events only: if another process deleted the
-    session and made one with its id and as many events, that one gets the event.
+    once, if the session has it, or if it is one of the last 16 that the session was
+    read without. The store compares the number of events only: if another process
+    deleted the session and made one with its id and as many events, that one gets the
+    event.
     `delete_session` needs a store that erases, and `list_sessions` one that lists its
     threads; otherwise they raise ``NotImplementedError``.
     """
@@ -80,8 +84,6 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
     def __init__(self, cp: Checkpointer[Any] | SyncCheckpointer[Any]) -> None:
         self._bridge = Bridge(cp, wait_for_loop=True)
         self._cp = self._bridge.checkpointer
-        # Used only on the store's event loop: each thread's version and last event.
-        self._ends: OrderedDict[str, tuple[int, dict[str, Any]]] = OrderedDict()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def create_session(
@@ -131,8 +133,7 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
     ) -> None:
         """Erase the session; the states of its app and its user stay."""
         if own_id := session_id.strip():
-            thread_id = session_thread(app_name, user_id, own_id)
-            await self._bridge.go(self._delete(thread_id))
+            await self._bridge.go(self._delete(app_name, user_id, own_id))
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
         """Return the state of the user in the app, without the prefix ``user:``."""
@@ -142,12 +143,15 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
     async def append_event(self, session: Session, event: Event) -> Event:
         """Store the event and its change of the state, then apply both to the session.
 
-        Raises ``StaleSessionError`` and ``SessionNotFoundError``.
+        A cancelled call is completed before it raises, so that the session has what is
+        stored. Raises ``StaleSessionError`` and ``SessionNotFoundError``.
         """
         if event.partial:
             return event
 
-        return await self._bridge.go(self._append_event(session, event))
+        # Also where the bridge waits for another event loop.
+        work = completed(self._append_event(session, event))
+        return await completed(self._bridge.go(work))
 
     # On the store's event loop
 
@@ -155,6 +159,7 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         self, app_name: str, user_id: str, session_id: str, state: dict[str, Any]
     ) -> None:
         thread_id = session_thread(app_name, user_id, session_id)
+        _thread(_USERS, app_name, user_id)  # its id may be too long, too
         record = {"created": uuid4().hex}
         extra = {_UPDATED: time.time(), **_changes(state)}
 
@@ -167,7 +172,6 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
                 f"session with id {session_id[:80]} already exists"
             ) from None
 
-        self._remember(thread_id, 1, {})
         await self._pay(app_name, user_id, thread_id, extra, 1)
 
     async def _get(
@@ -185,7 +189,6 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
 
         await self._pay(app_name, user_id, thread_id, data.extra, len(data.messages))
         records = [record["event"] for record in data.messages if "event" in record]
-        self._remember(thread_id, len(data.messages), records[-1] if records else {})
         events = [Event.model_validate(one) for one in _wanted(records, config)]
         return await self._session(app_name, user_id, session_id, data, events)
 
@@ -206,7 +209,7 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
             for key, value in data.extra.items()
             if key.startswith(_STATE)
         }
-        return Session(
+        session = Session(
             app_name=app_name,
             user_id=user_id,
             id=session_id,
@@ -218,6 +221,8 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
             events=events,
             last_update_time=data.extra.get(_UPDATED, 0.0),
         )
+        _mark(session, len(data.messages))
+        return session
 
     async def _list(self, app_name: str, user_id: str | None) -> ListSessionsResponse:
         if not isinstance(self._cp, ListsThreads):
@@ -235,6 +240,10 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
                 data = await self._cp.load(info.thread_id)
 
                 if data is not None and data.messages:
+                    version = len(data.messages)
+                    await self._pay(
+                        app_name, owner, info.thread_id, data.extra, version
+                    )
                     sessions.append(
                         await self._session(app_name, owner, session_id, data, [])
                     )
@@ -244,12 +253,19 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         sessions.sort(key=lambda one: (one.last_update_time, one.user_id, one.id))
         return ListSessionsResponse(sessions=sessions)
 
-    async def _delete(self, thread_id: str) -> None:
+    async def _delete(self, app_name: str, user_id: str, session_id: str) -> None:
         if not isinstance(self._cp, ErasesThreads):
             raise NotImplementedError("the store cannot erase threads")
 
+        thread_id = session_thread(app_name, user_id, session_id)
+        data = await self._cp.load(thread_id)
+
+        if data is not None:
+            # The states of the app and the user stay.
+            version = len(data.messages)
+            await self._pay(app_name, user_id, thread_id, data.extra, version)
+
         await self._cp.delete_thread(thread_id)
-        self._ends.pop(thread_id, None)
 
     async def _append_event(self, session: Session, event: Event) -> Event:
         app_name, user_id = session.app_name, session.user_id
@@ -259,17 +275,14 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
 
         # Tasks that share a session object append one after the other.
         async with turn:
-            if any(
-                _record(one)[0] == record
-                for one in session.events
-                if one.id == event.id
-            ):
-                return event  # it was delivered before
+            if await self._was_delivered(thread_id, session, event, record):
+                return event
 
             version = await self._append(thread_id, session, record, extra)
             await self._pay(app_name, user_id, thread_id, extra, version)
             event = await super().append_event(session=session, event=event)
             session.last_update_time = event.timestamp
+            _mark(session, version)
             return event
 
     async def _append(
@@ -280,48 +293,57 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         extra: dict[str, Any],
     ) -> int:
         """Store the event, unless an earlier try did; return the version after it."""
-        version, last = self._ends.get(thread_id, (0, {}))
+        version = _version_of(session)
 
-        if not _is_at(session, version, last):
-            version, record_there = await self._last(thread_id)
-            last = record_there.get("event", {})
+        if version is None:
+            version, last = await self._last(thread_id)
 
             if version == 0:
                 raise SessionNotFoundError(f"session {session.id[:80]!r} not found")
 
-            if last == record["event"]:
-                # An earlier try stored it, and its answer was lost.
-                self._remember(thread_id, version, last)
+            if last == record:
                 return version
 
-            if not _is_at(session, version, last):
-                raise StaleSessionError(
-                    f"session {session.id[:80]!r} has events that the given session "
-                    "lacks; get it again"
-                )
+            if not _is_at(session, last.get("event", {})):
+                raise _stale(session)
 
         try:
             await append_once(
                 self._cp, thread_id, [record], expected_version=version, extra=extra
             )
         except VersionConflict as exc:
-            self._ends.pop(thread_id, None)
-
             if exc.actual == 0:
                 raise SessionNotFoundError(
                     f"session {session.id[:80]!r} not found"
                 ) from exc
 
-            raise StaleSessionError(
-                f"another process has appended to session {session.id[:80]!r}; "
-                "get it again"
-            ) from exc
-        except BaseException:
-            self._ends.pop(thread_id, None)
-            raise
+            if exc.actual == version + 1 and [record] == await read_range(
+                self._cp, thread_id, version, exc.actual
+            ):
+                return exc.actual
 
-        self._remember(thread_id, version + 1, record["event"])
+            raise _stale(session) from exc
+
         return version + 1
+
+    async def _was_delivered(
+        self, thread_id: str, session: Session, event: Event, record: dict[str, Any]
+    ) -> bool:
+        """Return whether the event is stored, at or before the end of the session."""
+        if any(
+            _record(one)[0] == record for one in session.events if one.id == event.id
+        ):
+            return True
+
+        version = _version_of(session)
+        # The message at position 0 has no event.
+        first = 1 if version is None else version - len(session.events)
+
+        if first == 1:
+            return False
+
+        start = max(1, first - _LOOKED_AT)
+        return record in await read_range(self._cp, thread_id, start, first)
 
     async def _last(self, thread_id: str) -> tuple[int, dict[str, Any]]:
         """Return the version of the thread and its last message."""
@@ -372,14 +394,6 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         data = await self._cp.load(thread_id)
         return {} if data is None else dict(data.extra)
 
-    def _remember(self, thread_id: str, version: int, last: dict[str, Any]) -> None:
-        known = {name: last[name] for name in ("id", "timestamp") if last}
-        self._ends[thread_id] = (version, known)
-        self._ends.move_to_end(thread_id)
-
-        if len(self._ends) > _CACHED:
-            self._ends.popitem(last=False)
-
 
 def session_thread(app_name: str, user_id: str, session_id: str) -> str:
     """Return the id of the thread that holds a session.
@@ -397,18 +411,36 @@ def _thread(prefix: str, *parts: str) -> str:
     return check_id("the ids of the session, with their prefix,", prefix + encoded)
 
 
-def _is_at(session: Session, version: int, last: Mapping[str, Any]) -> bool:
+def _mark(session: Session, version: int) -> None:
+    """Note in a session which version of its thread it is.
+
+    Stores of the ADK keep their revision in this attribute too. Copies have it.
+    """
+    session._storage_update_marker = str(version)
+
+
+def _version_of(session: Session) -> int | None:
+    """Return the version of a session's thread; ``None`` if a program made it."""
+    marker = getattr(session, "_storage_update_marker", None)
+    return int(marker) if marker is not None and marker.isdecimal() else None
+
+
+def _is_at(session: Session, last: Mapping[str, Any]) -> bool:
     """Return whether the session ends with the last event of the stored session.
 
-    A session that was read without its events has the time of the last one.
+    A session without its events has the time of the last one.
     """
-    if version == 0:
-        return False
-
     if session.events:
         return bool(session.events[-1].id == last.get("id"))
 
     return not last or bool(session.last_update_time == last["timestamp"])
+
+
+def _stale(session: Session) -> StaleSessionError:
+    return StaleSessionError(
+        f"session {session.id[:80]!r} has events that the given session lacks; get it "
+        "again"
+    )
 
 
 def _record(event: Event) -> tuple[dict[str, Any], dict[str, Any]]:

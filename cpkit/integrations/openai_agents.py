@@ -24,7 +24,7 @@ from cpkit.driver.backoff import Backoff
 from cpkit.driver.jsontext import encode_json, parse_json
 from cpkit.errors import CorruptThread, VersionConflict
 from cpkit.extras import needs_extra
-from cpkit.integrations.bridge import Bridge
+from cpkit.integrations.bridge import Bridge, completed
 from cpkit.integrations.openai_thread import session_thread
 from cpkit.protocol import Checkpointer
 from cpkit.sessions.context import copied
@@ -129,7 +129,7 @@ class Session(SessionABC):
 
     async def _mutate(self, work: Coroutine[Any, Any, T]) -> T:
         """Complete the work even if the caller is cancelled, or its loop ends."""
-        return await _completed(self._bridge.go(_completed(work)))
+        return await completed(self._bridge.go(completed(work)))
 
     async def _append_nothing(self) -> None:
         await self._cp.append(self.thread_id, [])
@@ -231,23 +231,3 @@ class Session(SessionABC):
                         f"message {position}",
                         "not a change of an Agents SDK session",
                     )
-
-
-async def _completed(work: Coroutine[Any, Any, T]) -> T:
-    """Complete the work even if the caller is cancelled, then raise the cancellation.
-
-    The SDK assumes that a mutation is over when its call ends, cancelled or not.
-    """
-    task = asyncio.create_task(work)
-    cancelled: asyncio.CancelledError | None = None
-
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as exc:
-            cancelled = cancelled or exc
-
-    if cancelled is not None:
-        raise cancelled from (None if task.cancelled() else task.exception())
-
-    return task.result()

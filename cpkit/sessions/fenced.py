@@ -107,7 +107,14 @@ class Follower:
         if self._proof and messages[:1] != [known]:
             return None
 
-        return messages[self.version - position :]
+        read = self.version - position
+
+        if 1 < read <= len(messages):
+            # It is the same thread, so the messages that were written to it since are
+            # in it. The next read begins at the last of them.
+            self._proof = self.version - 1, messages[read - 1]
+
+        return messages[read:]
 
     def wrote(self, messages: Sequence[Any]) -> None:
         """Count messages that were appended at ``version``."""

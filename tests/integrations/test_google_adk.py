@@ -18,7 +18,12 @@ from google.adk.sessions import InMemorySessionService
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
 
-from cpkit import BackendUnavailable, MemoryCheckpointer, open_checkpointer
+from cpkit import (
+    BackendUnavailable,
+    InvalidId,
+    MemoryCheckpointer,
+    open_checkpointer,
+)
 from cpkit.integrations.google_adk import SessionService, session_thread
 from cpkit.sync import SyncCheckpointer
 from tests.sessions.spy import Spy
@@ -252,6 +257,13 @@ class Paused(SessionService):
         await super()._pay(*args)
 
 
+class Dying(SessionService):
+    """Dies before it applies changes of shared state."""
+
+    async def _pay(self, *args: Any) -> None:
+        raise RuntimeError("died")
+
+
 @pytest.mark.parametrize("dies", [False, True])
 async def test_a_paused_writer_undoes_no_later_change_of_shared_state(
     cp: MemoryCheckpointer[Any], dies: bool
@@ -267,11 +279,8 @@ async def test_a_paused_writer_undoes_no_later_change_of_shared_state(
     later: Any = {"app:n": 2, "user:n": 2}
 
     if dies:
-        dead = Paused(cp)
-        write = asyncio.create_task(dead.append_event(second, event("b", **later)))
-        await dead.is_paused.wait()
-        write.cancel()
-        await asyncio.wait([write])
+        with pytest.raises(RuntimeError, match="died"):
+            await Dying(cp).append_event(second, event("b", **later))
     else:
         await quick.append_event(second, event("b", **later))
 
@@ -293,7 +302,7 @@ async def test_a_deleted_session_leaves_its_change_of_shared_state_and_nothing_e
     change: Any = {"app:n": 1}
     writing = asyncio.create_task(service.append_event(session, event("a", **change)))
     await service.is_paused.wait()
-    await service.delete_session(**IDS)
+    await SessionService(cp).delete_session(**IDS)
     service.go_on.set()
     await writing
     assert await cp.load(session_thread("app", "user", "session")) is None
@@ -317,6 +326,125 @@ async def test_an_event_that_is_delivered_again_is_stored_once(
             stored: Any = await service.get_session(**IDS)
             assert texts(stored) == texts(session) == ["a", "b"]
             assert stored.state == session.state == {"n": 2}
+
+
+def of_user(**values: Any) -> Any:
+    """Return a change of the user's state."""
+    return {f"user:{name}": value for name, value in values.items()}
+
+
+async def test_a_change_of_a_dead_process_survives_a_list_and_a_deletion(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """Of shared state: they apply it before a later event or the deletion hides it."""
+    service = SessionService(cp)
+    first: Any = await service.create_session(**IDS)
+
+    with pytest.raises(RuntimeError, match="died"):
+        await Dying(cp).append_event(first, event("a", **of_user(a=1)))
+
+    listed: Any = (await service.list_sessions(**WHO)).sessions[0]
+    await service.append_event(listed, event("b", **of_user(b=2)))
+    assert await service.get_user_state(**WHO) == {"a": 1, "b": 2}
+
+    with pytest.raises(RuntimeError, match="died"):
+        await Dying(cp).append_event(listed, event("c", **of_user(c=3)))
+
+    await service.delete_session(**IDS)
+    assert await service.get_user_state(**WHO) == {"a": 1, "b": 2, "c": 3}
+
+
+@pytest.mark.parametrize("recent", [0, 1])
+async def test_an_event_is_stored_once_in_a_session_without_its_first_events(
+    cp: MemoryCheckpointer[Any], recent: int
+) -> None:
+    """The state does not go back to that of the event either."""
+    service = SessionService(cp)
+    session: Any = await service.create_session(**IDS)
+    first = event("a", n=1, **of_user(n=1))
+    await service.append_event(session, first)
+    await service.append_event(session, event("b", n=2, **of_user(n=2)))
+    config = GetSessionConfig(num_recent_events=recent)
+    read: Any = await service.get_session(**IDS, config=config)
+    assert await service.append_event(read, first) == first
+    assert texts(read) == ["b"][:recent]
+    found: Any = await service.get_session(**IDS)
+    assert texts(found) == ["a", "b"]
+    assert found.state == read.state == {"n": 2, "user:n": 2}
+
+
+async def test_sessions_without_events_are_compared_by_their_number(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """Not by the time of the last one, which another event may have too."""
+    one, two = SessionService(cp), SessionService(cp)
+    session: Any = await one.create_session(**IDS)
+    await one.append_event(session, event("a"))
+    listed: Any = (await two.list_sessions(**WHO)).sessions[0]
+    same_time = event("b")
+    same_time.timestamp = session.last_update_time
+    await one.append_event(session, same_time)
+
+    with pytest.raises(StaleSessionError):
+        await two.append_event(listed, event("c"))
+
+    listed = (await two.list_sessions(**WHO)).sessions[0]
+    await two.append_event(listed, event("c"))
+    assert texts(await one.get_session(**IDS)) == ["a", "b", "c"]
+
+
+async def test_a_session_that_a_program_made_itself_is_compared_by_its_events(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """It has no mark of this service."""
+    service = SessionService(cp)
+    session: Any = await service.create_session(**IDS)
+    await service.append_event(session, event("a"))
+    made: Any = type(session).model_validate(session.model_dump())
+    await service.append_event(made, event("b"))
+    assert texts(made) == ["a", "b"]
+
+    other: Any = type(session).model_validate(session.model_dump())
+
+    with pytest.raises(StaleSessionError):
+        await service.append_event(other, event("c"))
+
+
+async def test_a_cancelled_append_leaves_the_session_usable(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """What is stored is in the session, so other tasks can go on with it."""
+    service = SessionService(cp)
+    session: Any = await service.create_session(**IDS)
+
+    for turns in range(12):
+        append = asyncio.create_task(
+            service.append_event(session, event(f"{turns}", **of_user(n=turns)))
+        )
+
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+        append.cancel()
+        await asyncio.wait([append])
+        found: Any = await service.get_session(**IDS)
+        assert texts(found) == texts(session)
+
+    await service.append_event(session, event("last"))
+    assert texts(session)[-1] == "last"
+
+
+async def test_an_id_too_long_for_the_user_creates_nothing(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """The thread of the user's state has a longer prefix than that of a session."""
+    service = SessionService(cp)
+    ids: Any = {**IDS, "user_id": "u" * 488, "session_id": "s"}
+
+    with pytest.raises(InvalidId):
+        await service.create_session(**ids)
+
+    assert await cp.list_threads() == []
 
 
 class Echo(BaseAgent):  # type: ignore[misc]  # types are not followed

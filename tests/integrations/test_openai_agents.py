@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from cpkit import (
     open_checkpointer,
 )
 from cpkit.integrations import openai_agents
+from cpkit.integrations.bridge import Bridge
 from cpkit.integrations.openai_agents import Session, session_thread
 from tests.sessions.spy import Fault, RangeSpy, Spy
 
@@ -55,6 +57,64 @@ async def memory() -> AsyncIterator[MemoryCheckpointer[Any]]:
 
 def numbered(*numbers: int) -> list[Any]:
     return [{"role": "user", "content": str(number)} for number in numbers]
+
+
+async def test_a_session_reads_its_own_items_once(
+    memory: MemoryCheckpointer[Any],
+) -> None:
+    """Each read begins at the last message that the read before it knew."""
+    spy = RangeSpy(memory)
+    session = Session("s", spy)
+
+    for n in range(20):
+        assert len(await session.get_items()) == n
+        await session.add_items(numbered(n))
+
+    starts = [call[1] for call in spy.calls if call[0] == "read"]
+    assert starts[-1] >= 17
+    assert await session.get_items() == numbered(*range(20))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_call_ends_if_the_loop_of_the_store_ends(is_async: bool) -> None:
+    """Also one that came in the last turn of the loop, which drops it."""
+    loop = asyncio.new_event_loop()
+    last_turn, given = threading.Event(), threading.Event()
+
+    async def make() -> Bridge:
+        return Bridge(MemoryCheckpointer[Any]())
+
+    bridge = loop.run_until_complete(make())
+    submit = bridge._submit
+
+    def give(work: Any) -> Any:
+        future = submit(work)
+        given.set()
+        return future
+
+    bridge._submit = give
+
+    def stop() -> None:
+        loop.stop()
+        last_turn.set()
+        given.wait(10)
+
+    def serve() -> None:
+        loop.call_soon(stop)
+        loop.run_forever()
+        loop.close()
+
+    async def work() -> None:
+        """Never begin."""
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    last_turn.wait(10)
+
+    with pytest.raises(RuntimeError, match="does not run any more"):
+        asyncio.run(bridge.go(work())) if is_async else bridge.wait(work())
+
+    thread.join()
 
 
 async def test_a_program_may_close_its_session(
