@@ -30,7 +30,10 @@ async def check_each_is_charged_once(url: str, how: str) -> None:
     done = await payments(
         "--url", url, "--orders", "40", "--kills", "4", "--ledger", how
     )
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    # A kill may cut a write of the files, and the next reader says so.
+    lines = done.stderr.splitlines()
+    errors = [one for one in lines if "a write that was never acknowledged" not in one]
+    assert (done.returncode, errors) == (0, []), done.stdout + done.stderr
     row = re.search(
         rf"^{how} +(\d+) +(\d+) +0 +0 +0 +0 +[\d.]+$", done.stdout, re.MULTILINE
     )

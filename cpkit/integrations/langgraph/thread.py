@@ -56,7 +56,7 @@ __all__ = [
     "split",
 ]
 
-_OVERHEAD = 8 * 1024
+_OVERHEAD = 4096
 
 # A message has at most 16 MiB. A text of this length fits, also if each of its
 # characters takes six bytes, with the rest.
