@@ -7,20 +7,14 @@ import resource
 import signal
 from collections.abc import Coroutine
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from cpkit import BackendUnavailable, ToolCall
 from cpkit_file import FileCheckpointer
-from tests.processes import UNPRIVILEGED, report, serve
+from tests.processes import report, serve
+from tests.worker import COMMANDS, drop_rights
 
 Store = FileCheckpointer[Any]
-
-
-async def append_one(path: str) -> int:
-    """Open the store, append one message, and return the version."""
-    async with Store(path) as cp:
-        return await cp.append("shared", [{"by": os.getpid()}])
 
 
 async def begin_again(path: str) -> int:
@@ -28,22 +22,6 @@ async def begin_again(path: str) -> int:
     async with Store(path) as cp:
         await cp.delete_thread("t", forget_keys=True)
         return await cp.append("t", [{"by": os.getpid()}])
-
-
-async def mixed(path: str, name: str, count: int) -> dict[str, Any]:
-    """Append, merge and claim in turn; return versions and the claimed keys."""
-    versions, won = [], []
-
-    async with Store(path) as cp:
-        for i in range(count):
-            versions.append(await cp.append("shared", [{"by": name, "i": i}]))
-            await cp.save_extra("shared", {f"{name} {i}": i, "last": name})
-            call = ToolCall(f"{name} {i}", "tool", {"i": i}, f"key {i}")
-
-            if await cp.record_issued("shared", call) is None:
-                won.append(call.idempotency_key)
-
-    return {"versions": versions, "won": won}
 
 
 async def contend(path: str, name: str, count: int) -> list[int]:
@@ -61,21 +39,6 @@ async def contend(path: str, name: str, count: int) -> list[int]:
     return attempts
 
 
-async def write_for_ever(path: str, name: str) -> None:
-    """Append, merge, claim and resolve, and write a line for each acknowledgement."""
-    async with Store(path) as cp:
-        for i in range(1_000_000):
-            body: Any = [{"by": name, "i": i, "half": half} for half in (0, 1)]
-            report(["append", await cp.append("t", body)])
-            await cp.save_extra("t", {"by": name, "i": i})
-            report(["extra", name, i])
-            call = ToolCall(f"{name} {i}", "tool", {}, f"key {name} {i}")
-            await cp.record_issued("t", call)
-            report(["issued", call.call_id])
-            await cp.record_result("t", call.call_id, i)
-            report(["completed", call.call_id])
-
-
 async def append_big_for_ever(path: str) -> None:
     """Append messages so large that a kill often hits the middle of one."""
     async with Store(path, durability="normal") as cp:
@@ -86,13 +49,7 @@ async def append_big_for_ever(path: str) -> None:
 
 async def use_unprivileged(path: str) -> dict[str, str]:
     """Return what operations return or raise without root's rights."""
-    # Import everything while this process may still read it.
-    with TemporaryDirectory() as folder:
-        await append_one(folder)
-
-    if os.getuid() == 0:
-        os.setgid(UNPRIVILEGED)
-        os.setuid(UNPRIVILEGED)
+    await drop_rights("file://{}")
 
     said = {}
 
@@ -158,13 +115,11 @@ async def fill_up_to(path: str, limit: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     serve(
+        *COMMANDS,
         append_big_for_ever,
-        append_one,
         begin_again,
         contend,
         fill_up_to,
-        mixed,
         open_unprivileged,
         use_unprivileged,
-        write_for_ever,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from contextlib import suppress
 
@@ -15,17 +14,12 @@ from cpkit import (
     open_checkpointer,
 )
 from tests.processes import serve
+from tests.worker import append_one
 
 
 async def ready() -> bool:
     """Return when the process has started."""
     return True
-
-
-async def append_one(url: str) -> int:
-    """Open the store, append one message, and return the version."""
-    async with open_checkpointer(url) as cp:
-        return await cp.append("shared", [{"by": os.getpid()}])
 
 
 async def append_many(url: str, thread_id: str, name: str, count: int) -> list[int]:

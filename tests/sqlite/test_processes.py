@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import sqlite3
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,7 @@ import pytest
 
 from cpkit import (
     BackendUnavailable,
-    CallRecord,
     CheckpointData,
-    KeepsReceipts,
     open_checkpointer,
 )
 from cpkit_sqlite import SQLiteCheckpointer
@@ -33,87 +29,6 @@ def loaded(url: str, thread_id: str) -> CheckpointData[dict[str, Any]]:
     data = asyncio.run(load())
     assert data is not None
     return data
-
-
-def on_record(url: str, thread_id: str) -> list[CallRecord]:
-    async def calls() -> list[CallRecord]:
-        async with open_checkpointer(url) as cp:
-            assert isinstance(cp, KeepsReceipts)
-            return await cp.list_calls(thread_id)
-
-    return asyncio.run(calls())
-
-
-@pytest.mark.long
-def test_eight_processes_open_a_fresh_file_at_once(
-    tmp_path: Path, workers: Workers
-) -> None:
-    """One of them creates the tables, and every write is stored."""
-    eight = workers(8)
-
-    for round_ in range(6):
-        url = f"sqlite:///{tmp_path}/new {round_}/agent.db"
-
-        for worker in eight:
-            worker.tell("append_one", url)
-
-        assert sorted(worker.answer() for worker in eight) == list(range(1, 9))
-
-
-@pytest.mark.long
-def test_processes_write_one_file(tmp_path: Path, workers: Workers) -> None:
-    """Versions are dense, each merge is kept, and each key has one holder."""
-    url = f"sqlite:///{tmp_path}/agent.db"
-    four, count = workers(4), 40
-
-    for number, worker in enumerate(four):
-        worker.tell("mixed", url, f"w{number}", count)
-
-    answers = [worker.answer() for worker in four]
-    data = loaded(url, "shared")
-    versions = [version for answer in answers for version in answer["versions"]]
-    won = Counter(key for answer in answers for key in answer["won"])
-
-    assert (
-        sorted(versions)
-        == list(range(1, 4 * count + 1))
-        == [*range(1, data.version + 1)]
-    )
-    assert won == Counter({f"key {i}": 1 for i in range(count)})
-    assert len(data.extra) == 4 * count + 1
-    assert len(data.pending) == count
-
-    for number in range(4):
-        mine = [m["i"] for m in data.messages if m["by"] == f"w{number}"]
-        assert mine == list(range(count))
-
-
-@pytest.mark.long
-def test_a_killed_writer_loses_nothing_that_it_acknowledged(
-    tmp_path: Path, workers: Workers
-) -> None:
-    """After SIGKILL acknowledged writes are stored, and none is stored in part."""
-    url = f"sqlite:///{tmp_path}/agent.db"
-    chance = random.Random(5)
-
-    for round_, worker in enumerate(workers(4)):
-        worker.tell("write_for_ever", url, f"w{round_}")
-        said = [
-            worker.answer() for _ in range(chance.randrange(1, 120))
-        ] + worker.kill()
-        data = loaded(url, "t")
-        appended = [line[1] for line in said if line[0] == "append"]
-        merged = [line[2] for line in said if line[0] == "extra"]
-        issued = {line[1] for line in said if line[0] == "issued"}
-        completed = {line[1] for line in said if line[0] == "completed"}
-        status = {r.call.call_id: r.status for r in on_record(url, "t")}
-
-        # One write can have landed unanswered.
-        assert data.version - max(appended) in (0, 2)
-        assert [m["half"] for m in data.messages] == [0, 1] * (data.version // 2)
-        assert not merged or data.extra["i"] - max(merged) in (0, 1)
-        assert issued <= status.keys()
-        assert {status[call_id] for call_id in completed} <= {"completed"}
 
 
 def test_bytes_after_the_last_commit_of_the_log_are_ignored(

@@ -7,48 +7,11 @@ import resource
 import signal
 import sqlite3
 from collections.abc import Coroutine
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from cpkit import BackendUnavailable, ToolCall, open_checkpointer
-from tests.processes import UNPRIVILEGED, report, serve
-
-
-async def append_one(url: str) -> int:
-    """Open the store, append one message, and return the version."""
-    async with open_checkpointer(url) as cp:
-        return await cp.append("shared", [{"by": os.getpid()}])
-
-
-async def mixed(url: str, name: str, count: int) -> dict[str, Any]:
-    """Append, merge and claim in turn; return versions and the keys that were won."""
-    versions, won = [], []
-
-    async with open_checkpointer(url) as cp:
-        for i in range(count):
-            versions.append(await cp.append("shared", [{"by": name, "i": i}]))
-            await cp.save_extra("shared", {f"{name} {i}": i, "last": name})
-            call = ToolCall(f"{name} {i}", "tool", {"i": i}, f"key {i}")
-
-            if await cp.record_issued("shared", call) is None:
-                won.append(call.idempotency_key)
-
-    return {"versions": versions, "won": won}
-
-
-async def write_for_ever(url: str, name: str) -> None:
-    """Append, merge, claim and resolve, and write a line for each acknowledgement."""
-    async with open_checkpointer(url) as cp:
-        for i in range(1_000_000):
-            body: Any = [{"by": name, "i": i, "half": half} for half in (0, 1)]
-            report(["append", await cp.append("t", body)])
-            await cp.save_extra("t", {"by": name, "i": i})
-            report(["extra", name, i])
-            call = ToolCall(f"{name} {i}", "tool", {}, f"key {name} {i}")
-            await cp.record_issued("t", call)
-            report(["issued", call.call_id])
-            await cp.record_result("t", call.call_id, i)
-            report(["completed", call.call_id])
+from tests.processes import report, serve
+from tests.worker import COMMANDS, drop_rights
 
 
 async def stop_in_a_commit(path: str) -> None:
@@ -60,20 +23,9 @@ async def stop_in_a_commit(path: str) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-async def drop_rights() -> None:
-    """Give up root's rights, so that permissions count for this process."""
-    # Import everything while this process may still read it.
-    with TemporaryDirectory() as folder:
-        await append_one(f"sqlite:///{folder}/first.db")
-
-    if os.getuid() == 0:
-        os.setgid(UNPRIVILEGED)
-        os.setuid(UNPRIVILEGED)
-
-
 async def open_unprivileged(url: str) -> str:
     """Open and write with the rights of an ordinary user; return the failure."""
-    await drop_rights()
+    await drop_rights("sqlite:///{}/first.db")
 
     try:
         async with open_checkpointer(url) as cp:
@@ -86,7 +38,7 @@ async def open_unprivileged(url: str) -> str:
 
 async def read_unprivileged(url: str) -> dict[str, Any]:
     """Read and write with the rights of an ordinary user; return what came of it."""
-    await drop_rights()
+    await drop_rights("sqlite:///{}/first.db")
     refused = []
 
     store: Any = open_checkpointer(url)
@@ -149,9 +101,7 @@ async def fill_up_to(url: str, limit: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     serve(
-        append_one,
-        mixed,
-        write_for_ever,
+        *COMMANDS,
         stop_in_a_commit,
         open_unprivileged,
         read_unprivileged,
