@@ -20,7 +20,8 @@ from cpkit import BackendUnavailable, ToolCall, VersionConflict
 from cpkit_postgres import PostgresCheckpointer
 from tests.postgres.conftest import PASSWORD
 from tests.postgres.proxy import Proxy
-from tests.servers.postgres import PostgresServer, give, unprivileged
+from tests.servers.postgres import PostgresServer
+from tests.servers.process import give, unprivileged
 
 Store = PostgresCheckpointer[Any]
 

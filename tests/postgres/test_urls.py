@@ -13,7 +13,8 @@ import pytest
 from cpkit import BackendUnavailable, Closed, InvalidURL, open_checkpointer
 from cpkit_postgres import PostgresCheckpointer
 from tests.postgres.conftest import PASSWORD, MakeStore
-from tests.servers.postgres import PostgresServer, free_port, shared_postgres
+from tests.servers.postgres import PostgresServer, shared_postgres
+from tests.servers.process import free_port
 
 Store = PostgresCheckpointer[Any]
 

@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from cpkit import BackendUnavailable
 from cpkit_redis import RedisCheckpointer
-from tests.servers.postgres import free_port
+from tests.servers.process import free_port
 from tests.servers.redis import RedisServer, redis_binary
 
 Store = RedisCheckpointer[Any]

@@ -14,7 +14,7 @@ from conformance.slowdown import slowdown
 from cpkit import BackendUnavailable, ToolCall
 from cpkit_redis import RedisCheckpointer
 from tests.redis.proxy import Proxy
-from tests.servers.postgres import free_port
+from tests.servers.process import free_port
 from tests.servers.redis import RedisServer
 
 Store = RedisCheckpointer[Any]

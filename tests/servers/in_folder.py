@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 
 from conformance import Harness, URLHarness
 from conformance.slowdown import slowdown
-from tests.servers.postgres import PostgresServer, free_port, give_all, unprivileged
+from tests.servers.postgres import PostgresServer
+from tests.servers.process import free_port, give_all, unprivileged
 from tests.servers.redis import RedisServer
 
 __all__ = ["PostgresInFolder", "RedisInFolder", "ServerInFolder", "on_a_free_port"]

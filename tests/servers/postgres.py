@@ -14,37 +14,27 @@ import atexit
 import contextlib
 import errno
 import os
-import pwd
 import shutil
 import signal
-import socket
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 from urllib.parse import quote, urlencode
 
-from conformance.slowdown import slowdown
+from tests.servers.process import (
+    PATIENCE,
+    ServerProcess,
+    free_port,
+    give,
+    private_folder,
+    switched_to,
+    unprivileged,
+)
 
-__all__ = [
-    "PostgresServer",
-    "free_port",
-    "give",
-    "give_all",
-    "guard",
-    "private_folder",
-    "shared_postgres",
-    "switched_to",
-    "unprivileged",
-]
-
-PATIENCE = 30.0 * slowdown()
-"""Seconds for a server to start or stop; a healthy one takes well under one."""
+__all__ = ["PostgresServer", "shared_postgres"]
 
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
@@ -56,7 +46,7 @@ SETTINGS = {
 }
 
 
-class PostgresServer:
+class PostgresServer(ServerProcess):
     """A private server on a free port of 127.0.0.1, its data in a temporary folder.
 
     It syncs to disk like a production server. ``settings`` go into postgresql.conf.
@@ -66,6 +56,8 @@ class PostgresServer:
     called when the interpreter exits, if not before. A folder for the ``data`` that is
     given, and its ``port``, are the caller's: the folder stays.
     """
+
+    ends_with = signal.SIGQUIT  # immediately
 
     def __init__(
         self,
@@ -84,40 +76,14 @@ class PostgresServer:
         self._encoding = encoding
         self._wal_segment = wal_segment
         self._retry = retry
-        self._process: subprocess.Popen[bytes] | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
-        self._user = unprivileged()
-        self._folder = private_folder("cpkit-postgres-", self._user)
+        super().__init__("cpkit-postgres-", unprivileged())
         self.data = data or self._folder / "data"
-        atexit.register(self.close)
         self._bin = _binaries(self._user, self._folder)
 
     @property
     def url(self) -> str:
         secret = "" if self.password is None else f":{quote(self.password, safe='')}"
         return f"postgresql://postgres{secret}@127.0.0.1:{self.port}/postgres"
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None
-
-    @property
-    def log(self) -> str:
-        """What the server has logged so far."""
-        path = self._folder / "log"
-        return path.read_text(errors="replace") if path.exists() else ""
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def start(self) -> None:
         """Start the server, creating its data the first time, and wait until it is up.
@@ -165,11 +131,6 @@ class PostgresServer:
         """Continue after `pause`."""
         self._signal_all(signal.SIGCONT)
 
-    def restart(self) -> None:
-        """Stop and start, on the same data and port."""
-        self.stop()
-        self.start()
-
     def standby(self) -> PostgresServer:
         """Return a hot standby of this server, to be started.
 
@@ -197,12 +158,6 @@ class PostgresServer:
     def own(self, path: Path) -> None:
         """Make the server's user the owner of a file or folder."""
         give(path, self._user)
-
-    def close(self) -> None:
-        """Stop the server and remove its data; idempotent."""
-        atexit.unregister(self.close)
-        self._end(signal.SIGQUIT)  # immediately: the data is thrown away
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _create(self) -> None:
         if self.password is not None:
@@ -258,35 +213,18 @@ class PostgresServer:
         """Start the process; tell whether it came up rather than gave up."""
         status = self.data / "postmaster.pid"
 
-        with open(self._folder / "log", "ab") as log:
-            self._process = subprocess.Popen(
-                [str(self._bin / "postgres"), "-D", str(self.data)],
-                cwd=self._folder,
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # Ctrl-C is for pytest, which stops the server at its own exit.
-                start_new_session=True,
-                **switched_to(self._user),
-            )
-
-        while self._process.poll() is None and time.monotonic() < deadline:
+        def is_ready() -> bool:
             # The first line is the server's pid, the eighth its state. A killed server
             # has left a file of its own, which is removed on the way.
             try:
                 lines = status.read_text().split("\n")
             except FileNotFoundError:
-                lines = []
+                return False
 
-            if lines[:1] == [str(self._process.pid)] and lines[7:8] == ["ready   "]:
-                self._guard = guard(self._process.pid, self._user)
-                return True
+            return lines[:1] == [str(self.pid)] and lines[7:8] == ["ready   "]
 
-            time.sleep(0.005)
-
-        self._end(signal.SIGKILL)
-        return False
+        command = [str(self._bin / "postgres"), "-D", str(self.data)]
+        return self._run_server(command, is_ready, deadline, _environment())
 
     def _signal_all(self, how: signal.Signals) -> None:
         assert self._process is not None
@@ -297,25 +235,6 @@ class PostgresServer:
         for pid in _children(self._process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, how)
-
-    def _end(self, how: signal.Signals) -> None:
-        if self._guard is not None:
-            self._guard.kill()
-            self._guard.communicate()
-            self._guard = None
-
-        if self._process is None:
-            return
-
-        self._process.send_signal(how)
-
-        try:
-            self._process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-        self._process = None
 
 
 _shared: list[str] = []
@@ -360,73 +279,6 @@ def _in_docker() -> str:
     container.start()
     atexit.register(container.stop)
     return str(container.get_connection_url())
-
-
-def free_port() -> int:
-    """Return a free port of 127.0.0.1."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def unprivileged() -> str | None:
-    """Return the user to run servers as: they refuse to run as root."""
-    if os.geteuid() != 0:
-        return None
-
-    # plain-words: ignore the name of a user
-    for name in ("postgres", "nobody"):
-        with contextlib.suppress(KeyError):
-            return pwd.getpwnam(name).pw_name
-
-    # plain-words: ignore the name of a user
-    raise RuntimeError("root needs a user 'postgres' or 'nobody' to run servers as")
-
-
-def switched_to(user: str | None) -> dict[str, Any]:
-    """Return what makes `subprocess` run a program as the user, and nothing more."""
-    if user is None:
-        return {}
-
-    return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
-
-
-def guard(server: int, user: str | None = None) -> subprocess.Popen[bytes]:
-    """Start what ends the server when this process is killed without a word."""
-    return subprocess.Popen(
-        ["sh", "-c", 'cat; kill -QUIT "$0"', str(server)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-        **switched_to(user),
-    )
-
-
-def give(path: Path, user: str | None) -> None:
-    """Make the user the owner of a file."""
-    if user is not None:
-        shutil.chown(path, user)
-
-
-def give_all(folder: Path, user: str | None) -> None:
-    """Make the user the owner of a folder and of everything in it."""
-    for path in (folder, *folder.rglob("*")):
-        give(path, user)
-
-
-def private_folder(prefix: str, user: str | None) -> Path:
-    """Create a temporary folder for the user alone, where the user can get to it."""
-    root = Path(tempfile.gettempdir()).resolve()
-
-    if user is not None and not all(
-        folder.stat().st_mode & 0o001 for folder in (root, *root.parents)
-    ):
-        root = Path("/tmp")
-
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
-    give(folder, user)
-    return folder
 
 
 def _binaries(user: str | None, folder: Path) -> Path:

@@ -24,17 +24,11 @@ import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 from urllib.parse import quote, urlencode
 
-from conformance.slowdown import slowdown
-from tests.servers.postgres import free_port, guard
+from tests.servers.process import PATIENCE, ServerProcess, free_port
 
 __all__ = ["RedisServer", "no_tls", "redis_binary", "shared_redis"]
-
-PATIENCE = 30.0 * slowdown()
-"""Seconds for a server to start or stop; a healthy one takes well under one."""
 
 SETTINGS = {
     "bind": "127.0.0.1",
@@ -52,7 +46,7 @@ SINCE_7 = [
 """Settings that older servers refuse."""
 
 
-class RedisServer:
+class RedisServer(ServerProcess):
     """A private server on a free port of 127.0.0.1, its data in a temporary folder.
 
     ``settings`` go into redis.conf at each start. With a ``password`` the default user
@@ -81,10 +75,7 @@ class RedisServer:
         self.password = password
         self.port = port or _port()
         self._binary = redis_binary()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
-        self._folder = Path(tempfile.mkdtemp(prefix="cpkit-redis-"))
-        atexit.register(self.close)
+        super().__init__("cpkit-redis-")
         self.socket = self._folder / "socket"
         self.data = data or self._folder / "data"
         self.data.mkdir(exist_ok=True)
@@ -128,10 +119,6 @@ class RedisServer:
         self.settings.update(settings or {})
 
     @property
-    def running(self) -> bool:
-        return self._process is not None
-
-    @property
     def url(self) -> str:
         return f"redis://{self._login}127.0.0.1:{self.port}/0"
 
@@ -143,24 +130,6 @@ class RedisServer:
     def tls_url(self) -> str:
         authority = urlencode({"ssl_ca_certs": str(self.ca)})
         return f"rediss://{self._login}127.0.0.1:{self.tls_port}/0?{authority}"
-
-    @property
-    def log(self) -> str:
-        """What the server has logged so far."""
-        path = self._folder / "log"
-        return path.read_text(errors="replace") if path.exists() else ""
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def start(self) -> None:
         """Start the server and wait until it has read its data and answers.
@@ -195,11 +164,6 @@ class RedisServer:
         """Kill the server at once, as a crash does."""
         self._end(signal.SIGKILL)
 
-    def restart(self) -> None:
-        """Stop and start, on the same data and ports."""
-        self.stop()
-        self.start()
-
     def pause(self) -> None:
         """Stop the process: connections stay open, and the server does not answer."""
         assert self._process is not None
@@ -209,12 +173,6 @@ class RedisServer:
         """Continue a stopped process."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        """Stop the server and remove its data; idempotent."""
-        atexit.unregister(self.close)
-        self._end(signal.SIGKILL)  # at once: the data is removed
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
     def log_of_writes(self) -> Path:
@@ -243,27 +201,12 @@ class RedisServer:
 
     def _started(self, conf: Path, deadline: float) -> bool:
         """Start the process; return whether it accepts commands."""
-        with open(self._folder / "log", "ab") as log:
-            self._process = subprocess.Popen(
-                [self._binary, str(conf)],
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # Ctrl-C is for pytest, which stops the server at its own exit.
-                start_new_session=True,
-            )
-
-        while self._process.poll() is None and time.monotonic() < deadline:
-            # -NOAUTH is the answer of a server that is ready, -LOADING is not.
-            if self._answer()[:5] in (b"+PONG", b"-NOAU"):
-                self._guard = guard(self._process.pid)
-                return True
-
-            time.sleep(0.005)
-
-        self._end(signal.SIGKILL)
-        return False
+        # -NOAUTH is the answer of a server that is ready, -LOADING is not.
+        return self._run_server(
+            [self._binary, str(conf)],
+            lambda: self._answer()[:5] in (b"+PONG", b"-NOAU"),
+            deadline,
+        )
 
     def _answer(self) -> bytes:
         try:
@@ -272,26 +215,6 @@ class RedisServer:
                 return probe.recv(64)
         except OSError:
             return b""
-
-    def _end(self, how: signal.Signals) -> None:
-        if self._guard is not None:
-            self._guard.kill()
-            self._guard.communicate()
-            self._guard = None
-
-        if self._process is None:
-            return
-
-        self._process.send_signal(how)
-        self._process.send_signal(signal.SIGCONT)  # a stopped process ends only then
-
-        try:
-            self._process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-        self._process = None
 
 
 _shared: list[str] = []

@@ -12,7 +12,6 @@ import math
 import threading
 import time
 from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode
 
@@ -26,7 +25,8 @@ from cpkit import Checkpointer
 from cpkit_redis.schema import SHARDS, Layout
 from tests.servers.cluster_links import ClusterLinks
 from tests.servers.harness import ServerHarness
-from tests.servers.redis import PATIENCE, RedisServer
+from tests.servers.process import PATIENCE, EndsWithBlock
+from tests.servers.redis import RedisServer
 
 __all__ = [
     "SLOTS",
@@ -40,7 +40,7 @@ __all__ = [
 SLOTS = 16384
 
 
-class RedisCluster:
+class RedisCluster(EndsWithBlock):
     """A private cluster. The first ``nodes`` begin as ``primaries``.
 
     A replica takes over about ``node_timeout`` seconds after its primary is gone.
@@ -91,14 +91,6 @@ class RedisCluster:
             raise
 
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         for node in self.nodes:
