@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from itertools import islice
 from typing import Any, Generic, TypeVar
-
-from pydantic import ValidationError
 
 from cpkit.canonical import canonical_json
 from cpkit.driver.ids import check_id
@@ -49,10 +46,6 @@ from cpkit.records import (
 __all__ = ["Codec", "check_same_call", "decode_rows", "from_micros", "to_micros"]
 
 MessageT = TypeVar("MessageT")
-
-# Rows parsed at a time: the joined text stays a small part of a load's memory, and the
-# parser's start a small part of its time.
-_ROWS_AT_ONCE = 512
 
 # Decoding more messages or more bytes than this takes over two milliseconds.
 _MANY_MESSAGES = 512
@@ -89,9 +82,11 @@ class Codec(Generic[MessageT]):
         self.max_payload = max_payload
         self.max_append = max_append
         self._typed: TypedMessages | None = None
+        self._decode: Callable[[bytes | str], Any] = parse_json
 
         if message_type is not dict:
             self._typed = TypedMessages(message_type, strict=strict_roundtrip)
+            self._decode = self._typed.decode
 
     def append(
         self,
@@ -215,14 +210,20 @@ class Codec(Generic[MessageT]):
         that are not JSON (or not a JSON object, for ``dict`` messages) and
         ``SerializationError`` for JSON that does not fit the message type.
         """
-        source = iter(rows)
-        decoded: list[MessageT] = []
-
         with _collector_paused():
-            while chunk := list(islice(source, _ROWS_AT_ONCE)):
-                decoded += self._chunk(chunk, thread_id, first + len(decoded))
+            bodies = list(rows)
 
-        return decoded
+            try:
+                messages = [self._decode(body) for body in bodies]
+
+                if self._typed or all(type(one) is dict for one in messages):
+                    return messages
+            except (ValueError, TypeError):
+                pass  # the lines below find the message, and raise for it
+
+            return [
+                self._message(one, thread_id, i) for i, one in enumerate(bodies, first)
+            ]
 
     def extra(
         self, items: Iterable[tuple[bytes | str, bytes | str]], thread_id: str
@@ -370,41 +371,18 @@ class Codec(Generic[MessageT]):
 
         return body
 
-    def _chunk(
-        self, rows: list[bytes | str], thread_id: str, first: int
-    ) -> list[MessageT]:
-        parse = parse_json if self._typed is None else self._typed.decode_array
-
+    def _message(self, row: bytes | str, thread_id: str, position: int) -> MessageT:
         try:
-            found: list[MessageT] = parse(_array(rows))
-        except (ValueError, TypeError):
-            found = []
+            message = self._decode(row)
+        except (ValueError, TypeError) as exc:
+            _parsed(row, thread_id, f"message {position}")
+            fault = f"does not fit message_type: {exc}"
+            raise SerializationError((position,), fault, thread_id) from exc
 
-        # Compare the counts: the array can be well-formed although a damaged row holds
-        # two values, or none.
-        if len(found) == len(rows) and (
-            self._typed is not None or all(type(one) is dict for one in found)
-        ):
-            return found
+        if self._typed is None and type(message) is not dict:
+            raise CorruptThread(thread_id, f"message {position}", "not a JSON object")
 
-        # A row is damaged, or it is nested so deeply that it parses only by itself.
-        return [self._row(row, thread_id, first + i) for i, row in enumerate(rows)]
-
-    def _row(self, row: bytes | str, thread_id: str, position: int) -> MessageT:
-        where = f"message {position}"
-        message: Any = _parsed(row, thread_id, where)
-
-        if self._typed is not None:
-            try:
-                message = self._typed.decode(row)
-            except ValidationError as exc:
-                raise SerializationError(
-                    (position,), f"does not fit message_type: {exc}", thread_id
-                ) from exc
-        elif type(message) is not dict:
-            raise CorruptThread(thread_id, where, "not a JSON object")
-
-        return message  # type: ignore[no-any-return]  # validated just above
+        return message  # type: ignore[no-any-return]  # of the type, or a dict
 
 
 def check_same_call(found: CallRecord, call: ToolCall) -> None:
@@ -511,14 +489,6 @@ def _emptied(rows: list[Any]) -> Iterator[Any]:
 
 def _text(stored: bytes | str) -> str:
     return stored if isinstance(stored, str) else stored.decode(errors="replace")
-
-
-def _array(rows: list[Any]) -> bytes | str:
-    """Join JSON texts, all bytes or all str, into the text of one array."""
-    if isinstance(rows[0], bytes):
-        return b"[" + b",".join(rows) + b"]"
-
-    return "[" + ",".join(rows) + "]"
 
 
 @contextmanager

@@ -26,7 +26,6 @@ class TypedMessages:
         self._strict = strict
         self._one: TypeAdapter[Any] = TypeAdapter(message_type)
         self._one.rebuild()  # where the type puts off building its schema
-        self._many: TypeAdapter[Any] = TypeAdapter(list[message_type])
         # An adapter's own serializer makes null of an infinity in a field of Any.
         self._serializer = SchemaSerializer(
             self._one.core_schema, CoreConfig(ser_json_inf_nan="constants")
@@ -65,10 +64,6 @@ class TypedMessages:
     def decode(self, body: bytes | str) -> Any:
         """Return the message; ``ValidationError`` if it does not fit the type."""
         return self._one.validate_json(body)
-
-    def decode_array(self, text: bytes | str) -> Any:
-        """Return the messages of a JSON array."""
-        return self._many.validate_json(text)
 
     def _with_computed(
         self, message: object, path: tuple[int], body: bytes

@@ -208,7 +208,7 @@ def test_bytes_that_are_not_utf8_are_damage() -> None:
 def test_rows_nested_to_the_limit_are_decoded(
     stored: Callable[[bytes], bytes | str],
 ) -> None:
-    """The array around a chunk of rows does not use up one of their levels."""
+    """Nothing around the rows uses up one of their levels."""
     deep = b'{"k":' + b"[" * 199 + b"]" * 199 + b"}"
     messages = codec.messages(rows_of(stored, 600, at_300=deep), "t")
 
