@@ -53,6 +53,15 @@ class StartsAtAfter(Broken):
         return [one for one in listed if after is None or one.thread_id >= after]
 
 
+@breaks("threads.after-is-exclusive")
+class RepeatsTheThreadNamedLikeThePrefix(Broken):
+    async def list_threads(
+        self, *, prefix: str = "", after: str | None = None, **options: Any
+    ) -> list[ThreadInfo]:
+        behind = after if after is not None and after > prefix else None
+        return await super().list_threads(prefix=prefix, after=behind, **options)
+
+
 @breaks("threads.prefix-is-literal")
 class TreatsPrefixAsPattern(Broken):
     async def list_threads(
