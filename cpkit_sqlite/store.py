@@ -32,7 +32,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from functools import partial
 from itertools import starmap
 from operator import itemgetter
@@ -195,9 +195,15 @@ class SQLiteStore:
     async def close(self) -> None:
         self._writer = None
 
-        while self._connections:
-            await self._connections.pop().close()
+        # Where this task is cancelled while it closes one of them, the rest is closed
+        # too: a program cannot end before the threads of its connections do.
+        async with AsyncExitStack() as stack:
+            stack.callback(self._close_log)
 
+            while self._connections:
+                stack.push_async_callback(self._connections.pop().close)
+
+    def _close_log(self) -> None:
         if self._log is not None:
             self._log.close()
             self._log = None

@@ -122,13 +122,15 @@ class Lifecycle:
         await asyncio.shield(self._closing)
 
     async def _release(self, release: Callable[[], Awaitable[None]]) -> None:
-        await self._wait_until_idle()
+        try:
+            await self._wait_until_idle()
 
-        if self._background:
-            await asyncio.wait(self._background, timeout=_BACKGROUND_TIMEOUT)
-            await self._wait_until_idle()  # operations of background tasks
-
-        await release()
+            if self._background:
+                await asyncio.wait(self._background, timeout=_BACKGROUND_TIMEOUT)
+                await self._wait_until_idle()  # operations of background tasks
+        finally:
+            # Also where this task is cancelled: asyncio.run cancels what is left.
+            await release()
 
     async def _wait_until_idle(self) -> None:
         while self._tasks or self._callers:

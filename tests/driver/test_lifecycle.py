@@ -170,6 +170,24 @@ async def test_a_cancelled_close_goes_on() -> None:
     assert resource.released == 1
 
 
+def test_an_event_loop_that_ends_releases_the_store() -> None:
+    """``asyncio.run`` cancels the closing while it waits for what is in flight."""
+    released = []
+
+    async def release() -> None:
+        released.append(1)
+
+    async def leave() -> asyncio.Task[None]:
+        life = opened()
+        life.spawn(asyncio.sleep(60))
+        closing = asyncio.create_task(life.close(release))
+        await run_ready_tasks()
+        return closing
+
+    assert asyncio.run(leave()).cancelled()
+    assert released == [1]
+
+
 async def test_a_release_that_fails_reaches_every_closer() -> None:
     """Its error is not lost, and the release is not tried again."""
     life, tries = opened(), []

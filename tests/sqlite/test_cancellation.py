@@ -197,6 +197,20 @@ def test_an_event_loop_that_ends_leaves_nothing(path: str, count: int) -> None:
     gc.collect()  # so that a warning is raised in this test
 
 
+@pytest.mark.parametrize("count", STEPS[1:])
+def test_an_event_loop_that_ends_completes_the_closing(path: str, count: int) -> None:
+    """Python waits for the thread of a connection that is not closed, for ever."""
+
+    async def leave() -> None:
+        cp = await Store(path).__aenter__()
+        await cp.append("t", [{}])  # opens the second connection
+        leave.task = asyncio.create_task(cp.aclose())  # type: ignore[attr-defined]  # kept
+        await turns(count)
+
+    asyncio.run(leave())
+    join_connections()
+
+
 async def test_a_connection_whose_caller_was_cancelled_is_not_open(path: str) -> None:
     """aiosqlite loses it, so nothing else would close it."""
     reached, goes_on = threading.Event(), threading.Event()
