@@ -107,7 +107,8 @@ def _give_name(draft: str, output: Path) -> None:
 
 async def _export(words: list[str], put: Callable[[bytes], object]) -> tuple[int, int]:
     """Return how many threads were exported, and how many are damaged."""
-    url, ids = _split_words(words)
+    url, named = _split_words(words)
+    ids = list(dict.fromkeys(named))
     count = damaged = 0
 
     def report(problem: Problem) -> None:

@@ -40,7 +40,7 @@ OlderThan = Annotated[
     ),
 ]
 Prefix = Annotated[
-    str,
+    str | None,
     typer.Option(help="Only threads whose id starts with this text.", metavar="TEXT"),
 ]
 DryRun = Annotated[
@@ -78,7 +78,7 @@ class Pruned:
 def prune(
     older_than: OlderThan,
     url: Url = None,
-    prefix: Prefix = "",
+    prefix: Prefix = None,
     dry_run: DryRun = False,
     forget_keys: ForgetKeys = False,
     with_pending: WithPending = False,
@@ -96,7 +96,11 @@ def prune(
     Exits with 1 if a thread is damaged: it is named and kept, and the others are
     deleted.
     """
+    if prefix == "":
+        raise BadUse("--prefix is empty; leave it out to prune all threads")
+
     place = store_url(url)
+    prefix = prefix or ""
     planned = None
 
     if dry_run or not yes:

@@ -11,10 +11,20 @@ import typer
 from cpkit.cli.loading import load
 from cpkit.cli.output import print_json, printable, write
 from cpkit.cli.running import BadUse, Exit, NotFound, print_stderr, run
-from cpkit.cli.stores import Json, open_store, split_words
+from cpkit.cli.stores import (
+    Json,
+    Store,
+    no_thread,
+    open_store,
+    split_words,
+    supports,
+)
 from cpkit.effects import EffectLedger, RecoverReport, Tool, ToolRegistry
+from cpkit.effects.effect import GLOBAL_THREAD
+from cpkit.errors import CorruptThread
 from cpkit.heal import heal as heal_thread
 from cpkit.lease import LeaseTimeout
+from cpkit.protocol import KeepsReceipts
 
 __all__ = ["recover"]
 
@@ -54,6 +64,9 @@ def recover(
 
     async def work() -> RecoverReport:
         async with open_store(url) as cp:
+            if thread_id != GLOBAL_THREAD and not await _has(cp, thread_id):
+                raise no_thread(url, thread_id)
+
             try:
                 ledger = EffectLedger(cp, timeout=timeout)
             except ValueError as exc:
@@ -77,6 +90,17 @@ def recover(
         write("".join(f"{printable(line)}\n" for line in str(report).splitlines()))
 
     raise typer.Exit(Exit.NO if report.surfaced else Exit.DONE)
+
+
+async def _has(cp: Store, thread_id: str) -> bool:
+    """Return whether the store has the thread, or calls of a deleted one."""
+    try:
+        if supports(cp, KeepsReceipts) and await cp.list_calls(thread_id):
+            return True
+
+        return await cp.load(thread_id) is not None
+    except CorruptThread:
+        return True
 
 
 def _tools(target: str) -> list[Tool]:

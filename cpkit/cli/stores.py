@@ -89,7 +89,14 @@ class Store(
 
 
 def store_url(given: str | None) -> str:
-    """Return the given URL, or CPKIT_URL, or the default."""
+    """Return the given URL, or CPKIT_URL, or the default.
+
+    An empty word is an unset variable of a script; another store must not take its
+    place.
+    """
+    if given == "":
+        raise BadUse("the store's URL is empty; is a variable not set?")
+
     return given or os.environ.get("CPKIT_URL") or DEFAULT_URL
 
 

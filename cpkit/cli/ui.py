@@ -57,6 +57,9 @@ def ui(
     Prints a link with a secret token. A person with the link can read and decide.
     Ctrl-C stops the server.
     """
+    if not host:
+        raise BadUse("--host is empty; is a variable not set?")
+
     run(_serve(store_url(url), host, port, read_only, open_page, by, json))
 
 

@@ -179,7 +179,7 @@ def _render(
 ) -> Response:
     root = request.scope.get("root_path", "")
 
-    def link(path: str, **parameters: Any) -> str:
+    def link(path: str, /, **parameters: Any) -> str:
         given = {name: value for name, value in parameters.items() if value is not None}
         return f"{root}{path}" + (f"?{urlencode(given)}" if given else "")
 

@@ -124,9 +124,7 @@ class Guard:
         origin = request.headers.get("origin")
         site = request.headers.get("sec-fetch-site", "same-origin")
 
-        if (origin is not None and urlsplit(origin).netloc.lower() != host) or (
-            site != "same-origin"
-        ):
+        if (origin is not None and _host_of(origin) != host) or site != "same-origin":
             return _refused("this form was sent by another site", 403)
 
         request.state.form = await form_of(request)
@@ -158,11 +156,11 @@ class TokenLogin:
         self._cookie = f"cpkit_ui_{port}"
 
     def __call__(self, request: Request) -> str | None:
-        if self._is_token(request.cookies.get(self._cookie, "")):
-            return self._person
-
         if self._is_token(request.query_params.get("token", "")):
             request.state.new_cookie = (self._cookie, self._token)
+            return self._person
+
+        if self._is_token(request.cookies.get(self._cookie, "")):
             return self._person
 
         return None
@@ -195,6 +193,13 @@ class TokenLogin:
     def new_token() -> str:
         """Return a token that cannot be guessed."""
         return secrets.token_urlsafe(24)
+
+
+def _host_of(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:  # for instance "http://["
+        return None
 
 
 async def form_of(request: Request) -> dict[str, str]:

@@ -65,6 +65,13 @@ def test_a_deleted_thread_is_exported_by_name(sqlite_url: str) -> None:
     assert "there is no thread 'forgotten'" in missing.err
 
 
+def test_a_thread_named_twice_is_exported_once(sqlite_url: str) -> None:
+    """`cpkit copy` refuses a file that has a thread twice."""
+    in_store(sqlite_url, stock)
+    ended = cpkit("export", sqlite_url, "pruned", "pruned")
+    assert json.loads(ended.out.splitlines()[-1]) == {"threads": 1}
+
+
 def test_a_deeply_nested_message_is_exported(sqlite_url: str, tmp_path: Path) -> None:
     """The file adds no nesting that would exceed the limit of a reader."""
     deep: list[object] = []

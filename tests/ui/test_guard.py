@@ -58,6 +58,8 @@ async def test_a_link_with_the_token_logs_in(cp: Any) -> None:
         assert "HttpOnly" in answer.headers["set-cookie"]
         assert "SameSite=lax" in answer.headers["set-cookie"]
         assert (await http.get("/threads")).status_code == 200
+        again = await http.get("/threads?token=secret-token")
+        assert again.headers["location"] == "/threads"
         answer = await http.get("//evil.example/?token=secret-token")
         assert not answer.headers.get("location", "/").startswith("//")
 
@@ -89,6 +91,7 @@ async def test_a_foreign_host_is_refused(host: str, cp: Any) -> None:
         ({"form_token": "0" * 64}, {}),
         ({}, {"Origin": "http://evil.example"}),
         ({}, {"Origin": "null"}),
+        ({}, {"Origin": "http://["}),
         ({}, {"Sec-Fetch-Site": "cross-site"}),
         ({"reason": "x" * 100_000}, {}),
         ({f"more{n}": "" for n in range(60)}, {}),

@@ -69,6 +69,12 @@ async def test_each_view_shows_the_store(
             assert sides["fork"]["text"].startswith("read:")
 
 
+async def test_an_unknown_parameter_is_ignored(cp: Any, client: Client) -> None:
+    """Its name may be that of an argument in cpkit's code."""
+    async with client(cp) as http:
+        assert (await http.get("/threads?path=/elsewhere")).status_code == 200
+
+
 async def test_a_long_thread_is_read_in_parts(cp: Any, client: Client) -> None:
     """A page shows the last messages, and links to the earlier ones."""
     await cp.append("long", [{"role": "user", "content": f"n{n}"} for n in range(1000)])
