@@ -115,6 +115,32 @@ def test_an_append_appears(browser: Browser, link: str, url: str) -> None:
         assert window.reports == []
 
 
+def test_a_hidden_tab_keeps_no_connection(
+    browser: Browser, link: str, url: str
+) -> None:
+    """Six connections of hidden tabs would leave none for a decision."""
+    show = """state => {
+        Object.defineProperty(document, "visibilityState",
+                              {value: state, configurable: true});
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+
+    with visit(browser, link) as window:
+        pages = []
+
+        for n in range(8):
+            name = f"hidden{n}"
+            in_store(url, lambda cp, name=name: cp.append(name, [{"content": "one"}]))
+            page = window.page.context.new_page()
+            page.goto(f"{window.root}/thread?id=hidden{n}")
+            page.evaluate(show, "hidden")
+            pages.append(page)
+
+        in_store(url, lambda cp: cp.append("hidden0", [{"content": "**seen** later"}]))
+        pages[0].evaluate(show, "visible")
+        expect(pages[0].locator("#live")).to_have_text("live")
+
+
 async def _refund(cp: Any) -> object:
     """Run the effect that was approved."""
     args: dict[str, Any] = {"order": 1042, "amount": "89.90 EUR"}

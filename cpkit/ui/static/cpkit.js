@@ -73,9 +73,29 @@ if (place && document.querySelector("[data-live]")) {
     running = false;
   }
 
-  const source = new EventSource(place);
-  source.addEventListener("change", change);
-  source.onopen = () => { live.textContent = "live"; };
-  source.onerror = () => { live.textContent = "connection lost, trying again"; };
-  addEventListener("pagehide", () => source.close());
+  // A browser opens six connections to a host. Those of hidden tabs would leave none for
+  // a click. The first event, at once, makes a tab that is shown again catch up.
+  let source = null;
+
+  function listen() {
+    if (source) return;
+    source = new EventSource(place);
+    source.addEventListener("change", change);
+    source.onopen = () => { live.textContent = "live"; };
+    source.onerror = () => { live.textContent = "connection lost, trying again"; };
+  }
+
+  function stop() {
+    if (source) source.close();
+    source = null;
+  }
+
+  function follow() {
+    if (document.visibilityState === "visible") listen(); else stop();
+  }
+
+  document.addEventListener("visibilitychange", follow);
+  addEventListener("pageshow", follow);
+  addEventListener("pagehide", stop);
+  follow();
 }
