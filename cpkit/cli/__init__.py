@@ -33,6 +33,7 @@ def main() -> None:
     from cpkit.cli.app import app
     from cpkit.cli.output import discard_output, escape_unencodable
     from cpkit.cli.running import BadUse, Exit, print_stderr
+    from cpkit.registry import redacted
 
     escape_unencodable()
 
@@ -44,7 +45,12 @@ def main() -> None:
     except typer.TyperException as exc:
         context = getattr(exc, "ctx", None)
         path = context.command_path if context else "cpkit"
-        print_stderr(f"{exc.format_message()} (see {path} --help)")
+        message = exc.format_message()
+
+        for word in words:  # a URL with a password may stand in the wrong place
+            message = message.replace(word, redacted(word))
+
+        print_stderr(f"{message} (see {path} --help)")
         code = Exit.BAD_USE
     except BadUse as exc:  # of a command that reads its words before it opens a store
         print_stderr(str(exc))

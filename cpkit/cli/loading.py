@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from cpkit.cli.running import BadUse
+from cpkit.registry import redacted
 
 __all__ = ["load"]
 
@@ -36,7 +37,7 @@ def load(target: str) -> Any:
 
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise _bad_use(target, f"{name!r} has no {attribute!r}")
+            raise _bad_use(target, f"{name!r} has no {redacted(attribute)!r}")
 
         found = getattr(found, part)
 
@@ -44,4 +45,4 @@ def load(target: str) -> Any:
 
 
 def _bad_use(target: str, why: str) -> BadUse:
-    return BadUse(f"{target!r}: {why}")
+    return BadUse(f"{redacted(target)!r}: {why}")

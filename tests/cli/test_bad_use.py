@@ -130,6 +130,10 @@ def test_a_foreign_file_is_not_changed(tmp_path: Path) -> None:
             "127.0.0.1', 1); is the server running?",
         ),
         (["threads", "redis://u:s3c@ret@h#x/0"], 2, "%23"),
+        (["threads", "redis://x", "redis://:s3cret@h"], 2, "(redis://:***@h)"),
+        (["redis://:s3cret@h"], 2, "'redis://:***@h'"),
+        (["recover", "t", "redis://:s3cret@h"], 2, "redis://:***@h"),
+        (["import", "postgresql:/u:s3cret@h/d", "{url}"], 2, "postgresql:***@h/d"),
     ],
 )
 def test_bad_use(sqlite_url: str, words: list[str], code: int, said: str) -> None:

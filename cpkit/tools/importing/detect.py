@@ -8,6 +8,7 @@ from codecs import BOM_UTF8
 from pathlib import Path
 
 from cpkit.driver.jsontext import parse_json
+from cpkit.registry import redacted
 from cpkit.tools.importing.source import BadSource
 from cpkit.tools.importing.sqlite import (
     has_checkpoints,
@@ -77,7 +78,7 @@ def local(source: str) -> Path:
     path = Path(source).expanduser()
 
     if not path.exists():
-        raise BadSource(f"{source}: no such file or folder")
+        raise BadSource(f"{redacted(source)}: no such file or folder")
 
     if not os.access(path, os.R_OK):
         raise BadSource(f"{source}: not readable")
