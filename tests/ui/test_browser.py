@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -130,15 +131,16 @@ def test_a_hidden_tab_keeps_no_connection(
 
         for n in range(8):
             name = f"hidden{n}"
-            in_store(url, lambda cp, name=name: cp.append(name, [{"content": "one"}]))
+            in_store(url, methodcaller("append", name, [{"content": "one"}]))
             page = window.page.context.new_page()
-            page.goto(f"{window.root}/thread?id=hidden{n}")
+            page.goto(f"{window.root}/thread?id={name}")
             page.evaluate(show, "hidden")
             pages.append(page)
 
-        in_store(url, lambda cp: cp.append("hidden0", [{"content": "**seen** later"}]))
+        later = {"role": "assistant", "content": "**seen** later"}
+        in_store(url, methodcaller("append", "hidden0", [later]))
         pages[0].evaluate(show, "visible")
-        expect(pages[0].locator("#live")).to_have_text("live")
+        expect(pages[0].locator("strong")).to_have_text("seen", timeout=20_000)
 
 
 async def _refund(cp: Any) -> object:
