@@ -160,14 +160,16 @@ async def test_a_thread_with_other_messages_is_left(tmp_path: Path) -> None:
         tmp_path / "t.jsonl",
         {"id": "other", "messages": [HELLO, BYE]},
         {"id": "longer", "messages": [HELLO]},
+        {"id": "one", "messages": [{**HELLO, "n": 1}]},
     )
 
     async with open_checkpointer("memory://") as cp:
         await cp.append("other", [HELLO, HI])
+        await cp.append("one", [{**HELLO, "n": True}])  # equal in Python
         await cp.append("longer", [HELLO, HI])
         report = await import_from(str(path), cp)
-        assert statuses(report) == {"other": "left", "longer": "there"}
-        assert lefts(report) == {"the thread in the store has other messages": 1}
+        assert statuses(report) == {"other": "left", "longer": "there", "one": "left"}
+        assert lefts(report) == {"the thread in the store has other messages": 2}
         assert await messages(cp, "other") == [HELLO, HI]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from cpkit.records import CallRecord, ThreadDump
 from cpkit.tools.copying.exports import call_as_json
 
-__all__ = ["find_conflict", "is_same"]
+__all__ = ["are_equal", "find_conflict", "is_same"]
 
 # As text, because ``1 == 1.0 == True``. Sorted, because the order of extra's keys may
 # differ between stores.
@@ -23,9 +23,9 @@ def is_same(found: ThreadDump, wanted: ThreadDump) -> bool:
     """Return whether two dumps are equal, with all times."""
     return (
         (found.created_at, found.updated_at) == (wanted.created_at, wanted.updated_at)
-        and _are_equal(found.messages, wanted.messages)
+        and are_equal(found.messages, wanted.messages)
         and _text(dict(found.extra)) == _text(dict(wanted.extra))
-        and _are_equal(_as_json(found.calls), _as_json(wanted.calls))
+        and are_equal(_as_json(found.calls), _as_json(wanted.calls))
     )
 
 
@@ -86,7 +86,7 @@ def _as_json(calls: Sequence[CallRecord]) -> list[Any]:
     return [call_as_json(one) for one in calls]
 
 
-def _are_equal(found: Sequence[Any], wanted: Sequence[Any]) -> bool:
+def are_equal(found: Sequence[Any], wanted: Sequence[Any]) -> bool:
     """Compare one value at a time, so that no text of the whole thread is needed."""
     return len(found) == len(wanted) and all(
         _text(theirs) == _text(ours) for theirs, ours in zip(found, wanted, strict=True)

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 from cpkit.errors import VersionConflict
 from cpkit.protocol import Checkpointer
 from cpkit.sessions.fenced import append_once, read_range
+from cpkit.tools.copying.compare import are_equal
 
 __all__ = [
     "BadSource",
@@ -98,8 +99,10 @@ class Thread:
     async def bring(self, cp: Checkpointer[Any], *, dry_run: bool) -> Brought:
         async def missing(stored: list[Any]) -> list[dict[str, Any]]:
             common = min(len(stored), len(self.messages))
+            found, wanted = stored[:common], self.messages[:common]
 
-            if stored[:common] != self.messages[:common]:
+            # Messages of another type than dict are never equal, and have no text.
+            if found != wanted or not are_equal(found, wanted):
                 raise Differs("the thread in the store has other messages")
 
             return self.messages[common:]
