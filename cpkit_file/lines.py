@@ -33,6 +33,7 @@ The framing of one message is 44 to 48 bytes, within 5 % of a kilobyte.
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from binascii import Error, a2b_base64, b2a_base64
@@ -264,9 +265,14 @@ def end_of(line: bytes) -> End:
     return End(at, None if unsynced is None else int(unsynced))
 
 
-def thread_of(line: bytes) -> str:
-    """Return the thread id in a log's first line."""
-    found: str = parse_json(line)["thread"]
+def thread_of(head: bytes) -> str:
+    """Return the thread id in a log's first line; what follows it may be damaged."""
+    found, _ = json.JSONDecoder().raw_decode(head.decode(errors="replace"), len(_HEAD))
+
+    if not isinstance(found, str):
+        raise ValueError("the first line has no thread id")
+
+    found.encode()  # raises for half of a surrogate pair
     return found
 
 

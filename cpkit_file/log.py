@@ -163,7 +163,8 @@ class Log:
     end: a kill or a power loss cut their write short, so it was not acknowledged.
 
     Damage raises ``CorruptThread``. For a list of threads, which reads no content,
-    ``listing`` puts the error into ``damage`` where the thread's id is known.
+    ``listing`` puts the error into ``damage`` where the thread's id is known. There is
+    no ``index`` where the first line is damaged.
     """
 
     index: LogIndex
@@ -175,6 +176,7 @@ class Log:
         self.name = name
         self.file = file
         self.damage: CorruptThread | None = None
+        self.thread_id: str | None = None
         index = self._find_index() if file.size else None
         tail = Tail() if index is None else index.tail
 
@@ -189,8 +191,11 @@ class Log:
 
         if index is not None:
             self.index = index
+            self.thread_id = index.thread_id
+        elif self.damage is not None:
+            self.thread_id = self._find_id()
 
-        if self.damage is not None and not (listing and index is not None):
+        if self.damage is not None and not (listing and self.thread_id is not None):
             raise self.damage
 
         self.tail = tail
@@ -402,6 +407,23 @@ class Log:
                     return self.folder.index(self.name, header)
                 except ValueError as exc:
                     raise self.corrupt(0, str(exc)) from exc
+
+        return None
+
+    def _find_id(self) -> str | None:
+        """Find whose log it is, in spite of a damaged first line.
+
+        An id is right if the log's name is made from it.
+        """
+        head = os.pread(self.file.fd, _HEADS[-1], 0)
+        found = [self.folder.ids.get(self.name), self.name.partition("~")[0]]
+
+        with suppress(ValueError):
+            found.append(lines.thread_of(head))
+
+        for thread_id in filter(None, found):
+            if log_name(thread_id) == self.name:
+                return thread_id
 
         return None
 

@@ -55,8 +55,14 @@ _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 @lru_cache(8192)
 def log_name(thread_id: str) -> str:
     """Return the file name of the thread's log."""
-    words = re.sub(r"[^a-z0-9]+", "-", thread_id.lower())[:_NAME_LENGTH].strip("-")
-    return f"{words or 'thread'}~{sha256(thread_id.encode()).hexdigest()}.jsonl"
+    words = words_of(thread_id) or "thread"
+    return f"{words}~{sha256(thread_id.encode()).hexdigest()}.jsonl"
+
+
+def words_of(thread_id: str) -> str:
+    """Return what the log's name starts with; the same for a start of the id."""
+    words = re.sub(r"[^a-z0-9]+", "-", thread_id.lower())
+    return words[:_NAME_LENGTH].strip("-")
 
 
 def claim_stem(key: str) -> str:

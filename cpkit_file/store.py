@@ -66,13 +66,13 @@ from cpkit.driver import (
     listen_in_thread,
     span,
 )
-from cpkit.errors import InvalidURL
+from cpkit.errors import CorruptThread, InvalidURL
 from cpkit.records import Durability, Survives, ThreadInfo
 from cpkit.registry import url_path
 from cpkit_file import claims, lines, schema, writing
 from cpkit_file.lines import ADD, AT, CALL, TAB
 from cpkit_file.log import Calls, Folder, Log, reading
-from cpkit_file.schema import LOG_NAME, failure, log_name, opened
+from cpkit_file.schema import LOG_NAME, failure, log_name, opened, words_of
 
 __all__ = ["FileCheckpointer", "FileStore"]
 
@@ -326,31 +326,44 @@ def _dump(folder: Folder, thread_id: str) -> StoredDump | None:
         return StoredDump(bodies, list(extra.items()), calls.all(log.read), *times)
 
 
-def _names(folder: Folder) -> dict[str, str]:
-    """Return the names of all logs that were written to, by the ids of the threads."""
+def _names(folder: Folder) -> tuple[dict[str, str], dict[str, CorruptThread]]:
+    """Return the names of all logs that were written to, by the ids of the threads.
+
+    Second, by name, the errors of logs that are so damaged that the id is unknown.
+    """
     found: dict[str, str] = {}
+    unknown: dict[str, CorruptThread] = {}
 
     for name in filter(LOG_NAME.fullmatch, os.listdir(folder.threads)):
         thread_id = folder.ids.get(name)
 
         if thread_id is None:
-            with reading(folder, name, listing=True) as log:
-                if not log.end:
-                    continue
+            try:
+                with reading(folder, name, listing=True) as log:
+                    thread_id = log.thread_id
+            except CorruptThread as exc:
+                unknown[name] = exc
 
-                thread_id = log.index.thread_id
-                folder.remember(thread_id)
+        if thread_id is not None:
+            found[thread_id] = folder.remember(thread_id)
 
-        found[thread_id] = name
-
-    return found
+    return found, unknown
 
 
 def _threads(
     folder: Folder, prefix: str, after: str | None, limit: int, erased: bool
 ) -> list[ThreadInfo]:
-    """Return a page of threads, from the first and last intact lines of their logs."""
-    names = _names(folder)
+    """Return a page of threads, from the first and last intact lines of their logs.
+
+    Raises ``CorruptThread`` if a log with an unknown id may belong into the list, so
+    that a copy or an export does not leave it out.
+    """
+    names, unknown = _names(folder)
+
+    for name, error in unknown.items():
+        if name.startswith(words_of(prefix)):
+            raise error
+
     wanted = sorted(
         thread_id
         for thread_id in names
@@ -362,24 +375,29 @@ def _threads(
 
 def _info(folder: Folder, thread_id: str, name: str, erased: bool) -> ThreadInfo | None:
     with reading(folder, name, listing=True) as log:
-        version = 0
+        is_damaged = log.damage is not None
+        times: list[int] = []
 
-        if log.at is not None:
-            version, updated_at = log.at
-            created_at = log.created_at()
-        elif log.damage is not None:
-            # No intact line has the version, but the list must have the thread.
-            created_at = updated_at = os.fstat(log.file.fd).st_mtime_ns // 1000
-        elif erased and (found := log.calls().without_content()):
-            created_at = min(call.issued_at for call in found)
-            updated_at = max(
-                max(call.issued_at, call.resolved_at or 0) for call in found
-            )
-        else:
+        try:
+            if log.at is not None:
+                times = [log.created_at(), log.at.updated_at]
+            elif erased and not is_damaged:
+                for call in log.calls().without_content():
+                    times += [call.issued_at, call.resolved_at or call.issued_at]
+        except CorruptThread:
+            is_damaged = True
+
+        if is_damaged and not times:
+            # The list must have the thread. These are the best times that are known.
+            modified_at = os.fstat(log.file.fd).st_mtime_ns // 1000
+            times = [modified_at if log.at is None else log.at.updated_at]
+
+        if not times:
             return None
 
-        times = from_micros(created_at), from_micros(updated_at)
-        return ThreadInfo(thread_id, version, *times)
+        version = 0 if log.at is None else log.at.version
+        created_at, updated_at = map(from_micros, (min(times), max(times)))
+        return ThreadInfo(thread_id, version, created_at, updated_at)
 
 
 def _markers(
@@ -392,7 +410,8 @@ def _markers(
     that waits for the writer.
     """
     if thread_ids is None:
-        names = _names(folder)
+        # A damaged log does not change, because a write to it raises.
+        names, _ = _names(folder)
     else:
         names = {one: log_name(one) for one in thread_ids}
 

@@ -114,12 +114,14 @@ def _driver(url: str) -> str:
     return next(entry.value for entry in entry_points(group=GROUP, name=scheme))
 
 
-async def _survey(cp: Store) -> tuple[int, Waiting | None, list[str]]:
+async def _survey(cp: Store) -> tuple[int | None, Waiting | None, list[str]]:
     """Examine the first ``_BOUND`` threads.
 
-    Returns how many there are, the oldest pending call, and what is damaged.
+    Returns how many there are (``None`` where damage ends the list), the oldest pending
+    call, and what is damaged.
     """
     count = 0
+    is_complete = True
     people: list[Waiting] = []
     damaged: list[str] = []
 
@@ -137,9 +139,10 @@ async def _survey(cp: Store) -> tuple[int, Waiting | None, list[str]]:
                 advance(len(page))
         except CorruptThread as exc:  # not even its id can be listed
             damaged.append(str(exc))
+            is_complete = False
 
     oldest = min(people, key=lambda one: one.record.issued_at, default=None)
-    return count, oldest, damaged
+    return count if is_complete else None, oldest, damaged
 
 
 async def _probe(cp: Store) -> dict[str, Any]:
@@ -204,7 +207,13 @@ def _advice(
             + command_line("pending", url)
         )
 
-    if report["damaged"]:
+    if report["damaged"] and report["threads"] is None:
+        advice.append(
+            "restore the damaged thread from a backup; until then the threads cannot "
+            "be listed; this saves one whose id is known: "
+            + command_line("export", url, "THREAD")
+        )
+    elif report["damaged"]:
         advice.append(
             "restore the damaged threads from a backup; this saves the others: "
             + command_line("export", url)
@@ -246,7 +255,8 @@ def _print(report: dict[str, Any]) -> None:
         "limits": _lowered_limits(report),
         "threads": threads is not None
         and f"{threads}{' or more' if is_bounded else ''}",
-        "pending": "none" + (f" in the first {_BOUND} threads" if is_bounded else "")
+        "pending": threads is not None
+        and "none" + (f" in the first {_BOUND} threads" if is_bounded else "")
         if oldest is None
         else f"oldest {oldest['kind']} since "
         f"{age(datetime.fromisoformat(oldest['issued_at']))}: "

@@ -92,6 +92,29 @@ def test_redis_without_a_durable_log_gets_advice(
         assert said in ended.out
 
 
+def test_damage_that_ends_the_list_is_a_finding(tmp_path: Path) -> None:
+    """The advice is a command that works then."""
+    url = fresh_url("file", tmp_path)
+
+    async def fill(cp: Store) -> None:
+        for thread_id in ("other", "Broken:7"):
+            await cp.append(thread_id, [{}])
+
+    in_store(url, fill)
+    [log] = tmp_path.rglob("threads/broken-7*.jsonl")
+    log.write_bytes(log.read_bytes().replace(b"Broken", b"Bbbken", 1))
+    found = invoke("doctor", url, "--json")
+    assert (found.code, found.json["threads"]) == (1, None)
+    assert str(log) in found.json["damaged"][0]
+    [advice] = [one for one in found.json["advice"] if "backup" in one]
+    assert "export" in advice
+    assert invoke("export", url).code != 0
+    assert '"other"' in invoke("export", url, "other").out
+    shown = invoke("doctor", url).out
+    assert "pending " not in shown
+    assert "THREAD" in shown
+
+
 def test_damaged_calls_are_a_finding(damaged_url: str, tmp_path: Path) -> None:
     """The report names the thread and covers the others; the exit code is 1."""
 

@@ -312,6 +312,90 @@ async def test_a_damaged_thread_is_listed_with_its_neighbours(
         await error_of(cp.append("t", [{}]))
 
 
+@pytest.mark.parametrize("appends", [1, 2])
+async def test_a_flipped_bit_in_the_first_lines_hides_no_thread(
+    home: Path, log: Path, appends: int
+) -> None:
+    """The name of the log tells whose it is; the damaged thread cannot be deleted."""
+    async with Store(home, durability="normal") as cp:
+        for n in range(appends):
+            await cp.append("t", [{"n": n}])
+
+        await cp.append("other", [{}])
+
+    intact = log.read_bytes()
+
+    for position in range(sum(map(len, lines_of(log)[:2]))):
+        damaged = bytearray(intact)
+        damaged[position] ^= 1 << (position % 8)
+        log.write_bytes(damaged)
+
+        async with Store(home, durability="normal") as cp:
+            found = await cp.list_threads()
+            assert [one.thread_id for one in found] == ["other", "t"], position
+
+            for use in (cp.load("t"), cp.append("t", [{}]), cp.delete_thread("t")):
+                assert (await error_of(use)).thread_id == "t"
+
+        assert log.read_bytes() == damaged
+
+
+async def test_a_log_of_an_unknown_thread_ends_only_lists_that_may_have_it(
+    home: Path,
+) -> None:
+    """A flipped bit in the id itself: neither the line nor the name has the id."""
+    thread_id = "tenant:7/Äpfel"
+    log = home / "threads" / log_name(thread_id)
+
+    async with Store(home, durability="normal") as cp:
+        await cp.append(thread_id, [{}])
+        await cp.append("other", [{}])
+
+    intact = log.read_bytes()
+
+    # Only damage in the id and its quotes hides it.
+    hidden = range(intact.index(b'"tenant'), intact.index(b',"log"'))
+
+    for position in range(len(lines_of(log)[0])):
+        damaged = bytearray(intact)
+        damaged[position] ^= 1
+        log.write_bytes(damaged)
+
+        async with Store(home, durability="normal") as cp:
+            if position not in hidden:
+                found = await cp.list_threads()
+                assert [one.thread_id for one in found] == ["other", thread_id]
+                continue
+
+            for prefix in ("tenant:7/Ä", "tenant:", "t", ""):
+                error = await error_of(cp.list_threads(prefix=prefix))
+                assert error.where == f"{log}, line 1"
+
+            assert len(await cp.list_threads(prefix="other")) == 1
+            assert await cp.list_threads(prefix="tenants") == []
+
+            async with cp.watch() as changes:
+                await cp.append("other", [{}])
+                assert await anext(changes) == "other"
+
+
+async def test_a_list_with_erased_threads_has_damaged_ones(
+    home: Path, log: Path
+) -> None:
+    """The times are in the calls, and a call was damaged."""
+    async with Store(home) as cp:
+        await cp.record_issued("t", ToolCall("c", "pay", {}, "key"))
+        await cp.delete_thread("t")
+        await cp.append("other", [{}])
+
+    log.write_bytes(log.read_bytes().replace(b'"pay"', b'"buy"'))
+
+    async with Store(home) as cp:
+        found = await cp.list_threads(erased=True)
+        assert [one.thread_id for one in found] == ["other", "t"]
+        await error_of(cp.list_calls("t"))
+
+
 async def test_a_stored_message_of_another_type_is_reported(home: Path) -> None:
     """JSON that does not fit ``message_type`` is a ``SerializationError``."""
     async with Store(home) as cp:
