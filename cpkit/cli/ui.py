@@ -25,7 +25,18 @@ __all__ = ["ui"]
 
 Host = Annotated[
     str,
-    typer.Option(help="The address to listen on; other hosts can reach 0.0.0.0."),
+    typer.Option(
+        help="The address to listen on. With 0.0.0.0 other machines can connect; give "
+        "the name in their links as --allow-host."
+    ),
+]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="A name or address of this machine, or of a proxy in front of it, that "
+        "links may have; with :PORT if a proxy has another one. Repeatable.",
+    ),
 ]
 Port = Annotated[
     int,
@@ -47,6 +58,7 @@ def ui(
     url: Url = None,
     host: Host = "127.0.0.1",
     port: Port = 8420,
+    allow_host: AllowHost = None,
     read_only: ReadOnly = False,
     open_page: Open = False,
     by: By = None,
@@ -60,13 +72,19 @@ def ui(
     if not host:
         raise BadUse("--host is empty; is a variable not set?")
 
-    run(_serve(store_url(url), host, port, read_only, open_page, by, json))
+    for name in allow_host or ():
+        if not name or "/" in name:
+            raise BadUse(f"--allow-host {name!r} is not a host: write agents.example")
+
+    place = store_url(url)
+    run(_serve(place, host, port, allow_host or [], read_only, open_page, by, json))
 
 
 async def _serve(
     url: str,
     host: str,
     port: int,
+    allowed_hosts: list[str],
     read_only: bool,
     open_page: bool,
     by: str | None,
@@ -100,6 +118,7 @@ async def _serve(
                 cp,
                 host=host,
                 port=port,
+                allowed_hosts=allowed_hosts,
                 person=by or _user(),
                 read_only=read_only,
                 title=display_url(url),

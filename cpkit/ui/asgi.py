@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Iterator
@@ -60,6 +61,7 @@ def app(
     secret: bytes | None = None,
     title: str = "cpkit",
     url: str | None = None,
+    stopping: asyncio.Event | None = None,
 ) -> ASGIApp:
     """Return the page of an open store, to serve or to mount in a service.
 
@@ -69,12 +71,13 @@ def app(
     Host header; ``None`` accepts every host, for a service that checks it itself.
     Processes that serve one page together need the same ``secret``, which protects the
     forms. ``title`` names the store in the page, and ``url`` lets the page show the
-    store's schema and size; it is never shown with a password.
+    store's schema and size; it is never shown with a password. Set ``stopping`` when
+    the server stops: open pages keep connections for their events, and those then end.
 
     Open the store with ``message_type=Any``, so that the page shows every message. The
     caller closes the store.
     """
-    site = Site.over(cp, title, url, read_only)
+    site = Site.over(cp, title, url, read_only, stopping or asyncio.Event())
     templates = _environment()
     routes: list[BaseRoute] = [
         Route("/", _to_threads),

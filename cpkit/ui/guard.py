@@ -100,7 +100,7 @@ class Guard:
         if self._hosts is not None and host not in self._hosts:
             return _refused(
                 f"this page is not served under the host {host[:200]!r}; open the "
-                "link that cpkit ui printed",
+                "link that cpkit ui printed, or start it with --allow-host HOST",
                 421,
             )
 

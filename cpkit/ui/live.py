@@ -28,20 +28,34 @@ async def events(site: Site, request: Request) -> Response:
 
     thread_id = request.query_params.get("id")
     return StreamingResponse(
-        _changes(site.cp, [thread_id] if thread_id else []),
+        _changes(site, [thread_id] if thread_id else []),
         media_type="text/event-stream",
         headers={"X-Accel-Buffering": "no"},
     )
 
 
-async def _changes(store: WatchesThreads, thread_ids: list[str]) -> AsyncIterator[str]:
+async def _changes(site: Site, thread_ids: list[str]) -> AsyncIterator[str]:
     # After an error the browser connects again, and the page catches up.
     try:
-        async with store.watch(*thread_ids) as changed:
+        async with site.cp.watch(*thread_ids) as changed:
             yield "retry: 2000\nevent: change\ndata: {}\n\n"
 
-            async for _ in changed:
+            while await _is_next(changed, site.stopping):
                 yield "event: change\ndata: {}\n\n"
                 await asyncio.sleep(_PAUSE)
     except CheckpointerError as exc:
         yield f": {type(exc).__name__}\n\n"
+
+
+async def _is_next(changed: AsyncIterator[str], stopping: asyncio.Event) -> bool:
+    """Wait for a change; return ``False`` if the server stops before."""
+    change = asyncio.ensure_future(anext(changed))
+    stop = asyncio.ensure_future(stopping.wait())
+
+    try:
+        await asyncio.wait((change, stop), return_when=asyncio.FIRST_COMPLETED)
+        return change.done() and bool(change.result())
+    finally:
+        change.cancel()
+        stop.cancel()
+        await asyncio.wait((change, stop))

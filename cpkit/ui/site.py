@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,16 +35,23 @@ class Site:
     title: str
     url: str | None
     read_only: bool
+    stopping: asyncio.Event
+    """Set when the server stops: streams of events end then."""
     tally: Tally | None
     """What the handle did since the page was made; only cpkit's handles count."""
 
     @classmethod
     def over(
-        cls, cp: Checkpointer[Any], title: str, url: str | None, read_only: bool
+        cls,
+        cp: Checkpointer[Any],
+        title: str,
+        url: str | None,
+        read_only: bool,
+        stopping: asyncio.Event,
     ) -> Site:
         """Return the site of a store."""
         tally = cp.tally() if isinstance(cp, Handle) else None
-        return cls(cp, EffectLedger(cp), title, url, read_only, tally)
+        return cls(cp, EffectLedger(cp), title, url, read_only, stopping, tally)
 
 
 @dataclass(frozen=True)

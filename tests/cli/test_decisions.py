@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import httpx
 import pytest
 
 from cpkit.cli.stores import Store
@@ -165,32 +163,6 @@ def test_the_start_of_a_key_must_be_unique(sqlite_url: str) -> None:
     assert (several.code, several.out) == (2, "")
     assert f"{count} requests start with" in several.err
     assert "more characters of the key" in several.err
-
-
-def test_a_user_without_a_name_gets_the_page(sqlite_url: str) -> None:
-    """The page then names the user by the number."""
-    in_store(sqlite_url, asked_twice)
-    command = [sys.executable, "-m", "tests.cli.nameless", "ui", sqlite_url]
-    process = subprocess.Popen(
-        [*command, "--port", "0", "--json"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
-
-    try:
-        link = json.loads(line(process))["url"]
-
-        with httpx.Client(follow_redirects=True) as http:
-            here = http.get(link).url
-            asked = http.get(here.join("/waiting.json")).json()["requests"][0]
-            place = {"id": asked["thread_id"], "request": asked["request"]}
-            page = http.get(here.join("/waiting/decide"), params=place)
-
-        assert "user 4000000000" in page.text
-    finally:
-        process.terminate()
-        process.communicate()
 
 
 def test_a_damaged_thread_does_not_hide_the_others(damaged_url: str) -> None:
