@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cpkit import ToolCall
 from cpkit.cli.stores import Store
 from tests.cli.command import call, cpkit, in_store, invoke
 from tests.cli.stocked import everything, stock
@@ -90,6 +91,16 @@ def test_a_deeply_nested_message_is_exported(sqlite_url: str, tmp_path: Path) ->
     assert invoke("copy", str(file), fresh_url("sqlite", tmp_path, "b")).code == 0
 
 
+def changed(before: bytes, after: bytes) -> Callable[[list[bytes]], list[bytes]]:
+    """Return what edits the lines; the text occurs in one of them."""
+
+    def change(lines: list[bytes]) -> list[bytes]:
+        assert sum(before in one for one in lines) == 1
+        return [one.replace(before, after) for one in lines]
+
+    return change
+
+
 def field_changed(name: str, value: bytes) -> Callable[[list[bytes]], list[bytes]]:
     """Return what gives a field of the first thread's line another value."""
 
@@ -138,6 +149,11 @@ def field_changed(name: str, value: bytes) -> Callable[[list[bytes]], list[bytes
         (field_changed("version", b'"1"'), "line 2: not a thread"),
         (field_changed("erased", b"0"), "line 2: not a thread"),
         (field_changed("created_at", b"null"), "line 2: not a thread"),
+        (
+            field_changed("created_at", b'"2026-11-24T12:00:00"'),
+            "line 2: not a thread (created_at: Value error, not a time with a zone)",
+        ),
+        (field_changed("version", b"3"), "line 7: the thread is not complete"),
         (lambda lines: [b'{"cpkit_export":3}\n', *lines[1:]], "upgrade cpkit"),
         (lambda lines: [b'{"cpkit_export":1}\n', *lines[1:]], "the cpkit that made"),
     ],
@@ -163,6 +179,40 @@ def test_a_damaged_export_is_refused(
     assert ended.code == 2
     assert said in ended.err
     assert not (tmp_path / "back.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (b'"extra":{}', b'"extra":[1]', "line 5: not extra (extra: "),
+        (b'"args":{}', b'"args":[1]', "line 6: not a call (args: "),
+        (b'"attempt":1', b'"attempt":"1"', "line 6: not a call (attempt: "),
+        (b'"status":"issued"', b'"status":"paid"', "line 6: not a call (status: "),
+        (b'"resolved_at":null', b'"resolved_at":1', "line 6: not a call (resolved_at"),
+        (b'{"call":{', b'{"call":5,"x":{', "line 6: not a call (line: "),
+    ],
+)
+def test_a_damaged_thread_of_an_export_is_named(
+    sqlite_url: str, tmp_path: Path, before: bytes, after: bytes, said: str
+) -> None:
+    """The others are copied, onto an empty store and onto one that has them."""
+
+    async def fill(cp: Store) -> None:
+        await cp.append("t", [{"n": 1}, {"n": 2}])
+        await cp.record_issued("t", ToolCall("c", "pay", {}, "k"))
+        await cp.append("u", [{"n": 1}])
+        await cp.save_extra("u", {"x": 1})
+
+    in_store(sqlite_url, fill)
+    file = tmp_path / "x.jsonl"
+    assert invoke("export", sqlite_url, "-o", str(file)).code == 0
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(changed(before, after)(lines)))
+
+    for target in (fresh_url("sqlite", tmp_path, "back"), sqlite_url):
+        ended = invoke("copy", str(file), target)
+        assert ended.code == 1
+        assert said in ended.err
 
 
 def test_a_damaged_thread_does_not_end_an_export(

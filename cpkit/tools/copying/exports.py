@@ -23,17 +23,28 @@ import os
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from cpkit.errors import CorruptThread, SchemaMismatch
 from cpkit.protocol import ListsThreads
-from cpkit.records import CallRecord, JsonValue, ThreadDump, ThreadInfo, ToolCall
+from cpkit.records import (
+    CallRecord,
+    CallStatus,
+    JsonValue,
+    ThreadDump,
+    ThreadInfo,
+    ToolCall,
+)
 from cpkit.tools.copying.report import Problem
 from cpkit.tools.paging import thread_pages
 
 __all__ = ["EXPORT_VERSION", "ExportFile", "Source", "call_as_json", "export_lines"]
 
 EXPORT_VERSION = 2
+
+L = TypeVar("L", bound="_Line")
 
 _KINDS = (b"thread", b"message", b"extra", b"call", b"end", b"threads")
 
@@ -152,6 +163,50 @@ def call_as_json(record: CallRecord) -> dict[str, JsonValue]:
     }
 
 
+def _time(value: object) -> datetime:
+    if isinstance(value, str):
+        found = datetime.fromisoformat(value)
+
+        if found.tzinfo is not None:
+            return found
+
+    raise ValueError("not a time with a zone")
+
+
+_Time = Annotated[datetime, BeforeValidator(_time)]
+
+
+class _Line(BaseModel):
+    """What is in a line; a file may have been edited."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _Thread(_Line):
+    thread: str
+    version: int
+    created_at: _Time
+    updated_at: _Time
+    erased: bool
+
+
+class _Call(_Line):
+    call_id: str
+    tool_name: str
+    args: dict[str, Any]
+    idempotency_key: str
+    status: CallStatus
+    attempt: int
+    issued_at: _Time
+    result: Any
+    resolved_at: _Time | None
+    erased: bool
+
+
+class _Extra(_Line):
+    extra: dict[str, Any]
+
+
 class _Place(NamedTuple):
     """Where a thread starts in the file: the offset and the number of its line."""
 
@@ -234,7 +289,10 @@ class ExportFile:
             elif kind == b"end":
                 line = self._parsed(text, number)
 
-                if line != {"end": thread, "messages": messages, "calls": calls}:
+                counts = {"messages": messages, "calls": calls}
+                version = self._threads[thread].info.version
+
+                if line != {"end": thread, **counts} or version != messages:
                     raise self._corrupt(number, "the thread is not complete")
 
                 thread = None
@@ -259,7 +317,7 @@ class ExportFile:
             if "message" in line:
                 messages.append(line["message"])
             elif "extra" in line:
-                extra = line["extra"]
+                extra = self._checked(_Extra, line, "extra", number).extra
             elif "call" in line:
                 calls.append(self._call(info.thread_id, line["call"], number))
 
@@ -296,48 +354,32 @@ class ExportFile:
         return line
 
     def _place(self, line: dict[str, Any], start: int, number: int) -> _Place:
+        found = self._checked(_Thread, line, "a thread", number)
+        times = (found.created_at, found.updated_at)
+        info = ThreadInfo(found.thread, found.version, *times)
+        return _Place(info, found.erased, start, number)
+
+    def _call(self, thread_id: str, line: Any, number: int) -> CallRecord:
+        found = self._checked(_Call, line, "a call", number)
+        return CallRecord(
+            thread_id,
+            ToolCall(found.call_id, found.tool_name, found.args, found.idempotency_key),
+            found.status,
+            found.attempt,
+            found.issued_at,
+            found.result,
+            found.resolved_at,
+            found.erased,
+        )
+
+    def _checked(self, model: type[L], line: Any, what: str, number: int) -> L:
         try:
-            thread_id, version, is_erased = (
-                line["thread"],
-                line["version"],
-                line["erased"],
-            )
-            times = [
-                datetime.fromisoformat(line[name])
-                for name in ("created_at", "updated_at")
-            ]
-        except (KeyError, TypeError, ValueError) as exc:
-            raise self._corrupt(number, f"not a thread ({exc})") from exc
-
-        if not (
-            isinstance(thread_id, str)
-            and type(version) is int
-            and isinstance(is_erased, bool)
-        ):
-            raise self._corrupt(number, "not a thread (a field of another type)")
-
-        return _Place(ThreadInfo(thread_id, version, *times), is_erased, start, number)
-
-    def _call(self, thread_id: str, line: dict[str, Any], number: int) -> CallRecord:
-        try:
-            resolved_at = line["resolved_at"]
-            return CallRecord(
-                thread_id,
-                ToolCall(
-                    line["call_id"],
-                    line["tool_name"],
-                    line["args"],
-                    line["idempotency_key"],
-                ),
-                line["status"],
-                line["attempt"],
-                datetime.fromisoformat(line["issued_at"]),
-                line["result"],
-                None if resolved_at is None else datetime.fromisoformat(resolved_at),
-                line["erased"],
-            )
-        except (KeyError, TypeError, ValueError) as exc:
-            raise self._corrupt(number, f"not a call ({exc})") from exc
+            return model.model_validate(line)
+        except ValidationError as exc:
+            error = exc.errors()[0]
+            field = ".".join(map(str, error["loc"])) or "line"
+            reason = f"not {what} ({field}: {error['msg']})"
+            raise self._corrupt(number, reason) from exc
 
     def _corrupt(self, number: int, reason: str) -> CorruptThread:
         return CorruptThread("of the export", f"{self._path} line {number}", reason)
