@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from codecs import BOM_UTF8
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,8 +61,8 @@ def read_jsonl(
 ) -> SessionFile:
     """Read a session file of any version; `migrate` converts it to version 3.
 
-    Empty lines are ignored. A last line without a newline that does not parse is
-    skipped. Any other line that is not an entry is skipped or raises
+    Empty lines and a byte order mark are ignored. A last line without a newline that
+    does not parse is skipped. Any other line that is not an entry is skipped or raises
     ``CorruptThread`` with its number, as ``on_corrupt`` says. A missing header always
     raises ``CorruptThread``.
 
@@ -72,7 +73,7 @@ def read_jsonl(
         raise ValueError(f"on_corrupt is 'raise' or 'skip', not {on_corrupt!r}")
 
     name = os.fspath(path)
-    texts = Path(path).read_bytes().split(b"\n")
+    texts = Path(path).read_bytes().removeprefix(BOM_UTF8).split(b"\n")
     lines: list[Entry] = []
     skipped: list[SkippedLine] = []
     seen: set[str] = set()

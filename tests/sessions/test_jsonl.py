@@ -96,6 +96,13 @@ def test_empty_lines_are_ignored(tmp_path: Path) -> None:
     assert file.name == str(path)
 
 
+def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
+    """Some editors write one at the start of a file."""
+    path = as_file(tmp_path, [HEADER, ENTRY])
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_jsonl(path).lines == [HEADER, ENTRY]
+
+
 def test_the_last_newline_may_be_missing(tmp_path: Path) -> None:
     """A complete last line without a newline is read."""
     path = as_file(tmp_path, [HEADER, ENTRY])
