@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -29,6 +29,7 @@ from cpkit.driver import (
 from tests.driver.gated import GatedStore, handle, not_sent, run_ready_tasks
 
 Message = dict[str, Any]
+Ask = Callable[[], Coroutine[Any, Any, Any]]
 
 
 def append(cp: FullHandle[Message], thread: str, text: str = "x") -> asyncio.Task[int]:
@@ -353,6 +354,48 @@ async def test_a_restored_thread_waits_for_a_cancelled_claim_of_its_key() -> Non
 
         with pytest.raises(KeyTaken):
             await restore
+
+
+@pytest.mark.parametrize(
+    ("kind", "waits"),
+    [
+        ("append", ["load t", "list_threads"]),
+        ("claim", ["load t", "list_threads", "find k"]),
+        ("result", ["load t", "list_threads", "find k", "find other"]),
+    ],
+)
+async def test_a_cancelled_write_is_waited_for_by_what_must_see_it(
+    kind: str, waits: list[str]
+) -> None:
+    """A list names no thread, so it waits; a load of another thread does not."""
+    store = GatedStore(open_gate=False)
+
+    async with handle(store) as cp:
+        store.gate.release()
+        await cp.record_issued("t", ToolCall("issued", "tool", {}, "other"))
+        writes: dict[str, Ask] = {
+            "append": lambda: cp.append("t", [{}]),
+            "claim": lambda: cp.record_issued("t", ToolCall("c", "tool", {}, "k")),
+            "result": lambda: cp.record_result("t", "issued", "done"),
+        }
+        reads: dict[str, Ask] = {
+            "load t": lambda: cp.load("t"),
+            "load u": lambda: cp.load("u"),
+            "list_threads": cp.list_threads,
+            "find k": lambda: cp.find_call("k"),
+            "find other": lambda: cp.find_call("other"),
+        }
+        write = asyncio.create_task(writes[kind]())
+        await run_ready_tasks()
+        write.cancel()
+        await run_ready_tasks()
+        asked = {name: asyncio.create_task(read()) for name, read in reads.items()}
+        await asyncio.wait(asked.values(), timeout=0.05)
+        waiting = [name for name, one in asked.items() if not one.done()]
+        store.gate.release()
+        await asyncio.gather(*asked.values())
+
+    assert waiting == waits
 
 
 async def test_a_queue_of_cancelled_callers_ends() -> None:
