@@ -103,7 +103,7 @@ class PostgresStore:
     limits = Limits(_MAX_BYTES, _MAX_BYTES)
     # Messages alone: other writes do not get cheaper together, and a slow one, such as
     # the deletion of a large thread, must not hold up a batch.
-    batching = Batching(kinds=(Append,), merges_appends=True)
+    batching = Batching(halves=True, kinds=(Append,), merges_appends=True)
     erases = True
 
     def __init__(self, where: str | Pool, options: PostgresOptions) -> None:

@@ -162,7 +162,9 @@ class SpreadStore(ClusterStore):
     """A store over all slots of a cluster."""
 
     # The other writes take several steps, and each goes its own way.
-    batching = Batching(lanes=2, kinds=(Append, Merge, Resolve), merges_appends=True)
+    batching = Batching(
+        halves=True, kinds=(Append, Merge, Resolve), merges_appends=True
+    )
     _shards = SHARDS
 
     async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:

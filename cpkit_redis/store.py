@@ -159,11 +159,9 @@ class RedisStore:
 
     Options: ClassVar[type[DriverOptions]] = RedisOptions
     client_options: ClassVar[frozenset[str]] = URL_OPTIONS
-    # Two lanes: while the server works on one batch, the next gets ready. 64 tasks were
-    # measured to be a fifth faster. A restore takes several round trips, and other
-    # writes should not wait for it.
+    # A restore takes several round trips, and other writes should not wait for it.
     batching = Batching(
-        lanes=2, kinds=(Append, Merge, Claim, Resolve, Erase), merges_appends=True
+        halves=True, kinds=(Append, Merge, Claim, Resolve, Erase), merges_appends=True
     )
     erases = True
     _in_cluster = False

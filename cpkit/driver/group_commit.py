@@ -28,8 +28,8 @@ __all__ = ["Committed", "GiveUp", "GroupCommit"]
 # Seconds beyond the time limit in which a commit can still answer for a write.
 _GRACE = 1.0
 
-# Below this many writes, two commits side by side were measured to be slower than one.
-_MIN_WRITES_FOR_LANES = 48
+# Fewer writes were measured to be slower in two commits than in one.
+_MIN_WRITES_TO_HALVE = 48
 
 Committed: TypeAlias = Outcome | Exception
 """What a commit returns for one write."""
@@ -73,20 +73,19 @@ class _Queued:
 
 
 class _Queue:
-    """Writes that wait for a commit, the lanes, and how many writes commit now."""
+    """Writes that wait for a commit, and the task that commits them."""
 
-    __slots__ = ("in_flight", "lanes", "waiting")
+    __slots__ = ("task", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[_Queued] = deque()
-        self.lanes: set[asyncio.Task[Any]] = set()
-        self.in_flight = 0
+        self.task: asyncio.Task[None] | None = None
 
 
 class GroupCommit:
     """Hands writes to ``commit`` in batches, as `Batching` says.
 
-    Each *lane* is a task that commits one batch after another. A caller that is
+    A queue has one task, which commits one batch after another. A caller that is
     cancelled while its write is queued takes the write back. A caller that is cancelled
     later only stops waiting: its write is abandoned, and `wait_until_decided` lets
     later operations wait for the outcome, for at most ``timeout`` seconds.
@@ -225,83 +224,92 @@ class GroupCommit:
     def _enter(self, queued: _Queued, queue: _Queue) -> None:
         queue.waiting.append(queued)
 
-        if not queue.lanes or self._batching.lanes > 1:
-            self._start_lanes(queue)
+        if queue.task is None:
+            self._start(queue)
 
-    def _start_lanes(self, queue: _Queue) -> None:
-        """Start as many tasks as the queue asks for and the store allows."""
-        crowded = len(queue.waiting) + queue.in_flight >= _MIN_WRITES_FOR_LANES
-        allowed = self._batching.lanes if crowded else 1
+    def _start(self, queue: _Queue, *, takes_all: bool = False) -> None:
+        """Start a task that commits what waits in a queue."""
+        queue.task = self._lifecycle.spawn(self._drain(queue, takes_all))
+        queue.task.add_done_callback(partial(self._ended, queue))
 
-        while queue.waiting and len(queue.lanes) < allowed:
-            lane = self._lifecycle.spawn(self._drain(queue))
-            queue.lanes.add(lane)
-            lane.add_done_callback(partial(self._lane_ended, queue))
+    def _ended(self, queue: _Queue, task: asyncio.Task[None]) -> None:
+        if queue.task is not task:  # another one has replaced it
+            return
 
-    def _lane_ended(self, queue: _Queue, lane: asyncio.Task[Any]) -> None:
-        queue.lanes.discard(lane)
-        # An event loop that shuts down cancels lanes while tasks may still write.
-        self._start_lanes(queue)
+        queue.task = None
 
-        if self._apart and not queue.lanes:
+        # An event loop that shuts down cancels the task while others may still write.
+        if queue.waiting:
+            self._start(queue)
+        elif self._apart:
             apart = self._apart.items()
             self._apart = {name: one for name, one in apart if one is not queue}
 
-    async def _drain(self, queue: _Queue) -> None:
-        lane = asyncio.current_task()
+    async def _drain(self, queue: _Queue, takes_all: bool) -> None:
+        """Commit batches until nothing waits; with ``takes_all`` the first is whole."""
+        task = asyncio.current_task()
 
-        # A lane that gave up a commit has been replaced.
-        while lane in queue.lanes and (batch := self._take_batch(queue)):
-            queue.in_flight += len(batch)
-
-            try:
-                await self._commit_batch(queue, batch)
-            finally:
-                queue.in_flight -= len(batch)
-
-            # Callers just answered can join the next batch, or reuse this lane.
+        while queue.task is task and (batch := self._take_batch(queue, takes_all)):
+            takes_all = False
+            await self._commit_batch(queue, batch)
+            # Callers just answered can join the next batch, or reuse this task.
             await asyncio.sleep(0)
 
     async def _commit_batch(self, queue: _Queue, batch: list[_Queued]) -> None:
         """Commit the writes and answer their callers."""
         outcomes: Sequence[Committed] | None = None
-        lane = asyncio.current_task()
-        assert lane is not None
-        give_up = partial(self._give_up, queue, lane, batch)
+        task: asyncio.Task[Any] | None = asyncio.current_task()
+        assert task is not None
+        give_up = partial(self._give_up, queue, task, batch)
 
         try:
             outcomes = await self._commit([queued.write for queued in batch], give_up)
         except Exception as exc:
             outcomes = [exc] * len(batch)
         finally:
+            writers = len(batch) + len(queue.waiting)
+
+            if (
+                self._batching.halves
+                and writers >= _MIN_WRITES_TO_HALVE
+                and queue.waiting
+                and queue.task is task
+            ):
+                # Before the callers go on, so that the store works meanwhile.
+                self._start(queue, takes_all=True)
+
             self._answer(batch, outcomes)
 
     def _give_up(
         self,
         queue: _Queue,
-        lane: asyncio.Task[Any],
+        task: asyncio.Task[Any],
         batch: list[_Queued],
         failure: StoreFailure,
     ) -> None:
-        """Answer the callers of a commit that does not end, and replace its lane."""
+        """Answer the callers of a commit that does not end, and replace its task."""
         for queued in batch:
             self._abandon(queued)
 
             if not queued.answer.done():
                 queued.answer.set_result(failure)
 
-        self._lifecycle.abandon(lane)
-        self._lane_ended(queue, lane)
+        self._lifecycle.abandon(task)
+        self._ended(queue, task)
 
-    def _take_batch(self, queue: _Queue) -> list[_Queued]:
-        """Take the next batch off a queue: this lane's share of what waits."""
+    def _take_batch(self, queue: _Queue, takes_all: bool) -> list[_Queued]:
+        """Take the next batch off a queue: half of a crowd, where the store wants it."""
         batch: list[_Queued] = []
         waiting = queue.waiting
-        # If nothing is in flight, all lanes start now and share the queue. Otherwise
-        # this lane takes all of it.
-        lanes = 1 if queue.in_flight else len(queue.lanes)
-        most = min(self._batching.max_writes, -(-len(waiting) // lanes))
+        most = self._batching.max_writes
         size = 0
+
+        if (
+            self._batching.halves
+            and len(waiting) >= _MIN_WRITES_TO_HALVE
+            and not takes_all
+        ):
+            most = min(most, -(-len(waiting) // 2))
 
         while waiting and len(batch) < most and size < self._batching.max_bytes:
             queued = waiting.popleft()

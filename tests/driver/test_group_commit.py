@@ -99,22 +99,44 @@ async def test_a_batch_is_bounded(batching: Batching, sizes: list[int]) -> None:
     assert store.sizes() == sizes
 
 
-@pytest.mark.parametrize(("callers", "sizes"), [(47, [47]), (64, [32, 32])])
-async def test_a_crowd_is_divided_between_two_lanes(
+@pytest.mark.parametrize(("callers", "sizes"), [(47, [47]), (64, [32])])
+async def test_a_crowd_is_divided_where_the_store_asks_for_halves(
     callers: int, sizes: list[int]
 ) -> None:
-    """Two commits run side by side only where enough writes wait."""
-    store = GatedStore(open_gate=False, batching=Batching(lanes=2))
+    """Only where enough writes wait."""
+    store = GatedStore(open_gate=False, batching=Batching(halves=True))
 
     async with handle(store) as cp:
         tasks = [append(cp, f"t{n}") for n in range(callers)]
         await run_ready_tasks()
         assert store.sizes() == sizes
+        store.gate.release()
+        store.gate.release()
+        await asyncio.gather(*tasks)
 
-        for _ in sizes:
+
+async def test_the_halves_of_a_crowd_are_committed_by_turns() -> None:
+    """The store has the next half before the callers of the last one go on."""
+    store = GatedStore(open_gate=False, batching=Batching(halves=True))
+    commits_seen: list[int] = []
+
+    async with handle(store) as cp:
+
+        async def writer(thread: str) -> None:
+            await cp.append(thread, [{}])
+            commits_seen.append(len(store.sizes()))
+            await cp.append(thread, [{}])
+
+        tasks = [asyncio.create_task(writer(f"t{n}")) for n in range(64)]
+
+        for _ in range(4):
+            await run_ready_tasks()
             store.gate.release()
 
         await asyncio.gather(*tasks)
+
+    assert store.sizes() == [32, 32, 32, 32]
+    assert commits_seen == [2] * 32 + [3] * 32
 
 
 async def test_only_the_kinds_that_a_store_asks_for_are_grouped() -> None:
@@ -399,7 +421,7 @@ async def test_a_cancelled_write_is_waited_for_by_what_must_see_it(
 
 
 async def test_a_queue_of_cancelled_callers_ends() -> None:
-    """The lane stops, and the next write starts one."""
+    """The task that commits ends, and the next write starts another."""
     store = GatedStore(open_gate=False)
 
     async with handle(store) as cp:
@@ -441,7 +463,7 @@ async def test_closing_commits_what_is_queued() -> None:
 
 
 def test_the_end_of_the_loop_leaves_no_caller_waiting() -> None:
-    """A loop that shuts down cancels the lane; a later write starts another."""
+    """A loop that shuts down cancels the task that commits; a later write starts one."""
     store = GatedStore(open_gate=False)
     late: list[int] = []
 
@@ -464,7 +486,9 @@ def test_the_end_of_the_loop_leaves_no_caller_waiting() -> None:
 
 
 @pytest.mark.parametrize("kind", [Append, Merge])
-def test_a_lane_cancelled_before_it_started_is_started_again(kind: type[Write]) -> None:
+def test_a_commit_cancelled_before_it_started_is_started_again(
+    kind: type[Write],
+) -> None:
     """As by a loop that shuts down in the turn in which a write came."""
 
     async def main() -> int:
@@ -474,8 +498,8 @@ def test_a_lane_cancelled_before_it_started_is_started_again(kind: type[Write]) 
             before = asyncio.all_tasks()
             writer = append(cp, "t")
             await asyncio.sleep(0)
-            (lane,) = asyncio.all_tasks() - before - {writer}
-            lane.cancel()
+            (commit,) = asyncio.all_tasks() - before - {writer}
+            commit.cancel()
             return await writer
 
     assert asyncio.run(main()) == 1

@@ -153,7 +153,7 @@ async def test_a_write_that_ends_late_is_before_later_ones() -> None:
 
 
 async def test_callers_of_one_batch_all_end() -> None:
-    """Those that queued behind it are committed by another lane."""
+    """Those that queued behind it are committed by another task."""
     store = Stubborn("t", timeout=0.2)
 
     async with handle(store) as cp:
