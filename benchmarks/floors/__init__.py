@@ -2,7 +2,7 @@
 
 Each write is one trip to the client and one commit. Nothing is checked, translated,
 batched or retried. An append stores the encoded message and its position. A load is one
-fetch and one pass of the JSON parser, with Python's garbage collector running. For a
+fetch and one pass of the JSON parser, with Python's garbage collector paused. For a
 call or a key of extra the contract also updates the thread's ``updated_at``. SQLite and
 Postgres write both rows in one transaction; Redis sends one command, and the file gets
 one line.

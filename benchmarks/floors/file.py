@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from pydantic_core import from_json, to_json
 
+from benchmarks.floors.decoding import decoded
 from cpkit import JsonValue
 from cpkit.tools.benchmark.contender import CALL_ARGS, CALL_RESULT, Contender
 
@@ -133,5 +134,4 @@ def _end_of(path: Path) -> bytes:
 
 
 def _decoded(text: bytes) -> list[Any]:
-    found: list[Any] = from_json(b"[" + text[:-1].replace(b"\n", b",") + b"]")
-    return found
+    return decoded(text[:-1].replace(b"\n", b","))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import asyncpg
 from pydantic_core import from_json, to_json
 
+from benchmarks.floors.decoding import decoded
 from cpkit import JsonValue
 from cpkit.tools.benchmark.contender import CALL_ARGS, CALL_RESULT, Contender
 
@@ -164,8 +165,7 @@ class PostgresFloor(Contender):
 
 
 def _decoded(rows: list[asyncpg.Record]) -> list[Any]:
-    found: list[Any] = from_json("[" + ",".join([row[0] for row in rows]) + "]")
-    return found
+    return decoded(",".join([row[0] for row in rows]))
 
 
 def _result(rows: list[asyncpg.Record]) -> JsonValue:

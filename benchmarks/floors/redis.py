@@ -8,6 +8,7 @@ from typing import Any
 from pydantic_core import from_json, to_json
 from redis.asyncio import Redis
 
+from benchmarks.floors.decoding import decoded
 from cpkit import JsonValue
 from cpkit.tools.benchmark.contender import CALL_ARGS, CALL_RESULT, Contender
 
@@ -87,5 +88,4 @@ class RedisFloor(Contender):
         bodies = await self._redis.execute_command(
             "LRANGE", f"cpkit-floor:{thread}", first, -1
         )
-        found: list[Any] = from_json(b"[" + b",".join(bodies) + b"]")
-        return found
+        return decoded(b",".join(bodies))

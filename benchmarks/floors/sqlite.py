@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import aiosqlite
 from pydantic_core import from_json, to_json
 
+from benchmarks.floors.decoding import decoded
 from cpkit import JsonValue
 from cpkit.tools.benchmark.contender import CALL_ARGS, CALL_RESULT, Contender
 from cpkit_sqlite.connection import Connection, run
@@ -154,5 +155,4 @@ def _both(
 
 
 def _decoded(rows: Any) -> list[Any]:
-    found: list[Any] = from_json("[" + ",".join([body for (body,) in rows]) + "]")
-    return found
+    return decoded(",".join([body for (body,) in rows]))
