@@ -173,8 +173,7 @@ class WriteAheadLog:
         return self._read(32 + (frame - 1) * self._frame_size + 8)
 
     def _read(self, position: int) -> bytes:
-        self._file.seek(position)
-        return self._file.read(8)
+        return os.pread(self._file.fileno(), 8, position)
 
     def _size(self) -> int:
         return os.fstat(self._file.fileno()).st_size
