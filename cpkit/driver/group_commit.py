@@ -298,7 +298,7 @@ class GroupCommit:
         self._ended(queue, task)
 
     def _take_batch(self, queue: _Queue, takes_all: bool) -> list[_Queued]:
-        """Take the next batch off a queue: half of a crowd, where the store wants it."""
+        """Take the next batch off a queue: half of a crowd if the store asks for it."""
         batch: list[_Queued] = []
         waiting = queue.waiting
         most = self._batching.max_writes

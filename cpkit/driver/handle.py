@@ -103,7 +103,7 @@ class Handle(Generic[MessageT]):
         self._limit = TimeLimit(store.timeouts.operation)
         self._commits = GroupCommit(
             self._lifecycle,
-            self._commit_and_notify,
+            self._commit,
             store.batching,
             self._limit.seconds,
         )
@@ -407,10 +407,22 @@ class Handle(Generic[MessageT]):
         finally:
             answer.cancel()  # no effect, unless the event loop cancelled this task
 
-    async def _commit_and_notify(
-        self, batch: list[Write], give_up: GiveUp
-    ) -> Sequence[Committed]:
-        outcomes = await self._commit(batch, give_up)
+    async def _commit(self, batch: list[Write], give_up: GiveUp) -> Sequence[Committed]:
+        """Commit a batch, tell watchers, and return an outcome for each write."""
+        commit = partial(self._commit_once, batch)
+        outcomes = await self._attempt(commit, "unknown", give_up)
+
+        if isinstance(outcomes, Exception):
+            # One write that the store refuses must not make the others of its batch
+            # fail.
+            refused = isinstance(outcomes, CorruptThread) or (
+                isinstance(outcomes, StoreFailure) and outcomes.fate == "rejected"
+            )
+
+            if refused and len(batch) > 1:
+                return [(await self._commit([one], give_up))[0] for one in batch]
+
+            outcomes = [outcomes] * len(batch)
 
         for metrics in self._metrics:
             metrics.committed(batch, outcomes)
@@ -418,8 +430,7 @@ class Handle(Generic[MessageT]):
         self._watching.changed_by(batch, outcomes)
         return outcomes
 
-    async def _commit(self, batch: list[Write], give_up: GiveUp) -> Sequence[Committed]:
-        """Commit a batch; repeat it while it is proven not to have run."""
+    async def _commit_once(self, batch: list[Write]) -> Sequence[Committed]:
         merged = None
         writes: Sequence[Write] = batch
 
@@ -427,37 +438,19 @@ class Handle(Generic[MessageT]):
             merged = merge_appends(batch, self._store.limits.max_append)
             writes = merged.writes
 
-        async def commit() -> Sequence[Committed]:
-            outcomes = await self._store.commit(writes)
+        outcomes = await self._store.commit(writes)
 
-            if not isinstance(outcomes, Sequence) or len(outcomes) != len(writes):
-                raise TypeError(
-                    f"commit must return one outcome for each of {len(writes)} "
-                    f"writes, not {outcomes!r:.100}"
-                )
+        if not isinstance(outcomes, Sequence) or len(outcomes) != len(writes):
+            raise TypeError(
+                f"commit must return one outcome for each of {len(writes)} writes, not "
+                f"{outcomes!r:.100}"
+            )
 
-            # If no write of the batch ran, repeat all of them.
-            if isinstance(outcomes[0], StoreFailure) and all(
-                map(is_not_sent, outcomes)
-            ):
-                raise outcomes[0]
+        # If no write of the batch ran, `_attempt` repeats all of them.
+        if isinstance(outcomes[0], StoreFailure) and all(map(is_not_sent, outcomes)):
+            raise outcomes[0]
 
-            return outcomes if merged is None else merged.split(batch, outcomes)
-
-        outcomes = await self._attempt(commit, "unknown", give_up)
-
-        if not isinstance(outcomes, Exception):
-            return outcomes
-
-        # One write that the store refuses must not make the others of its batch fail.
-        refused = isinstance(outcomes, CorruptThread) or (
-            isinstance(outcomes, StoreFailure) and outcomes.fate == "rejected"
-        )
-
-        if refused and len(batch) > 1:
-            return [(await self._commit([write], give_up))[0] for write in batch]
-
-        return [outcomes] * len(batch)
+        return outcomes if merged is None else merged.split(batch, outcomes)
 
     async def _attempt(
         self, work: Callable[[], Awaitable[T]], lost: Fate, give_up: GiveUp
