@@ -45,7 +45,7 @@ Permissions
             +set +get +exists +unlink +rename +expire +persist +time +rpush +llen
             +lrange +hset +hget +hmget +hdel +hexists +hlen +hgetall +zadd +zrem +zscore
             +zrevrange +zrangebyscore +zrangebylex
-            +publish +subscribe +unsubscribe +ping &cpkit:*
+            +publish +subscribe +unsubscribe +ping resetchannels &cpkit:*
             +config|get +info
 
 Caveats
