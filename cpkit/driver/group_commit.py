@@ -19,17 +19,24 @@ from cpkit.driver.writes import (
     Restore,
     StoreFailure,
     Write,
-    is_not_sent,
     stored_size,
 )
 
-__all__ = ["Committed", "GiveUp", "GroupCommit"]
+__all__ = ["Committed", "GiveUp", "GroupCommit", "RepeatApart"]
 
 # Seconds beyond the time limit in which a commit can still answer for a write.
 _GRACE = 1.0
 
 # Fewer writes were measured to be slower in two commits than in one.
 _MIN_WRITES_TO_HALVE = 48
+
+
+class RepeatApart(StoreFailure):
+    """A write did not run, and is repeated beside the writes to other threads."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("not sent", reason)
+
 
 Committed: TypeAlias = Outcome | Exception
 """What a commit returns for one write."""
@@ -98,7 +105,7 @@ class GroupCommit:
         self,
         lifecycle: Lifecycle,
         commit: Callable[
-            [list[Write], GiveUp], Coroutine[Any, Any, Sequence[Committed]]
+            [list[Write], GiveUp, bool], Coroutine[Any, Any, Sequence[Committed]]
         ],
         batching: Batching,
         timeout: float | None,
@@ -263,7 +270,11 @@ class GroupCommit:
         give_up = partial(self._give_up, queue, task, batch)
 
         try:
-            outcomes = await self._commit([queued.write for queued in batch], give_up)
+            outcomes = await self._commit(
+                [queued.write for queued in batch],
+                give_up,
+                queue is not self._grouped,
+            )
         except Exception as exc:
             outcomes = [exc] * len(batch)
         finally:
@@ -329,8 +340,6 @@ class GroupCommit:
         self, batch: list[_Queued], outcomes: Sequence[Committed] | None
     ) -> None:
         found = [None] * len(batch) if outcomes is None else outcomes
-        # If only some writes were not sent, those are repeated separately.
-        repeats = len(batch) > 1 and not all(map(is_not_sent, found))
 
         for queued, outcome in zip(batch, found, strict=True):
             queued.in_commit = False
@@ -342,7 +351,7 @@ class GroupCommit:
                 pass  # cancelled in this turn: `run` sees that no commit has the write
             elif outcomes is None:  # the event loop shuts down
                 queued.answer.cancel()
-            elif repeats and is_not_sent(outcome):
+            elif isinstance(outcome, RepeatApart):
                 apart = self._apart.setdefault(queued.write.thread_id, _Queue())
                 self._enter(queued, apart)
             else:

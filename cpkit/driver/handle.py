@@ -25,7 +25,7 @@ from typing import Any, Generic, NoReturn, Self, TypeVar
 
 from cpkit.driver.backoff import Backoff
 from cpkit.driver.codec import Codec, check_same_call
-from cpkit.driver.group_commit import Committed, GiveUp, GroupCommit
+from cpkit.driver.group_commit import Committed, GiveUp, GroupCommit, RepeatApart
 from cpkit.driver.ids import check_id, span
 from cpkit.driver.lifecycle import Lifecycle
 from cpkit.driver.markers import Markers, can_scan, read_markers
@@ -407,20 +407,23 @@ class Handle(Generic[MessageT]):
         finally:
             answer.cancel()  # no effect, unless the event loop cancelled this task
 
-    async def _commit(self, batch: list[Write], give_up: GiveUp) -> Sequence[Committed]:
+    async def _commit(
+        self, batch: list[Write], give_up: GiveUp, is_apart: bool
+    ) -> Sequence[Committed]:
         """Commit a batch, tell watchers, and return an outcome for each write."""
-        commit = partial(self._commit_once, batch)
+        commit = partial(self._commit_once, batch, is_apart)
         outcomes = await self._attempt(commit, "unknown", give_up)
 
         if isinstance(outcomes, Exception):
-            # One write that the store refuses must not make the others of its batch
-            # fail.
+            # If the store refuses one write, the others of its batch must not fail.
             refused = isinstance(outcomes, CorruptThread) or (
                 isinstance(outcomes, StoreFailure) and outcomes.fate == "rejected"
             )
 
             if refused and len(batch) > 1:
-                return [(await self._commit([one], give_up))[0] for one in batch]
+                return [
+                    (await self._commit([one], give_up, is_apart))[0] for one in batch
+                ]
 
             outcomes = [outcomes] * len(batch)
 
@@ -430,7 +433,9 @@ class Handle(Generic[MessageT]):
         self._watching.changed_by(batch, outcomes)
         return outcomes
 
-    async def _commit_once(self, batch: list[Write]) -> Sequence[Committed]:
+    async def _commit_once(
+        self, batch: list[Write], is_apart: bool
+    ) -> Sequence[Committed]:
         merged = None
         writes: Sequence[Write] = batch
 
@@ -446,11 +451,21 @@ class Handle(Generic[MessageT]):
                 f"{outcomes!r:.100}"
             )
 
-        # If no write of the batch ran, `_attempt` repeats all of them.
-        if isinstance(outcomes[0], StoreFailure) and all(map(is_not_sent, outcomes)):
-            raise outcomes[0]
+        found = outcomes if merged is None else merged.split(batch, outcomes)
 
-        return outcomes if merged is None else merged.split(batch, outcomes)
+        # `_attempt` repeats a batch of which nothing ran. But a lock that one thread
+        # waits for must not hold up the writes to others, so that is repeated apart.
+        not_sent = [one for one in found if is_not_sent(one)]
+
+        if not not_sent:
+            return found
+
+        if len(not_sent) == len(batch) and (
+            is_apart or len({write.thread_id for write in batch}) > 1
+        ):
+            raise not_sent[0]
+
+        return [RepeatApart(one.reason) if is_not_sent(one) else one for one in found]
 
     async def _attempt(
         self, work: Callable[[], Awaitable[T]], lost: Fate, give_up: GiveUp

@@ -8,7 +8,7 @@ since 1970, UTC.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeGuard
 
 from cpkit.errors import CorruptThread
 from cpkit.records import CallStatus, ToolCall
@@ -246,7 +246,7 @@ def key_is_held(call: StoredCall, others: Sequence[StoredCall]) -> bool:
     return False
 
 
-def is_not_sent(outcome: object) -> bool:
+def is_not_sent(outcome: object) -> TypeGuard[StoreFailure]:
     """Tell whether a write is proven not to have run, and may be repeated."""
     return isinstance(outcome, StoreFailure) and outcome.fate == "not sent"
 

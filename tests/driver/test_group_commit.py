@@ -186,6 +186,19 @@ class LockedStore(GatedStore):
         return outcomes
 
 
+async def test_a_lone_write_that_waits_for_a_lock_holds_up_no_other_thread() -> None:
+    """It is repeated apart from the writes that come after it."""
+    store = LockedStore()
+
+    async with handle(store) as cp:
+        locked = append(cp, "locked")
+        await run_ready_tasks()
+        assert await append(cp, "t") == 1
+        assert not locked.done()
+        store.is_locked = False
+        assert await locked == 1
+
+
 async def test_a_write_that_waits_for_a_lock_does_not_hold_up_the_others() -> None:
     """It is repeated apart from them, in order; closing waits for it."""
     store = LockedStore()
