@@ -258,13 +258,24 @@ class BackendUnavailable(CheckpointerError):
     ``True`` where the answer was lost: the write was applied as a whole or not at all,
     and only the store knows. Repeating an append with the same ``expected_version``, or
     a call with the same ids, is safe.
+
+    ``rejected`` is ``True`` where a repeat would be refused as well, until a person
+    changes something: a missing permission, a full disk, a file that was moved.
     """
 
-    def __init__(self, store: str, reason: str, *, maybe_applied: bool = False) -> None:
+    def __init__(
+        self,
+        store: str,
+        reason: str,
+        *,
+        maybe_applied: bool = False,
+        rejected: bool = False,
+    ) -> None:
         super().__init__(store, reason)
         self.store = store
         self.reason = reason
         self.maybe_applied = maybe_applied
+        self.rejected = rejected
 
     def __str__(self) -> str:
         outcome = (

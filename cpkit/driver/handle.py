@@ -529,6 +529,7 @@ class Handle(Generic[MessageT]):
                 self._store.name,
                 failure.reason,
                 maybe_applied=is_write and failure.fate == "unknown",
+                rejected=failure.fate == "rejected",
             )
         else:
             error = BackendUnavailable(

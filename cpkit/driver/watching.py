@@ -362,9 +362,10 @@ class Watching:
 
         try:
             return self._compare(asked, await self._read(asked))
-        except BackendUnavailable:
-            return False  # the next look finds what changed
         except Exception as exc:
+            if isinstance(exc, BackendUnavailable) and not exc.rejected:
+                return False  # the next look finds what changed
+
             logger.warning("%s: watching failed: %s", self._lifecycle.name, exc)
 
             for thread_id in self._by_id if asked is None else asked:

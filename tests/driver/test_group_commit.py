@@ -476,7 +476,7 @@ async def test_closing_commits_what_is_queued() -> None:
 
 
 def test_the_end_of_the_loop_leaves_no_caller_waiting() -> None:
-    """A loop that shuts down cancels the task that commits; a later write starts one."""
+    """A loop that shuts down cancels the commit; a later write starts another."""
     store = GatedStore(open_gate=False)
     late: list[int] = []
 

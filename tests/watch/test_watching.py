@@ -273,7 +273,7 @@ async def test_a_failed_look_is_made_again() -> None:
         async def markers(self, thread_ids: Any) -> dict[str, Hashable]:
             if self.failures:
                 self.failures -= 1
-                raise StoreFailure("rejected", "away")
+                raise StoreFailure("not sent", "away")
 
             return dict(await super().markers(thread_ids))
 
@@ -288,15 +288,26 @@ async def test_a_failed_look_is_made_again() -> None:
         assert not store.failures
 
 
-async def test_a_look_that_cannot_succeed_wakes() -> None:
-    """Watchers of a damaged thread look for themselves, and get its error."""
+@pytest.mark.parametrize(
+    "error",
+    [
+        CorruptThread("t", "its times", "they are missing"),
+        StoreFailure("rejected", "the file was moved"),
+    ],
+    ids=["damaged", "rejected"],
+)
+async def test_a_look_that_cannot_succeed_wakes(error: Exception) -> None:
+    """Watchers of a damaged thread look for themselves, and get its error.
+
+    So do those of a store that cannot be read any more.
+    """
 
     class Damaged(Deaf):
         damaged = False
 
         async def markers(self, thread_ids: Any) -> dict[str, Hashable]:
             if self.damaged:
-                raise CorruptThread("t", "its times", "they are missing")
+                raise error
 
             return dict(await super().markers(thread_ids))
 
