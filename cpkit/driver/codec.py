@@ -191,14 +191,21 @@ class Codec(Generic[MessageT]):
 
     def dump(self, thread_id: str, stored: StoredDump) -> ThreadDump:
         """Decode a stored thread; messages are the JSON that is stored."""
-        created_at, updated_at = stored.created_at, stored.updated_at
+        try:
+            created_at, updated_at = (
+                None if micros is None else from_micros(micros)
+                for micros in (stored.created_at, stored.updated_at)
+            )
+        except (TypeError, OverflowError) as exc:
+            raise CorruptThread(thread_id, "its times", str(exc)) from exc
+
         return ThreadDump(
             thread_id,
             _PLAIN_JSON.messages(stored.bodies, thread_id),
             self.extra(stored.items, thread_id),
             [self.record(call) for call in stored.calls],
-            None if created_at is None else from_micros(created_at),
-            None if updated_at is None else from_micros(updated_at),
+            created_at,
+            updated_at,
         )
 
     def messages(
@@ -265,17 +272,16 @@ class Codec(Generic[MessageT]):
         ) from first
 
     def record(self, stored: StoredCall) -> CallRecord:
-        """Decode a stored call."""
+        """Decode a stored call; raise ``CorruptThread`` if its columns do not fit."""
         where = f"call {stored.call_id!r}"
+
+        if fault := _fault_of(stored):
+            raise CorruptThread(stored.thread_id, where, fault)
+
         args = _parsed(stored.args, stored.thread_id, where)
 
         if not isinstance(args, dict):
             raise CorruptThread(stored.thread_id, where, "args are not a JSON object")
-
-        if stored.status not in _STATUSES:
-            raise CorruptThread(
-                stored.thread_id, where, f"{stored.status!r} is not a status"
-            )
 
         result = stored.result
         resolved_at = stored.resolved_at
@@ -300,13 +306,15 @@ class Codec(Generic[MessageT]):
         if not isinstance(extra, Mapping):
             raise TypeError(f"extra must be a mapping, not {type(extra).__name__}")
 
-        items = []
+        # A mapping can have two keys of the same text: subclasses of str that hash
+        # differently.
+        items: dict[bytes, bytes] = {}
 
         for key, value in extra.items():
             name = plain_key(key, ())
-            items.append((self._encode(name, (name,)), self._encode(value, (name,))))
+            items[self._encode(name, (name,))] = self._encode(value, (name,))
 
-        return items
+        return list(items.items())
 
     def _check_size(self, write: Append | Merge, what: str) -> None:
         if (size := stored_size(write)) > self.max_append:
@@ -445,6 +453,29 @@ def _check_sequence(name: str, value: object) -> None:
     """Raise ``TypeError`` unless the value is a sequence other than text."""
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         raise TypeError(f"{name} must be a list or tuple, not {type(value).__name__}")
+
+
+def _fault_of(call: StoredCall) -> str | None:
+    """Return what is wrong with a stored call's columns, without its JSON and times."""
+    ids = call.thread_id, call.call_id, call.tool_name, call.idempotency_key
+    is_resolved = call.status != "issued"
+
+    if not all(isinstance(one, str) for one in ids):
+        return f"an id is not text: {ids!r:.200}"
+
+    if call.status not in _STATUSES:
+        return f"{call.status!r} is not a status"
+
+    if type(call.attempt) is not int or call.erased not in (True, False):
+        return f"attempt {call.attempt!r}, erased {call.erased!r}"
+
+    if (call.resolved_at is not None) != is_resolved:
+        return f"status {call.status!r} does not fit resolved_at {call.resolved_at!r}"
+
+    if (call.result is not None) != (is_resolved and not call.erased):
+        return "it has a result too many or too few"
+
+    return None
 
 
 def _check_calls(calls: Sequence[StoredCall]) -> None:

@@ -210,9 +210,20 @@ class StoredDump(NamedTuple):
 
 
 def issued_call(write: Claim, newest: StoredCall | None, now: int) -> StoredCall:
-    """Return the call to put on record for a claim; ``newest`` is of the same key."""
+    """Return the call to put on record for a claim; ``newest`` is of the same key.
+
+    Raises ``CorruptThread`` if ``newest`` has no number.
+    """
     call = write.call
-    attempt = 1 if newest is None else newest.attempt + 1
+    attempt = 1
+
+    if newest is not None:
+        if type(newest.attempt) is not int:
+            where = f"call {newest.call_id!r}"
+            raise CorruptThread(newest.thread_id, where, f"attempt {newest.attempt!r}")
+
+        attempt = newest.attempt + 1
+
     head = (write.thread_id, call.call_id, call.tool_name, write.args)
     return StoredCall(
         *head, call.idempotency_key, "issued", attempt, now, None, None, False

@@ -19,7 +19,7 @@ from cpkit import (
     ToolCall,
 )
 from cpkit.driver.codec import Codec
-from cpkit.driver.writes import StoredCall
+from cpkit.driver.writes import StoredCall, StoredDump, issued_call
 
 codec: Codec[Any] = Codec()
 
@@ -271,7 +271,16 @@ def test_damaged_extra_is_named(key: bytes, value: bytes) -> None:
         {"result": b"\xff"},
         {"issued_at": "noon"},
         {"resolved_at": 10**30},
+        {"resolved_at": None},
+        {"result": None},
+        {"status": "issued"},
+        {"erased": True},
+        {"erased": "no"},
+        {"attempt": "many"},
+        {"tool_name": b"tool"},
+        {"idempotency_key": b"k"},
     ],
+    ids=str,
 )
 def test_a_damaged_call_is_named(damage: dict[str, Any]) -> None:
     """The error names the thread and the call."""
@@ -284,3 +293,40 @@ def test_a_damaged_call_is_named(damage: dict[str, Any]) -> None:
         codec.record(fine._replace(**damage))
 
     assert (raised.value.thread_id, raised.value.where) == ("t", "call 'c'")
+
+
+@pytest.mark.parametrize("damage", [{"created_at": "noon"}, {"updated_at": 1 << 62}])
+def test_damaged_times_of_a_thread_are_named(damage: dict[str, Any]) -> None:
+    """A dump raises the contract's error, not that of the calendar."""
+    fine = StoredDump([b"{}"], [], [], 1, 2)
+    codec.dump("t", fine)
+
+    with pytest.raises(CorruptThread, match="its times"):
+        codec.dump("t", fine._replace(**damage))
+
+
+def test_a_claim_after_an_attempt_without_a_number_is_refused() -> None:
+    """The damaged call is named; the next number is unknown."""
+    claim = codec.claim("t", ToolCall("c2", "tool", {}, "k"))
+    newest: Any = StoredCall(
+        "u", "c", "tool", b"{}", "k", "failed", 1, 0, b"1", 1, False
+    )
+    assert issued_call(claim, newest, 5).attempt == 2
+
+    with pytest.raises(CorruptThread, match="call 'c'"):
+        issued_call(claim, newest._replace(attempt="many"), 5)
+
+
+class Text(str):
+    """Equal to no other text."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+def test_of_two_extra_keys_of_the_same_text_the_last_counts() -> None:
+    """A store gets each key once."""
+    write = codec.merge("t", {Text("a"): 1, Text("b"): 2, Text("a"): 3})
+    assert write.items == [(b'"a"', b"3"), (b'"b"', b"2")]
