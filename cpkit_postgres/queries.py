@@ -44,6 +44,9 @@ _PARTS = {
         updated_at = {now}""",
     # Later than before, even if the clock is not: workers compare it.
     "{now}": "greatest(t.updated_at + interval '1 microsecond', clock_timestamp())",
+    # Of a row of ``seen``: another transaction holds the lock of the thread's row.
+    "{is_locked}": """(seen.number IS NULL AND EXISTS (
+        SELECT FROM {schema}.threads AS t WHERE t.thread_id = seen.thread_id))""",
     "{last_message}": """{schema}.messages AS m WHERE m.thread_number = t.number
         ORDER BY m.position DESC LIMIT 1""",
     "{extra_of_thread}": """e.key_hash >= ''
@@ -56,8 +59,8 @@ _PARTS = {
 }
 
 # Appends to thread $1 if it is at version $2 (NULL: any): message $3, and those of $4.
-# Returns the version before, and whether it was appended. Where the clock was set back,
-# the time of the message before counts.
+# Returns the version before, whether it was appended, and false (see APPEND_MANY).
+# Where the clock was set back, the time of the message before counts.
 APPEND = """
 WITH seen AS (
     SELECT t.number, coalesce(last.position + 1, 0) AS version, last.appended_at
@@ -84,7 +87,7 @@ WITH seen AS (
         greatest(clock_timestamp(), first.appended_at), r.body
     FROM first, unnest((SELECT $4::text[])) WITH ORDINALITY AS r (body, nth)
 )
-SELECT version, EXISTS (SELECT FROM first) FROM seen
+SELECT version, EXISTS (SELECT FROM first), false FROM seen
 """
 
 # The same for many threads, each once, ordered by id. $1 to $3 have an element for each
@@ -99,12 +102,14 @@ WITH wanted AS (
 ), seen AS (
     SELECT w.*, t.number, coalesce(last.position + 1, 0) AS version, last.appended_at
     FROM wanted AS w LEFT JOIN LATERAL (
-        SELECT number FROM {schema}.threads WHERE thread_id = w.thread_id FOR KEY SHARE
+        SELECT number FROM {schema}.threads WHERE thread_id = w.thread_id
+        FOR KEY SHARE SKIP LOCKED
     ) AS t ON true
     LEFT JOIN LATERAL (SELECT * FROM {last_message}) AS last ON true
 ), born AS (
     INSERT INTO {schema}.threads (thread_id)
-    SELECT thread_id FROM seen WHERE number IS NULL AND coalesce(expected, 0) = 0
+    SELECT thread_id FROM seen WHERE number IS NULL AND NOT {is_locked}
+        AND coalesce(expected, 0) = 0
     ORDER BY entry
     ON CONFLICT DO NOTHING
     RETURNING number, thread_id
@@ -138,10 +143,14 @@ WITH wanted AS (
     ORDER BY p.entry, decode(e.key_hash, 'hex')
     ON CONFLICT (thread_number, key_hash) DO UPDATE SET value = excluded.value
 )
-SELECT s.version, coalesce(p.number IN (SELECT thread_number FROM first), false)
-FROM seen AS s LEFT JOIN place AS p ON p.entry = s.entry
-ORDER BY s.entry
+SELECT seen.version, coalesce(p.number IN (SELECT thread_number FROM first), false),
+    {is_locked}
+FROM seen LEFT JOIN place AS p ON p.entry = seen.entry
+ORDER BY seen.entry
 """
+
+# The same for one thread, so it may wait for the lock.
+APPEND_WITH_EXTRA = APPEND_MANY.replace(" SKIP LOCKED", "")
 
 VERSION = """
 SELECT coalesce((SELECT m.position + 1 FROM {last_message}), 0)

@@ -92,6 +92,7 @@ MessageT = TypeVar("MessageT")
 _MAX_BYTES = 2**29
 
 _INT4_MAX = 2**31 - 1
+_LOCKED = "another transaction deletes the thread or changes it at a version"
 _ABOVE_ALL_IDS = "\U0010ffff" * 129
 
 
@@ -184,9 +185,15 @@ class PostgresStore:
                 outcomes |= dict.fromkeys(now, exc)
                 continue
 
-            for i, (version, appended) in zip(now, found, strict=True):
+            for i, (version, appended, is_locked) in zip(now, found, strict=True):
                 if appended:
                     outcomes[i] = version + len(appends[i].bodies)
+                elif is_locked:  # later appends to the thread must not overtake it
+                    outcomes |= {
+                        j: StoreFailure("not sent", _LOCKED)
+                        for j in range(i, len(appends))
+                        if appends[j].thread_id == appends[i].thread_id
+                    }
                 elif _clamped(appends[i].expected_version) not in (None, version):
                     outcomes[i] = Conflict(version)
                 # Otherwise another writer was faster: append again.
@@ -194,7 +201,7 @@ class PostgresStore:
         return [outcomes[i] for i in range(len(appends))]
 
     async def _append_once(self, appends: Sequence[Append]) -> list[Record]:
-        """Return each thread's version before, and whether it was appended to."""
+        """Return for each thread its version before, and what became of its append."""
         ids = [write.thread_id for write in appends]
         expected = [_clamped(write.expected_version) for write in appends]
         bodies = [[body.decode() for body in write.bodies] for write in appends]
@@ -214,7 +221,7 @@ class PostgresStore:
             items += [(place, *item) for item in _hashed(write.items)]
 
         return await self._connections.fetch(
-            queries.APPEND_MANY,
+            queries.APPEND_MANY if len(ids) > 1 else queries.APPEND_WITH_EXTRA,
             ids,
             [None if one is None else str(one) for one in expected],
             [first for first, *_ in bodies],

@@ -408,6 +408,30 @@ async def test_a_stopped_server(server: PostgresServer, schema: str) -> None:
         assert await cp.append("t", [{}]) == data.version + 1
 
 
+async def test_a_locked_thread_does_not_hold_up_the_others_of_a_batch(
+    server: PostgresServer, schema: str
+) -> None:
+    """Its own appends wait for the lock, and keep their order."""
+    async with (
+        Store(server.url, schema=schema) as cp,
+        plain(server) as holder,
+        plain(server) as admin,
+    ):
+        await cp.append("a", [{}])
+        await cp.append("b", [{}])
+        await lock_thread(holder, schema, "a")
+        locked = [
+            asyncio.create_task(cp.append("a", [{}], expected_version=version))
+            for version in (1, 2)
+        ]
+        others = (cp.append("b", [{}]), cp.append("new", [{}], expected_version=0))
+        assert list(await asyncio.gather(*others)) == [2, 1]
+        await waiting_for_a_lock(admin)
+        assert await cp.append("b", [{}]) == 3
+        await holder.execute("ROLLBACK")
+        assert await asyncio.gather(*locked) == [2, 3]
+
+
 async def test_the_backend_is_terminated(server: PostgresServer, schema: str) -> None:
     """The statement may be applied; the next one works."""
     async with (
