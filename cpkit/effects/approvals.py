@@ -59,7 +59,7 @@ class Approvals:
     # A run
 
     async def wait_until_approved(self, plan: EffectPlan, trail: Trail) -> int:
-        """Return the number of the request that licenses the effect; 0 for none needed.
+        """Return the number of the request that allows the effect; 0 if none is needed.
 
         Raises ``EffectDenied``, ``EffectErased``, or ``EffectTimeout`` if no decision
         came within the plan's ``approval_timeout``. A timeout of 0 looks once.

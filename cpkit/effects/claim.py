@@ -1,4 +1,4 @@
-"""Getting hold of an effect's key: approval, claim, waiting, takeover.
+"""Claiming an effect's key: approval, claim, waiting, takeover.
 
 A run holds a key if the key's issued record has the call id that this run made. At most
 one attempt holds a key at any time, in the whole store.
@@ -47,8 +47,8 @@ from cpkit.wakeups import Reader
 
 __all__ = ["Claim"]
 
-_SLOW = 1.0
-"""Seconds after which a claim looks again whether its approval still counts."""
+_RECHECK_AFTER = 1.0
+"""Seconds after which a claim reads again whether its approval still counts."""
 
 _NOT_STARTED = Outcome(released_envelope("given up before it began"), success=False)
 
@@ -57,7 +57,7 @@ class Claim:
     """One run's claim of one effect's key.
 
     ``call`` is the current attempt. While its id is in ``running``, a resume by the
-    same ledger leaves the call alone. `forget` removes it.
+    same ledger leaves the call alone. `forget` removes the id.
     """
 
     call: ToolCall
@@ -78,20 +78,21 @@ class Claim:
         self._call_id = ""
         self._held = False
         self._approved_at = 0.0
-        self.request = 0
-        """The number of the approval request that licenses this run, or 0."""
+        self.request_number = 0
+        """The number of the approval request that allows this run, or 0."""
         self.handler_ran = False
-        """Whether the handler ran already, so that only its outcome is to record."""
+        """Whether the handler ran: then this only has to record the outcome."""
 
     async def acquire(
         self, *, wait: bool, wants_record: bool, holder: CallRecord | None = None
     ) -> tuple[bool, CallRecord | None]:
-        """Try to hold the key; return whether this run does, and the key's record.
+        """Try to claim the key; return whether this run holds it, and its record.
 
-        If another attempt holds the key: with ``wait`` this waits for its completed
-        record and returns it; without, it returns the record as it is. ``holder`` is
-        the key's issued record, if it was read already. If this run holds the key, the
-        record is ``None`` unless ``wants_record``, because it costs a read.
+        If another attempt holds the key, this returns that attempt's record as it is.
+        With ``wait`` it first waits until that record is completed, or this run can
+        claim the key. ``holder`` is the key's issued record, if it was read already. If
+        this run holds the key, the record is ``None`` unless ``wants_record``, which
+        costs a read.
         """
         try:
             while True:
@@ -122,12 +123,12 @@ class Claim:
                 if not await self._is_expired():
                     return True, record
 
-                # The next try asks for the approval again, without holding the key.
+                # Do not hold the key while the next try waits for a new approval.
                 await self.abandon(_NOT_STARTED)
         except (Exception, asyncio.CancelledError) as exc:
             unclear = isinstance(exc, asyncio.CancelledError | BackendUnavailable)
 
-            # The claim was applied, or may have been, and no handler will be called.
+            # The claim was applied, or may have been, but no handler will be called.
             if (self._held or unclear) and not self.handler_ran:
                 await self.abandon(_NOT_STARTED)
 
@@ -136,8 +137,8 @@ class Claim:
     async def abandon(self, outcome: Outcome) -> None:
         """Record the outcome of a run that ends here; a cancellation does not stop it.
 
-        This tries once. If the handler ran and its attempt was released meanwhile, the
-        outcome becomes that of a new attempt, unless another attempt holds the key.
+        This tries once. If the handler ran and another process released its attempt,
+        the outcome is recorded for a new attempt, unless another one holds the key.
         """
         await run_shielded(lambda: self._abandon(outcome))
 
@@ -155,8 +156,8 @@ class Claim:
                 await delete_heartbeats(self._attempts.cp, key)
 
     async def _record_last(self, outcome: Outcome) -> None:
-        # An outcome without success is recorded even if it is not known whether the
-        # claim was applied: if it was, this frees the key.
+        # Record ``success=False`` even if it is unknown whether the claim was applied:
+        # if it was, this frees the key.
         if self._held or not outcome.success:
             record = await self._record_once(outcome)
 
@@ -181,7 +182,7 @@ class Claim:
         self._running.discard(self._call_id)
 
     def check(self, record: CallRecord) -> None:
-        """Raise if the record was erased, or belongs to other arguments."""
+        """Raise if the record was erased, or is of a call with other arguments."""
         effect = self._plan.effect
 
         if record.erased:
@@ -195,25 +196,25 @@ class Claim:
 
     async def acted_upon(self) -> None:
         """Take the approval request of this run off the list of open requests."""
-        await self._approvals.acted_upon(self._plan, self.request)
+        await self._approvals.acted_upon(self._plan, self.request_number)
 
     async def wait_until_approved(self) -> None:
         """Wait for the approval, if the policy asks for one."""
-        self.request = await self._approvals.wait_until_approved(
+        self.request_number = await self._approvals.wait_until_approved(
             self._plan, self._trail
         )
         self._approved_at = asyncio.get_running_loop().time()
 
     async def _is_expired(self) -> bool:
-        """Return whether the approval expired while the claim was retried."""
+        """Return whether the approval no longer counts, after a slow claim."""
         now = asyncio.get_running_loop().time()
 
-        if not self.request or now - self._approved_at < _SLOW:
+        if not self.request_number or now - self._approved_at < _RECHECK_AFTER:
             return False
 
         effect = self._plan.effect
         request = await self._approvals.find(
-            effect.key, effect.thread_id, effect.args, self.request
+            effect.key, effect.thread_id, effect.args, self.request_number
         )
         return request is None or not request.is_approved
 
@@ -230,7 +231,7 @@ class Claim:
         self.call = ToolCall(self._call_id, effect.tool, call_args(effect), effect.key)
 
     async def _claim(self, holder: CallRecord | None = None) -> CallRecord | None:
-        """Claim the key. Return ``None`` if this run holds it, else its record.
+        """Claim the key; return ``None`` if this run holds it, else the key's record.
 
         If ``holder`` is known, return it: a claim would fail, and would cost a write.
         """
@@ -242,7 +243,7 @@ class Claim:
                 try:
                     await self.wait_until_approved()
                 except ApprovalExpired:
-                    # An attempt that began before may have had an effect.
+                    # An attempt that began before the expiry may have had its effect.
                     found = await self._attempts.find_holder(self.call.idempotency_key)
 
                     if found is None:
@@ -250,7 +251,7 @@ class Claim:
 
                     return found
 
-            # The outcome of a handler that ran exists nowhere else.
+            # If the handler ran, its outcome exists only in this process.
             record = await self._attempts.claim(
                 self._thread_id, self.call, retry_rejected=self.handler_ran
             )
@@ -258,8 +259,8 @@ class Claim:
             if record is None or record.status != "failed":
                 return record
 
-            # This is the run's own attempt. Another process took it over before this
-            # run learned that its claim was applied.
+            # The failed record is this run's own attempt: another process took it over
+            # before this run learned that its claim was applied.
             self._new_call()
 
     async def _claim_or_wait(self, holder: CallRecord | None) -> CallRecord | None:
@@ -344,7 +345,8 @@ class Claim:
             self._trail.warn("silent holder in doubt", attempt=holder.attempt)
             return False
 
-        # The callbacks took time. A holder that was only slow may be alive again.
+        # The callbacks took time, and a holder that was only slow may have written a
+        # heartbeat since.
         if not await stale.is_stale(lambda: read_heartbeat(cp, holder)):
             return False
 

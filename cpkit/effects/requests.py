@@ -1,15 +1,15 @@
 """Approval requests in the store: what is recorded of them, and how they are found.
 
-Request ``n`` of an effect is a call in the effect's thread. Its idempotency key follows
-from the effect's key and ``n``, so a process that knows the effect's key finds every
-request of it. Its outcome is write-once, so it is decided once. A request binds exact
-arguments: other arguments of the same effect, and `EffectLedger.ask_again`, get the
-next number.
+Request ``n`` of an effect is a call in the effect's thread. Its idempotency key is
+derived from the effect's key and ``n``, so a process that knows the effect's key finds
+all requests of the effect. A call's outcome is write-once, so a request is decided
+once. A request is for exact arguments. A request for other arguments of the same effect
+gets the next number, and so does one that `EffectLedger.ask_again` makes.
 
 The list of open requests is the pending calls of the thread ``cpkit:requests``. An
-entry is recorded before its request, and ends when a run has acted on the decision. So
-the list also shows which decided requests wait for a run. Entries name requests; the
-request's own record alone says whether it is decided.
+entry is recorded before its request. It leaves the list when a run has acted on the
+decision, so the list also shows which decided requests wait for a run. An entry only
+names a request: the request's own record says whether it is decided.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ __all__ = [
 ]
 
 _ENTRY = "cpkit:request"
-"""The tool name of the entries in that list."""
+"""The tool name of an entry in the list of open requests."""
 
-_FORGET_AFTER = timedelta(days=30)
-"""The age at which an entry without an open request is dropped from the list."""
+_DROP_AFTER = timedelta(days=30)
+"""The age at which an entry without an undecided request is dropped from the list."""
 
 Verdict = Literal["approved", "denied", "expired", "withdrawn"]
 
@@ -60,9 +60,10 @@ class ApprovalRequest:
 
     ``key`` names the effect, and is what `EffectLedger.approve` and
     `EffectLedger.deny` take. ``number`` counts the requests of the effect: 1, 2, …
-    ``run_thread`` is the thread of the run that asked; it differs from ``thread_id``,
-    which has the record, for an effect with global scope. ``link`` leads to the page on
-    which a person decides; it is empty unless the ledger was given ``ui``.
+    ``thread_id`` is the thread with the request's record, and ``run_thread`` that of
+    the run that asked. The two differ for an effect with global scope. ``link`` leads
+    to the page on which a person decides; it is empty unless the ledger was given
+    ``ui``.
     """
 
     key: str
@@ -85,7 +86,7 @@ class ApprovalRequest:
 
     @property
     def is_approved(self) -> bool:
-        """Whether an approval is on record that was made in time."""
+        """Whether an approval is on record that has not expired."""
         decision = self.decision
         return decision is not None and decision.verdict == "approved"
 
@@ -99,9 +100,9 @@ class Decision:
     """How a request ended: the verdict, and by whom, when, why and from where.
 
     A request ``expired`` if it was not decided in time, or approved and not used in
-    time. It was ``withdrawn`` if it was ended without a decision. ``at`` is by the
-    store's clock where it has one. ``origin`` is the program that decided, for instance
-    ``"cpkit approve, host:4711"``.
+    time. It was ``withdrawn`` if it was ended without a decision. ``at`` is a time of
+    the store's clock, if the store has one. ``origin`` is the program that decided, for
+    instance ``"cpkit approve, host:4711"``.
     """
 
     request: ApprovalRequest
@@ -155,13 +156,14 @@ class Entry:
         return f"{self.listed_at.isoformat()} {self.call_id}"
 
     def is_old(self, decision: Decision | None) -> bool:
-        """Whether the entry may be dropped if it has no open request.
+        """Whether the entry may be dropped, if its request is not undecided.
 
-        A decision is kept for runs as long as an entry, from when it was made.
+        If the decision is newer than the entry, the age counts from the decision. So a
+        run has the whole time to act on it.
         """
         made = None if decision is None else decision.at
         since = self.listed_at if made is None else max(made, self.listed_at)
-        return datetime.now(UTC) - since > _FORGET_AFTER
+        return datetime.now(UTC) - since > _DROP_AFTER
 
 
 class Requests:
@@ -178,7 +180,8 @@ class Requests:
     ) -> ApprovalRequest | None:
         """Return one request, or ``None`` for an unknown or withdrawn one.
 
-        A store without receipts shows an undecided request only in its thread.
+        A store without ``KeepsReceipts`` shows an undecided request only among the
+        pending calls of its thread, so it is not found without ``thread_id``.
         """
         attempts = self._attempts
         own_key = request_key(key, number)
@@ -198,16 +201,17 @@ class Requests:
     ) -> list[ApprovalRequest]:
         """Return the requests of an effect, oldest first.
 
-        With ``until_open`` it stops at an undecided request, unless a later one is on
-        the list of open requests. So it may leave out later requests that were acted
-        upon. They are for other arguments: while a request is undecided, no other is
-        recorded for the same arguments.
+        With ``until_open`` this stops at an undecided request, unless the list of open
+        requests has a later one. So it may leave out later requests that were acted
+        upon. Those are for other arguments: while a request is undecided, no second
+        request is recorded for the same arguments.
         """
         found: dict[int, ApprovalRequest] = {}
         listed = await self.entries(needed=key)
         entries = {one.number: one for one in listed if one.key == key}
 
-        # A withdrawn request leaves a gap, which an entry leads over.
+        # A withdrawn request is not found, so do not stop there if the list has an
+        # entry with a higher number.
         for number in count(1):
             entry = entries.get(number)
             where = thread_id if entry is None else entry.thread_id
@@ -238,10 +242,10 @@ class Requests:
         return [one for one in found if one is not None and _is_undecided(one)]
 
     async def entries(self, after: str = "", needed: str | None = None) -> list[Entry]:
-        """Return the open entries behind a cursor, oldest first.
+        """Return the open entries after a cursor, oldest first.
 
-        A damaged entry is logged: the others go on. With ``needed`` a damaged entry of
-        this effect raises ``CorruptThread``.
+        A damaged entry is logged and left out. If it is of the effect with the key
+        ``needed``, ``CorruptThread`` is raised.
         """
         pending: Sequence[CallRecord]
 
@@ -252,10 +256,10 @@ class Requests:
             if not exc.damaged_calls:
                 raise
 
-            mine = f"request:{needed}:"
+            start = f"request:{needed}:"
 
             if needed is not None and any(
-                one.startswith(mine) for one in exc.damaged_calls
+                one.startswith(start) for one in exc.damaged_calls
             ):
                 raise
 
@@ -269,9 +273,9 @@ class Requests:
     async def of_entry(self, entry: Entry) -> ApprovalRequest | None:
         """Return the request of an entry.
 
-        ``None`` for an unknown or withdrawn one, and for one that was erased with its
-        thread: its decision does not count, and its thread is not to run. Also
-        ``None`` for a damaged one, which is logged: the other requests go on.
+        ``None`` for an unknown or withdrawn request. ``None`` for a request that was
+        erased with its thread: its decision does not count, and no run is needed. A
+        damaged request is logged, and also ``None``: it must not hide the others.
         """
         try:
             request = await self.get(entry.key, entry.number, entry.thread_id)
@@ -282,7 +286,7 @@ class Requests:
         return None if request is None or request.record.erased else request
 
     async def undecided(self, after: str, limit: int) -> list[ApprovalRequest]:
-        """Return a page of undecided requests behind a cursor, oldest first."""
+        """Return a page of undecided requests after a cursor, oldest first."""
         page: list[ApprovalRequest] = []
         seen: set[tuple[str, int]] = set()
 
@@ -317,11 +321,12 @@ class Requests:
     ) -> ApprovalRequest | None:
         """Record a request, or return the request that has this number.
 
-        Returns ``None`` if a withdrawn request with other arguments has it.
+        Returns ``None`` if the number is that of a withdrawn request with other
+        arguments.
         """
         entry = _entry_call(key, number, thread_id, run_thread)
 
-        # The entry comes first: a request that is not listed is found by its run alone.
+        # Record the entry first: without it, only the run that asked finds the request.
         listed = await self._attempts.issue(REQUESTS, entry)
         call = ToolCall(
             _call_id(key, number),
@@ -338,7 +343,8 @@ class Requests:
         )
         request = await self._issue(key, number, thread_id, call)
 
-        # The entry of a forgotten request with this number has ended.
+        # This entry may have ended long ago, if an earlier request with this number
+        # was deleted with ``forget_keys``.
         if request is not None and _is_undecided(request) and not _is_open(listed):
             await self.list_for(request, run_thread)
 
@@ -367,8 +373,9 @@ class Requests:
     async def list_for(self, request: ApprovalRequest, run_thread: str) -> None:
         """List the request for a thread that waits for it, if it is not listed.
 
-        An entry that ended is followed by another one: its request was forgotten or
-        restored with its thread.
+        An entry that ended cannot be opened again. If the request was recorded again
+        after ``forget_keys``, or restored with its thread, it gets an entry with the
+        next ``turn``.
         """
         key, number, thread_id = request.key, request.number, request.thread_id
 
@@ -390,7 +397,8 @@ class Requests:
         )
 
         try:
-            # Wakes those that watch the list. The decision itself is on record.
+            # This wakes the watchers of the list. If it fails, the decision is still
+            # on record.
             await self._attempts.cp.save_extra(REQUESTS, {"decided": request.key})
         except CheckpointerError:
             log.warning("could not wake the watchers of decisions", exc_info=True)
@@ -404,7 +412,7 @@ class Requests:
 
         try:
             return await self.resolve(request, {"approved": False, "expired": True})
-        except UnknownCall:  # its thread was forgotten
+        except UnknownCall:  # its thread was deleted with forget_keys
             return request
 
     async def acted_upon(self, plan: EffectPlan, number: int) -> None:
@@ -414,8 +422,8 @@ class Requests:
         for turn in count(1):
             call = _entry_call(key, number, thread_id, plan.thread_id, turn)
 
-            # The next entry exists only if this one had ended before.
-            if not await self._had_ended(call.call_id, "acted upon"):
+            # An entry with the next turn exists only if this one ended before.
+            if not await self._end(call.call_id, "acted upon"):
                 return
 
     async def end_approved(self, key: str) -> None:
@@ -429,10 +437,10 @@ class Requests:
 
     async def end_entry(self, entry: Entry, why: str) -> None:
         """Take an entry off the list."""
-        await self._had_ended(entry.call_id, why)
+        await self._end(entry.call_id, why)
 
-    async def _had_ended(self, call_id: str, why: str) -> bool:
-        """End an entry; return whether it had ended, or was erased, before."""
+    async def _end(self, call_id: str, why: str) -> bool:
+        """End an entry; return whether it was ended or erased before this call."""
         result: JsonValue = {"ended": why, "by": fresh_call_id()}
 
         try:
@@ -506,7 +514,7 @@ def request_of(record: CallRecord) -> ApprovalRequest | None:
 def _later(time: datetime, seconds: float) -> datetime | None:
     try:
         return time + timedelta(seconds=seconds)
-    except OverflowError:  # after the last date of Python: never
+    except OverflowError:  # after Python's last date: the request never expires
         return None
 
 
@@ -515,7 +523,7 @@ def _is_undecided(request: ApprovalRequest) -> bool:
 
 
 def decision_at(request: ApprovalRequest, now: datetime) -> Decision | None:
-    """Return the decision as it counts at a time."""
+    """Return the decision that counts at the time ``now``."""
     record = request.record
 
     if record.status == "issued":
@@ -536,8 +544,9 @@ def decision_at(request: ApprovalRequest, now: datetime) -> Decision | None:
     verdict: Verdict = "denied"
 
     if found.get("approved") is True and not record.erased:
-        # An approval counts only until the request expires, used or not. One that the
-        # store recorded later never counts, whatever the clock of this process says.
+        # An approval counts only until the request expires, used or not. An approval
+        # that the store recorded after that time never counts, even if the clock of
+        # this process is behind.
         latest = max(now, record.resolved_at or now)
         expired = request.expires_at is not None and latest >= request.expires_at
         verdict = "expired" if expired else "approved"
@@ -557,7 +566,7 @@ def _call_id(key: str, number: int) -> str:
 
 
 def _is_open(entry: CallRecord | None) -> bool:
-    """Return whether an entry is on the list; ``None`` is one that is new."""
+    """Return whether an entry is on the list; ``None`` is one just recorded."""
     return entry is None or (entry.status == "issued" and not entry.erased)
 
 
