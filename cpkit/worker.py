@@ -9,16 +9,17 @@
     await Worker(cp, agent).run()
 
 A thread needs a run if its last run died, or if a person decided an approval request
-that no run has acted on. A run is a term of the thread's lease (`cpkit.lease`): it died
-if its holder fell silent, and it ended well if its block ended without an exception.
+that no run has acted on. A run lasts for one term of the thread's lease
+(`cpkit.lease`). It died if the lease's holder stopped writing heartbeats. It ended well
+if the lease's block ended without an exception.
 
 The worker only decides when to call the function. It takes the thread's lease before,
 so any number of workers run each thread once at a time. The function may raise
 ``EffectTimeout`` for an approval that is not decided: the thread waits, and the worker
-calls it again after the decision. ``EffectDenied`` ends the run. A group of these, as a
-``TaskGroup`` raises it, counts as they do. After any other exception the worker calls
-it again later, with growing pauses. What needs a run is in the store alone, so a worker
-may be killed at any moment.
+calls it again after the decision. ``EffectDenied`` ends the run. An ``ExceptionGroup``
+of these alone counts as they do. After any other exception the worker calls the
+function again later, with growing pauses. Only the store knows which threads need a
+run, so a worker may be killed at any moment.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ __all__ = ["Agent", "Health", "Worker"]
 log = logging.getLogger("cpkit.worker")
 
 Agent = Callable[[Checkpointer[Any], Lease], Awaitable[object]]
-"""Runs one thread: the one of the lease."""
+"""Runs one thread: the thread of the lease."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -64,20 +65,20 @@ _PAGE = 500
 _AT_A_TIME = 8  # reads in parallel, to hide a server's round trips
 _LONGEST_RETRY = 300.0
 
-# The rest after the leases were listed, as a multiple of the time it took: a store
-# keeps a lease for each thread that was ever run.
+# The rest after a scan of the leases, as a multiple of the scan's time. A scan can be
+# long: the store keeps a lease for each thread that was ever run.
 _REST = 9
 
 
 @dataclass
 class Health:
-    """What a worker does, for people and for probes."""
+    """What a worker does and has done, for people and for health probes."""
 
     holder: str
     ran: int = 0
-    """Calls of the function that ended: also denied ones, and those that wait."""
+    """Calls of the function that ended, were denied, or wait for a decision."""
     failed: int = 0
-    """Runs that raised an exception, which are repeated."""
+    """Runs that failed in another way; the worker repeats them."""
     running: list[str] = field(default_factory=list)
     """The threads whose function is being called."""
     decided: int = 0
@@ -88,7 +89,7 @@ class Health:
     """Seconds since the oldest decision that no run has acted on, at the last look."""
     looks: int = 0
     store_errors: int = 0
-    """Looks in a row that failed because the store was away."""
+    """Looks in a row that failed because the store was unavailable."""
 
     @property
     def ok(self) -> bool:
@@ -96,7 +97,7 @@ class Health:
         return self.looks > 0 and self.store_errors == 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it as JSON."""
+        """Return all fields, and ``ok``, as JSON."""
         return {"ok": self.ok, **asdict(self)}
 
     def __str__(self) -> str:
@@ -146,12 +147,12 @@ class _Gauges:
 class Worker:
     """Calls ``agent(cp, lease)`` for each thread that needs a run.
 
-    ``prefix`` limits it to threads whose ids start so. ``concurrency`` bounds the
+    ``prefix`` limits it to threads whose ids start with it. ``concurrency`` bounds the
     threads that run at a time. ``stale_after`` is that of the leases it takes. ``poll``
-    is the longest time between two looks at the store, which `watch` shortens for
-    decisions. Listing the leases, to find runs that died, takes at most a tenth of the
-    time. A stopped worker gives its runs ``grace`` seconds to end, and then
-    cancels them; another worker runs their threads again.
+    is the longest time between two looks at the store; `watch` wakes the worker earlier
+    for a decision. Listing the leases, to find runs that died, takes at most a tenth of
+    the time. A stopped worker gives its runs ``grace`` seconds to end, and then cancels
+    them; another worker runs their threads again.
 
     Without `ListsThreads` a store does not show which runs died; then the worker acts
     on decisions alone.
@@ -197,11 +198,12 @@ class Worker:
         meter = provided_meter()
         self._gauges = None if meter is None else _Gauges(meter, cp)
         self._leases: dict[str, _SeenLease] = {}
-        # Those that the last scan found and that no job has tried since.
+        # Threads whose run died, from the last scan, that no job has tried since. The
+        # value is the lease's state, or None if no runner has the lease.
         self._dead: dict[str, LeaseState | None] = {}
         self._scan_not_before = -inf
         self._jobs: dict[str, asyncio.Task[None]] = {}
-        # The pause after the last failure, and when the thread may be tried again.
+        # By thread: the pause after the last failure, and the time of the next try.
         self._retry: dict[str, tuple[float, float]] = {}
         self._job_ended = asyncio.Event()
 
@@ -226,7 +228,8 @@ class Worker:
     async def run_due(self) -> int:
         """Run the threads that need a run now, and return the number of runs.
 
-        A run whose holder fell silent is due after its lease is stale.
+        A thread whose runner died without releasing the lease is not due before the
+        lease is stale.
         """
         before = self.health.ran + self.health.failed
 
@@ -287,7 +290,7 @@ class Worker:
     async def _look(self) -> None:
         """Start a job for each thread that needs a run and may have one."""
         clock = asyncio.get_running_loop().time
-        decided = self._measured(await self._open_requests())
+        decided = self._measure(await self._open_requests())
         began = clock()
 
         if began >= self._scan_not_before:
@@ -324,7 +327,7 @@ class Worker:
     async def _open_requests(
         self, thread_id: str | None = None
     ) -> list[tuple[Entry, ApprovalRequest]]:
-        """Return the list of requests that are undecided, or not acted on."""
+        """Return the requests that are undecided, or decided and not acted on."""
         entries = [
             entry
             for entry in await self._requests.entries()
@@ -339,10 +342,10 @@ class Worker:
             if request is not None
         ]
 
-    def _measured(
+    def _measure(
         self, requests: list[tuple[Entry, ApprovalRequest]]
     ) -> dict[str, list[Entry]]:
-        """Measure what waits; return the entries that are decided, by thread."""
+        """Update the health and the gauges; return decided entries, by thread."""
         health = self.health
         decided = _decided(requests)
         health.decided = sum(map(len, decided.values()))
@@ -360,7 +363,7 @@ class Worker:
         return decided
 
     async def _scan(self) -> dict[str, LeaseState | None]:
-        """Return the threads whose run died, with the lease's state if it is stale."""
+        """Return the threads whose run died; with the lease's state, if it is stale."""
         if not isinstance(self._cp, ListsThreads):
             return {}
 
@@ -401,7 +404,7 @@ class Worker:
             if seen.stale is None:
                 if seen.state.died is not None:
                     found[thread_id] = None
-            elif await seen.stale.is_stale(partial(_same, seen.updated_at)):
+            elif await seen.stale.is_stale(partial(_already_read, seen.updated_at)):
                 found[thread_id] = seen.state
 
         return found
@@ -420,8 +423,8 @@ class Worker:
         try:
             await self._take_and_run(thread_id, stale)
         except asyncio.CancelledError as exc:
-            # The function may have awaited a task that was cancelled. Then this job was
-            # not.
+            # If this job was not cancelled, the function awaited another task that was.
+            # Then the run has failed.
             task = asyncio.current_task()
 
             if task is None or task.cancelling():
@@ -436,7 +439,7 @@ class Worker:
         state = await terms.look()
 
         if state.term is not None:
-            # A live runner has it, or renewed it while this worker read other leases.
+            # A live runner has the lease, or renewed it while this worker read others.
             if stale is None or not state.same_term_and_heartbeat(stale):
                 self._not_before(thread_id)
                 return
@@ -462,7 +465,10 @@ class Worker:
             await self._run(thread_id, terms, lease)
 
     async def _run(self, thread_id: str, terms: Terms, lease: Lease) -> None:
-        """Run the thread if it still needs it; the lease removes a dead run's mark."""
+        """Run the thread if it still needs a run.
+
+        After a run that ended well, the lease removes the mark of an earlier dead run.
+        """
         entries = _decided(await self._open_requests(thread_id)).get(thread_id, [])
         has_mark = (await terms.look()).died is not None
 
@@ -485,7 +491,7 @@ class Worker:
 
         await lease.check()
 
-        # The function saw the decisions, and ended, was denied, or waits for another.
+        # The function saw these decisions, even if it now waits for another one.
         for entry in entries:
             await self._requests.end_entry(entry, "a worker ran the thread")
 
@@ -500,13 +506,14 @@ class Worker:
         except Exception as exc:
             for one in _leaves(exc):
                 match one:
-                    # Its cause is a notifier that failed: it is called again.
+                    # With a cause, the notifier failed: call the function again.
                     case EffectTimeout(holder=None, __cause__=None):
                         log.info("%r waits for an approval", thread_id)
                     case EffectDenied():
                         log.warning("the run of %r ended: %s", thread_id, one)
                     case _:
-                        # Also a wait for another run's effect, which wakes no worker.
+                        # Also a timeout while another run holds the effect: the end of
+                        # that run wakes no worker.
                         raise
 
     def _not_before(self, thread_id: str) -> None:
@@ -567,5 +574,6 @@ async def _read_all(read: Callable[[T], Awaitable[R]], items: Sequence[T]) -> li
     return found
 
 
-async def _same(updated_at: datetime) -> datetime:
+async def _already_read(updated_at: datetime) -> datetime:
+    """Stand in for a read of the heartbeat: the scan has read it."""
     return updated_at

@@ -1,9 +1,9 @@
 """Watching: the watchers of one handle share one listener and one poll.
 
-A thread changed if its *marker* changed: a value that a store computes, and that is
-another one after each change. A notification is only a hint to read a marker now, so a
-lost, delayed or repeated notification costs time and nothing else. Without a hint the
-markers of all watched threads are read once in each poll interval.
+A thread changed if its *marker* changed: a value that the store computes, and that
+differs after each change. A notification is only a hint to read a marker now. So a
+lost, delayed or repeated notification costs time, and never a change. Without a hint
+the markers of all watched threads are read once in each poll interval.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ logger = logging.getLogger(__name__)
 
 _NOT_READ = object()
 
-# Seconds for which the listener goes on after the last watcher left: waiters often
-# return at once, and a new connection costs more than an idle one.
+# Seconds for which the listener and the poll continue after the last watcher left:
+# the next watch often follows soon, and a new connection costs more than an idle one.
 _LINGER = 5.0
 
-# The longest rest after a scan, in seconds: for a watch of all threads, and for one of
-# named threads, with an addition for each of these. A scan of few threads is slow only
-# on a busy machine, and a long rest would delay their waiters.
+# The longest rest after a scan, in seconds: of all threads, and of named threads. For
+# many named threads it is _REST_PER_THREAD for each of them. A scan of few threads is
+# slow only on a busy machine, and a long rest would delay their watchers.
 _LONGEST_REST = 60.0
 _LONGEST_NAMED_REST, _REST_PER_THREAD = 0.02, 0.0002
 
 
 class _Scan:
-    """When to read the markers of all named threads, or of all threads, again."""
+    """Decides when to read markers again: those of the named threads, or all."""
 
     def __init__(self, interval: float) -> None:
         self.is_wanted = False
-        """Whether the store lost notifications, so that the scan must not wait."""
+        """Whether notifications may be lost: then do not wait for the interval."""
         self._interval = interval
         self._began = 0.0
         self._rests_until = 0.0
-        self._costs = 0.0, 0.0
+        self._last_durations = 0.0, 0.0
 
     @property
     def due(self) -> float:
@@ -72,17 +72,20 @@ class _Scan:
         self._began = now
 
     def end(self, now: float, longest_rest: float) -> None:
-        """Rest for nine times as long as the scan took.
+        """Rest for nine times as long as the scan took, but not for too long.
 
-        The faster of the last two scans counts: one stall of the server does not slow
-        the poll.
+        The faster of the last two scans counts, so that one stall of the server does
+        not slow the poll.
         """
-        self._costs = self._costs[1], now - self._began
-        self._rests_until = now + min(9 * min(self._costs), longest_rest)
+        self._last_durations = self._last_durations[1], now - self._began
+        self._rests_until = now + min(9 * min(self._last_durations), longest_rest)
 
 
 class Watcher:
-    """The iterator of one ``watch``: ids of threads that changed, each once."""
+    """The iterator of one ``watch``, over the ids of threads that changed.
+
+    If a thread changes several times between two steps, its id is yielded once.
+    """
 
     def __init__(self, thread_ids: frozenset[str], lifecycle: Lifecycle) -> None:
         self.thread_ids = thread_ids
@@ -121,7 +124,7 @@ class Watcher:
         self._woken.set()
 
     def fail(self, error: Exception) -> None:
-        """Let the iterator raise an error, once."""
+        """Raise the error at the iterator's next step, once."""
         self._error = error
         self._woken.set()
 
@@ -133,8 +136,8 @@ class Watcher:
 class Watching:
     """All watchers of a handle.
 
-    ``read`` returns the markers of some threads, or of all. The handle calls
-    `changed_by` after each commit.
+    ``read`` returns the markers of these threads, or of all for ``None``. The handle
+    calls `changed_by` after each commit.
     """
 
     def __init__(
@@ -174,7 +177,7 @@ class Watching:
     async def watch(
         self, thread_ids: frozenset[str]
     ) -> AsyncIterator[AsyncIterator[str]]:
-        """Register; the baseline is read before the block begins."""
+        """Register a watcher, and read the markers before the block begins."""
         self._lifecycle.check()
         watcher = Watcher(thread_ids, self._lifecycle)
         self._register(watcher)
@@ -266,6 +269,7 @@ class Watching:
     # Hints, and the poll
 
     def _heard(self, thread_id: str | None) -> None:
+        """Note a hint for one thread, or for all of them (``None``)."""
         if thread_id is None:
             self._scan_of_named.is_wanted = self._scan_of_all.is_wanted = True
         elif thread_id in self._by_id or self._of_all:
@@ -297,7 +301,7 @@ class Watching:
                 )
 
             if clock() - began > backoff.longest:
-                pauses = backoff.pauses()  # it worked: this is a new failure
+                pauses = backoff.pauses()  # it listened for a while: begin again
 
             await asyncio.sleep(next(pauses))
 
@@ -354,8 +358,9 @@ class Watching:
     async def _look(self, asked: set[str] | None) -> bool:
         """Read and compare markers; return whether one changed.
 
-        After an error that a repeat would not fix, wake the watchers: their own read
-        raises it. A watcher of all threads has no id to read, so it gets the error.
+        After an error that a retry would not fix, wake the watchers of the threads:
+        their own read raises the error. A watcher of all threads has no id to read, so
+        its iterator raises it.
         """
         if asked is not None and not asked:
             return False
@@ -364,7 +369,7 @@ class Watching:
             return self._compare(asked, await self._read(asked))
         except Exception as exc:
             if isinstance(exc, BackendUnavailable) and not exc.rejected:
-                return False  # the next look finds what changed
+                return False  # the next scan finds what changed
 
             logger.warning("%s: watching failed: %s", self._lifecycle.name, exc)
 
@@ -380,7 +385,7 @@ class Watching:
         return bool(self._of_all) or thread_id in self._by_id
 
     def _compare(self, asked: Collection[str] | None, found: Markers) -> bool:
-        """Keep the markers, and wake the watchers of those that changed."""
+        """Keep the new markers, and wake the watchers of the threads that changed."""
         has_changed = False
 
         if asked is None:
