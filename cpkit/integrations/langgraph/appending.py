@@ -46,7 +46,7 @@ class Appends:
             # The record of the owner may stand before the records that were read.
             is_known = thread.count > 0 and thread.owner is not None
 
-            async with thread.turn:
+            async with thread.lock:
                 if is_known and thread.version is None:
                     is_known = await self._threads.locate(thread)
 
@@ -54,7 +54,7 @@ class Appends:
                 self._threads.forget(thread)
                 thread = await self._threads.read(thread.thread_id)
 
-            async with thread.turn:
+            async with thread.lock:
                 if await self._append_owned(owner, thread, draft):
                     return True
 

@@ -16,20 +16,22 @@ from cpkit.sessions.fenced import read_range
 
 __all__ = ["Threads"]
 
-# Records in the first read from the end of a thread. The next read has as many as the
-# newest record asks for, and some more, because others may have written: before a
-# record of writes, the tasks that ran beside it. Many of them may have written at once,
-# so the next read has still more records; then more each time.
+# How many records to read from the end of a thread. The first read has _FIRST_READ. The
+# newest record says how far back the last full checkpoint is, so the second read goes
+# that far, plus a margin for records that others appended at the same time. The margin
+# is larger for a record of writes, because the tasks of a step append side by side. If
+# that read has no full checkpoint, many tasks may have appended, so the next goes
+# _MARGIN_OF_MANY further back. After that each read is _GROWTH times as long.
 _FIRST_READ = 6
 _MARGIN = 2
 _MARGIN_OF_WRITES = 8
 _MARGIN_OF_MANY = 24
 _GROWTH = 4
 
-# With more new records, a reader starts again at the last full checkpoint.
+# With more new records than this, a reader starts again at the last full checkpoint.
 _MANY_RECORDS = 64
 
-Test = Callable[[Thread], bool]
+IsEnough = Callable[[Thread], bool]
 
 
 class Threads:
@@ -64,7 +66,7 @@ class Threads:
         while len(self._cached) > self._limit or (
             len(self._cached) > 1 and self._bytes() > self._limit_bytes
         ):
-            # An append notes its record in the thread that is cached when it begins.
+            # An append adds its record to the thread that was cached when it began.
             idle = next(
                 (one for one in self._cached if not self.outbox.is_appending(one)),
                 store_id,
@@ -85,24 +87,24 @@ class Threads:
         self,
         thread_id: object,
         ns: str | None,
-        is_enough: Test,
+        is_enough: IsEnough,
         *,
         first: int | None = 0,
         oldest: bool = False,
     ) -> Thread:
-        """Return the thread, or a window of it that is enough.
+        """Return the whole thread, or a window of it for which ``is_enough`` is true.
 
-        A thread in memory is extended by the records that are new in the store. Other
-        arguments as for `windows`.
+        Records that are new in the store are added to a cached thread. `windows`
+        describes the other arguments.
         """
         await self.outbox.wait_until_decided(store_thread_id(thread_id))
 
         while True:
             thread = self.get(thread_id)
 
-            async with thread.turn:
+            async with thread.lock:
                 if self._cached.get(thread.store_id) is not thread:
-                    # Another task has replaced it.
+                    # Another task replaced it while this one waited for the lock.
                     continue
 
                 if (
@@ -120,8 +122,8 @@ class Threads:
                         found.check_known()
                         found.empty = thread.empty
 
-                        for name, checkpoint_id in thread.written.items():
-                            found.note_written(name, checkpoint_id)
+                        for name, checkpoint_id in thread.early_writes.items():
+                            found.note_early_writes(name, checkpoint_id)
 
                         self._cached[thread.store_id] = found
                         return found
@@ -137,9 +139,10 @@ class Threads:
     ) -> AsyncIterator[Thread]:
         """Read a thread from its end, farther back each time; at last all of it.
 
-        ``first`` is the least number of records to begin with, or ``None`` for all.
-        A window begins at a full checkpoint of the namespace, or of any: at the newest
-        one that was read, or at the ``oldest``, as all windows but the first.
+        ``first`` is the least number of records to begin with, or ``None`` for all. A
+        window begins at a full checkpoint of the namespace ``ns``, or for ``None`` of
+        any namespace. The first window begins at the newest one that was read, and the
+        later windows at the oldest. With ``oldest`` all of them begin at the oldest.
         """
         count = None
 
@@ -207,7 +210,7 @@ class Threads:
             del self._cached[thread.store_id]
 
     async def store_ids(self, method: str) -> AsyncIterator[str]:
-        """Yield the ids in the store of all LangGraph threads, page by page."""
+        """Yield the store's ids of all LangGraph threads."""
         if not isinstance(self.cp, ListsThreads):
             raise Unsupported(method, "list_threads")
 
@@ -223,7 +226,7 @@ class Threads:
     async def extend(self, thread: Thread) -> bool:
         """Read new records; return false if the thread must be read again.
 
-        The caller holds the thread's ``turn``.
+        The caller holds the thread's ``lock``.
         """
         count = len(thread.appended) + 1
 
@@ -245,7 +248,7 @@ class Threads:
 
             count *= _GROWTH
 
-        # Another thread of this id, or more records than were asked for.
+        # The id has another thread now, or a window has too many new records.
         if start >= 0 and (place > 0 or (stop and len(records) == _MANY_RECORDS)):
             return False
 
@@ -257,8 +260,9 @@ class Threads:
     async def locate(self, thread: Thread) -> bool:
         """Find out the version of a window; return false if it must be read again.
 
-        The caller holds the thread's ``turn``.
+        The caller holds the thread's ``lock``.
         """
+        # An empty append writes nothing, and returns the version.
         end = await self.cp.append(thread.store_id, [])
 
         for count in (len(thread.appended) + 1, _MANY_RECORDS):
@@ -284,7 +288,7 @@ class Threads:
 
         The thread is then forgotten: it was deleted, or has too many new records.
         """
-        async with thread.turn:
+        async with thread.lock:
             read = self.locate if thread.version is None else self.extend
 
             if await read(thread):
@@ -294,11 +298,11 @@ class Threads:
         return False
 
     def _is_usable(self, thread: Thread, first: int | None) -> bool:
-        """Return whether a cached thread may have what is asked for."""
+        """Return whether a cached thread may have the records that are needed."""
         if first is None:
             return thread.count > 0 and not thread.is_window
 
-        # A large one is replaced by its newest part.
+        # A thread that is too large is replaced by a window of its newest records.
         is_small = thread.bytes_seen <= self._limit_bytes
         return thread.count > 0 and (is_small or not self._reads_ranges)
 
@@ -307,7 +311,10 @@ class Threads:
 
 
 def _full_place(records: list[Any], ns: str | None, oldest: bool) -> int | None:
-    """Return the index of a full checkpoint whose parts are there too, or ``None``."""
+    """Return the index of a full checkpoint that can begin a window, or ``None``.
+
+    Its parts, and the writes that it needs, must be among the records.
+    """
     places = range(len(records))
 
     for place in places if oldest else reversed(places):
@@ -327,7 +334,7 @@ def _full_place(records: list[Any], ns: str | None, oldest: bool) -> int | None:
 
 
 def _needed(records: list[Any], place: int) -> list[Record]:
-    """Return the records of writes before a full checkpoint to which it refers."""
+    """Return the records of writes to which the full checkpoint refers."""
     needs = records[place].get("needs", ())
     return [
         record
@@ -337,7 +344,7 @@ def _needed(records: list[Any], place: int) -> list[Record]:
 
 
 def _records_back(records: list[Any], ns: str | None) -> int:
-    """Return how many records to read for the last full checkpoint, or 0."""
+    """Return how many records to read to find the last full checkpoint, or 0."""
     for place in reversed(range(len(records))):
         record = records[place]
 
@@ -352,7 +359,7 @@ def _records_back(records: list[Any], ns: str | None) -> int:
 
 
 def _place_of(record_id: str | None, records: list[Any]) -> int | None:
-    """Return the index of the record, which is unlikely to be far from the end."""
+    """Return the index of the record; it is usually near the end."""
     for place in reversed(range(len(records))):
         if _id_of(records[place]) == record_id:
             return place

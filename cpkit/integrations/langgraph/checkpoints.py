@@ -153,7 +153,7 @@ class Checkpoints:
 
         # Otherwise it was noted when the thread took the record.
         if "newest" in record and record["id"] in thread.appended:
-            thread.note_full(thread.space(ns), record)
+            thread.note_full(thread.ensure_namespace(ns), record)
 
         return config_for(thread_id, namespace_in(config), checkpoint["id"])
 
@@ -170,7 +170,7 @@ class Checkpoints:
         thread = self._threads.get(config["configurable"]["thread_id"])
         draft = self._composer.writes(thread, config, writes, task_id, task_path)
         record = draft.record
-        thread.note_written(record["ns"], record["checkpoint_id"])
+        thread.note_early_writes(record["ns"], record["checkpoint_id"])
         await self._appends.append(thread, draft, config)
 
     async def claim(self, thread_id: str) -> str:

@@ -261,7 +261,7 @@ def _may_be_full(
 ) -> bool:
     """Return whether a checkpoint can be stored with all its values."""
     # A write of this checkpoint, or of a later one, may stand before it.
-    if thread.first_id is None or thread.written.get(ns, "") >= checkpoint["id"]:
+    if thread.first_id is None or thread.early_writes.get(ns, "") >= checkpoint["id"]:
         return False
 
     versions = checkpoint["channel_versions"]

@@ -190,7 +190,7 @@ class Outbox:
         if not is_behind and thread.version is not None and not thread.appended:
             return full
 
-        written = dict(thread.written)
+        early_writes = dict(thread.early_writes)
 
         if not await self._catch_up(thread):
             _make_ordinary(full)
@@ -201,10 +201,10 @@ class Outbox:
         for queued in full:
             record = queued.draft.record
             ns, checkpoint_id = record["ns"], record["checkpoint_id"]
-            last = thread.written.get(ns, "")
+            last = thread.early_writes.get(ns, "")
 
             # Others have stored writes of this checkpoint, or of a later one.
-            if last != written.get(ns, "") and last >= checkpoint_id:
+            if last != early_writes.get(ns, "") and last >= checkpoint_id:
                 _make_ordinary([queued])
             else:
                 thread.set_higher_ids(record)

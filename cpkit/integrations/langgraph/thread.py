@@ -3,30 +3,34 @@
 A record is one message of the store's thread. It has an id and a type:
 
 ``checkpoint``
-    A checkpoint without its values and with its metadata (``body``), and the values
-    that are new with it: ``plain`` ones as JSON, the names of ``empty`` ones, and other
-    ``values``; ``loose`` ones have no version and belong to this checkpoint alone. A
-    value that a task wrote is not stored a second time: it is ``of`` the record of the
-    writes. A *full* checkpoint has all values, so that a reader needs no earlier
-    record, except for the writes in its ``needs``. It also has the highest checkpoint
-    id that its writer knew, in the namespace (``newest``) and in all namespaces
-    (``top``), if it is not its own. It is appended at the position that its writer
-    expects, so it says what is true of all records before it. With many channels, a
-    checkpoint has only the ``new_versions``, which differ from those of its parent.
+    ``body`` is the checkpoint without its values, and its metadata. The other fields
+    have the values that are new in this checkpoint: ``plain`` has values as JSON,
+    ``empty`` has the names of channels without a value, and ``values`` has all others.
+    ``loose`` has values without a version, which belong to this checkpoint alone. A
+    value that a task wrote is not stored a second time: ``of`` refers to the record of
+    the writes. With many channels, ``new_versions`` replaces ``versions``: it has only
+    the versions that differ from the parent's.
+
+    A *full* checkpoint has all values, so a reader needs no earlier record, except for
+    the records of writes in its ``needs``. ``newest`` is the highest checkpoint id that
+    its writer knew in the namespace, and ``top`` in all namespaces; each is empty if
+    the checkpoint's own id is the highest. These are true of all records before it,
+    because it is appended at the position that its writer expects.
 ``writes``
-    The writes of one task. The record may stand before its checkpoint.
+    The writes of one task. The record may be stored before that of its checkpoint.
 ``hidden``
     Ids of checkpoints that were pruned, or deleted with their run.
 ``owner``
     A run that owns the thread from here on.
 ``part``
-    A piece of data that is too large for one message. The parts of a record stand
+    A piece of data that is too large for one message. The parts of a record are stored
     directly before it.
 
-Each record also names the first record of the thread, if its writer knew it. A record
-that names another one was meant for a thread that has been deleted. It is ignored,
-unless it is or follows a full checkpoint that names the same one, because that needs no
-deleted record. A checkpoint that builds on a missing record is ignored too.
+Each record also names the first record of the thread (``first``), if its writer knew
+it. A record with another ``first`` was meant for a thread that was deleted, and is
+ignored. A full checkpoint is the exception, because it needs no deleted record: it
+counts, and so do the records after it with the same ``first``. A checkpoint that builds
+on a missing record is ignored too.
 """
 
 from __future__ import annotations
@@ -58,11 +62,11 @@ __all__ = [
 
 _OVERHEAD = 4096
 
-# A message has at most 16 MiB. A text of this length fits, also if each of its
-# characters takes six bytes, with the rest.
+# A message has at most 16 MiB. A text of this length leaves room for the rest of the
+# record, even if each of its characters takes six bytes.
 LARGEST_TEXT = 2 * 1024 * 1024
 
-# Writes of so many checkpoints are offered to the checkpoints that follow them.
+# The number of checkpoints whose writes are kept, for the next one to refer to.
 _OFFERED = 16
 
 _UNKNOWN: Any = object()
@@ -75,9 +79,11 @@ class Namespace:
     """The checkpoints of a graph or of one subgraph, with their writes.
 
     ``latest`` is the highest id of ``checkpoints``, and ``newest`` the highest that a
-    record names. ``full_at`` and ``full_count`` are the values of `Thread.bytes_seen`
-    and `Thread.seen` at the last full checkpoint. ``first_full`` is the id of the first
-    one that was read: no write of it or of a later checkpoint stands before it.
+    record names. ``full_at`` is the value of `Thread.bytes_seen` at the last full
+    checkpoint, and ``full_size`` is its size. ``full_count`` is the value of
+    `Thread.seen` there, or earlier, at the first record that the checkpoint needs.
+    ``first_full`` is the id of the first full checkpoint that was read: no record
+    before it has writes of this checkpoint or of a later one.
     """
 
     checkpoints: dict[str, Stored] = field(default_factory=dict)
@@ -94,7 +100,7 @@ class Namespace:
     full_size: int = 0
 
     def visible(self) -> Iterator[tuple[str, Stored]]:
-        """Yield the checkpoints that are not hidden with their ids, newest first."""
+        """Yield the ids and checkpoints that are not hidden, newest first."""
         for checkpoint_id in sorted(self.checkpoints, reverse=True):
             if checkpoint_id not in self.hidden:
                 yield checkpoint_id, self.checkpoints[checkpoint_id]
@@ -123,12 +129,12 @@ class Namespace:
 class Thread:
     """The records of a thread that were read, in order, up to its ``version``.
 
-    A *window* begins at a full checkpoint, all else at the first record. The version
-    of a window is ``None`` until the position of one of its records is known. ``top``
-    is the highest checkpoint id that a record names, and ``above`` has the ids of the
-    full checkpoint at which the window begins: earlier records have none that is
-    higher, in its namespace and in all. A window is *mixed* if only a reader of all
-    records can tell which of its records are ignored.
+    A *window* begins at a full checkpoint, and a whole thread at the first record. The
+    version of a window is ``None`` until the position of one of its records is known.
+    ``top`` is the highest checkpoint id that a record names. ``above`` is for a window:
+    no earlier record has a checkpoint id above the first of the two, in the namespace
+    of the full checkpoint, or above the second, in any namespace. A window is *mixed*
+    if only a reader of all records can tell which of its records are ignored.
 
     ``seen`` counts these records and those that this process has appended, and
     ``bytes_seen`` counts their bytes. ``owner`` is the token of the run that owns the
@@ -136,14 +142,14 @@ class Thread:
 
     ``appended`` has the positions, by id, of records that this process appended and has
     not read.
-    ``written`` has, by namespace, the highest checkpoint id with writes that stand, or
-    may stand, before their checkpoint. ``empty`` has the version of each channel that
-    was empty when this process stored or loaded it last.
+    ``early_writes`` has, by namespace, the highest checkpoint id with writes that are
+    stored, or may be stored, before their checkpoint. ``empty`` has the version of each
+    channel that was empty when this process last stored or loaded it.
 
-    ``turn`` is a lock that is held while more records are read. ``answered`` is the
-    highest version that the store has returned for the thread: if a later append
-    returns a lower one, the thread was deleted. ``known`` has the list that was read or
-    written last, by namespace and channel.
+    ``lock`` is held while more records are read. ``answered`` is the highest version
+    that the store has returned for the thread: if a later append does not return a
+    higher one, the thread was deleted. ``known`` has the list that was read or written
+    last, by namespace and channel.
     """
 
     def __init__(
@@ -162,20 +168,20 @@ class Thread:
         self.above: tuple[str, str] | None = None
         self.owner: str | None = None
         self.appended: dict[str, int] = {}
-        self.written: dict[str, str] = {}
+        self.early_writes: dict[str, str] = {}
         self.empty: dict[tuple[str, str], object] = {}
         self.first_id: str | None = None
         self.last_id: str | None = None
         self._firsts: set[str] = set()
         self.namespaces: dict[str, Namespace] = {}
         self.known: dict[tuple[str, str], Known] = {}
-        self.turn = asyncio.Lock()
+        self.lock = asyncio.Lock()
         self._values: dict[tuple[str, str], Value] = {}
         self._parts: list[str] = []
         self._noted: dict[str, tuple[str, ChannelVersions]] = {}
         self._offers: dict[tuple[str, str | None], dict[str, list[Offer]]] = {}
-        # The writes of each record, and the value of `seen` after it.
-        self._written: dict[str, list[Any]] = {}
+        # By record id: the writes of the record, and the value of `seen` after it.
+        self._writes: dict[str, list[Any]] = {}
         self._places: dict[str, int] = {}
 
         if full is not None:
@@ -188,10 +194,11 @@ class Thread:
                 self.above = (max(full["newest"], own), max(full["top"], own))
 
     def namespace(self, name: str) -> Namespace:
+        """Return a namespace; an empty one, which is not kept, if it is unknown."""
         return self.namespaces.get(name) or Namespace()
 
-    def space(self, name: str) -> Namespace:
-        """Return a namespace, which the thread has from now on."""
+    def ensure_namespace(self, name: str) -> Namespace:
+        """Return a namespace; create it if it is unknown."""
         space = self.namespaces.get(name)
 
         if space is None:
@@ -200,9 +207,9 @@ class Thread:
         return space
 
     def set_higher_ids(self, record: Record) -> None:
-        """Set what a full checkpoint says of higher ids, from the records read so far.
+        """Set ``newest`` and ``top`` of a full checkpoint from the records read so far.
 
-        It is right only if this thread has all records that are in the store.
+        They are right only if this thread has all records that are in the store.
         """
         newest, own = self.namespace(record["ns"]).newest, record["checkpoint_id"]
         record["newest"] = newest if newest > own else ""
@@ -210,15 +217,15 @@ class Thread:
 
     def note_newest(self, ns: str, checkpoint_id: str) -> None:
         """Remember a checkpoint that is stored, or is about to be."""
-        space = self.space(ns)
+        space = self.ensure_namespace(ns)
         space.newest = max(space.newest, checkpoint_id)
         self.top = max(self.top, checkpoint_id)
 
     def note_full(self, space: Namespace, record: Record) -> None:
-        """Remember that this full checkpoint is the last record."""
+        """Remember this full checkpoint as the last one."""
         needs = record.get("needs", ())
         space.full_at = self.bytes_seen
-        # A window that begins at another one may lack writes that this one needs.
+        # A window that begins at another full checkpoint may lack some of these writes.
         places = (self._places.get(one, 0) for one in needs)
         space.full_count = min([self.seen, *places])
         space.full_size = record_size(record)
@@ -229,12 +236,12 @@ class Thread:
 
     def note_writes(self, record: Record) -> None:
         """Remember the writes of a record, to which checkpoints may refer."""
-        self._written[record["id"]] = record["writes"]
+        self._writes[record["id"]] = record["writes"]
         self._places.setdefault(record["id"], self.seen)
 
-    def note_written(self, ns: str, checkpoint_id: str) -> None:
-        """Remember that writes may stand before this checkpoint."""
-        self.written[ns] = max(checkpoint_id, self.written.get(ns, ""))
+    def note_early_writes(self, ns: str, checkpoint_id: str) -> None:
+        """Remember that writes of this checkpoint may be stored before it."""
+        self.early_writes[ns] = max(checkpoint_id, self.early_writes.get(ns, ""))
 
     def offer(self, ns: str, checkpoint_id: str, offers: Mapping[str, Offer]) -> None:
         """Offer the writes of a task to the checkpoint that follows this one."""
@@ -249,7 +256,7 @@ class Thread:
     def take_offers(
         self, ns: str, checkpoint_id: str | None
     ) -> Mapping[str, list[Offer]]:
-        """Return what tasks wrote after this checkpoint, by channel."""
+        """Return and forget the writes of the tasks of this checkpoint, by channel."""
         return self._offers.pop((ns, checkpoint_id), {})
 
     def note(self, ns: str, checkpoint_id: str, versions: ChannelVersions) -> None:
@@ -264,8 +271,8 @@ class Thread:
     def check_known(self) -> None:
         """Drop known lists whose record the thread does not have.
 
-        They were written before the thread was read for the first time. It may have
-        been deleted in between, and no record may build on them then.
+        This process wrote those lists before it read the thread. If the thread was
+        deleted in between, no new record may build on them.
         """
         self.known = {
             (ns, channel): known
@@ -302,12 +309,13 @@ class Thread:
     ) -> None:
         """Add records that this process appended; ``version`` is the store's answer.
 
-        If other records stand before them, a later read adds them all. So does it while
-        another task reads, unless the caller is the reader.
+        If the store has other records before them, a later read adds them all. It is
+        the same while another task holds the lock; ``is_reader`` says that the caller
+        holds it.
         """
         start = version - len(records)
 
-        if start == self.version and (is_reader or not self.turn.locked()):
+        if start == self.version and (is_reader or not self.lock.locked()):
             for record in records:
                 self.take(record)
         else:
@@ -335,7 +343,7 @@ class Thread:
             self.bytes_seen += record_size(record)
 
         if record["type"] == "writes":
-            # Also if it is ignored: a full checkpoint may refer to it.
+            # Even if the record is ignored, a full checkpoint may refer to it.
             self.note_writes(record)
 
         if self.count == 0 and not self.is_window:
@@ -359,13 +367,13 @@ class Thread:
 
     def _take_checkpoint(self, record: Record) -> bool:
         record_id = record["id"]
-        space = self.space(record["ns"])
+        space = self.ensure_namespace(record["ns"])
         parent = space.checkpoints.get(record["parent"])
 
         has_all = "versions" in record
 
         if not has_all and parent is None and not self.is_window:
-            self._warn(record)
+            self._warn_ignored(record)
             return False
 
         changed = record["versions" if has_all else "new_versions"]
@@ -382,7 +390,7 @@ class Thread:
                     is_complete = False
                     continue
 
-                self._warn(record)
+                self._warn_ignored(record)
                 return False
 
             keep = stored["keep"] if source else 0
@@ -415,7 +423,8 @@ class Thread:
                 value = space.values.get(place, _UNKNOWN)
 
                 if value is _UNKNOWN:
-                    # Every channel has a value, if only an empty one, at each version.
+                    # A whole thread has every value, so this one is empty. A window may
+                    # lack the record with the value.
                     is_complete = is_complete and not self.is_window
                     value = MISSING
 
@@ -450,23 +459,23 @@ class Thread:
     def _data_of(self, stored: dict[str, Any]) -> list[Any] | None:
         """Return the data of a value that is a write; ``None`` if it was deleted."""
         record_id, index = stored["of"]
-        writes = self._written.get(record_id)
+        writes = self._writes.get(record_id)
         data: list[Any] | None = None if writes is None else writes[index][2:]
         return data
 
-    def _warn(self, record: Record) -> None:
+    def _warn_ignored(self, record: Record) -> None:
         logger.warning(
-            "%s: checkpoint %s was built on one that has been deleted",
+            "%s: checkpoint %s is ignored: a record that it builds on was deleted",
             self.store_id,
             record["checkpoint_id"],
         )
 
     def _take_writes(self, record: Record) -> bool:
-        space = self.space(record["ns"])
+        space = self.ensure_namespace(record["ns"])
         stored = space.writes[record["checkpoint_id"]]
 
         if record["checkpoint_id"] not in space.checkpoints:
-            self.note_written(record["ns"], record["checkpoint_id"])
+            self.note_early_writes(record["ns"], record["checkpoint_id"])
 
         for index, channel, *data in record["writes"]:
             write = Write(
@@ -474,8 +483,8 @@ class Thread:
             )
             place = (write.task_id, index)
 
-            # The first write at an index stays. Errors, interrupts and resumptions have
-            # fixed indices below 0 and are replaced.
+            # The first write at an index stays, except for errors, interrupts and
+            # resumptions: they have fixed indices below 0, and the last one stays.
             if index < 0 or place not in stored:
                 stored[place] = write
 
@@ -483,7 +492,7 @@ class Thread:
 
     def _take_hidden(self, record: Record) -> bool:
         for name, checkpoint_id in record["checkpoints"]:
-            space = self.space(name)
+            space = self.ensure_namespace(name)
             space.hidden.add(checkpoint_id)
 
         return True
@@ -499,7 +508,6 @@ class Thread:
 
 def new_record(thread: Thread, kind: str, **content: Any) -> Record:
     """Return a record with a new id, to append to the thread."""
-    # 96 random bits.
     record = {
         "type": kind,
         "id": os.urandom(12).hex(),
@@ -514,9 +522,10 @@ def new_record(thread: Thread, kind: str, **content: Any) -> Record:
 
 
 def record_size(record: Record) -> int:
-    """Return about what a record costs in bytes: its data, and its overhead.
+    """Return about how many bytes a record counts for: its data, and an overhead.
 
-    A reader takes as long for a small record as for some kilobytes of data.
+    The overhead is there because reading a small record takes as long as reading some
+    kilobytes of data.
     """
     size = _OVERHEAD + len(record.get("text", "")) + 40 * len(record.get("empty", ()))
 
@@ -542,7 +551,7 @@ def with_parts(record: Record, parts: list[str]) -> Record:
 
 
 def split(thread: Thread, record: Record, largest: int = LARGEST_TEXT) -> list[Record]:
-    """Return the parts of a record with too long texts, and then the record.
+    """Move texts longer than ``largest`` into parts; return them, then the record.
 
     The given record is not changed, so that it can be split again.
     """
@@ -566,7 +575,10 @@ def split(thread: Thread, record: Record, largest: int = LARGEST_TEXT) -> list[R
 
 
 def _each_data(record: Record) -> Iterator[list[Any]]:
-    """Yield each list of a record whose item 1 is the text of serialized data."""
+    """Yield each list of a record whose item 1 is the text of serialized data.
+
+    The caller may replace that item.
+    """
     if "body" in record:
         yield record["body"]
 
@@ -577,7 +589,7 @@ def _each_data(record: Record) -> Iterator[list[Any]]:
     yield from record.get("loose", {}).values()
 
     for write in record.get("writes", ()):
-        # Index and channel come first.
+        # Index and channel come first. The list is a copy, so it is written back.
         data = write[2:]
         yield data
         write[2:] = data
@@ -585,7 +597,7 @@ def _each_data(record: Record) -> Iterator[list[Any]]:
 
 def _data(data: list[Any]) -> list[Any]:
     """Check the form of stored data, which is decoded when it is used."""
-    # The name, the text, and perhaps the packing.
+    # The type's name, the text, and perhaps how the text is packed.
     if not 2 <= len(data) <= 3 or {*map(type, data)} != {str}:
         raise ValueError(f"not serialized data: {str(data)[:80]}")
 
