@@ -16,19 +16,20 @@ JSON texts, tabs (⇥) are around them: a JSON text without white space has none
 comes last, with two to four values:
 
 - the thread's version after the line and the time of its last change, or ``null`` while
-  the log holds no thread: in its head, and after ``delete_thread``, which leaves a
-  ``call`` line with ``"erased":true`` for each call;
-- how many bytes before the line were perhaps not on disk when it was written, if any;
-  it is 0 in the last line of a log that replaced another one, because the name of the
-  log was perhaps not on disk then;
+  the log holds no thread: in its first two lines, and after ``delete_thread``, which
+  leaves a ``call`` line with ``"erased":true`` for each call;
+- the number of bytes before the line that were perhaps not on disk when it was written,
+  if any. A 0 is in the last line of a log that replaced another one: only the name of
+  the log was perhaps not on disk then;
 - a checksum of all bytes of the log before it (CRC-32 in Base64).
 
-The checksums are a chain: one block of lines is checked by the last line's, and one
-line by its own and that of the line before. So no line can change, disappear or move
-without notice. The number of bytes separates damage from torn writes: a power loss can
-leave a hole in bytes that were not on disk, and never before them.
+Each checksum continues the one before. So a block of lines is checked by the checksum
+of its last line, and a line by its own checksum and that of the line before. No line
+can change, disappear or move without notice. The number of bytes separates damage from
+torn writes: a power loss can leave a hole in bytes that were not on disk, and never
+before them.
 
-The framing of one message is 44 to 48 bytes, within 5 % of a kilobyte.
+The framing of one message is 44 to 48 bytes: less than 5 % of a message of 1 kB.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ ADD = b'{"add":'
 CALL = b'{"call":'
 AT = b',"at":['
 TAB = ord("\t")
-"""The last byte but one before `AT`, in a line with several texts and in no other."""
+"""The second byte before `AT`, in a line with several texts and in no other line."""
 SEAL = len('CCCCCC"]}\n')
-"""Bytes of a checksum and of what follows it."""
+"""The number of bytes of a checksum and of what follows it."""
 LONGEST_END = 96
-"""Bytes that hold what the end of a line says, at most."""
+"""An upper bound for the bytes of a line from `AT` on."""
 
 _HEAD = b'{"thread":'
 _END = re.compile(
@@ -67,14 +68,15 @@ _AFTER_FACTS = re.compile(rb'\},"(args|result|at)":')
 
 _FACTS = [n for n in StoredCall._fields if n not in ("thread_id", "args", "result")]
 
-# A hole is a sector that did not reach the disk: a run of at least so many zeros. A
-# shorter run is a hole only where the sector or the file ends; elsewhere it is damage.
+# A hole is a sector that did not reach the disk. It is seen as a run of zeros, at least
+# this long. A shorter run is a hole only if the file ends with it, or if it goes from
+# the start of the line to the end of a sector. Any other run is damage.
 _HOLE = 16
 _SECTOR = 512
 
 
 class At(NamedTuple):
-    """Where the thread stands: its version and the time of its last change."""
+    """A thread's version and the time of its last change, after a line."""
 
     version: int
     updated_at: int
@@ -87,13 +89,13 @@ class End(NamedTuple):
     unsynced: int | None
 
 
-# Writing: contents, to be sealed
+# Writing. Except for `header`, these return a line's content, which `seal` completes.
 
 
 def header(thread_id: str) -> bytes:
-    """Return the first line, whole.
+    """Return the whole first line.
 
-    Its random word tells the file from others of the same name.
+    Its random word distinguishes the file from earlier and later files of this name.
     """
     log = secrets.token_hex(8)
     return seal(b"", encode_json({"thread": thread_id, "log": log}, ())[:-1], None)
@@ -105,7 +107,7 @@ def created(micros: int) -> bytes:
 
 
 def added(bodies: Sequence[bytes], items: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Return the line that appends messages and merges extra, or does one of both."""
+    """Return the line that appends messages, merges extra, or does both."""
     if len(bodies) == 1 and not items:
         return ADD + bodies[0]
 
@@ -128,14 +130,14 @@ def issued(call: StoredCall) -> bytes:
 
 
 def resolved(call: StoredCall) -> bytes:
-    """Return the line of an outcome; that of an erased call has no content."""
+    """Return the line of an outcome; without a result for an erased call."""
     facts = _facts(call, "call_id", "status", "resolved_at")
     result = b"" if call.result is None else b',"result":%b' % _bytes(call.result)
     return b'{"call":%b%b' % (facts, result)
 
 
 def recorded(calls: Iterable[StoredCall]) -> Iterator[bytes]:
-    """Yield the lines that put calls on record as they stand."""
+    """Yield the lines that put calls on record with the status that they have."""
     for call in calls:
         if call.erased:
             yield b'{"call":%b' % _facts(call)
@@ -188,7 +190,7 @@ def _as_text(checksum: int) -> bytes:
 
 
 def follows(before: bytes, lines: bytes) -> bool:
-    """Tell whether the lines continue the checksums after the line with this seal."""
+    """Return whether the lines continue the checksum of the line with this seal."""
     try:
         expected = _checksum(before, memoryview(lines)[:-SEAL])
     except Error:
@@ -208,9 +210,9 @@ def first_broken(before: bytes, lines: bytes) -> int:
 
 
 def is_torn(before: bytes, rest: bytes, offset: int) -> bool:
-    """Tell whether a power loss or a kill can have left this after the last good line.
+    """Return whether a power loss or a kill can have left ``rest`` after good lines.
 
-    That is a line that is cut short, or one with a hole. Anything else is damage.
+    That is a line that is cut short, or a line with a hole. Anything else is damage.
     """
     line, newline, others = rest.partition(b"\n")
     position = len(line) + 1
@@ -236,10 +238,10 @@ def is_torn(before: bytes, rest: bytes, offset: int) -> bool:
 
 
 def _has_damaged_newline(before: bytes, text: bytes) -> bool:
-    """Tell whether the text starts with a whole line, with other bytes for its newline.
+    """Return whether the text starts with a whole line whose newline was changed.
 
-    A message can look like the end of a line in many places, so the checksum goes on
-    from each place to the next.
+    A message can look like the end of a line in many places. So the checksum continues
+    from each place to the next, and reads each byte once.
     """
     done, checksum = 0, _checksum_after(before)
 
@@ -254,7 +256,7 @@ def _has_damaged_newline(before: bytes, text: bytes) -> bool:
 
 
 def end_of(line: bytes) -> End:
-    """Return what the end of a line says, newline included."""
+    """Return what the end of a line says; the line has its newline."""
     found = _END.search(line, max(0, len(line) - LONGEST_END))
 
     if found is None:
@@ -283,7 +285,7 @@ def created_in(head: bytes) -> int | None:
 
 
 def texts(line: bytes) -> tuple[list[bytes], list[tuple[bytes, bytes]]]:
-    """Return the messages and the items of a line with tabs."""
+    """Return the messages, and the items of extra, of a line with tabs."""
     items = [item.partition(b":\t") for item in _parts(line, b'"extra":{\t', b"\t}")]
     bodies = _parts(line, b'"add":[\t', b"\t]")
     return bodies, [(key, value) for key, _, value in items]
@@ -295,7 +297,7 @@ def _parts(line: bytes, before: bytes, after: bytes) -> list[bytes]:
 
 
 def call_line(line: bytes) -> tuple[dict[str, Any], int, int]:
-    """Return the facts of a ``call`` line, and where its args or result are."""
+    """Return the facts of a ``call`` line, and the span of its args or result."""
     found = _AFTER_FACTS.search(line)
     assert found is not None
     stop = line.rindex(AT)

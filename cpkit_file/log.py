@@ -20,13 +20,13 @@ from cpkit_file import lines
 from cpkit_file.lines import CALL, SEAL, At, End
 from cpkit_file.schema import File, locked_file, log_name, opened, sync_content
 
-# Logs that a handle remembers, at some hundred bytes a call.
+# Logs that a handle remembers, at a few hundred bytes a call.
 _LOGS = 512
-# Ids for listing threads, at some hundred bytes each.
+# Ids that a handle remembers to list threads, at a few hundred bytes each.
 _IDS = 100_000
 
 Read: TypeAlias = Callable[[int, int], bytes]
-"""Returns the bytes of a log at an offset."""
+"""``read(offset, length)``: the bytes of a log."""
 _Place: TypeAlias = tuple[StoredCall, tuple[int, int], tuple[int, int] | None]
 """A call without its content, and where in the log its args and its result are."""
 
@@ -42,10 +42,10 @@ _DAMAGE = "the bytes do not fit the line's checksum"
 
 
 class Folder:
-    """Where a store lies, and what a handle remembers of it.
+    """A store's folder, and what a handle remembers of it.
 
-    With ``durable`` each write is synced before it is answered. ``ids`` has the thread
-    ids by the names of their logs.
+    With ``durable`` each write is synced before it is acknowledged. ``ids`` has the
+    thread ids by the names of their logs.
     """
 
     def __init__(self, path: str, *, durable: bool) -> None:
@@ -57,7 +57,7 @@ class Folder:
         self.ids: dict[str, str] = {}
 
     def remember(self, thread_id: str) -> str:
-        """Return the name of the thread's log, and remember whose log that is."""
+        """Return the name of the thread's log, and remember the id for that name."""
         if len(self.ids) >= _IDS:
             self.ids.clear()
 
@@ -67,7 +67,7 @@ class Folder:
 
 
 class Tail(NamedTuple):
-    """Where intact lines end, where the thread stands there, the last line's seal."""
+    """The offset where the intact lines end, and the last line's `At` and seal."""
 
     end: int = 0
     at: At | None = None
@@ -75,12 +75,13 @@ class Tail(NamedTuple):
 
 
 class LogIndex:
-    """What a handle remembers of one file, known by the random word in its first line.
+    """What a handle remembers of one file; the random word in its header tells which.
 
-    The file is on disk up to the offset ``synced``, and its name if ``is_named``.
-    ``unsure`` is true after a failed sync, until the bytes from ``synced`` on were
-    written again. ``tail`` is the last end that was seen. ``calls`` has the calls up to
-    the offset ``scanned``, all of them on disk; it is filled under ``lock``.
+    The file's bytes are on disk up to the offset ``synced``; its name is on disk if
+    ``is_named``. ``unsure`` is true after a failed sync, until the bytes from
+    ``synced`` on were written again. ``tail`` is the last one that was read or written.
+    ``calls`` has the calls up to the offset ``scanned``, all of them on disk; it is
+    filled under ``lock``.
     """
 
     def __init__(self, name: str, header: bytes) -> None:
@@ -158,13 +159,13 @@ def _fetch(read: Read, place: _Place) -> StoredCall:
 class Log:
     """The intact lines of a locked log, from its start to ``end``.
 
-    ``at`` is where the thread stands, or ``None`` where the log holds no thread. An
-    ``end`` of 0 is a log without a first write. ``torn`` counts the bytes after the
-    end: a kill or a power loss cut their write short, so it was not acknowledged.
+    ``at`` has the thread's version and time, or is ``None`` if the log holds no thread.
+    An ``end`` of 0 is a log without a first write. ``torn`` counts the bytes after the
+    end: a kill or a power loss cut their write short, so it was never acknowledged.
 
-    Damage raises ``CorruptThread``. For a list of threads, which reads no content,
-    ``listing`` puts the error into ``damage`` where the thread's id is known. There is
-    no ``index`` where the first line is damaged.
+    Damage raises ``CorruptThread``. A list of threads reads no content, so with
+    ``listing`` the error is put into ``damage`` instead, if the thread's id is known.
+    ``index`` is not set if the first line is damaged.
     """
 
     index: LogIndex
@@ -224,8 +225,9 @@ class Log:
     def sync(self, *, always: bool = False) -> None:
         """Return when everything up to ``end`` will survive a power loss.
 
-        A writer may have been killed before its sync, and what a read returns must
-        survive. With durability=normal nothing is synced unless ``always`` is set.
+        Readers call it too: what a read returns must survive, and a writer may have
+        been killed before its sync. With durability=normal nothing is synced unless
+        ``always`` is set.
         """
         wanted = self.folder.durable or always
 
@@ -240,7 +242,7 @@ class Log:
         except OSError:
             self.index.unsure = True
 
-            # Write now, because other processes do not know that a sync failed.
+            # Write again now: other processes do not know that a sync failed.
             with suppress(OSError, StoreFailure, CorruptThread):
                 self.write_again()
 
@@ -251,9 +253,9 @@ class Log:
     def sync_name(self) -> None:
         """Return when the log's name is on disk.
 
-        The process that created the log syncs the name before the first byte, and one
-        that replaced it while it holds the lock. But it may have died before that, or
-        run with durability=normal.
+        A process that creates a log syncs its name before it writes the first byte. A
+        process that replaces a log does so before it releases the lock. But it may have
+        died before that, or run with durability=normal.
         """
         if not self.index.is_named:
             sync_folder(self.folder.threads)
@@ -281,9 +283,10 @@ class Log:
         return found
 
     def blocks(self, start: int) -> Iterator[tuple[int, bytes]]:
-        """Yield whole lines from ``start``, where one begins, in large checked blocks.
+        """Yield whole lines in large blocks with right checksums, each with its offset.
 
-        Each with its offset. Raises ``CorruptThread`` for a block that was damaged.
+        A line must begin at ``start``. Raises ``CorruptThread`` for a damaged block,
+        after its intact lines.
         """
         size = _PROBE  # small at first, for a reader of one message
         seal = self._seal_before(start)
@@ -296,7 +299,8 @@ class Log:
             block = rest + piece
             cut = block.rfind(b"\n") + 1
             block, rest = block[:cut], block[cut:]
-            # Read twice as much each time, so that a long line is copied few times.
+            # While a line is longer than a block, read twice as much each time: so its
+            # bytes are copied only a few times.
             size = max(min(2 * size, _BLOCK), len(rest))
 
             if not block:
@@ -316,16 +320,16 @@ class Log:
             raise self.corrupt(position - len(rest), "the line has no end")
 
     def lines(self, start: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the lines from ``start``, where one begins, each with its offset."""
+        """Yield the lines with their offsets; a line must begin at ``start``."""
         for offset, block in self.blocks(start):
             for line in block.splitlines(keepends=True):
                 yield offset, line
                 offset += len(line)
 
     def start_of(self, position: int) -> tuple[int, int]:
-        """Find a line at or shortly before a message by binary search.
+        """Find a line at or shortly before a message, by binary search.
 
-        Returns where the line starts, and the version before it.
+        Returns the line's offset, and the thread's version before it.
         """
         low, high = 0, self.end
         version = 0
@@ -372,14 +376,14 @@ class Log:
         start = self.index.synced
         data = self.read(start, max(0, self.end - start))
 
-        # If the bytes changed meanwhile, that is damage, which a reader reports.
+        # Do not write damaged bytes again: a reader will report the damage.
         if data and not lines.follows(self._seal_before(start), data):
             return
 
         with ExitStack() as stack:
-            # A new descriptor, because pwrite ignores the offset on one with O_APPEND.
-            # A writer holds the lock already. A reader takes it, because a writer may
-            # cut bytes off.
+            # A new descriptor, because pwrite ignores its offset if O_APPEND is set. A
+            # writer holds the lock already. A reader has to take it, because a writer
+            # may cut bytes off.
             if self.file.is_writable:
                 fd = stack.enter_context(opened(self.file.path, os.O_RDWR))
             else:
@@ -388,7 +392,7 @@ class Log:
             now = os.fstat(fd)
             is_same = os.path.samestat(now, os.fstat(self.file.fd))
 
-            # Otherwise a deletion replaced the file, or the bytes were cut off.
+            # If not, a deletion replaced the file, or the bytes were cut off.
             if is_same and now.st_size >= self.end:
                 while data:
                     done = os.pwrite(fd, data, start)
@@ -397,7 +401,7 @@ class Log:
         self.index.unsure = False
 
     def _find_index(self) -> LogIndex | None:
-        """Read the first line; return ``None`` where it is not intact."""
+        """Find the index by the first line; ``None`` if that line is not intact."""
         for size in _HEADS:
             head = os.pread(self.file.fd, size, 0)
             header = head[: head.find(b"\n") + 1]
@@ -411,7 +415,7 @@ class Log:
         return None
 
     def _find_id(self) -> str | None:
-        """Find whose log it is, in spite of a damaged first line.
+        """Return the thread's id in spite of a damaged first line, if it can be found.
 
         An id is right if the log's name is made from it.
         """
@@ -431,8 +435,9 @@ class Log:
         """Return the end of the last intact line, an offset that is on disk, and
         whether the name is on disk.
 
-        A line is intact if its checksum is right, and those of the lines before it that
-        may not have been on disk. Bytes after it are torn, or else damaged.
+        A line is intact if its checksum is right, and so are the checksums of the lines
+        before it that may not have been on disk when it was written. Bytes after the
+        last intact line are torn or damaged.
         """
         stop = self.file.size
         tail, synced, is_named = Tail(), 0, False
@@ -501,10 +506,10 @@ class Log:
 
 @contextmanager
 def reading(folder: Folder, name: str, *, listing: bool = False) -> Iterator[Log]:
-    """Open a log as it is at this moment; it is empty where there is no such file.
+    """Open a log as it is at this moment; a missing file is an empty log.
 
-    What the caller reads is on disk. With ``listing`` a power loss may take it back,
-    and damage is as for `Log`.
+    The log is synced first, so that what the caller reads survives a power loss. With
+    ``listing`` it is not, and damage is as for `Log`.
     """
     path = f"{folder.threads}/{name}"
 
@@ -516,6 +521,7 @@ def reading(folder: Folder, name: str, *, listing: bool = False) -> Iterator[Log
 
         log = Log(folder, name, file, listing=listing)
 
+        # Without an end there may be no file, and nothing will be read.
         if log.end:
             file.unlock()
 
