@@ -8,46 +8,48 @@ URL forms
 
 Where things are
     A store has 64 shards (`cpkit_redis.schema`), each in one slot, so that threads and
-    claims spread over the nodes. All of a thread is in one shard, its place on the list
-    too. With a tag in the prefix (``?prefix={agents}``) the store is one shard, on one
-    node, and a claim is one step. A store with a tag and one without are two stores.
+    claims spread over the nodes. A thread is in one shard, and so is its entry in the
+    list of threads. With a tag in the prefix (``?prefix={agents}``) the store is one
+    shard, on one node, and a claim is one step. The same prefix with a tag and without
+    one names two stores.
 
 Claims
-    The thread and the key may be in two shards, so a claim takes three steps:
+    The *register* of a key is the sorted set of its attempts. A *member* of it names a
+    thread, a call id and a token. The thread and the register may be in two shards, so
+    a claim takes three steps:
 
-    1. *Prepare* (thread): write the call and a new token into ``w``. An attempt of the
-       same call that did not get further loses its token.
+    1. *Prepare* (thread): write the call and a new token into ``w``. This replaces the
+       token of an earlier try of the same call that was not confirmed.
     2. *Enter* (register): add the member as the next attempt, if the register is empty
        or the newest member is known to have failed.
-    3. *Confirm* (thread): make the prepared call a record, if it has the token still.
+    3. *Confirm* (thread): make the prepared call a record, if it still has the token.
        Only then the caller is told that it holds the key.
 
     A caller that finds another member in the register confirms that member's call
-    itself, and answers with its record. Where the thread has no call with the token,
-    the member is void: the caller removes it and tries to enter again.
+    itself, and returns its record. If the thread has no call with the token, the member
+    is *void*: the caller removes it and tries to enter again.
 
-    Two callers never hold one key. For that a member would have to be confirmed after
-    it was replaced as void. A member is entered after its token was written in its
-    thread, and no token is written twice. So a token that is missing there is missing
-    for ever, and its confirmation fails.
+    Two callers never hold one key: a void member cannot be confirmed later. A member is
+    entered after its token was written in its thread, and no token is written twice. So
+    a token that is missing in the thread stays missing, and its confirmation fails.
 
-    If the process dies after step 1, the prepared call holds nothing; the same call,
-    repeated, replaces it. After step 2, the next caller of the key confirms the call.
-    A lost answer is the same as such a death.
+    If the process dies after step 1, the prepared call holds nothing; a repetition of
+    the same call replaces it. If it dies after step 2, the next caller of the key
+    confirms the call. A lost answer has the same effect as such a death.
 
-    A deletion removes the prepared calls, and notes their tokens for an hour: a caller
-    that finds its token there repeats its claim. Without the note, its call may have
-    been confirmed and then deleted, and the caller gets ``BackendUnavailable``. A
+    A deletion removes the prepared calls, and keeps a note of their tokens for an hour.
+    A caller whose token has a note repeats its claim. Without a note, its call may have
+    been confirmed and then deleted, so the caller gets ``BackendUnavailable``. A
     deletion with ``forget_keys`` also removes the calls, which makes their members
-    void, and then the members.
+    void. Then it removes the members.
 
-    A restore copies the thread, marks it as ``begun`` with a token, enters its members
-    with that token, and renames the copy if the mark is still there. If a caller
-    confirms one of these members earlier, that removes the mark.
+    A restore copies the thread, marks it as ``begun`` with a token, and enters its
+    members with that token. It renames the copy if the mark is still there. A caller
+    that confirms one of these members before the rename removes the mark.
 
 Durability
-    A node answers before its replicas have a write. A failover loses the last
-    acknowledged writes, whatever ``appendfsync`` says. ``min-replicas-to-write`` limits
+    A node answers before its replicas have a write. So a failover loses the last
+    acknowledged writes, whatever ``appendfsync`` says; ``min-replicas-to-write`` limits
     how many. Set ``aof-load-truncated no`` on every node: with ``yes`` a node that lost
     power can lose the register's part of an acknowledged claim at its second restart.
 
@@ -56,7 +58,7 @@ Durability
     ``find_completed`` and ``find_call`` know the newer one.
 
 Permissions
-    Those of `cpkit_redis.store`, and on every node::
+    The permissions that `cpkit_redis.store` lists, and on every node::
 
         ACL SETUSER agent +cluster|slots +spublish +ssubscribe +sunsubscribe
 
@@ -109,7 +111,8 @@ __all__ = ["ClusterOptions", "ClusterStore", "SpreadStore"]
 # Seconds between attempts to confirm a claim that was entered.
 _PAUSE = 0.05
 
-# What `confirm` says of a void member: it was never confirmed, or that is not known.
+# What `confirm` says of a void member: its call was never confirmed (``void``), or may
+# have been (``gone``).
 _VOID = (b"void", b"gone")
 
 
@@ -161,7 +164,7 @@ class ClusterStore(RedisStore):
 class SpreadStore(ClusterStore):
     """A store over all slots of a cluster."""
 
-    # The other writes take several steps, and each goes its own way.
+    # Each of the other writes takes several steps, so it is committed alone.
     batching = Batching(
         halves=True, kinds=(Append, Merge, Resolve), merges_appends=True
     )
@@ -217,8 +220,8 @@ class SpreadStore(ClusterStore):
             try:
                 word, _ = await self._confirm(member, attempt)
             except StoreFailure as exc:
-                # The next caller of the key may confirm it, so it may hold. The time
-                # limit of the operation ends this.
+                # The next caller of the key may confirm the call, so the outcome is
+                # unknown. The operation's time limit ends this loop.
                 if exc.fate == "rejected" or is_cancelled():
                     raise StoreFailure("unknown", exc.reason) from exc
 
@@ -228,8 +231,8 @@ class SpreadStore(ClusterStore):
             if word not in _VOID:
                 return None
 
-            # If it may have been confirmed, by another caller or by a request without
-            # an answer, it must not be claimed a second time.
+            # With ``gone`` the call may have been confirmed, by another caller or by a
+            # request whose answer was lost. It must not be claimed a second time.
             raise StoreFailure(
                 "not sent" if word == b"void" else "unknown",
                 "another writer deleted the call during the claim",
@@ -246,7 +249,7 @@ class SpreadStore(ClusterStore):
         """Enter a member in a register, at an attempt or as the next one.
 
         ``failed`` is a member that is known to have failed. Returns the attempt, or the
-        call in its way.
+        call that prevents the entry.
         """
         while True:
             name, *found = await self._step(
@@ -272,7 +275,7 @@ class SpreadStore(ClusterStore):
             failed = found[0]
 
     async def _confirm(self, member: bytes, attempt: int) -> tuple[bytes, list[Any]]:
-        """Take the last step of a member's claim; return a word, and its call.
+        """Take the last step of a member's claim; return a word, and the call.
 
         For a void member the word is one of ``_VOID``, and there is no call.
         """
@@ -291,7 +294,7 @@ class SpreadStore(ClusterStore):
     async def _holder_of(
         self, key: str, member: bytes, attempt: int
     ) -> StoredCall | None:
-        """Return a member's call; remove the member where it is void."""
+        """Return a member's call; if it is void, remove it and return ``None``."""
         word, found = await self._confirm(member, attempt)
 
         if word in _VOID:
@@ -337,7 +340,7 @@ class SpreadStore(ClusterStore):
         entered: dict[bytes, bytes] = {}
         members = zip(_members(write, token), write.calls, strict=True)
 
-        # By attempt: each one names the failed one before it.
+        # In the order of attempts: each entry names the failed member before it.
         for (key, member), call in sorted(members, key=lambda one: one[1].attempt):
             place = (call.attempt, call.status, entered.get(key, b""))
             other = await self._enter(key.decode(), member, *place)
@@ -346,7 +349,7 @@ class SpreadStore(ClusterStore):
             if isinstance(other, StoredCall):
                 newest = await self.holder(call.idempotency_key) or other
 
-                # The thread made the claim after the restore began: start again.
+                # The thread itself claimed the key after the restore began: retry.
                 if newest.thread_id == write.thread_id:
                     return StoreFailure("not sent", "another writer began the thread")
 
@@ -356,7 +359,7 @@ class SpreadStore(ClusterStore):
 
     async def _undo_restore(self, write: Restore, token: bytes, copy: bytes) -> None:
         thread = write.thread_id
-        # Where no such call is prepared, this removes the mark.
+        # No call is prepared with this token, so the step only removes the mark.
         await self._step(thread, b"confirm", thread.encode(), b"", token, 0)
         await self._release(_members(write, token))
         await super()._undo_restore(write, token, copy)
