@@ -21,10 +21,10 @@ from conformance.history.op import Op, listing
 __all__ = ["Undecided", "check_linearizable", "is_linearizable", "smallest"]
 
 BUDGET = 100_000
-"""States that the deciding search may visit: a second or two, about ten megabytes."""
+"""States that one full search may visit: a second or two, about ten megabytes."""
 
-LESS = 3_000
-"""States that each of the many searches in `smallest` may visit."""
+SMALL_BUDGET = 3_000
+"""States that each of the many short searches in `smallest` may visit."""
 
 
 class Undecided(Skip):
@@ -81,7 +81,8 @@ def is_linearizable(model: Model, history: list[Op], budget: int = BUDGET) -> bo
         for i in _next(ops, done):
             after, out = model.apply(state, ops[i])
 
-            # Leaving out an unknown operation that changes nothing is the same.
+            # Do not place an unknown operation that changes nothing: leaving it out
+            # gives the same state.
             if out == ops[i].out or (ops[i].out is None and after != state):
                 stack.append((done | 1 << i, after))
 
@@ -89,7 +90,7 @@ def is_linearizable(model: Model, history: list[Op], budget: int = BUDGET) -> bo
 
 
 def _is_explained(model: Model, history: list[Op], budget: int = BUDGET) -> bool:
-    """Return whether the search found an order within its budget."""
+    """Return whether the search finds an order within its budget."""
     try:
         return is_linearizable(model, history, budget)
     except Undecided:
@@ -99,7 +100,7 @@ def _is_explained(model: Model, history: list[Op], budget: int = BUDGET) -> bool
 def _has_no_order(model: Model, history: list[Op]) -> bool:
     """Return whether a short search proves that there is no order."""
     try:
-        return not is_linearizable(model, history, LESS)
+        return not is_linearizable(model, history, SMALL_BUDGET)
     except Undecided:
         return False
 
@@ -125,10 +126,10 @@ def _next(ops: list[Op], done: int) -> list[int]:
 
 
 def smallest(model: Model, history: list[Op]) -> list[Op]:
-    """Return a small part of a history that has no order either.
+    """Return a small part of a history without an order; the part has none either.
 
-    First finds the shortest prefix without an order; operations that end later count as
-    unknown. Then leaves out each operation that is not needed for that: reads, and
+    First this finds the shortest prefix without an order; operations that end later
+    count as unknown. Then it leaves out operations that are not needed: reads, and
     writes whose answer does not matter and whose effect no answer shows. An operation
     of unknown outcome never makes an order impossible, so leaving it out is sound.
 
@@ -140,13 +141,14 @@ def smallest(model: Model, history: list[Op]) -> list[Op]:
     while low < high:
         middle = (low + high) // 2
 
-        if _is_explained(model, _until(history, ends[middle]), 5 * LESS):
+        if _is_explained(model, _until(history, ends[middle]), 5 * SMALL_BUDGET):
             low = middle + 1
         else:
             high = middle
 
     least = _until(history, ends[high])
-    is_linearizable(model, least)  # raises Undecided if the short search only gave up
+    # The short search may have given up; then the full one raises Undecided.
+    is_linearizable(model, least)
 
     for op in sorted(least, key=lambda op: op.start, reverse=True):
         rest = [other for other in least if other is not op]

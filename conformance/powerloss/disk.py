@@ -1,4 +1,4 @@
-"""A disk that follows recorded system calls."""
+"""A simulated disk, to which recorded system calls are applied."""
 
 from __future__ import annotations
 
@@ -26,24 +26,26 @@ class Descriptor:
 
 
 class Disk:
-    """The files below ``root``; it held ``contents`` when the recording began.
+    """The files below ``root``, which had ``contents`` when the recording began.
 
-    Raises `Skip` for what the recording cannot show.
+    Raises `Skip` for changes that the recording cannot show.
     """
 
     def __init__(self, root: str, contents: Contents | None = None) -> None:
         self.root = Folder(root)
         self.names: list[Names] = []
-        """Changes of names that are not synced."""
+        """Changes of names that are not synced, oldest first."""
         self.unsynced: dict[int, File] = {}
         """Files with changes that are not synced."""
         self._removed: dict[str, Node] = {}
-        """What was at a path before; it may still be open."""
+        """Nodes that lost their name and may still be open, by ``PATH(deleted)``."""
         self._open: dict[int, dict[int, Descriptor]] = {}
+        """The open files by process and descriptor."""
         self._ended = 0
+        """The number of calls that have ended."""
 
         for path, content in sorted((contents or {}).items()):
-            self._holds(path, content)
+            self._put_synced(path, content)
 
     @property
     def is_synced(self) -> bool:
@@ -51,32 +53,33 @@ class Disk:
         return not self.names and not self.unsynced
 
     def follow(self, call: Call) -> str:
-        """Apply a call that has ended, and return what it changed, or nothing."""
+        """Apply a call that has ended; return what it changed, or an empty text."""
         self._ended += 1
+        # At its first call a process inherits what its parent has open at that moment.
         self._descriptors(call)
 
         if call.name in ("open", "openat", "creat"):
-            return self._opens(call)
+            return self._open_file(call)
 
         if call.name in ("lseek", "read", "readv", "dup", "dup2", "dup3", "fcntl"):
-            self._moves(call)
+            self._move_descriptor(call)
         elif call.name in WRITES:
-            return self._writes(call)
+            return self._write(call)
         elif call.name in ("truncate", "ftruncate", "fallocate"):
-            return self._resizes(call)
+            return self._resize(call)
         elif call.name in SYNCS:
-            return self._syncs(call)
+            return self._sync(call)
         elif call.name in NAMES:
-            return self._renames(call)
+            return self._change_names(call)
         elif call.name == "mmap":
-            self._maps(call)
+            self._map(call)
         elif call.name in UNKNOWN:
             raise Skip(f"not tested: the writer uses {call.name}")
 
         return ""
 
     def _descriptors(self, call: Call) -> dict[int, Descriptor]:
-        """Return what the process has open; at first what its parent has open."""
+        """Return what the process has open; a new one has what its parent has open."""
         found = self._open.get(call.process)
 
         if found is None:
@@ -85,19 +88,19 @@ class Disk:
 
         return found
 
-    def _opens(self, call: Call) -> str:
+    def _open_file(self, call: Call) -> str:
         flags = "O_CREAT|O_TRUNC" if call.name == "creat" else call.arguments
         path = call.result_path
         self._descriptors(call)[call.result] = Descriptor(flags)
 
-        if not self._has(path):
+        if not self._is_inside(path):
             return ""
 
         if "O_TMPFILE" in flags:
             raise Skip("not tested: the engine uses O_TMPFILE")
 
         if self._find(path) is None and "O_CREAT" in flags:
-            return self._name("create", (path, File(self._short(path))))
+            return self._set_names("create", (path, File(self._short(path))))
 
         found = self._find(path)
 
@@ -107,7 +110,7 @@ class Disk:
 
         return ""
 
-    def _moves(self, call: Call) -> None:
+    def _move_descriptor(self, call: Call) -> None:
         descriptors = self._descriptors(call)
 
         if call.name in ("read", "readv"):
@@ -127,7 +130,7 @@ class Disk:
         ):
             descriptors[call.result] = descriptors[number]
 
-    def _writes(self, call: Call) -> str:
+    def _write(self, call: Call) -> str:
         number, path = call.descriptor()
         file = self._file(path)
 
@@ -152,7 +155,7 @@ class Disk:
         self._change(file, Change(offset, data, self._ended, durable))
         return f"write {len(data)} bytes at {offset} of {file.path}"
 
-    def _resizes(self, call: Call) -> str:
+    def _resize(self, call: Call) -> str:
         if call.name == "truncate":
             path, size = call.path(), int(call.fields[1])
         else:
@@ -175,8 +178,9 @@ class Disk:
         self._change(file, Change(size, None, self._ended))
         return f"resize {file.path} to {size} bytes"
 
-    def _syncs(self, call: Call) -> str:
-        # sync_file_range does not sync the size, and the others name no file.
+    def _sync(self, call: Call) -> str:
+        # The others do not count as a sync: sync_file_range does not sync the size, and
+        # the rest do not name a file.
         if call.name not in ("fsync", "fdatasync"):
             if call.name == "msync" and any(
                 file.mapped for file in self.unsynced.values()
@@ -207,46 +211,54 @@ class Disk:
 
         return f"{'fail to sync' if fails else 'sync'} {node.path}"
 
-    def _renames(self, call: Call) -> str:
+    def _change_names(self, call: Call) -> str:
         is_at = call.name.endswith(("at", "at2"))
         second = 3 if is_at else 1
 
         if call.name.startswith("symlink"):
             path = call.path(second - 1 if is_at else second)
             target = call.text(0).decode(errors="surrogateescape")
-            return self._name("create", (path, Link(target))) if self._has(path) else ""
+            return (
+                self._set_names("create", (path, Link(target)))
+                if self._is_inside(path)
+                else ""
+            )
 
         path = call.path(1 if is_at else 0)
 
         if call.name.startswith(("unlink", "rmdir")):
-            return self._name("remove", (path, None)) if self._has(path) else ""
+            return (
+                self._set_names("remove", (path, None)) if self._is_inside(path) else ""
+            )
 
         if call.name.startswith("mkdir"):
             made = Folder(self._short(path))
-            return self._name("create", (path, made)) if self._has(path) else ""
+            return (
+                self._set_names("create", (path, made)) if self._is_inside(path) else ""
+            )
 
         other, node = call.path(second), self._find(path)
 
-        if not (self._has(path) or self._has(other)):
+        if not (self._is_inside(path) or self._is_inside(other)):
             return ""
 
-        if node is None or not self._has(other):
+        if node is None or not self._is_inside(other):
             raise Skip(f"not tested: the engine moves files into its folder: {path}")
 
         what = f"{call.name} {self._short(path)} to"
 
         if call.name.startswith("link"):
-            return self._name(what, (other, node))
+            return self._set_names(what, (other, node))
 
         exchanged = self._find(other) if "RENAME_EXCHANGE" in call.arguments else None
-        return self._name(what, (other, node), (path, exchanged))
+        return self._set_names(what, (other, node), (path, exchanged))
 
-    def _maps(self, call: Call) -> None:
+    def _map(self, call: Call) -> None:
         if "MAP_SHARED" in call.arguments and "PROT_WRITE" in call.arguments:
             file = self._file(call.descriptor(4)[1])
 
-            # What is written in memory is not recorded. A file that is never synced,
-            # such as SQLite's -shm, may hold anything.
+            # Writes to memory are not recorded. That does no harm for a file that is
+            # never synced, such as SQLite's -shm: it may have any content.
             if file is not None:
                 if file.synced:
                     raise Skip("not tested: the engine writes by mmap")
@@ -260,8 +272,8 @@ class Disk:
 
     # Names
 
-    def _holds(self, path: str, content: bytes | str | None) -> None:
-        """Put a synced file, folder or link at a path; its folder is there already."""
+    def _put_synced(self, path: str, content: bytes | str | None) -> None:
+        """Put a synced file, folder or link at a path; its folder must exist."""
         folder, _, name = path.rpartition("/")
         parent = self._find(f"{self.root.path}/{folder}") if folder else self.root
         assert isinstance(parent, Folder), path
@@ -277,7 +289,7 @@ class Disk:
 
         parent.now[name] = parent.durable[name] = node
 
-    def _has(self, path: str) -> bool:
+    def _is_inside(self, path: str) -> bool:
         return path.startswith(self.root.path + "/")
 
     def _short(self, path: str) -> str:
@@ -287,7 +299,7 @@ class Disk:
         if path == self.root.path:
             return self.root
 
-        if not self._has(path):
+        if not self._is_inside(path):
             return None
 
         node: Node | None = self.root
@@ -301,8 +313,8 @@ class Disk:
         found = self._removed.get(path) or self._find(path)
         return found if isinstance(found, File) else None
 
-    def _name(self, what: str, *changes: tuple[str, Node | None]) -> str:
-        """Change names at once; the first path's folder has to be synced."""
+    def _set_names(self, what: str, *changes: tuple[str, Node | None]) -> str:
+        """Change names in one step, which a sync of the first path's folder keeps."""
         entries = []
         what = f"{what} {self._short(changes[0][0])}"
 
@@ -340,7 +352,7 @@ class Disk:
                 if node is not None:
                     where.durable[name] = node
 
-            # An earlier change of the same names is overtaken.
+            # This change also replaces earlier changes of the same names.
             waiting = [one for one in waiting if not one.places & change.places]
 
         self.names = waiting
