@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Buffer:
-    """The messages of a thread that are not written yet, from position ``base`` on."""
+    """A thread's messages that are not written yet; the first has position ``base``."""
 
     thread_id: str
     base: int
@@ -72,7 +72,7 @@ class BufferedCheckpointer(Generic[MessageT]):
         codec: Codec[MessageT],
         cadence: Cadence,
     ) -> None:
-        # For the types alone: it has some of the optional protocols, or none.
+        # Only for the types: ``inner`` may lack some or all of the optional protocols.
         self._inner = cast("FullHandle[MessageT]", inner)
         self._codec = codec
         self._cadence = cadence
@@ -131,9 +131,9 @@ class BufferedCheckpointer(Generic[MessageT]):
     async def discard(self, thread_id: str) -> list[MessageT]:
         """Drop the buffered messages of a thread, and return them.
 
-        Call it after ``VersionConflict``: the thread is then as the store has it, and a
-        session's log over this handle is opened again. If the last write ended without
-        an answer, the store may have the messages all the same.
+        Call it after ``VersionConflict``. The thread is then as the store has it; open
+        a session's log over this handle again. If the last write got no answer, the
+        store may have the returned messages all the same.
         """
         self._lifecycle.check()
         thread_id = check_id("thread_id", thread_id)
@@ -238,8 +238,8 @@ class BufferedCheckpointer(Generic[MessageT]):
                 is_due
                 or version + len(write.bodies) - buffer.base >= self._max_messages
             ):
-                # New messages count only after they are written: a caller that gets
-                # an error may append them again.
+                # Do not buffer the new messages before they are written: a caller that
+                # gets an error may append them again.
                 await self._write(buffer, write.bodies, extra)
             else:
                 buffer.bodies += write.bodies
@@ -250,7 +250,7 @@ class BufferedCheckpointer(Generic[MessageT]):
     async def _append_first(
         self, write: Append, extra: dict[str, JsonValue] | None, is_due: bool
     ) -> int:
-        """Write at once, or ask the store for its version and begin a buffer there."""
+        """Write at once, or begin a buffer at the store's current version."""
         is_due = is_due or len(write.bodies) >= self._max_messages
         version = await self._inner.append(
             write.thread_id,
@@ -268,7 +268,7 @@ class BufferedCheckpointer(Generic[MessageT]):
         return buffer.version
 
     async def _flush_all(self, thread_id: str | None = None) -> None:
-        """Write every buffer; of several errors the thread's own is raised."""
+        """Write every buffer; of several errors, raise that of ``thread_id`` first."""
         threads = sorted(self._unwritten(), key=lambda one: one != thread_id)
         results = await asyncio.gather(
             *(self._flush(one) for one in threads), return_exceptions=True
@@ -281,8 +281,8 @@ class BufferedCheckpointer(Generic[MessageT]):
     def _unwritten(self) -> set[str]:
         """Return the threads with a buffer, or with an operation that may make one.
 
-        An operation goes on when its caller is cancelled. What the caller does next
-        comes after it.
+        An operation continues after its caller was cancelled. The caller's next
+        operation must not overtake it.
         """
         return {*self._buffers, *self._locks}
 
@@ -321,7 +321,7 @@ class BufferedCheckpointer(Generic[MessageT]):
         self._drop(buffer)
 
     def _same(self, found: list[MessageT], ours: list[MessageT]) -> bool:
-        """Compare as stored: a message type need not define equality."""
+        """Compare the stored bytes, because a message type may not define equality."""
 
         def bodies(messages: list[MessageT]) -> list[bytes]:
             return self._codec.append("thread", messages, None).bodies
@@ -343,7 +343,7 @@ class BufferedCheckpointer(Generic[MessageT]):
 
     @asynccontextmanager
     async def _decided(self, thread_id: str) -> AsyncIterator[_Buffer | None]:
-        """As `_locked`, after repeating a write that ended without an answer."""
+        """Do what `_locked` does, after repeating a write that got no answer."""
         async with self._locked(thread_id) as buffer:
             if buffer is not None and buffer.maybe_stored:
                 await self._write(buffer)

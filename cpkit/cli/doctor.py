@@ -44,7 +44,7 @@ Create = Annotated[
     bool, typer.Option("--create", help="Create the store if it does not exist.")
 ]
 
-# How many threads are examined, so that the check of a large store stays short.
+# The number of threads to examine, so that the check of a large store stays short.
 _BOUND = 2000
 _OVERDUE = timedelta(days=1)
 
@@ -55,7 +55,7 @@ def doctor(
     create: Create = False,
     json: Json = False,
 ) -> None:
-    """Check that a store works; print promises and advice.
+    """Check that a store works; print what it promises, and advice.
 
     Writes a probe thread (cpkit:doctor:…), reads it back and deletes it together with
     its keys; --read-only skips that. Exits with 1 if the probe fails, or if the calls
@@ -117,8 +117,8 @@ def _driver(url: str) -> str:
 async def _survey(cp: Store) -> tuple[int | None, Waiting | None, list[str]]:
     """Examine the first ``_BOUND`` threads.
 
-    Returns how many there are (``None`` where damage ends the list), the oldest pending
-    call, and what is damaged.
+    Returns their number (``None`` if damage ends the list), the oldest pending call
+    that a person has to know of, and the damage that was found.
     """
     count = 0
     is_complete = True
@@ -137,7 +137,7 @@ async def _survey(cp: Store) -> tuple[int | None, Waiting | None, list[str]]:
 
                 count += len(page)
                 advance(len(page))
-        except CorruptThread as exc:  # not even its id can be listed
+        except CorruptThread as exc:  # a thread whose id cannot be read
             damaged.append(str(exc))
             is_complete = False
 
@@ -209,18 +209,20 @@ def _advice(
 
     if report["damaged"] and report["threads"] is None:
         advice.append(
-            "restore the damaged thread from a backup; until then the threads cannot "
-            "be listed; this saves one whose id is known: "
+            "restore the damaged thread from a backup: until then the threads cannot "
+            "be listed; a thread whose id you know can be saved with: "
             + command_line("export", url, "THREAD")
         )
     elif report["damaged"]:
         advice.append(
-            "restore the damaged threads from a backup; this saves the others: "
+            "restore the damaged threads from a backup; save the others with: "
             + command_line("export", url)
         )
 
     if not report["probe"]["ok"]:
-        advice.append("find the broken promise: run cpkit certify on an empty store")
+        advice.append(
+            "run cpkit certify on an empty store: it shows which promise is broken"
+        )
 
     return advice
 
@@ -280,7 +282,7 @@ def _print(report: dict[str, Any]) -> None:
 
 
 def _lowered_limits(report: dict[str, Any]) -> str:
-    """Return the limits that are below the defaults, because of engine or options."""
+    """Return the limits that the engine or an option sets below the defaults."""
     defaults = {"max_payload": MAX_PAYLOAD, "max_append": MAX_APPEND}
     return ", ".join(
         f"{name}={report[name]} bytes"

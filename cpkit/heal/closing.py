@@ -27,10 +27,10 @@ __all__ = ["Closed", "HealReport", "Left", "heal", "result_text"]
 
 INTERRUPTED = "interrupted: the process ended before this call had a result"
 
-AMBIGUOUS = "another open call has its id, and a result may be of either"
+AMBIGUOUS = "another open call has the same id, and the result may be of either"
 
 _AGENTS = "cpkit:openai-agents:"
-"""The OpenAI Agents SDK's threads. The ledger's calls are in the thread without it."""
+"""Prefix of the OpenAI Agents SDK's thread ids; the ledger's threads do not have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,21 +87,24 @@ async def heal(
 
     Nothing is executed. A call gets the recorded result of the effect that a ledger ran
     with its ``tool_call_id`` and the name of its tool. Any other call gets a result
-    that says that it was interrupted.
-    A call is left open if its effect is issued and its outcome unknown: decide that
-    first, with `EffectLedger.recover`. It is left open if its tool has an approval
-    request in the thread that is undecided, or approved and not used: the next run of
-    the thread gives the result. It is left open as well if other messages follow it,
-    because a result must stand directly behind its call, and if another open call of
-    its tool has the same id and a result is on record, which may be of either.
+    that says that it was interrupted. A call is left open
 
-    Effects with ``scope="global"`` are not seen, because their records do not name the
-    thread that asked: such a call gets the result that says that it was interrupted.
+    - if its effect is issued and its outcome unknown: decide that first, with
+      `EffectLedger.recover`;
+    - if its tool has an approval request in the thread that is undecided, or approved
+      and not used: the next run of the thread gives the result;
+    - if it is long-running: its answer comes later;
+    - if other messages follow it: a result must directly follow its call;
+    - if another open call of its tool has the same id and a result is on record: the
+      result may be of either.
+
+    Effects with ``scope="global"`` are not found, because their records do not name the
+    thread that asked. Their calls get the result that says that they were interrupted.
 
     ``cp`` is opened without ``message_type=``, even if the thread's messages are typed.
     The ledger's calls are in ``calls_thread``; the default is the thread itself. Call
     this while the thread does not run, for instance as ``heal=`` of
-    `EffectLedger.recover`; ``report`` is there for that, and ignored. A second call
+    `EffectLedger.recover`, which passes ``report``; it is ignored. A second call
     changes nothing.
 
     Raises ``VersionConflict`` if another process appends meanwhile, and ``TypeError``
@@ -152,9 +155,9 @@ def result_text(
     other effects before the process died. Without ``tool_name`` any result counts.
 
     ``others`` has the tools of the other calls with the same id: models repeat ids.
-    Then a result counts only if there is exactly one for each call of this tool. With
-    fewer results, the last one may be that of another call; with more, it may be the
-    second one of a call.
+    Then a result counts only if there is exactly one for each call of this tool. If
+    there are fewer, the last result may be that of another call. If there are more, it
+    may be a call's second result.
     """
     found: list[tuple[str, bool]] = []
 
@@ -225,7 +228,7 @@ async def _results(
 
 
 def _is_one_of_several(call: OpenCall, open_calls: list[OpenCall], turn: int) -> bool:
-    """Return whether other calls of this tool and id could be closed, too."""
+    """Return whether other open calls of this tool and id could get a result too."""
     mine = call.call_id, call.tool_name
     same = [
         one

@@ -12,7 +12,7 @@ from cpkit.records import JsonValue
 
 __all__ = ["Follower", "append_once", "read_range"]
 
-# Enough for a dropped connection, and too few to hide that a store is down.
+# Enough tries for a dropped connection, and too few to hide that a store is down.
 _TRIES = 3
 
 
@@ -28,9 +28,9 @@ async def append_once(
 ) -> None:
     """Append the messages at this version exactly once, even if an answer is lost.
 
-    An append without an answer is retried at the same version. Either the retry
-    succeeds, and the first append can never be applied, or the version is taken. Then
-    ``same(stored, messages)`` decides whether the stored messages are these.
+    An append without an answer is retried at the same version. If the retry succeeds,
+    the first append can never be applied. If the version is taken, ``same(stored,
+    messages)`` decides whether the stored messages are those of the first append.
     ``maybe_stored`` says that an earlier call of this function got no answer.
 
     Raises ``VersionConflict`` if another writer has the version, and
@@ -88,10 +88,10 @@ class Follower:
     """Reads what others append to a thread, and notices if the thread was replaced.
 
     A thread can be deleted, and a new one with its id can grow to the same version. The
-    new one then accepts appends that were meant for the old one, so the messages of
-    such an append do not prove which thread it is. `news` looks for a message that
-    does: the last one that was read, or the last one of the first append. The last
-    message of an append must be unique.
+    new thread then accepts appends that were meant for the old one. So finding the
+    messages of such an append does not prove that the thread is the old one. `news`
+    looks for a message that proves it: the last message that was read, or the last one
+    of the first append. The last message of an append must be unique.
     """
 
     def __init__(self, cp: Checkpointer[Any], thread_id: str) -> None:
@@ -100,7 +100,7 @@ class Follower:
         self._proof: tuple[int, Any] | None = None
 
     async def news(self) -> list[Any] | None:
-        """Return the messages after ``version``, or ``None`` for another thread."""
+        """Return the messages after ``version``, or ``None`` for a replaced thread."""
         position, known = self._proof or (0, None)
         messages = await read_range(self._cp, self._thread_id, position)
 
@@ -110,8 +110,8 @@ class Follower:
         read = self.version - position
 
         if 1 < read <= len(messages):
-            # It is the same thread, so the messages that were written to it since are
-            # in it. The next read begins at the last of them.
+            # The thread is the same, so it has all messages up to `version`. The next
+            # read can begin at the last of them, which is a proof as well.
             self._proof = self.version - 1, messages[read - 1]
 
         return messages[read:]

@@ -96,5 +96,5 @@ async def test_a_result_is_not_given_to_two_calls() -> None:
         report = await heal(graph, CONFIG, cp)
         assert report.closed == ()
         assert [one.reason for one in report.left] == [
-            "another open call has its id, and a result may be of either"
+            "another open call has the same id, and the result may be of either"
         ] * 2
