@@ -14,6 +14,7 @@ names a request: the request's own record says whether it is decided.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -50,6 +51,9 @@ _ENTRY = "cpkit:request"
 
 _DROP_AFTER = timedelta(days=30)
 """The age at which an entry without an undecided request is dropped from the list."""
+
+_MAX_WITHDRAWN = 8
+"""Withdrawn requests in a row that do not hide the requests after them."""
 
 Verdict = Literal["approved", "denied", "expired", "withdrawn"]
 
@@ -211,7 +215,7 @@ class Requests:
         entries = {one.number: one for one in listed if one.key == key}
 
         # A withdrawn request is not found, so do not stop there if the list has an
-        # entry with a higher number.
+        # entry with a higher number, or if a request with a higher number is found.
         for number in count(1):
             entry = entries.get(number)
             where = thread_id if entry is None else entry.thread_id
@@ -221,7 +225,9 @@ class Requests:
                 found[number] = request
                 is_last = until_open and _is_undecided(request)
             else:
-                is_last = True
+                later = range(number + 1, number + _MAX_WITHDRAWN + 1)
+                gets = (self.get(key, one, thread_id) for one in later)
+                is_last = not any(await asyncio.gather(*gets))
 
             if is_last and number >= max(entries, default=0):
                 return list(found.values())

@@ -587,6 +587,37 @@ async def test_a_withdrawn_request_does_not_hide_a_later_approval(
     assert len(shop.effects) == 1
 
 
+async def test_a_withdrawn_request_does_not_hide_a_later_denial(
+    cp: Store, thread: str
+) -> None:
+    """A run acted on the denial, so the list of open requests does not have it."""
+    ledger, shop = careful(cp), Shop()
+    order: Any = {"key_fields": ["order"]}
+    later: dict[str, JsonValue] = {"order": "7", "amount": 11}
+
+    with pytest.raises(EffectTimeout):
+        await ledger.run(
+            thread, "charge", {**later, "amount": 10}, shop.charge, **order
+        )
+
+    (first,) = await ledger.pending(thread)
+    await cp.record_result(thread, first.record.call.call_id, {}, success=False)
+
+    with pytest.raises(EffectTimeout):
+        await ledger.run(thread, "charge", later, shop.charge, **order)
+
+    assert await ledger.deny(first.key, by="ann", args=later)
+
+    with pytest.raises(EffectDenied):
+        await ledger.run(thread, "charge", later, shop.charge, **order)
+
+    decision = await quick(cp).decision(first.key, args=later)
+    assert decision is not None
+    assert (decision.verdict, decision.by) == ("denied", "ann")
+    assert (await ledger.ask_again(first.key)).number == 3
+    assert shop.effects == []
+
+
 async def test_asking_again_twice_is_one_request(cp: Store, thread: str) -> None:
     """The second person reads the old decision before the first one has asked again."""
     key = await ask(cp, thread)
