@@ -326,7 +326,7 @@ class Approvals:
         if request.decision is None:
             try:
                 request = await self._requests.resolve(request, decision)
-            except UnknownCall:  # its thread was forgotten meanwhile
+            except UnknownCall:  # its thread was deleted with forget_keys
                 return False
 
             # The request may expire before the answer of the store arrives. A run may
@@ -357,7 +357,7 @@ class Approvals:
         if number is not None:
             requests = [one for one in requests if one.number == number]
 
-        # Beside the number, too: numbers begin again after a thread was forgotten.
+        # Beside the number, too: numbers begin again after ``forget_keys``.
         if args is not None:
             requests = [one for one in requests if one.same_args(args)]
         elif requests and number is None:

@@ -108,8 +108,8 @@ class Attempts:
                 retry_rejected=True,  # an error here would leave the key held
             )
         else:
-            # A second issue only reads, unless the thread was forgotten meanwhile; then
-            # it writes the call again, hence two tries.
+            # A second issue only reads. After a deletion with ``forget_keys`` it
+            # writes the call again, hence two tries.
             found = await self.issue(thread_id, call) or await self.issue(
                 thread_id, call
             )
@@ -402,7 +402,7 @@ async def close_attempt(
     """Record the outcome of another process's attempt.
 
     Returns the stored record, as `Attempts.close` does, and whether it has this result.
-    A record that was forgotten with its thread is returned unchanged.
+    A record that was deleted with its thread is returned unchanged.
     """
     try:
         record = await attempts.close(holder, result, success=success)

@@ -83,9 +83,9 @@ class EffectLedger:
         ledger calls it before each claim and each takeover, but not for a replay.
         ``on_approval_required`` is called with each undecided `ApprovalRequest`, at
         least once in each process that finds it. Its errors are logged. ``ui`` is the
-        address of ``cpkit ui``, for the request's ``link``. A request that is undecided
-        or unused ``expires_after`` seconds after it was recorded licenses nothing, and
-        its run raises `ApprovalExpired`.
+        address of ``cpkit ui``, for the request's ``link``. A request expires if it
+        is undecided, or approved and not used, ``expires_after`` seconds after it was
+        recorded. Its run then raises `ApprovalExpired`.
 
     Waiting, in seconds
         ``timeout`` bounds the wait for another attempt's result, ``approval_timeout``

@@ -57,7 +57,7 @@ class RunResult:
 
     ``raised`` is the exception of this caller's handler, or the reason why its result
     could not be stored. ``unrecorded`` is the outcome of a handler whose record was
-    erased or forgotten while it ran.
+    erased or deleted while it ran.
     """
 
     record: CallRecord | None
