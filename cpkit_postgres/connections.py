@@ -30,6 +30,10 @@ Fetch: TypeAlias = Callable[..., Awaitable[list[Record]]]
 # the transaction after this time.
 _BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '10s'"
 
+# Seconds for the server to end a cancelled write. The handle cancels a second time
+# after as many, and then the connection is closed without waiting.
+_CANCEL_TIMEOUT = 1.0
+
 # See `cpkit_postgres.portable`.
 _SERIALIZABLE = {"default_transaction_isolation": "serializable"}
 
@@ -62,15 +66,21 @@ class Connections:
         await asyncio.gather(*closing, return_exceptions=True)
 
     async def fetch(self, query: str, *args: object) -> list[Record]:
-        """Run one statement and return its rows."""
+        """Run one statement that only reads, and return its rows."""
         async with self._connection() as connection:
+            rows: list[Record] = await connection.fetch(self.text(query), *args)
+            return rows
+
+    async def write(self, query: str, *args: object) -> list[Record]:
+        """Run one statement that writes; if it is cancelled, the server ends it."""
+        async with self._connection(is_write=True) as connection:
             rows: list[Record] = await connection.fetch(self.text(query), *args)
             return rows
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Fetch]:
-        """Run statements in one transaction, by a function like `fetch`."""
-        async with self._connection() as connection:
+        """Run statements in one transaction that writes, by a function like `fetch`."""
+        async with self._connection(is_write=True) as connection:
 
             async def fetch(query: str, *args: object) -> list[Record]:
                 rows: list[Record] = await connection.fetch(self.text(query), *args)
@@ -80,6 +90,8 @@ class Connections:
                 await connection.execute("BEGIN" if self._portable else _BEGIN)
                 yield fetch
                 await connection.execute("COMMIT")
+            except (asyncio.CancelledError, TimeoutError):
+                raise  # `_connection` closes it when the server has ended the statement
             except BaseException:
                 connection.terminate()  # the server rolls back
                 raise
@@ -110,11 +122,13 @@ class Connections:
                     connection.terminate()
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Connection]:
+    async def _connection(self, *, is_write: bool = False) -> AsyncIterator[Connection]:
         """Lend a connection; turn its errors into what a store raises.
 
         A connection whose state is unknown is closed. That cuts the socket and waits
-        for nothing, so a caller that is cancelled does not wait for its statement.
+        for nothing, so a read that is cancelled does not wait for its statement. A
+        write first waits until the server has ended the statement, because a statement
+        goes on without its client, and would be applied after later operations.
         """
         async with self._free:
             while self._idle and self._idle[-1].is_closed():
@@ -128,7 +142,16 @@ class Connections:
                 usable = True
             except CLIENT_ERRORS as exc:
                 usable = self._is_usable_after(exc)
+
+                if is_write and isinstance(exc, TimeoutError):  # of the caller's pool
+                    await _end_statement(connection)
+
                 raise failure(exc, self.name) from exc
+            except asyncio.CancelledError:
+                if is_write:
+                    await _end_statement(connection)
+
+                raise
             finally:
                 # A pool has already taken back a connection that was terminated before.
                 with suppress(*CLIENT_ERRORS):
@@ -196,3 +219,15 @@ class Connections:
                 self._where = next_url
 
             raise failure(exc, self.name, "not sent") from exc
+
+
+async def _end_statement(connection: Connection) -> None:
+    """Close the connection of a cancelled statement when the server has ended it.
+
+    asyncpg asks the server to cancel the statement, and ``close`` waits for that.
+    ``terminate`` would withdraw the request.
+    """
+    with suppress(*CLIENT_ERRORS):
+        # Not the parameter of ``close``: asyncpg 0.30 does not limit this wait by it.
+        async with asyncio.timeout(_CANCEL_TIMEOUT):
+            await connection.close()

@@ -28,8 +28,10 @@ What is atomic
 Errors
     A write is repeated only where it is proven not to have run; otherwise
     ``BackendUnavailable`` says that it may have been applied. An operation that is
-    cancelled or takes longer than ``timeout`` closes its connection. Opening raises
-    ``SchemaMismatch`` for another number of partitions than the store was created with.
+    cancelled or takes longer than ``timeout`` closes its connection; a write first asks
+    the server to cancel its statement, and waits for up to a second until it has ended.
+    Opening raises ``SchemaMismatch`` for another number of partitions than the store
+    was created with.
 
 Caveats
     Postgres 12 or newer. The database must be UTF8 and transactions READ COMMITTED
@@ -209,7 +211,7 @@ class PostgresStore:
         # Without arrays the statement takes 250 µs, not 300.
         if len(ids) == 1 and not appends[0].items:
             more = bodies[0][1:] or None
-            return await self._connections.fetch(
+            return await self._connections.write(
                 queries.APPEND, ids[0], expected[0], bodies[0][0], more
             )
 
@@ -220,7 +222,7 @@ class PostgresStore:
             rest += [(place, str(n), body) for n, body in enumerate(bodies[i]) if n]
             items += [(place, *item) for item in _hashed(write.items)]
 
-        return await self._connections.fetch(
+        return await self._connections.write(
             queries.APPEND_MANY if len(ids) > 1 else queries.APPEND_WITH_EXTRA,
             ids,
             [None if one is None else str(one) for one in expected],
@@ -237,7 +239,7 @@ class PostgresStore:
             case Append():
                 return await self._check_version(write)
             case Merge():
-                await self._connections.fetch(
+                await self._connections.write(
                     queries.MERGE, write.thread_id, *_columns(_hashed(write.items), 3)
                 )
                 return None
@@ -283,7 +285,7 @@ class PostgresStore:
         call = write.call
 
         while True:
-            ((claimed, *taken),) = await self._connections.fetch(
+            ((claimed, *taken),) = await self._connections.write(
                 queries.CLAIM,
                 write.thread_id,
                 call.call_id,
@@ -300,7 +302,7 @@ class PostgresStore:
 
     async def _resolve(self, write: Resolve) -> StoredCall | None:
         while True:
-            rows = await self._connections.fetch(
+            rows = await self._connections.write(
                 queries.RESOLVE,
                 write.thread_id,
                 write.call_id,

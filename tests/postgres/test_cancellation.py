@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
+from urllib.parse import quote
 
 import asyncpg
 import pytest
 
-from cpkit import Closed, ToolCall
-from cpkit_postgres import PostgresCheckpointer
+from cpkit import BackendUnavailable, Closed, ToolCall
+from cpkit_postgres import PostgresCheckpointer, connections
 from tests.postgres.conftest import MakeStore
 from tests.postgres.proxy import Proxy
-from tests.servers.postgres import shared_postgres
+from tests.servers.pgbouncer import PgBouncer
+from tests.servers.postgres import PostgresServer, shared_postgres
 from tests.sweeps import sweep
 
 Store = PostgresCheckpointer[Any]
@@ -29,6 +31,197 @@ OPERATIONS: list[Callable[[Store, int], Coroutine[Any, Any, Any]]] = [
     lambda cp, i: cp.list_threads(),
     lambda cp, i: cp.delete_thread(f"gone {i}"),
 ]
+
+# Writes of one statement and of several; each waits for the thread's row.
+WRITES: list[Callable[[Store], Coroutine[Any, Any, Any]]] = [
+    lambda cp: cp.append("t", [{"late": 1}]),
+    lambda cp: cp.save_extra("t", {"late": 1}),
+    lambda cp: cp.append("t", [], extra={"late": 1}),
+    lambda cp: cp.record_issued("t", ToolCall("late", "x", {}, "late")),
+    lambda cp: cp.record_result("t", "given", "late"),
+    lambda cp: cp.delete_thread("t"),
+]
+
+WAITING = """
+SELECT count(*) FROM pg_stat_activity
+WHERE wait_event_type = 'Lock' AND application_name = $1
+"""
+
+
+@contextlib.asynccontextmanager
+async def locked(raw: asyncpg.Connection, schema: str) -> AsyncIterator[None]:
+    """Create thread t, and lock its row within the block."""
+    async with Store(shared_postgres(), schema=schema) as cp:
+        await prepared(cp)
+
+    await raw.execute("BEGIN")
+    await raw.fetch(f"SELECT FROM {schema}.threads WHERE thread_id = 't' FOR UPDATE")
+
+    try:
+        yield
+    finally:
+        await raw.execute("ROLLBACK")
+
+
+async def until_waiting(raw: asyncpg.Connection, name: str, count: int) -> None:
+    """Return when so many backends of an application wait for a lock."""
+    while await raw.fetchval(WAITING, name) != count:
+        await raw.execute("SELECT pg_sleep(0.002)")
+
+
+async def prepared(cp: Store) -> None:
+    await cp.append("t", [{}])
+    await cp.record_issued("t", ToolCall("given", "x", {}, "given"))
+
+
+async def check_not_applied(cp: Store) -> None:
+    """Check that thread t is as `prepared` left it."""
+    data = await cp.load("t")
+    assert data is not None
+    assert (data.version, data.extra) == (1, {})
+    assert [record.call.call_id for record in data.pending] == ["given"]
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_a_cancelled_write_ends_before_later_operations(
+    write: Callable[[Store], Coroutine[Any, Any, Any]],
+    store: MakeStore,
+    schema: str,
+    raw: asyncpg.Connection,
+) -> None:
+    """The server gives it up, so it is not applied after a later read or `aclose`."""
+    name = f"ends {schema}"
+    where = f"{shared_postgres()}?application_name={quote(name)}"
+
+    async with locked(raw, schema), store(where, timeout=1) as cp:
+        task = asyncio.create_task(write(cp))
+        await until_waiting(raw, name, 1)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+        while True:
+            # The look waits for `timeout`, and the server may take a moment longer.
+            with contextlib.suppress(BackendUnavailable):
+                await check_not_applied(cp)
+                break
+
+        assert await raw.fetchval(WAITING, name) == 0
+
+    async with store() as again:
+        await check_not_applied(again)
+
+
+async def test_late_writes_do_not_pile_up_at_the_server(
+    store: MakeStore, schema: str, raw: asyncpg.Connection
+) -> None:
+    """None of them is left at the server when the next one begins."""
+    where = f"{shared_postgres()}?application_name=piled_up"
+
+    async with locked(raw, schema), store(where, timeout=0.5, pool_size=1) as cp:
+        for _ in range(3):
+            with pytest.raises(BackendUnavailable):
+                await cp.save_extra("t", {"late": 1})
+
+            await until_waiting(raw, "piled_up", 0)
+
+
+@pytest.mark.parametrize("limit", ["timeout", "command_timeout"])
+async def test_a_late_write_of_a_pool_ends(
+    limit: str, schema: str, url: str, raw: asyncpg.Connection
+) -> None:
+    """Also where the pool's own time limit ends it; the pool loses no connection."""
+    async with asyncpg.create_pool(
+        shared_postgres(),
+        min_size=1,
+        max_size=1,
+        command_timeout=0.5 if limit == "command_timeout" else None,
+        server_settings={"application_name": "pool"},
+    ) as pool:
+        timeout = 0.5 if limit == "timeout" else 30
+
+        async with (
+            locked(raw, schema),
+            Store(pool, schema=schema, timeout=timeout) as cp,
+        ):
+            for write in WRITES[1:3]:
+                with pytest.raises(BackendUnavailable) as caught:
+                    await write(cp)
+
+                assert caught.value.maybe_applied
+                await until_waiting(raw, "pool", 0)
+                await check_not_applied(cp)
+
+        assert pool.get_idle_size() == pool.get_size()
+
+
+async def test_a_late_write_behind_a_pooler_ends(
+    schema: str, url: str, raw: asyncpg.Connection
+) -> None:
+    """PgBouncer passes the request to cancel on."""
+    with PgBouncer(shared_postgres()) as pooler:
+        where = f"{pooler.url}?application_name=pooled"
+
+        async with (
+            locked(raw, schema),
+            Store(where, schema=schema, pooler="transaction", timeout=0.5) as cp,
+        ):
+            with pytest.raises(BackendUnavailable):
+                await cp.append("t", [{"late": 1}])
+
+            await until_waiting(raw, "pooled", 0)
+            await check_not_applied(cp)
+
+
+@pytest.mark.parametrize("write", [WRITES[0], WRITES[2]])
+async def test_a_late_write_that_waits_for_a_standby(
+    write: Callable[[Store], Coroutine[Any, Any, Any]],
+    server: PostgresServer,
+    schema: str,
+) -> None:
+    """It is on record at the primary already, so a later read sees it."""
+    admin = await asyncpg.connect(server.url)
+
+    async with Store(server.url, schema=schema, timeout=1) as cp:
+        await prepared(cp)
+        await admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
+        await admin.execute("SELECT pg_reload_conf()")
+
+        try:
+            while not await admin.fetchval("SHOW synchronous_standby_names"):
+                await admin.execute("SELECT pg_sleep(0.002)")
+
+            with pytest.raises(BackendUnavailable) as caught:
+                await write(cp)
+
+            assert caught.value.maybe_applied
+            data = await cp.load("t")
+            assert data is not None
+            assert data.version == 2 or data.extra == {"late": 1}
+        finally:
+            await admin.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            await admin.execute("SELECT pg_reload_conf()")
+            await admin.close()
+
+
+async def test_cancelled_again_while_the_server_does_not_answer(
+    server: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second cancellation closes the connection and waits for nothing."""
+    monkeypatch.setattr(connections, "_CANCEL_TIMEOUT", 86_400.0)
+
+    async with Store(server.url, schema=schema, timeout=0.5, pool_size=1) as cp:
+        await prepared(cp)
+        server.pause()
+
+        try:
+            for _ in range(2):  # the second one needs the first one's slot
+                with pytest.raises(BackendUnavailable):
+                    await cp.save_extra("t", {"a": 1})
+        finally:
+            server.resume()
+
+        assert await cp.append("t", [{}]) == 2
 
 
 async def test_hundreds_of_cancelled_operations(
