@@ -34,6 +34,10 @@ _BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '10s'"
 # after as many, and then the connection is closed without waiting.
 _CANCEL_TIMEOUT = 1.0
 
+# Callers' pools that have a listener. Several handles may share a pool, and operations
+# would find no connection if each handle kept one.
+_listened_to: set[Pool] = set()
+
 # See `cpkit_postgres.portable`.
 _SERIALIZABLE = {"default_transaction_isolation": "serializable"}
 
@@ -120,6 +124,28 @@ class Connections:
                     yield connection
                 finally:
                     connection.terminate()
+
+    @asynccontextmanager
+    async def listener(self) -> AsyncIterator[Connection | None]:
+        """Keep a connection as `reserved` does, but at most one of a caller's pool.
+
+        ``None`` where another handle has that one.
+        """
+        pool = self._where
+
+        if isinstance(pool, str):
+            async with self.reserved() as connection:
+                yield connection
+        elif pool in _listened_to:
+            yield None
+        else:
+            _listened_to.add(pool)
+
+            try:
+                async with self.reserved() as connection:
+                    yield connection
+            finally:
+                _listened_to.discard(pool)
 
     @asynccontextmanager
     async def _connection(self, *, is_write: bool = False) -> AsyncIterator[Connection]:

@@ -5,7 +5,8 @@ do not notify. The handle that wrote sends a transaction of its own after them, 
 notifies only where a process listens. A connection that listens holds an advisory lock,
 in shared mode, which shows in ``pg_locks`` and ends with the connection.
 
-Behind a pooler in transaction mode a connection cannot listen, and a watch polls.
+Behind a pooler in transaction mode a connection cannot listen, and a watch polls. Of
+the handles that share a caller's pool one listens, and the watches of the others poll.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ async def listen(connections: Connections, heard: Heard) -> None:
         if not lost.done():
             lost.set_result(None)
 
-    async with connections.reserved() as connection:
+    async with connections.listener() as connection:
         if connection is None:
             return
 

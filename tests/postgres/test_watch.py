@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import asyncpg
 import pytest
@@ -108,3 +108,31 @@ async def test_a_pool_of_the_caller(
                 assert await anext(changes) == "t"
 
         assert pool.get_idle_size() == pool.get_size()
+
+
+async def test_handles_of_one_pool_share_it(
+    schema: str, url: str, raw: asyncpg.Connection
+) -> None:
+    """One of them listens and the others poll, so operations find a connection."""
+    async with (
+        asyncpg.create_pool(shared_postgres(), min_size=2, max_size=2) as pool,
+        AsyncExitStack() as stack,
+    ):
+        for n in range(3):
+            cp = PostgresCheckpointer[object](pool, schema=schema, poll=0.05, timeout=5)
+            await stack.enter_async_context(cp)
+            watched = listening(cp, raw, "t") if n == 0 else cp.watch("t")
+            changes = await stack.enter_async_context(watched)
+            await cp.append("t", [{"n": n}])
+            assert await anext(changes) == "t"
+
+        assert len(await raw.fetch(LISTENERS)) == 1
+
+    # The next handle that watches can listen, because the first one is closed.
+    async with asyncpg.create_pool(shared_postgres(), min_size=2, max_size=2) as pool:
+        for _ in range(2):
+            async with (
+                PostgresCheckpointer[object](pool, schema=schema) as cp,
+                listening(cp, raw, "t"),
+            ):
+                pass
