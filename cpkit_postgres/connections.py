@@ -62,6 +62,18 @@ class Connections:
         self._free = asyncio.Semaphore(self._size)
         self._idle: list[Connection] = []
 
+    @property
+    def can_reserve(self) -> bool:
+        """Whether `reserved` gives a connection.
+
+        Not behind a pooler in transaction mode, where a session is not the caller's,
+        and not where a caller's pool has a single connection.
+        """
+        if self._options.pooler == "transaction":
+            return False
+
+        return isinstance(self._where, str) or self._size > 1
+
     async def close(self) -> None:
         """Close the connections, unless they are the caller's."""
         limit = self._options.connect_timeout
@@ -104,10 +116,9 @@ class Connections:
     async def reserved(self) -> AsyncIterator[Connection | None]:
         """Keep a connection for one purpose; it is closed behind the block.
 
-        ``None`` behind a pooler in transaction mode, where a session is not the
-        caller's, and where a caller's pool has a single connection.
+        ``None`` unless `can_reserve`.
         """
-        if self._options.pooler == "transaction":
+        if not self.can_reserve:
             yield None
         elif isinstance(self._where, str):
             connection = await self._connected()
@@ -116,8 +127,6 @@ class Connections:
                 yield connection
             finally:
                 connection.terminate()
-        elif self._size == 1:
-            yield None
         else:
             async with self._connection() as connection:
                 try:

@@ -10,6 +10,8 @@ The statements are those of the normal dialect. These things differ:
 - Opening checks the order of text, and that two transactions which exclude each other
   cannot both commit. An engine that fails is refused. A SERIALIZABLE that is only a
   snapshot fails, so its engine would count one attempt of a key twice after a deletion.
+  The second check needs a table, so the tables of a new store stay after a refusal.
+  Opening does not drop them, because another process may be opening the store.
 
 The schema is the same otherwise, with a negative version. The other dialect refuses the
 store, because normal transactions are not checked against SERIALIZABLE ones.
@@ -22,7 +24,7 @@ from contextlib import suppress
 from uuid import uuid4
 
 from cpkit.driver import StoreFailure
-from cpkit_postgres.connections import Connection, Connections
+from cpkit_postgres.connections import Connection, Connections, Fetch
 from cpkit_postgres.errors import CLIENT_ERRORS, IS_ROLLED_BACK, failure, sqlstate
 
 _ORDER = "SELECT 'B' < 'a' AND 'a' < 'é' AND 'é' < '😀' AND 'a' < 'a ' AND 'a ' < 'aB'"
@@ -51,9 +53,18 @@ def schema(script: str) -> str:
     return script.replace("VALUES (1)", "VALUES (-1)") + _PROBE_TABLE
 
 
-async def check_engine(connections: Connections) -> None:
-    """Raise ``StoreFailure`` for an engine on which a promise would not hold."""
-    ((ordered,),) = await connections.fetch(_ORDER)
+def check_connections(connections: Connections) -> None:
+    """Raise ``StoreFailure`` if `check_engine` could not run its two transactions."""
+    if not connections.can_reserve:
+        raise StoreFailure(
+            "rejected",
+            "dialect=portable needs two connections and no pooler=transaction",
+        )
+
+
+async def check_order(fetch: Fetch) -> None:
+    """Raise ``StoreFailure`` for a database that does not order text by bytes."""
+    ((ordered,),) = await fetch(_ORDER)
 
     if not ordered:
         raise StoreFailure(
@@ -62,17 +73,17 @@ async def check_engine(connections: Connections) -> None:
             "TEMPLATE template0",
         )
 
+
+async def check_engine(connections: Connections) -> None:
+    """Raise ``StoreFailure`` for an engine on which a promise would not hold."""
+    await check_order(connections.fetch)
     run = uuid4().hex
     await connections.fetch(_ADD, run)
 
     try:
         async with connections.reserved() as one, connections.reserved() as two:
-            if one is None or two is None:
-                raise StoreFailure(
-                    "rejected",
-                    "dialect=portable needs two connections and no pooler=transaction",
-                )
-
+            assert one is not None, "see `check_connections`"
+            assert two is not None
             barrier = asyncio.Barrier(2)
             found = await asyncio.gather(
                 _skew(connections, one, barrier, run, 1),

@@ -11,7 +11,7 @@ from cpkit.driver import StoreFailure, StoreInfo
 from cpkit.errors import SchemaMismatch
 from cpkit.records import Durability, Survives
 from cpkit_postgres import portable
-from cpkit_postgres.connections import Connections
+from cpkit_postgres.connections import Connections, Fetch
 from cpkit_postgres.errors import EXISTS, FORBIDDEN, MISSING, sqlstate
 from cpkit_postgres.options import PostgresOptions
 
@@ -30,7 +30,10 @@ SELECT version, current_setting('default_transaction_isolation'),
      WHERE false)
 FROM {schema}.schema_version
 """
-_ENCODING = "SELECT current_setting('server_encoding')"
+_DATABASE = """
+SELECT current_setting('server_encoding'),
+    current_setting('default_transaction_isolation')
+"""
 _HAS_SCHEMA = "SELECT FROM pg_namespace WHERE nspname = $1"
 
 _HAS_TABLE = "SELECT FROM pg_tables WHERE schemaname = $1 AND tablename = $2"
@@ -142,6 +145,11 @@ async def _settings(connections: Connections, dialect: str) -> Settings | None:
     if version != sign * SCHEMA_VERSION:
         raise SchemaMismatch(connections.name, version, SCHEMA_VERSION)
 
+    _check_isolation(isolation, dialect)
+    return Settings(*settings)
+
+
+def _check_isolation(isolation: str | None, dialect: str) -> None:
     needed = "serializable" if dialect == "portable" else "read committed"
 
     if isolation != needed:
@@ -152,7 +160,22 @@ async def _settings(connections: Connections, dialect: str) -> Settings | None:
             "change it with ALTER ROLE",
         )
 
-    return Settings(*settings)
+
+async def _check_database(fetch: Fetch, dialect: str) -> None:
+    """Raise ``StoreFailure`` for a database that would be refused once it is used."""
+    ((encoding, isolation),) = await fetch(_DATABASE)
+
+    if encoding != "UTF8":
+        raise StoreFailure(
+            "rejected",
+            f"the database's encoding is {encoding}, which cannot hold every text: "
+            "create one WITH ENCODING 'UTF8' TEMPLATE template0",
+        )
+
+    _check_isolation(isolation, dialect)
+
+    if dialect == "portable":
+        await portable.check_order(fetch)
 
 
 def _partitioned(script: str, count: int) -> str:
@@ -190,14 +213,7 @@ async def _create(connections: Connections, options: PostgresOptions) -> None:
 
     try:
         async with connections.transaction() as fetch:
-            ((encoding,),) = await fetch(_ENCODING)
-
-            if encoding != "UTF8":
-                raise StoreFailure(
-                    "rejected",
-                    f"the database's encoding is {encoding}, which cannot hold every "
-                    "text: create one WITH ENCODING 'UTF8' TEMPLATE template0",
-                )
+            await _check_database(fetch, options.dialect)
 
             # IF NOT EXISTS requires the right to create schemas even if it exists.
             if not await fetch(_HAS_SCHEMA, options.schema):

@@ -142,6 +142,9 @@ class PostgresStore:
             await store.close()
 
     async def open(self) -> None:
+        if self._dialect == "portable":
+            portable.check_connections(self._connections)
+
         self._settings = await schema.open_schema(self._connections, self._options)
 
         if self._dialect == "portable":

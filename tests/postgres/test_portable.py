@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 from urllib.parse import urlencode
 
 import asyncpg
@@ -13,7 +14,7 @@ import pytest
 from conformance import Clause, ConformanceTests, Harness
 from cpkit import BackendUnavailable, SchemaMismatch, ToolCall, open_checkpointer
 from cpkit.driver import StoreFailure
-from cpkit_postgres import portable
+from cpkit_postgres import PostgresCheckpointer, portable
 from cpkit_postgres.connections import Connections
 from cpkit_postgres.errors import failure
 from cpkit_postgres.options import PostgresOptions
@@ -36,6 +37,7 @@ FORBIDDEN = re.compile(
     re.IGNORECASE,
 )
 
+HAS_SCHEMA = "SELECT FROM pg_namespace WHERE nspname = $1"
 ROLLED_BACK = "could not serialize access"
 
 
@@ -195,11 +197,51 @@ async def test_processes_that_open_at_once(store: MakeStore) -> None:
     await asyncio.gather(*(use() for _ in range(8)))
 
 
-async def test_a_pooler_is_refused(store: MakeStore) -> None:
-    """The check needs two sessions of its own."""
+async def test_a_pooler_is_refused(
+    store: MakeStore, schema: str, raw: asyncpg.Connection
+) -> None:
+    """The check needs two sessions of its own. Nothing is created before."""
     with pytest.raises(BackendUnavailable, match="two connections"):
         async with store(dialect="portable", pooler="transaction"):
             pass
+
+    assert not await raw.fetch(HAS_SCHEMA, schema)
+
+
+async def test_a_pool_of_one_connection_is_refused(
+    schema: str, url: str, raw: asyncpg.Connection
+) -> None:
+    """The check needs two of it. Nothing is created before."""
+    async with asyncpg.create_pool(
+        shared_postgres(),
+        min_size=1,
+        max_size=1,
+        server_settings={"default_transaction_isolation": "serializable"},
+    ) as pool:
+        with pytest.raises(BackendUnavailable, match="two connections"):
+            async with PostgresCheckpointer[Any](
+                pool, schema=schema, dialect="portable"
+            ):
+                pass
+
+    assert not await raw.fetch(HAS_SCHEMA, schema)
+
+
+async def test_another_order_of_text_is_refused(
+    store: MakeStore,
+    schema: str,
+    raw: asyncpg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ids would be listed in another order. Nothing is created before."""
+    # Not every server has a locale whose order is another one.
+    monkeypatch.setattr(portable, "_ORDER", "SELECT false")
+
+    with pytest.raises(BackendUnavailable, match="does not order text by bytes"):
+        async with store(dialect="portable"):
+            pass
+
+    assert not await raw.fetch(HAS_SCHEMA, schema)
 
 
 @pytest.mark.parametrize(

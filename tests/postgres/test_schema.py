@@ -24,6 +24,8 @@ from tests.servers.postgres import PostgresServer, shared_postgres
 
 Store = PostgresCheckpointer[Any]
 
+_HAS_SCHEMA = "SELECT FROM pg_namespace WHERE nspname = $1"
+
 NAMES = [
     'quo"te',
     "apo'strophe; DROP SCHEMA public --",
@@ -176,7 +178,10 @@ def _in_database(name: str) -> str:
 
 
 async def test_another_isolation_level(clerk: str, raw: asyncpg.Connection) -> None:
-    """It is refused, because a statement has to see what others committed."""
+    """It is refused, because a statement has to see what others committed.
+
+    Nothing is created before.
+    """
     await raw.execute(
         "GRANT CREATE ON DATABASE postgres TO clerk;"
         "ALTER ROLE clerk SET default_transaction_isolation = 'serializable'"
@@ -186,6 +191,7 @@ async def test_another_isolation_level(clerk: str, raw: asyncpg.Connection) -> N
         async with Store(clerk, schema="isolated"):
             pass
 
+    assert not await raw.fetch(_HAS_SCHEMA, "isolated")
     corrected = f"{clerk}?default_transaction_isolation=read+committed&schema=isolated"
 
     async with open_checkpointer(corrected) as cp:
