@@ -20,6 +20,11 @@ How appends stay in order without a lock of their own
     extra keys in the order of their hashes. Who changes a call as well locks the
     thread's row first; only a claim inserts its call first, which no one else can see.
 
+Why a conflict names its column
+    A copy that leaves out sequences, such as logical replication, gives new threads
+    numbers that are taken. Without ``(thread_id)`` an append would take that for a
+    thread that another writer began, and would be run again until its time is over.
+
 Why the plans do not depend on statistics
     The planner does not know the number of a thread in advance. From the statistics it
     would guess that a thread has an average size, which beside one huge thread is a
@@ -71,7 +76,7 @@ WITH seen AS (
 ), born AS (
     INSERT INTO {schema}.threads (thread_id)
     SELECT $1 FROM seen WHERE number IS NULL AND coalesce($2::integer, 0) = 0
-    ON CONFLICT DO NOTHING
+    ON CONFLICT (thread_id) DO NOTHING
     RETURNING number
 ), first AS (
     INSERT INTO {schema}.messages (thread_number, position, appended_at, body)
@@ -111,7 +116,7 @@ WITH wanted AS (
     SELECT thread_id FROM seen WHERE number IS NULL AND NOT {is_locked}
         AND coalesce(expected, 0) = 0
     ORDER BY entry
-    ON CONFLICT DO NOTHING
+    ON CONFLICT (thread_id) DO NOTHING
     RETURNING number, thread_id
 ), place AS (
     SELECT s.entry, coalesce(s.number, b.number) AS number, s.version, s.body,
@@ -161,7 +166,8 @@ FROM {schema}.threads AS t WHERE t.thread_id = $1
 LOCK_THREAD = "SELECT FROM {schema}.threads WHERE thread_id = $1 FOR UPDATE"
 
 ADD_THREAD = """
-INSERT INTO {schema}.threads (thread_id) VALUES ($1) ON CONFLICT DO NOTHING
+INSERT INTO {schema}.threads (thread_id) VALUES ($1)
+ON CONFLICT (thread_id) DO NOTHING
 RETURNING number
 """
 
@@ -273,7 +279,7 @@ SELECT {call} FROM unnest($1::text[]) WITH ORDINALITY AS r (text, nth),
 ORDER BY nth
 """
 
-# Fails with a unique violation where the thread was begun meanwhile.
+# Fails with a unique violation of the id where the thread was begun meanwhile.
 RESTORE_THREAD = """
 WITH thread AS (
     INSERT INTO {schema}.threads (thread_id, created_at, updated_at)

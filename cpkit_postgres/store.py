@@ -342,8 +342,14 @@ class PostgresStore:
 
                     return await _restore_in(fetch, write)
             except StoreFailure as exc:
-                # Another writer began the thread since it was found missing.
-                if sqlstate(exc.__cause__) != UNIQUE_VIOLATION:
+                # Another writer began the thread since it was found missing. Not if the
+                # thread's number is taken: that would be so again and again.
+                constraint = getattr(exc.__cause__, "constraint_name", None)
+
+                if (
+                    sqlstate(exc.__cause__) != UNIQUE_VIOLATION
+                    or constraint == "threads_pkey"
+                ):
                     raise
 
     # Reads

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import asyncpg
 import pytest
 
 from cpkit import (
+    BackendUnavailable,
     CorruptThread,
     SchemaMismatch,
     SerializationError,
@@ -163,3 +166,51 @@ async def test_foreign_tables_of_the_same_name(
         "SELECT tablename FROM pg_tables WHERE schemaname = $1", schema
     )
     assert [table[0] for table in tables] == [table.split()[0]]
+
+
+@pytest.mark.parametrize("options", [{}, {"dialect": "portable"}, {"partitions": 2}])
+async def test_numbers_of_threads_that_start_again(
+    options: dict[str, Any], store: MakeStore, raw: asyncpg.Connection, schema: str
+) -> None:
+    """A new thread is refused at once, as after a copy without its sequences."""
+    async with store(**options) as cp:
+        for i in range(3):
+            await cp.append(f"t{i}", [{}])
+
+        await cp.record_issued("t0", ToolCall("c", "x", {}, "k"))
+        dump = await cp.dump_thread("t0")
+        assert dump is not None
+        await cp.delete_thread("t0", forget_keys=True)
+
+        one: list[dict[str, int]] = [{}]
+        writes: list[Callable[[], Awaitable[object]]] = [
+            lambda: cp.append("one", one),
+            lambda: cp.append("many", one, extra={"a": 1}),
+            lambda: cp.append("none", [], extra={"a": 1}),
+            lambda: cp.save_extra("extra", {"a": 1}),
+            lambda: cp.record_issued("claim", ToolCall("c", "x", {}, "k2")),
+            lambda: cp.restore_thread(dump),
+        ]
+
+        for write in writes:
+            await raw.execute(
+                f"ALTER TABLE {schema}.threads ALTER COLUMN number RESTART WITH 2"
+            )
+
+            with pytest.raises(BackendUnavailable, match="threads_pkey") as caught:
+                await write()
+
+            assert not caught.value.maybe_applied
+
+        listed = await cp.list_threads()
+        assert [thread.thread_id for thread in listed] == ["t1", "t2"]
+
+        # Another thread of the same batch is appended to.
+        await raw.execute(
+            f"ALTER TABLE {schema}.threads ALTER COLUMN number RESTART WITH 2"
+        )
+        refused, appended = await asyncio.gather(
+            cp.append("one", one), cp.append("t1", one), return_exceptions=True
+        )
+        assert isinstance(refused, BackendUnavailable)
+        assert appended == 2
