@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -49,6 +50,8 @@ class Connection(sqlite3.Connection):
     delete the log that the child writes to (sqlite.org/howtocorrupt.html, 2.6).
     """
 
+    log: WriteAheadLog | None = None
+
     def __init__(self, *_: Any, **__: Any) -> None:
         self._is_open = False
 
@@ -65,8 +68,22 @@ class Connection(sqlite3.Connection):
 
     def close(self) -> None:
         if self._is_open:
+            if self.log is not None and not self.log.may_be_copied():
+                self._close_without_copy()
+
             super().close()
             _open.pop(self, None)
+
+    def _close_without_copy(self) -> None:
+        """Keep `close` from copying the log into the file, and from deleting a log.
+
+        Before Python 3.12 the copy is interrupted. Where nothing is left to copy, the
+        log of another process that was killed is deleted all the same.
+        """
+        if sys.version_info >= (3, 12):
+            self.setconfig(sqlite3.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE)
+        else:
+            self.interrupt()
 
     def execute(self, sql: Any, parameters: Any = (), /) -> Any:
         if isinstance(sql, str):
@@ -111,18 +128,36 @@ class WriteAheadLog:
         # SQLite syncs the folder too after it created the log, but ignores an error.
         sync_folder(os.path.dirname(file.path))
         (page_size,) = db.execute("PRAGMA page_size").fetchone()
-        self._uri = file.uri
+        self._main = file
         self._frame_size: int = 24 + page_size
         self._limit = max(1, LOG_BYTES // self._frame_size)
         self._mark = self._limit
         self._salt = b""
         self._zeros = LOG_BYTES // 4
         # Closing it does not release a lock: SQLite does not lock the log itself.
-        self._file = open(f"{file.path}-wal", "ab+", buffering=0)
+        self._path = f"{file.path}-wal"
+        self._file = open(self._path, "ab+", buffering=0)
         self._next_fill = self._fill_before(self._size())
 
     def close(self) -> None:
         self._file.close()
+
+    def may_be_copied(self) -> bool:
+        """Tell whether the last connection that closes may copy the log into the file.
+
+        If the log was deleted, another process may have written the file since, and the
+        copy would overwrite that. No process did if there is no new log, and the file
+        is older than the last commit in this log.
+        """
+        try:
+            if os.path.exists(self._path):
+                self._main.check_unchanged()
+                return True
+
+            copied = os.stat(self._main.path).st_mtime_ns
+            return copied < os.fstat(self._file.fileno()).st_mtime_ns
+        except (StoreFailure, OSError, ValueError):  # ValueError: closed already
+            return False
 
     def fill(self) -> None:
         """Append zeros if the frames are near the end of the log.
@@ -180,7 +215,7 @@ class WriteAheadLog:
 
     def _copy(self, db: sqlite3.Connection) -> None:
         lock = sqlite3.connect(
-            self._uri, uri=True, timeout=_LOCK_TIMEOUT, isolation_level=None
+            self._main.uri, uri=True, timeout=_LOCK_TIMEOUT, isolation_level=None
         )
 
         with closing(lock):

@@ -148,6 +148,7 @@ class SQLiteStore:
         """Return the connection that writes, opened by the first write."""
         async with self._opening_writer:
             if self._writer is None and self._log is not None:
+                self._file.check_unchanged()  # a connection would create a new log
                 self._writer = await self._connect(self._configure)
 
         return self._writer or self._reader
@@ -165,6 +166,7 @@ class SQLiteStore:
         """Open the connection's file, and set what SQLite keeps for a connection."""
         durability = self._options.durability
         db.open(self._file, self._options.busy_timeout)
+        db.log = self._log
         # Text that is not UTF-8 raises UnicodeDecodeError: see `errors`.
         db.text_factory = bytes.decode
         # What the file says is data, never code: no functions from views or triggers.
@@ -190,7 +192,7 @@ class SQLiteStore:
 
         # Kept from here on, because the opening may be cancelled.
         if file.writable and file.path != IN_MEMORY:
-            self._log = WriteAheadLog(db, file)
+            db.log = self._log = WriteAheadLog(db, self._file)
 
     async def close(self) -> None:
         self._writer = None
@@ -322,7 +324,7 @@ class SQLiteStore:
             raise failure(exc, self.name, thread_id) from exc
         finally:
             if connection is self._reader:  # a commit has checked it before
-                self._file.check_unchanged()
+                self._file.check_unchanged(index=False)
 
 
 class SQLiteCheckpointer(FullHandle[MessageT]):

@@ -540,3 +540,87 @@ async def test_a_file_that_lost_its_name_is_not_written(
         if how == "moved":
             aside.rename(path)
             assert await cp.append("t", [{"n": 2}]) == 2
+
+
+@pytest.mark.parametrize("ends", [["-wal"], ["-shm"], ["-wal", "-shm"]])
+async def test_a_store_that_lost_its_log_or_index_is_not_written(
+    path: str, ends: list[str]
+) -> None:
+    """The next opening has every acknowledged write, if no other process wrote."""
+    async with Store(path) as cp:
+        await cp.append("t", [{"n": 1}])
+        os.utime(path, (0, 0))  # the file's clock may be too coarse for this test
+
+        for end in ends:
+            os.unlink(path + end)
+
+        with pytest.raises(BackendUnavailable, match=f"its {ends[0]} file") as raised:
+            await cp.append("t", [{"n": 2}])
+
+        assert not raised.value.maybe_applied
+
+        if "-wal" in ends:
+            with pytest.raises(BackendUnavailable, match="open the store again"):
+                await cp.load("t")
+
+    async with Store(path) as cp:
+        assert await cp.read("t") == [{"n": 1}]
+        assert await cp.append("t", [{"n": 2}]) == 2
+
+
+async def test_a_first_write_without_the_log_creates_no_other_log(path: str) -> None:
+    """A handle that only read refuses to write too."""
+    async with Store(path) as cp:
+        await cp.load("t")
+        os.unlink(f"{path}-wal")
+
+        with pytest.raises(BackendUnavailable, match="its -wal file") as raised:
+            await cp.append("t", [{}])
+
+        assert not raised.value.maybe_applied
+        assert not os.path.exists(f"{path}-wal")
+
+
+async def test_the_index_of_a_file_that_was_not_in_wal_mode_is_known(
+    path: str, raw: sqlite3.Connection
+) -> None:
+    """A copy by ``VACUUM INTO`` is such a file."""
+    await write_some(Path(path))
+    assert raw.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)
+
+    async with Store(path) as cp:
+        os.unlink(f"{path}-shm")
+
+        with pytest.raises(BackendUnavailable, match="its -shm file"):
+            await cp.append("t", [{}])
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_a_deleted_log_is_not_copied_over_another_process_s_writes(
+    path: str, workers: Workers, is_killed: bool
+) -> None:
+    """Each write that was acknowledged to the other process is found."""
+    url = f"sqlite:///{path}"
+
+    async with Store(path) as cp:
+        await cp.append("mine", [{}])
+        os.unlink(f"{path}-wal")
+        os.unlink(f"{path}-shm")
+        (worker,) = workers(1)
+
+        if is_killed:
+            worker.tell("write_for_ever", url, "w")
+            lines = [await asyncio.to_thread(worker.answer) for _ in range(9)]
+            lines += worker.kill()
+            written = max(line[1] for line in lines if line[0] == "append")
+        else:
+            worker.ask("append_one", url)
+            written = 1
+
+        with pytest.raises(BackendUnavailable, match="its -wal file"):
+            await cp.record_issued("mine", ToolCall("c", "pay", {}, "key"))
+
+    async with Store(path) as cp:
+        found = await cp.read("t" if is_killed else "shared")
+        assert len(found) >= written
+        assert await cp.load("mine") is None
