@@ -61,6 +61,7 @@ from cpkit.driver import (
     Snapshot,
     StoredCall,
     StoredDump,
+    StoreFailure,
     StoreInfo,
     Timeouts,
     Write,
@@ -164,7 +165,15 @@ class SQLiteStore:
         """Open one connection, for `close` to close, and call ``begin`` with it."""
         connection = await aiosqlite.connect(self._file.path, factory=Connection)
         self._connections.append(connection)
-        await run(connection, begin)
+
+        try:
+            await run(connection, begin)
+        except (*ERRORS, StoreFailure):
+            # Its thread ends also if this task is cancelled while it waits for that.
+            self._connections.remove(connection)
+            await connection.close()
+            raise
+
         return connection
 
     def _configure(self, db: Connection) -> None:

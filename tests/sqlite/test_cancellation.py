@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import sqlite3
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -246,3 +247,63 @@ def test_an_opening_that_fails_leaves_no_thread_behind(tmp_path: Path) -> None:
 
     join_connections()
     gc.collect()
+
+
+def connection_threads() -> set[threading.Thread]:
+    name = "_connection_worker_thread"
+    return {thread for thread in threading.enumerate() if name in thread.name}
+
+
+@pytest.fixture
+def unopenable(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function after which no connection can open its file."""
+
+    def fail(*_: Any) -> None:
+        raise sqlite3.OperationalError("unable to open database file")
+
+    return lambda: monkeypatch.setattr(Connection, "open", fail)
+
+
+async def test_a_write_that_cannot_connect_leaves_no_thread(
+    path: str, unopenable: Callable[[], None]
+) -> None:
+    """A store that is out of reach for an hour does not fill the process."""
+    async with Store(path) as cp:
+        before = connection_threads()
+        unopenable()
+
+        for _ in range(3):
+            with pytest.raises(BackendUnavailable, match="unable to open"):
+                await cp.append("t", [{}])
+
+        for thread in connection_threads() - before:
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+async def test_a_failed_connection_is_closed_although_its_task_is_cancelled(
+    path: str, unopenable: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread still closes the connection when the task is cancelled."""
+    closing, gate = threading.Event(), threading.Event()
+    close = Connection.close
+
+    def slow(connection: Connection) -> None:
+        closing.set()
+        gate.wait(10)
+        close(connection)
+
+    async with Store(path) as cp:
+        before = connection_threads()
+        unopenable()
+        monkeypatch.setattr(Connection, "close", slow)
+        task = asyncio.create_task(writer(cp))
+        await asyncio.to_thread(closing.wait, 10)
+        task.cancel()
+        await turns(5)
+        gate.set()
+        await asyncio.wait([task])
+
+        for thread in connection_threads() - before:
+            thread.join(10)
+            assert not thread.is_alive()
