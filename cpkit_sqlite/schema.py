@@ -21,6 +21,12 @@ SCHEMA_VERSION = 1
 
 _SCHEMA = files("cpkit_sqlite").joinpath("schema.sql").read_text()
 
+# Everything that belongs to a table, without the indexes of its constraints.
+_ADDED = """
+SELECT type, lower(name), lower(tbl_name) FROM sqlite_master
+WHERE type <> 'table' AND sql IS NOT NULL
+"""
+
 _creating = threading.Lock()
 
 
@@ -197,7 +203,16 @@ def _version(db: sqlite3.Connection) -> object:
             return "an empty cpkit_schema" if row is None else row[0]
 
     wrong = [name for name, sql in expected.items() if found.get(name) != sql]
-    return f"other definitions of {', '.join(wrong)}" if wrong else SCHEMA_VERSION
+
+    if wrong:
+        return f"other definitions of {', '.join(wrong)}"
+
+    # A trigger could change any write, and a unique index could refuse one.
+    for kind, name, table in db.execute(_ADDED):
+        if table in expected and (kind == "trigger" or name not in expected):
+            return f"a foreign {kind} {name!r:.80} on {table}"
+
+    return SCHEMA_VERSION
 
 
 def _tables(db: sqlite3.Connection) -> dict[str, str]:

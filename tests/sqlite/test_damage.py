@@ -363,6 +363,34 @@ async def test_a_store_without_one_of_its_indexes_is_refused(
         await Store(path).__aenter__()
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "TRIGGER mine AFTER INSERT ON cpkit_messages BEGIN "
+        "DELETE FROM cpkit_messages WHERE key = new.key; END",
+        "TRIGGER cpkit_calls BEFORE UPDATE ON CPKIT_CALLS BEGIN SELECT 1; END",
+        "INDEX mine ON cpkit_messages (appended_at)",
+    ],
+)
+async def test_a_store_with_a_trigger_or_index_of_another_program_is_refused(
+    path: str, raw: sqlite3.Connection, statement: str
+) -> None:
+    """A trigger could delete a message that is acknowledged."""
+    async with Store(path) as cp:
+        await cp.append("t", [{}])
+
+    raw.execute("CREATE TABLE theirs (x)")
+    raw.execute("CREATE TRIGGER fine AFTER INSERT ON theirs BEGIN SELECT 1; END")
+
+    async with Store(path) as cp:
+        assert await cp.append("t", [{}]) == 2
+
+    raw.execute(f"CREATE {statement}")
+
+    with pytest.raises(SchemaMismatch, match="(?i) on cpkit_|of cpkit_"):
+        await Store(path).__aenter__()
+
+
 async def test_a_log_that_is_removed_during_the_look_is_not_a_missing_store(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
