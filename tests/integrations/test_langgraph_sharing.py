@@ -11,6 +11,7 @@ import pytest
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.base.id import uuid6
+from langgraph.checkpoint.serde.types import INTERRUPT
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
 from cpkit import (
@@ -18,7 +19,8 @@ from cpkit import (
     open_checkpointer,
 )
 from cpkit.integrations.langgraph import CheckpointSaver
-from tests.integrations.langgraph_runs import Run, found, thread, values
+from cpkit.integrations.langgraph.names import store_thread_id
+from tests.integrations.langgraph_runs import Recorder, Run, found, thread, values
 
 # Several savers
 
@@ -109,6 +111,99 @@ async def test_a_higher_id_of_another_saver_is_the_newest(
         [newest] = [one async for one in reader.alist(thread(), limit=1)]
         assert newest.checkpoint["id"] == "f" * 36
         assert await values(CheckpointSaver(two), thread()) == {"text": "later"}
+
+
+async def test_a_run_behind_many_records_stores_full_checkpoints_again(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """It reads the thread again before its second checkpoint, and not more often."""
+    recorder = Recorder(cp)
+    run = await behind_many_records(cp, recorder)
+    reads = recorder.reads
+
+    for n in range(12):
+        await run.put(text=f"{n} " * 9000)
+
+    puts = await cp.read(store_thread_id("t"), -12)
+    full = [n for n, record in enumerate(puts) if "newest" in record]
+    assert full[0] == 1
+    assert len(full) > 3
+    assert recorder.reads - reads < 12
+    assert await values(CheckpointSaver(cp), thread()) == {"text": "11 " * 9000}
+
+
+async def test_a_run_behind_many_records_remembers_writes_that_are_queued(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """The thread is read again before these writes of a later checkpoint are stored."""
+    config = thread()
+    checkpoint = empty_checkpoint() | {
+        "id": "e" * 36,
+        "channel_values": {"text": "last " * 9000},
+        "channel_versions": {"text": "9"},
+    }
+    config["configurable"]["checkpoint_id"] = checkpoint["id"]
+    may_store = asyncio.Event()
+    tasks: list[asyncio.Task[None]] = []
+
+    class Slow:
+        """Reads while writes are queued, and stores these when it may."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(cp, name)
+
+        async def read(self, *args: Any) -> list[Any]:
+            if is_behind and not tasks:
+                writes = run.saver.aput_writes(config, [(INTERRUPT, "why?")], "task")
+                tasks.append(asyncio.create_task(writes))
+                await turns()
+
+            return await cp.read(*args)
+
+        async def append(self, name: str, messages: Any, **options: Any) -> int:
+            if any(one["type"] == "writes" for one in messages):
+                await may_store.wait()
+
+            return await cp.append(name, messages, **options)
+
+    is_behind = False
+    run = await behind_many_records(cp, Slow())
+    is_behind = True
+    await run.put(text="first " * 9000)
+    put = run.saver.aput(run.config, checkpoint, {}, {"text": "9"})
+    tasks.append(asyncio.create_task(put))  # type: ignore[arg-type]  # of a config
+    await turns()
+    may_store.set()
+    await asyncio.gather(*tasks)
+
+    for saver in (run.saver, CheckpointSaver(cp)):
+        newest = await found(saver, thread())
+        assert newest.checkpoint["id"] == checkpoint["id"]
+        assert newest.pending_writes == [("task", INTERRUPT, "why?")]
+
+
+async def turns() -> None:
+    """Let the other tasks run until they wait."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+async def behind_many_records(cp: MemoryCheckpointer[Any], store: Any) -> Run:
+    """Return a run on ``store`` that has not read the newest 100 records of ``cp``."""
+    first = Run(CheckpointSaver(cp))
+
+    for n in range(40):
+        await first.put(text=f"{n} " * 900)
+
+    # It knows the end of the thread, and no positions.
+    run = Run(CheckpointSaver(store))
+    await run.saver.aget_tuple(thread())
+    other = Run(CheckpointSaver(cp))
+
+    for n in range(100):
+        await other.put(count=n)
+
+    return run
 
 
 async def test_a_put_is_stored_if_its_thread_is_deleted_while_it_is_appended() -> None:

@@ -286,7 +286,8 @@ class Threads:
     async def catch_up(self, thread: Thread) -> bool:
         """Read new records, and find out the version; return false if this failed.
 
-        The thread is then forgotten: it was deleted, or has too many new records.
+        The thread was then deleted, or has too many new records. The next checkpoint
+        reads it again.
         """
         async with thread.lock:
             read = self.locate if thread.version is None else self.extend
@@ -294,7 +295,9 @@ class Threads:
             if await read(thread):
                 return True
 
-        self.forget(thread)
+        if self._cached.get(thread.store_id) is thread:
+            self._cached[thread.store_id] = thread.unread()
+
         return False
 
     def _is_usable(self, thread: Thread, first: int | None) -> bool:

@@ -48,14 +48,7 @@ class Checkpoints:
     async def get(self, config: RunnableConfig) -> CheckpointTuple | None:
         thread_id, ns = config["configurable"]["thread_id"], namespace_in(config)
         wanted = get_checkpoint_id(config)
-
-        def is_enough(thread: Thread) -> bool:
-            space = thread.namespace(ns)
-            return _is_certain(space, wanted, space.get(wanted))
-
-        thread = await self._threads.find(
-            thread_id, ns, is_enough, oldest=wanted is not None
-        )
+        thread = await self._read(thread_id, ns, wanted)
         checkpoint = thread.namespace(ns).get(wanted)
 
         if checkpoint is None:
@@ -128,6 +121,10 @@ class Checkpoints:
         thread_id = config["configurable"]["thread_id"]
         thread = self._threads.get(thread_id)
         ns = namespace_in(config)
+
+        if thread.must_be_read:
+            thread = await self._read(thread_id, ns, None)
+
         draft, known = self._composer.checkpoint(
             thread, config, checkpoint, metadata, new_versions
         )
@@ -156,6 +153,17 @@ class Checkpoints:
             thread.note_full(thread.ensure_namespace(ns), record)
 
         return config_for(thread_id, namespace_in(config), checkpoint["id"])
+
+    async def _read(self, thread_id: object, ns: str, wanted: str | None) -> Thread:
+        """Return the thread, or a window that has this checkpoint, or the newest."""
+
+        def is_enough(thread: Thread) -> bool:
+            space = thread.namespace(ns)
+            return _is_certain(space, wanted, space.get(wanted))
+
+        return await self._threads.find(
+            thread_id, ns, is_enough, oldest=wanted is not None
+        )
 
     async def put_writes(
         self,

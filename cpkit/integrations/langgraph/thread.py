@@ -150,6 +150,9 @@ class Thread:
     that the store has returned for the thread: if a later append does not return a
     higher one, the thread was deleted. ``known`` has the list that was read or written
     last, by namespace and channel.
+
+    A thread that ``must_be_read`` has too many new records. No full checkpoint may be
+    made for it before it is read again.
     """
 
     def __init__(
@@ -175,6 +178,7 @@ class Thread:
         self._firsts: set[str] = set()
         self.namespaces: dict[str, Namespace] = {}
         self.known: dict[tuple[str, str], Known] = {}
+        self.must_be_read = False
         self.lock = asyncio.Lock()
         self._values: dict[tuple[str, str], Value] = {}
         self._parts: list[str] = []
@@ -192,6 +196,14 @@ class Thread:
             if "top" in full:
                 own = full["checkpoint_id"]
                 self.above = (max(full["newest"], own), max(full["top"], own))
+
+    def unread(self) -> Thread:
+        """Return a copy without records, to read again; it shares what was noted."""
+        copy = Thread(self.store_id, self.thread_id)
+        copy.known, copy.empty = self.known, self.empty
+        copy.early_writes = self.early_writes
+        copy.must_be_read = True
+        return copy
 
     def namespace(self, name: str) -> Namespace:
         """Return a namespace; an empty one, which is not kept, if it is unknown."""
