@@ -366,7 +366,7 @@ async def test_a_store_without_one_of_its_indexes_is_refused(
 @pytest.mark.parametrize(
     "statement",
     [
-        "TRIGGER mine AFTER INSERT ON cpkit_messages BEGIN DELETE FROM cpkit_messages; END",
+        "TRIGGER mine AFTER INSERT ON cpkit_messages BEGIN DELETE FROM theirs; END",
         "TRIGGER cpkit_calls BEFORE UPDATE ON CPKIT_CALLS BEGIN SELECT 1; END",
         "INDEX mine ON cpkit_messages (appended_at)",
     ],
