@@ -37,11 +37,29 @@ Why arrays hold text
     asyncpg knows ``text[]``. Of another array's type it asks the server, once for each
     connection: six round trips, and a query that takes longer than a load. So numbers
     and hashes in an array are sent as text, and calls are returned as JSON texts.
+
+Why times are compared
+    Postgres has times that Python cannot hold: infinity, BC, the year 20000. asyncpg
+    fails on the whole answer then, and nothing tells which thread is damaged. So they
+    are returned as `TOO_LATE`, the same for all of them.
 """
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from cpkit.driver import StoredCall
+
+TOO_LATE = datetime(9999, 12, 31, tzinfo=UTC)
+
+
+def _readable(time: str) -> str:
+    """Return SQL for a time, or for `TOO_LATE` where Python cannot hold the time."""
+    return (
+        f"CASE WHEN {time} < '0001-01-02 UTC' OR {time} > '9999-12-31 UTC' "
+        f"THEN '9999-12-31 UTC' ELSE {time} END"
+    )
+
 
 # What stands for a name in the queries below; the first may use the others.
 _PARTS = {
@@ -60,6 +78,12 @@ _PARTS = {
     "{calls_of_thread}": """c.thread_id = $1 AND c.call_id > ''
         AND c.call_id < (SELECT repeat(chr(1114111), 129))""",
     "{call}": "c." + ", c.".join(StoredCall._fields),
+    "{call_to_read}": ", ".join(
+        f"{_readable(f'c.{name}')} AS {name}" if name.endswith("_at") else f"c.{name}"
+        for name in StoredCall._fields
+    ),
+    "{created_at}": _readable("created_at"),
+    "{updated_at}": _readable("updated_at"),
     "{columns}": ", ".join(StoredCall._fields),
 }
 
@@ -193,9 +217,10 @@ ON CONFLICT (thread_number, key_hash) DO UPDATE SET value = excluded.value
 # claim that is refused must not begin a thread.
 CLAIM = """
 WITH known AS (
-    SELECT {call} FROM {schema}.calls AS c WHERE c.thread_id = $1 AND c.call_id = $2
+    SELECT {call_to_read} FROM {schema}.calls AS c
+    WHERE c.thread_id = $1 AND c.call_id = $2
 ), newest AS (
-    SELECT {call} FROM {schema}.calls AS c WHERE c.idempotency_key = $5
+    SELECT {call_to_read} FROM {schema}.calls AS c WHERE c.idempotency_key = $5
     ORDER BY c.attempt DESC LIMIT 1
 ), taken AS (
     SELECT * FROM known
@@ -235,11 +260,11 @@ WITH touched AS (
         result = CASE WHEN c.erased THEN NULL ELSE $4 END
     WHERE c.thread_id = $1 AND c.call_id = $2 AND c.status = 'issued'
         AND (SELECT count(*) FROM touched) >= 0
-    RETURNING {call}
+    RETURNING {call_to_read}
 )
 SELECT * FROM resolved
 UNION ALL
-SELECT {call} FROM {schema}.calls AS c
+SELECT {call_to_read} FROM {schema}.calls AS c
 WHERE c.thread_id = $1 AND c.call_id = $2 AND NOT EXISTS (SELECT FROM resolved)
 """
 
@@ -267,7 +292,8 @@ WHERE {calls_of_thread} AND NOT $3::boolean AND NOT c.erased AND $2::bigint IS N
 LOCK_CALLS = "LOCK TABLE {schema}.calls IN SHARE ROW EXCLUSIVE MODE"
 
 ATTEMPTS = """
-SELECT {call} FROM {schema}.calls AS c WHERE c.idempotency_key = ANY ($1::text[])
+SELECT {call_to_read} FROM {schema}.calls AS c
+WHERE c.idempotency_key = ANY ($1::text[])
 ORDER BY c.attempt
 """
 
@@ -322,7 +348,7 @@ SELECT -1 AS position, NULL AS body, version,
                   AND c.sequence > 0 AND c.sequence < (SELECT 9223372036854775807)
               ORDER BY c.sequence)
     END AS calls,
-    created_at, updated_at
+    {created_at} AS created_at, {updated_at} AS updated_at
 FROM (SELECT) AS one LEFT JOIN thread ON true
 UNION ALL
 SELECT position, body, NULL, NULL, NULL, NULL, NULL FROM {schema}.messages
@@ -335,9 +361,10 @@ WHERE thread_number = (SELECT number FROM thread)
 
 # With $5 also ids that have nothing but erased calls.
 THREADS = """
-SELECT * FROM (
-    SELECT t.thread_id, coalesce(last.position + 1, 0), t.created_at,
-        greatest(t.updated_at, last.appended_at)
+SELECT thread_id, version, {created_at}, {updated_at}
+FROM (
+    SELECT t.thread_id, coalesce(last.position + 1, 0) AS version, t.created_at,
+        greatest(t.updated_at, last.appended_at) AS updated_at
     FROM (
         SELECT * FROM {schema}.threads
         WHERE thread_id >= $1 AND thread_id IS DISTINCT FROM $2 AND thread_id < $3
@@ -357,11 +384,12 @@ ORDER BY thread_id LIMIT $4
 """
 
 CALLS = """
-SELECT {call} FROM {schema}.calls AS c WHERE {calls_of_thread} ORDER BY c.sequence
+SELECT {call_to_read} FROM {schema}.calls AS c
+WHERE {calls_of_thread} ORDER BY c.sequence
 """
 
 HOLDER = """
-SELECT {call} FROM {schema}.calls AS c WHERE c.idempotency_key = $1
+SELECT {call_to_read} FROM {schema}.calls AS c WHERE c.idempotency_key = $1
 ORDER BY c.attempt DESC LIMIT 1
 """
 

@@ -95,6 +95,7 @@ _MAX_BYTES = 2**29
 
 _INT4_MAX = 2**31 - 1
 _LOCKED = "another transaction deletes the thread or changes it at a version"
+_NOT_A_TIME = 2**62
 _ABOVE_ALL_IDS = "\U0010ffff" * 129
 
 
@@ -391,7 +392,13 @@ class PostgresStore:
         items = [*zip(extra[:half], extra[half:], strict=True)]
         found = [_stored(from_json(text)) for text in calls or ()]
         bodies = [row[1] for row in rows[1:]]
-        return version, bodies, StoredDump(bodies, items, found, *map(_micros, times))
+
+        if version is None:
+            return None, bodies, StoredDump(bodies, items, found, None, None)
+
+        _check_times(thread_id, *times)
+        created_at, updated_at = map(to_micros, times)
+        return version, bodies, StoredDump(bodies, items, found, created_at, updated_at)
 
     async def holder(self, key: str) -> StoredCall | None:
         rows = await self._connections.fetch(queries.HOLDER, key)
@@ -410,6 +417,10 @@ class PostgresStore:
             limit,
             erased,
         )
+
+        for thread_id, _, *times in rows:
+            _check_times(thread_id, *times)
+
         return [ThreadInfo(*row) for row in rows]
 
     async def calls(self, thread_id: str) -> list[StoredCall]:
@@ -495,11 +506,27 @@ def _stored(row: Iterable[Any]) -> StoredCall:
 
 
 def _micros(time: Any) -> Any:
-    """Return the microseconds of a time, also of one as JSON text, or ``None``."""
-    if isinstance(time, str):
-        time = datetime.fromisoformat(time)
+    """Return the microseconds of a call's time, also of one as JSON text, or ``None``.
+
+    Of a damaged time: microseconds that no datetime can hold. Then the handle raises
+    ``CorruptThread``, with the other calls of the thread.
+    """
+    try:
+        if isinstance(time, str):
+            time = datetime.fromisoformat(time)
+    except ValueError:
+        return _NOT_A_TIME
+
+    if time is not None and time >= queries.TOO_LATE:
+        return _NOT_A_TIME
 
     return None if time is None else to_micros(time)
+
+
+def _check_times(thread_id: str, *times: datetime) -> None:
+    """Raise ``CorruptThread`` for damaged times of a thread."""
+    if max(times) >= queries.TOO_LATE:
+        raise CorruptThread(thread_id, "its times", "a time is out of range")
 
 
 def _restored(call: StoredCall) -> str:
