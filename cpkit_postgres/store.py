@@ -207,7 +207,7 @@ class PostgresStore:
         return [outcomes[i] for i in range(len(appends))]
 
     async def _append_once(self, appends: Sequence[Append]) -> list[Record]:
-        """Return for each thread its version before, and what became of its append."""
+        """Return for each thread its version before, and the outcome of its append."""
         ids = [write.thread_id for write in appends]
         expected = [_clamped(write.expected_version) for write in appends]
         bodies = [[body.decode() for body in write.bodies] for write in appends]
