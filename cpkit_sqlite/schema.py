@@ -98,6 +98,9 @@ def find_file(path: str) -> File:
             )
 
         create_folder(folder)
+        _check_readable(folder)
+    elif not os.path.isfile(path):
+        raise OSError(f"{path} is not a regular file: correct the URL")
 
     # Under a lock: closing a descriptor of a file releases the locks that SQLite holds
     # on it elsewhere in this process (POSIX advisory locks).
@@ -106,9 +109,15 @@ def find_file(path: str) -> File:
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
 
     if os.access(path, os.W_OK) and os.access(folder, os.W_OK):
+        _check_readable(folder)
         return File(path)
 
     return File(path, writable=False, seen=_stamp(path))
+
+
+def _check_readable(folder: str) -> None:
+    """Raise ``PermissionError`` for a folder whose names cannot be synced later."""
+    os.scandir(folder).close()
 
 
 def look_at(path: str) -> StoreInfo | None:

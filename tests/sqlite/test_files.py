@@ -26,6 +26,10 @@ def mode(path: str | Path) -> int:
     return stat.S_IMODE(os.stat(path).st_mode)
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
 @pytest.fixture
 def no_umask() -> Iterator[None]:
     """Let every user read and write what this process creates."""
@@ -135,6 +139,28 @@ async def test_a_name_with_a_meaning_for_sqlite_is_a_plain_file(
             await cp.append("t", [{}])
 
         assert (tmp_path / name).is_file()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs os.mkfifo")
+async def test_what_is_not_a_regular_file_is_refused(tmp_path: Path) -> None:
+    """A device or pipe gets no journal beside it; a link to a file is followed."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+
+    for name in ("pipe", "link"):
+        with pytest.raises(BackendUnavailable, match="not a regular file") as raised:
+            await Store(tmp_path / name).__aenter__()
+
+        assert raised.value.maybe_applied is False
+
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+    (tmp_path / "other").symlink_to(tmp_path / "agent.db")
+
+    for _ in range(2):  # the first opening creates the file
+        async with Store(tmp_path / "other") as cp:
+            await cp.append("t", [{}])
+
+    assert (tmp_path / "agent.db").is_file()
 
 
 async def test_the_file_may_hold_other_tables(
@@ -277,33 +303,39 @@ async def test_a_full_disk_is_unavailable_and_then_works_again(full_disk: Path) 
         assert await cp.append("t", [{}]) == version + 1
 
 
-@pytest.mark.parametrize("what", ["folder", "file", "new file"])
+@pytest.mark.parametrize(
+    "what", ["folder", "file", "new file", "unreadable folder", "new file unreadable"]
+)
 def test_what_may_not_be_written_is_unavailable(
     folder: Path, what: str, workers: Workers
 ) -> None:
-    """A place without a store is refused at open, and left as it is."""
+    """A place without a store is refused at open, and left as it is.
+
+    A folder that may be written and not read is refused too: it cannot be synced.
+    """
     path = folder / "agent.db"
 
-    if what != "new file":
+    if not what.startswith("new file"):
         sqlite3.connect(path).execute("CREATE TABLE mine (x)").connection.close()
 
     if os.getuid() == 0:
         for place in (folder, *folder.iterdir()):
             os.chown(place, UNPRIVILEGED, UNPRIVILEGED)
 
+    before = contents(folder)
+
     if what == "file":
         os.chmod(path, 0o400)
     else:
-        os.chmod(folder, 0o500)
+        os.chmod(folder, 0o300 if "unreadable" in what else 0o500)
 
-    before = sorted(folder.iterdir())
     (worker,) = workers(1)
     said = worker.ask("open_unprivileged", f"sqlite:///{path}")
     os.chmod(folder, 0o700)
 
     assert str(path) in said
     assert "nothing was written" in said
-    assert sorted(folder.iterdir()) == before
+    assert contents(folder) == before
 
 
 # Files and folders that may only be read
