@@ -29,6 +29,16 @@ WHERE erased AND thread_id >= ? AND thread_id < ?
 GROUP BY thread_id ORDER BY thread_id LIMIT ?
 """
 
+# The first id from a value on. Damage can turn text into a blob. Any blob is above any
+# text, and ends a scan that has an upper bound.
+NEXT_THREAD = """
+SELECT thread_id FROM cpkit_threads WHERE thread_id >= ? ORDER BY thread_id LIMIT 1
+"""
+NEXT_ERASED_THREAD = """
+SELECT thread_id FROM cpkit_calls WHERE erased AND thread_id >= ?
+ORDER BY thread_id LIMIT 1
+"""
+
 # Each change of a thread changes its row in one of the two; a late result of an erased
 # call changes the second.
 MARKERS = f"""
@@ -86,6 +96,10 @@ PENDING = f"""
 {_CALL} WHERE thread_id = ? AND status = 'issued' AND NOT erased ORDER BY sequence
 """
 ATTEMPTS = f"{_CALL} WHERE idempotency_key = ? ORDER BY attempt DESC LIMIT ?"
+
+# A call with such an id would be missed: see NEXT_THREAD.
+CALL_OF_NO_THREAD = f"{_CALL} WHERE thread_id >= x'' LIMIT 1"
+CALL_WITHOUT_KEY = f"{_CALL} WHERE idempotency_key >= x'' LIMIT 1"
 
 ADD_CALL = """
 INSERT INTO cpkit_calls (thread_id, call_id, tool_name, args, idempotency_key, status,

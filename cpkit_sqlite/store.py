@@ -33,8 +33,8 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
+from datetime import datetime
 from functools import partial
-from itertools import starmap
 from operator import itemgetter
 from random import randrange
 from typing import Any, ClassVar, Literal, TypeVar
@@ -297,7 +297,7 @@ class SQLiteStore:
         return await self._read(thread_id, _messages, thread_id, start, stop, decode)
 
     async def holder(self, key: str) -> StoredCall | None:
-        return await self._run(self._reader, "?", _call, queries.ATTEMPTS, key, 1)
+        return await self._run(self._reader, "?", _newest, key)
 
     # Optional abilities
 
@@ -430,7 +430,7 @@ def _claim(db: sqlite3.Connection, write: Claim) -> StoredCall | None:
     if known is not None:
         return known
 
-    newest = _call(db, queries.ATTEMPTS, write.call.idempotency_key, 1)
+    newest = _newest(db, write.call.idempotency_key)
 
     if newest is not None and newest.status != "failed":
         return newest
@@ -474,6 +474,9 @@ def _restore(db: sqlite3.Connection, write: Restore) -> Conflict | KeyHeld | Non
 
     if number or _calls(db, queries.CALLS, thread_id):
         return Conflict(version)
+
+    if write.calls:
+        _refuse(db, queries.CALL_WITHOUT_KEY)
 
     for call in write.calls:
         others = _calls(db, queries.ATTEMPTS, call.idempotency_key, -1)
@@ -541,19 +544,42 @@ def _threads(
     # any blob.
     first = prefix if after is None else max(prefix, after + "\0")
     page = first, prefix_end(prefix) or b"", limit
-    rows = db.execute(queries.THREADS, page).fetchall()
+    rows = _page(db, queries.THREADS, queries.NEXT_THREAD, page)
 
     if erased:
-        rows += db.execute(queries.ERASED_THREADS, page).fetchall()
+        rows += _page(db, queries.ERASED_THREADS, queries.NEXT_ERASED_THREAD, page)
         rows.sort()
 
     return [
-        ThreadInfo(thread_id, version, from_micros(created), from_micros(updated))
-        for thread_id, version, created, updated in rows[:limit]
+        ThreadInfo(thread_id, version, *_times(thread_id, *times))
+        for thread_id, version, *times in rows[:limit]
     ]
 
 
+def _page(
+    db: sqlite3.Connection, sql: str, next_sql: str, page: tuple[str, str | bytes, int]
+) -> list[Any]:
+    """Return rows of threads; raise if one may be missing."""
+    rows = db.execute(sql, page).fetchall()
+    behind = rows[-1][0] + "\0" if rows else page[0]
+
+    for start in (behind, b""):
+        if (found := _one(db, next_sql, start)) and not isinstance(found[0], str):
+            where = f"the row of {found[0]!r:.80}"
+            raise CorruptThread("?", where, "its id is not text")
+
+    return rows
+
+
+def _times(thread_id: str, created: Any, updated: Any) -> tuple[datetime, datetime]:
+    try:
+        return from_micros(created), from_micros(updated)
+    except (TypeError, OverflowError) as exc:
+        raise CorruptThread(thread_id, "its times", str(exc)) from exc
+
+
 def _dump(db: sqlite3.Connection, thread_id: str) -> StoredDump | None:
+    _refuse(db, queries.CALL_OF_NO_THREAD)  # it may be of this thread
     calls = _calls(db, queries.CALLS, thread_id)
     number, _ = _head(db, thread_id)
 
@@ -563,6 +589,7 @@ def _dump(db: sqlite3.Connection, thread_id: str) -> StoredDump | None:
     bodies = _messages(db, thread_id, 0, None, lambda rows, _: list(rows))
     items = db.execute(queries.EXTRA, (number,)).fetchall()
     times = _one(db, queries.THREADS, thread_id, thread_id + "\0", 1)[2:]
+    _times(thread_id, *times)
     return StoredDump(bodies, items, calls, *times)
 
 
@@ -607,13 +634,48 @@ def _head(db: sqlite3.Connection, thread_id: str) -> tuple[int, int]:
     return _one(db, queries.HEAD, thread_id) or (0, 0)
 
 
+def _newest(db: sqlite3.Connection, key: str) -> StoredCall | None:
+    """Return the newest attempt of a key; raise if another one may hold the key."""
+    newest = _call(db, queries.ATTEMPTS, key, 1)
+
+    if newest is None or newest.status == "failed":
+        _refuse(db, queries.CALL_WITHOUT_KEY)
+
+    return newest
+
+
 def _calls(db: sqlite3.Connection, sql: str, *args: object) -> list[StoredCall]:
-    return list(starmap(StoredCall, db.execute(sql, args)))
+    return [_checked(row) for row in db.execute(sql, args).fetchall()]
 
 
 def _call(db: sqlite3.Connection, sql: str, *args: object) -> StoredCall | None:
     row = _one(db, sql, *args)
-    return None if row is None else StoredCall(*row)
+    return None if row is None else _checked(row)
+
+
+def _checked(row: Any) -> StoredCall:
+    call = StoredCall(*row)
+
+    if {*map(type, _ids(call)), type(call.attempt)} != {str, int}:
+        raise _damaged(call)
+
+    return call
+
+
+def _refuse(db: sqlite3.Connection, sql: str) -> None:
+    """Raise if the query finds a call that damage hides from other queries."""
+    if row := _one(db, sql):
+        raise _damaged(StoredCall(*row))
+
+
+def _damaged(call: StoredCall) -> CorruptThread:
+    thread_id = call.thread_id if type(call.thread_id) is str else "?"
+    reason = f"its ids {_ids(call)!r:.200} or attempt {call.attempt!r:.20} are damaged"
+    return CorruptThread(thread_id, f"call {call.call_id!r:.80}", reason)
+
+
+def _ids(call: StoredCall) -> tuple[str, ...]:
+    return call.thread_id, call.call_id, call.tool_name, call.idempotency_key
 
 
 def _one(db: sqlite3.Connection, sql: str, *args: object) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import re
 import sqlite3
@@ -216,6 +217,132 @@ async def test_a_damaged_page_is_corruption_of_the_thread(
 
         with pytest.raises(CorruptThread):
             await cp.append("t", [{}])
+
+
+# Ids, keys and times of another type
+
+
+@pytest.mark.parametrize("prefix", ["", "t", "a"])
+async def test_a_list_that_may_leave_a_thread_out_raises(
+    path: str, raw: sqlite3.Connection, prefix: str
+) -> None:
+    """A blob is above any text, so a list does not have it."""
+    async with Store(path) as cp:
+        for thread_id in ("a", "t", "z"):
+            await cp.append(thread_id, [{}])
+
+        raw.execute(
+            "UPDATE cpkit_threads SET thread_id = CAST(thread_id AS BLOB) "
+            "WHERE thread_id = 't'"
+        )
+
+        for erased in (False, True):
+            error = await error_of(cp.list_threads(prefix=prefix, erased=erased))
+            assert (error.thread_id, error.where) == ("?", "the row of b't'")
+
+        assert await cp.read("a") == [{}]
+
+
+async def test_a_list_of_erased_threads_does_not_leave_one_out(
+    path: str, raw: sqlite3.Connection
+) -> None:
+    """Only the calls of an erased thread have its id."""
+    async with Store(path) as cp:
+        await cp.record_issued("t", ToolCall("c", "tool", {}, "key"))
+        await cp.delete_thread("t")
+        raw.execute("UPDATE cpkit_calls SET thread_id = CAST(thread_id AS BLOB)")
+        error = await error_of(cp.list_threads(erased=True))
+        assert error.where == "the row of b't'"
+
+
+async def test_a_flipped_bit_in_the_index_of_threads_ends_no_list(
+    path: str, raw: sqlite3.Connection
+) -> None:
+    """The lowest bit of a type in SQLite's records tells text from blob."""
+    async with Store(path) as cp:
+        await asyncio.gather(*(cp.append(f"thread {i:02}", [{}]) for i in range(40)))
+
+    (size,) = raw.execute("PRAGMA page_size").fetchone()
+    (root,) = raw.execute(
+        "SELECT rootpage FROM sqlite_master "
+        "WHERE tbl_name = 'cpkit_threads' AND type = 'index'"
+    ).fetchone()
+    raw.close()
+    content = bytearray(Path(path).read_bytes())
+    row = content.index(b"thread 20", (root - 1) * size)
+    text = 13 + 2 * len("thread 20")  # sqlite.org/fileformat2.html#record_format
+    content[content.rindex(bytes([text]), 0, row)] ^= 1
+    Path(path).write_bytes(content)
+
+    async with Store(path) as cp:
+        assert (await error_of(cp.list_threads())).where == "the row of b'thread 20'"
+        assert len(await cp.list_threads(limit=19)) == 19
+
+        error = await error_of(cp.list_threads(after="thread 19", limit=20))
+        assert error.where == "the row of b'thread 20'"
+
+
+@pytest.mark.parametrize("column", ["thread_id", "idempotency_key"])
+async def test_a_damaged_call_does_not_free_its_key(
+    path: str, raw: sqlite3.Connection, column: str
+) -> None:
+    """No claim gets the key, and no copy is without the call."""
+    async with Store(path) as cp:
+        await cp.record_issued("t", ToolCall("c", "pay", {}, "key"))
+        await cp.record_result("t", "c", "paid")
+        await cp.append("u", [{}])
+        dump = await cp.dump_thread("t")
+        assert dump is not None
+        other = dataclasses.replace(dump.calls[0], thread_id="v")
+        raw.execute(f"UPDATE cpkit_calls SET {column} = CAST({column} AS BLOB)")
+
+        for operation in (
+            cp.find_call("key"),
+            cp.find_completed("key"),
+            cp.record_issued("u", ToolCall("c 2", "pay", {}, "key")),
+            cp.restore_thread(dataclasses.replace(dump, thread_id="v", calls=[other])),
+            cp.dump_thread("t"),
+        ):
+            error = await error_of(operation)
+            assert error.thread_id == ("?" if column == "thread_id" else "t")
+            assert error.where == "call 'c'"
+
+        assert await cp.append("u", [{}]) == 2
+
+
+async def test_a_damaged_attempt_number_is_named(
+    path: str, raw: sqlite3.Connection
+) -> None:
+    """A claim has to count on from it."""
+    async with Store(path) as cp:
+        await cp.record_issued("t", ToolCall("c", "pay", {}, "key"))
+        await cp.record_result("t", "c", "no", success=False)
+        raw.execute("UPDATE cpkit_calls SET attempt = 'many'")
+        claim = cp.record_issued("u", ToolCall("c", "pay", {}, "key"))
+        assert (await error_of(claim)).where == "call 'c'"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "cpkit_threads SET updated_at = 1 << 62",
+        "cpkit_threads SET created_at = 'noon'",
+        "cpkit_messages SET appended_at = 'noon'",
+    ],
+)
+async def test_damaged_times_of_a_thread_are_named(
+    path: str, raw: sqlite3.Connection, change: str
+) -> None:
+    """A list and a dump raise, and the thread can be read."""
+    async with Store(path) as cp:
+        await cp.append("t", [{}])
+        raw.execute(f"UPDATE {change}")
+
+        for operation in (cp.list_threads(), cp.dump_thread("t")):
+            error = await error_of(operation)
+            assert (error.thread_id, error.where) == ("t", "its times")
+
+        assert await cp.read("t") == [{}]
 
 
 # Files without a store of this version
