@@ -192,10 +192,15 @@ async def test_a_first_read_is_two_reads_however_far_the_values_are(
     assert recorder.returned <= distance + 10
 
 
+@pytest.mark.parametrize("count", [6, 40])
+@pytest.mark.parametrize("is_owned", [False, True])
 async def test_a_first_read_behind_writes_is_two_reads(
-    cp: MemoryCheckpointer[Any],
+    cp: MemoryCheckpointer[Any], count: int, is_owned: bool
 ) -> None:
-    """The records of writes say how far back the last full checkpoint is, too."""
+    """Records of writes say how far back the last full checkpoint is, too.
+
+    Those that are put at the same time count each other.
+    """
     run = Run(CheckpointSaver(cp))
     plan = {"text": random.Random(1).randbytes(400_000).hex()}
     config = await run.put(plan=plan)
@@ -205,16 +210,21 @@ async def test_a_first_read_behind_writes_is_two_reads(
     for n in range(30):
         config = await run.put(n=n)
 
+    if is_owned:
+        config = await run.saver.aclaim(config)
+
     tasks = [
-        run.saver.aput_writes(config, [("n", n)], f"task {n}", f"{n}") for n in range(6)
+        run.saver.aput_writes(config, [("n", n)], f"task {n}", f"{n}")
+        for n in range(count)
     ]
     await asyncio.gather(*tasks)
     recorder = Recorder(cp)
     last = await found(CheckpointSaver(recorder), thread())
     assert last.checkpoint["channel_values"] == {"plan": plan, "n": 29}
     assert last.pending_writes is not None
-    assert len(last.pending_writes) == 6
+    assert len(last.pending_writes) == count
     assert recorder.reads == 2
+    assert recorder.returned < count + 55
 
 
 async def test_unchanged_channels_are_not_written_again(

@@ -75,6 +75,7 @@ class Appends:
                 thread.set_higher_ids(draft.record)
 
             records = split(thread, draft.finished(()))
+            thread.set_back(records[-1], len(records) - 1)
 
             try:
                 version = await self._threads.cp.append(

@@ -18,13 +18,11 @@ __all__ = ["Threads"]
 
 # How many records to read from the end of a thread. The first read has _FIRST_READ. The
 # newest record says how far back the last full checkpoint is, so the second read goes
-# that far, plus a margin for records that others appended at the same time. The margin
-# is larger for a record of writes, because the tasks of a step append side by side. If
-# that read has no full checkpoint, many tasks may have appended, so the next goes
+# that far, plus a margin for records that other processes appended at the same time. If
+# that read has no full checkpoint, many may have appended, so the next read goes
 # _MARGIN_OF_MANY further back. After that each read is _GROWTH times as long.
 _FIRST_READ = 6
 _MARGIN = 2
-_MARGIN_OF_WRITES = 8
 _MARGIN_OF_MANY = 24
 _GROWTH = 4
 
@@ -355,8 +353,7 @@ def _records_back(records: list[Any], ns: str | None) -> int:
             back = record.get("back")
 
             if type(back) is int:
-                margin = _MARGIN_OF_WRITES if "writes" in record else _MARGIN
-                return len(records) - place + back + margin
+                return len(records) - place + back + _MARGIN
 
     return 0
 

@@ -182,7 +182,6 @@ class Composer:
             thread.set_higher_ids(record)
         else:
             self._shorten(thread, record, versions, new_versions)
-            record |= _back(thread, space)
 
         return draft, known
 
@@ -220,7 +219,6 @@ class Composer:
             task_path=task_path,
             writes=[],
         )
-        record |= _back(thread, thread.namespace(record["ns"]))
         offers: dict[str, Offer] = {}
 
         for index, (channel, value) in enumerate(writes):
@@ -241,14 +239,6 @@ class Composer:
 def _offered(offers: Sequence[Offer], typed: Typed) -> Offer | None:
     """Return the offer of this value, if there is one."""
     return next((offer for offer in offers if offer.typed == typed), None)
-
-
-def _back(thread: Thread, space: Namespace) -> Record:
-    """Return how far before the next record the last full checkpoint is, if known.
-
-    It may be farther: records that are being appended do not count.
-    """
-    return {"back": thread.seen - space.full_count + 1} if space.full_count else {}
 
 
 def _is_full_due(bytes_seen: int, space: Namespace) -> bool:

@@ -166,7 +166,12 @@ class Outbox:
                 expected = full[0].thread.version if full else None
 
             pieces = [split(one.thread, one.draft.finished(ids)) for one in batch]
-            records = [record for piece in pieces for record in piece]
+            records: list[Record] = []
+
+            for queued, piece in zip(batch, pieces, strict=True):
+                records += piece
+                queued.thread.set_back(piece[-1], len(records) - 1)
+
             answered = max(queued.thread.answered for queued in batch)
 
             try:

@@ -227,6 +227,18 @@ class Thread:
         record["newest"] = newest if newest > own else ""
         record["top"] = self.top if self.top > own else ""
 
+    def set_back(self, record: Record, ahead: int) -> None:
+        """Set how far before a record the last full checkpoint is, if that is known.
+
+        ``ahead`` records of the same append stand before it. The full checkpoint may be
+        farther: the records of others that were not read do not count.
+        """
+        if "ns" in record and "newest" not in record:
+            full_count = self.namespace(record["ns"]).full_count
+
+            if full_count:
+                record["back"] = self.seen + ahead - full_count + 1
+
     def note_newest(self, ns: str, checkpoint_id: str) -> None:
         """Remember a checkpoint that is stored, or is about to be."""
         space = self.ensure_namespace(ns)
