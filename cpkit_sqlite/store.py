@@ -35,6 +35,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from datetime import datetime
 from functools import partial
+from itertools import starmap
 from operator import itemgetter
 from random import randrange
 from typing import Any, ClassVar, Literal, TypeVar
@@ -589,7 +590,6 @@ def _dump(db: sqlite3.Connection, thread_id: str) -> StoredDump | None:
     bodies = _messages(db, thread_id, 0, None, lambda rows, _: list(rows))
     items = db.execute(queries.EXTRA, (number,)).fetchall()
     times = _one(db, queries.THREADS, thread_id, thread_id + "\0", 1)[2:]
-    _times(thread_id, *times)
     return StoredDump(bodies, items, calls, *times)
 
 
@@ -645,37 +645,21 @@ def _newest(db: sqlite3.Connection, key: str) -> StoredCall | None:
 
 
 def _calls(db: sqlite3.Connection, sql: str, *args: object) -> list[StoredCall]:
-    return [_checked(row) for row in db.execute(sql, args).fetchall()]
+    return list(starmap(StoredCall, db.execute(sql, args)))
 
 
 def _call(db: sqlite3.Connection, sql: str, *args: object) -> StoredCall | None:
     row = _one(db, sql, *args)
-    return None if row is None else _checked(row)
-
-
-def _checked(row: Any) -> StoredCall:
-    call = StoredCall(*row)
-
-    if {*map(type, _ids(call)), type(call.attempt)} != {str, int}:
-        raise _damaged(call)
-
-    return call
+    return None if row is None else StoredCall(*row)
 
 
 def _refuse(db: sqlite3.Connection, sql: str) -> None:
     """Raise if the query finds a call that damage hides from other queries."""
-    if row := _one(db, sql):
-        raise _damaged(StoredCall(*row))
-
-
-def _damaged(call: StoredCall) -> CorruptThread:
-    thread_id = call.thread_id if type(call.thread_id) is str else "?"
-    reason = f"its ids {_ids(call)!r:.200} or attempt {call.attempt!r:.20} are damaged"
-    return CorruptThread(thread_id, f"call {call.call_id!r:.80}", reason)
-
-
-def _ids(call: StoredCall) -> tuple[str, ...]:
-    return call.thread_id, call.call_id, call.tool_name, call.idempotency_key
+    if call := _call(db, sql):
+        thread_id = call.thread_id if type(call.thread_id) is str else "?"
+        ids = call.thread_id, call.call_id, call.idempotency_key
+        where = f"call {call.call_id!r:.80}"
+        raise CorruptThread(thread_id, where, f"an id is not text: {ids!r:.200}")
 
 
 def _one(db: sqlite3.Connection, sql: str, *args: object) -> Any:

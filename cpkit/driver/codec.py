@@ -276,7 +276,8 @@ class Codec(Generic[MessageT]):
         where = f"call {stored.call_id!r}"
 
         if fault := _fault_of(stored):
-            raise CorruptThread(stored.thread_id, where, fault)
+            thread_id = stored.thread_id if isinstance(stored.thread_id, str) else "?"
+            raise CorruptThread(thread_id, where, fault)
 
         args = _parsed(stored.args, stored.thread_id, where)
 

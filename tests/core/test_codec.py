@@ -295,6 +295,18 @@ def test_a_damaged_call_is_named(damage: dict[str, Any]) -> None:
     assert (raised.value.thread_id, raised.value.where) == ("t", "call 'c'")
 
 
+def test_a_call_of_an_unknown_thread_is_named() -> None:
+    """The error's thread id is text, as an id of any error is."""
+    stored: Any = StoredCall(
+        "t", "c", "tool", b"{}", "k", "completed", 1, 0, b"null", 1, False
+    )
+
+    with pytest.raises(CorruptThread) as raised:
+        codec.record(stored._replace(thread_id=b"t"))
+
+    assert (raised.value.thread_id, raised.value.where) == ("?", "call 'c'")
+
+
 @pytest.mark.parametrize("damage", [{"created_at": "noon"}, {"updated_at": 1 << 62}])
 def test_damaged_times_of_a_thread_are_named(damage: dict[str, Any]) -> None:
     """A dump raises the contract's error, not that of the calendar."""
