@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache, partial
+from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
 from cpkit.driver.handle import Handle
@@ -95,13 +96,17 @@ def handle_over(
 ) -> Handle[Any]:
     """Return an unopened handle with the optional protocols of the store.
 
-    Raises ``TypeError`` for an object that lacks a part of `cpkit.driver.Store`.
+    Raises ``TypeError`` for an object that lacks a part of `cpkit.driver.Store`, or has
+    an ``async`` method in place of ``durability``.
     """
     if missing := [name for name in _REQUIRED if not hasattr(store, name)]:
         raise TypeError(
             f"{type(store).__name__} is not a cpkit.driver.Store: "
             f"it lacks {', '.join(missing)}"
         )
+
+    if iscoroutinefunction(store.durability):
+        raise TypeError(f"{type(store).__name__}.durability must not be async")
 
     mixins: list[type[Handle[Any]]] = []
 

@@ -26,6 +26,7 @@ from cpkit import (
     VersionConflict,
 )
 from cpkit.driver import FullHandle, Limits, StoreFailure, Timeouts, handle_over
+from cpkit.memory import MemoryStore
 from tests.driver.gated import GatedStore, handle, not_sent, run_ready_tasks
 
 Handle = FullHandle[dict[str, Any]]
@@ -476,6 +477,17 @@ def test_what_is_not_a_store_is_refused() -> None:
     """The error names the missing parts."""
     with pytest.raises(TypeError, match="object is not .* lacks name, limits"):
         handle_over(object())  # type: ignore[arg-type]  # what is asked here
+
+
+def test_a_store_with_an_async_durability_is_refused() -> None:
+    """It is the only method without ``async``, which is easily missed."""
+
+    class Wrong(MemoryStore):
+        async def durability(self) -> Durability:  # type: ignore[override]  # the mistake
+            return super().durability()
+
+    with pytest.raises(TypeError, match="durability must not be async"):
+        handle_over(Wrong())
 
 
 async def test_a_commit_without_outcomes_is_an_error_that_says_so() -> None:
