@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import asynccontextmanager
 from random import Random
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+from typing_extensions import TypedDict
 
 from conformance.case import Case, Store
 from conformance.clause import Level, clause
@@ -18,6 +23,9 @@ CONCURRENT = Level.CONCURRENT
 
 LONG = 800
 """Messages that the thread begins with: a load must take longer than a write."""
+
+PAUSE = 2.0
+"""Seconds that the decoding waits for a writer, which the load may hold up."""
 
 
 async def _begun(case: Case) -> str:
@@ -100,3 +108,52 @@ async def loads_beside_processes_are_of_one_moment(case: Case) -> None:
         _readers(cps, thread, writers),
     ):
         await asyncio.gather(*(worker.finished() for worker in started))
+
+
+@clause(
+    "concurrent.a-slow-load-is-of-one-moment",
+    "handles",
+    "message_type",
+    level=CONCURRENT,
+    deadline=40,
+)
+async def a_slow_load_is_of_one_moment(case: Case) -> None:
+    """What is written while a load decodes its messages is in all parts or in none."""
+    thread, writer = await _begun(case), "writer"
+    writes: list[Future[None]] = []
+
+    async def write() -> None:
+        async with case.open() as cp:
+            await write_moments(Recorder(cp, writer), Random(0), thread, 3)
+
+    with ThreadPoolExecutor(1) as executor:
+
+        def write_in_the_middle() -> None:
+            if is_loading and not writes:
+                writes.append(executor.submit(asyncio.run, write()))
+                wait(writes, PAUSE)
+
+        is_loading = False
+
+        async with case.open(message_type=_line(write_in_the_middle)) as reader:
+            is_loading = True
+            loaded = await reader.load(thread)
+            is_loading = False
+
+        for one in writes:
+            await asyncio.wrap_future(one)
+
+    assert loaded is not None
+    assert writes, "a load decodes its messages"
+    check_moment(loaded, [writer], LONG)
+
+
+def _line(decoded: Callable[[], None]) -> Any:
+    """Return a type for the messages; it calls ``decoded`` when one is decoded."""
+
+    def checked(n: int) -> int:
+        decoded()
+        return n
+
+    fields = {"by": str | None, "n": Annotated[int, AfterValidator(checked)]}
+    return TypedDict("Line", fields)  # type: ignore[operator]  # a dict of fields

@@ -116,6 +116,20 @@ class LoadsMessagesLast(LoadsInTwoSteps):
         return CheckpointData(second.messages, first.extra, second.pending)
 
 
+@breaks("concurrent.a-slow-load-is-of-one-moment")
+class LoadsWithoutASnapshot(LoadsInTwoSteps):
+    """As `LoadsInTwoSteps`, and no other task of its event loop can write between."""
+
+    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
+        first = await super(LoadsInTwoSteps, self).load(thread_id)
+        second = await super(LoadsInTwoSteps, self).load(thread_id)
+
+        if first is None or second is None:
+            return second
+
+        return self._joined(first, second)
+
+
 @breaks("concurrent.threads-make-progress", hangs=True)
 class WaitsForIdleReaders(Broken):
     """Appends only after no load of any thread has happened for some time."""
