@@ -150,7 +150,9 @@ class RevivesErasedCalls(Broken):
         await super().restore_thread(dump)
 
         for place in self._store.calls_of[dump.thread_id]:
-            alive = self._store.calls[place]._replace(erased=False)
+            erased = self._store.calls[place]
+            result = None if erased.status == "issued" else b"null"
+            alive = erased._replace(erased=False, result=result)
             self._store.calls[place] = alive
 
 
