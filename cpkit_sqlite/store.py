@@ -317,7 +317,10 @@ class SQLiteStore:
     async def listen(self, heard: Heard) -> None:
         # Another process cannot write a file that is private or may only be read.
         if self._file.path != IN_MEMORY and self._file.writable:
-            await listen_in_thread(partial(_follow, self._file.uri), heard)
+            try:
+                await listen_in_thread(partial(_follow, self._file.uri), heard)
+            except ERRORS as exc:
+                raise failure(exc, self.name) from exc
 
     async def dump(self, thread_id: str) -> StoredDump | None:
         return await self._read(thread_id, _dump, thread_id)

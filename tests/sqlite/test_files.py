@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from cpkit import BackendUnavailable, Survives, ToolCall, open_checkpointer
+from cpkit.driver import StoreFailure
 from cpkit_sqlite import SQLiteCheckpointer
 from tests.processes import UNPRIVILEGED, Workers
 from tests.sqlite.inside import reader, store_of, writer
@@ -538,6 +539,19 @@ async def test_closing_leaves_no_file_open(path: str) -> None:
 
     assert not [name for name in open_files() if path in name]
     assert not Path(path + "-wal").exists()
+
+
+async def test_listening_to_a_file_that_was_moved_is_a_failure_of_the_store(
+    tmp_path: Path,
+) -> None:
+    """The handle logs it in one line, and not as an unexpected error."""
+    path = tmp_path / "agent.db"
+
+    async with SQLiteCheckpointer[Any](path) as cp:
+        path.rename(tmp_path / "aside.db")
+
+        with pytest.raises(StoreFailure, match="unable to open"):
+            await store_of(cp).listen(lambda _: None)
 
 
 @pytest.mark.parametrize("how", ["deleted", "moved", "replaced"])
