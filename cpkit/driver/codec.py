@@ -265,7 +265,7 @@ class Codec(Generic[MessageT]):
             try:
                 found.append(self.record(one))
             except CorruptThread:
-                damaged.append(one.call_id)
+                damaged.append(_text(one.call_id))  # damage can make an id bytes
 
         raise CorruptThread(
             first.thread_id, first.where, first.reason, damaged, found

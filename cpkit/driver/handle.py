@@ -453,16 +453,19 @@ class Handle(Generic[MessageT]):
 
         found = outcomes if merged is None else merged.split(batch, outcomes)
 
-        # `_attempt` repeats a batch of which nothing ran. But a lock that one thread
-        # waits for must not hold up the writes to others, so that is repeated apart.
         not_sent = [one for one in found if is_not_sent(one)]
 
         if not not_sent:
             return found
 
-        if len(not_sent) == len(batch) and (
-            is_apart or len({write.thread_id for write in batch}) > 1
-        ):
+        # `_attempt` repeats a batch of which nothing ran for one reason: the server is
+        # starting, for instance. But a lock that one thread waits for must not hold up
+        # the writes to others, so a write to a locked thread is repeated apart.
+        is_one_reason = len({write.thread_id for write in batch}) > 1 and all(
+            one is not_sent[0] for one in not_sent
+        )
+
+        if len(not_sent) == len(batch) and (is_apart or is_one_reason):
             raise not_sent[0]
 
         return [RepeatApart(one.reason) if is_not_sent(one) else one for one in found]

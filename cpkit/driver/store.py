@@ -189,7 +189,9 @@ class Store(Protocol):
 
         If one write would have to wait for something that the others do not need, such
         as the lock of its thread, its outcome is ``StoreFailure("not sent", …)``. The
-        handle answers the others, and repeats the writes to this thread separately.
+        handle answers the others, and repeats the writes to this thread separately. The
+        same failure object for every write of several threads is a failure of the
+        whole batch.
         """
         ...
 

@@ -295,6 +295,19 @@ def test_a_damaged_call_is_named(damage: dict[str, Any]) -> None:
     assert (raised.value.thread_id, raised.value.where) == ("t", "call 'c'")
 
 
+def test_the_ids_of_damaged_calls_are_text() -> None:
+    """Layers search them; the other calls are there."""
+    fine: Any = StoredCall(
+        "t", "c", "tool", b"{}", "k", "completed", 1, 0, b"null", 1, False
+    )
+
+    with pytest.raises(CorruptThread) as raised:
+        codec.records([fine, fine._replace(call_id=b"d")])
+
+    assert list(raised.value.damaged_calls) == ["d"]
+    assert [one.call.call_id for one in raised.value.calls] == ["c"]
+
+
 def test_a_call_of_an_unknown_thread_is_named() -> None:
     """The error's thread id is text, as an id of any error is."""
     stored: Any = StoredCall(

@@ -168,17 +168,17 @@ async def test_only_the_kinds_that_a_store_asks_for_are_grouped() -> None:
 
 
 class LockedStore(GatedStore):
-    """Cannot write to the thread ``locked`` while it is locked."""
+    """Cannot write to the threads that are locked."""
 
-    def __init__(self) -> None:
+    def __init__(self, locked: set[str] | None = None) -> None:
         super().__init__(timeouts=Timeouts(retry=60))
-        self.is_locked = True
+        self.locked = {"locked"} if locked is None else locked
 
     async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
         outcomes: list[Outcome] = []
 
         for write in batch:
-            if self.is_locked and write.thread_id == "locked":
+            if write.thread_id in self.locked:
                 outcomes.append(not_sent())
             else:
                 outcomes += await super().commit([write])
@@ -195,8 +195,21 @@ async def test_a_lone_write_that_waits_for_a_lock_holds_up_no_other_thread() -> 
         await run_ready_tasks()
         assert await append(cp, "t") == 1
         assert not locked.done()
-        store.is_locked = False
+        store.locked.clear()
         assert await locked == 1
+
+
+async def test_two_locked_threads_hold_up_no_third() -> None:
+    """A batch of which nothing ran is divided too, if each write has its own reason."""
+    store = LockedStore({"a", "b"})
+
+    async with handle(store) as cp:
+        locked = [append(cp, "a"), append(cp, "b")]
+        await run_ready_tasks()
+        assert await append(cp, "t") == 1
+        assert not any(one.done() for one in locked)
+        store.locked.clear()
+        assert [await one for one in locked] == [1, 1]
 
 
 async def test_a_write_that_waits_for_a_lock_does_not_hold_up_the_others() -> None:
@@ -214,7 +227,7 @@ async def test_a_write_that_waits_for_a_lock_does_not_hold_up_the_others() -> No
         closing = asyncio.create_task(cp.aclose())
         await run_ready_tasks()
         assert not any(task.done() for task in [first[1], later[0], later[2], closing])
-        store.is_locked = False
+        store.locked.clear()
         assert [await first[1], await later[0], await later[2]] == [1, 2, 3]
         await closing
 
