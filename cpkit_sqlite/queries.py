@@ -98,7 +98,9 @@ PENDING = f"""
 ATTEMPTS = f"{_CALL} WHERE idempotency_key = ? ORDER BY attempt DESC LIMIT ?"
 
 # A call with such an id would be missed: see NEXT_THREAD.
-CALL_OF_NO_THREAD = f"{_CALL} WHERE thread_id >= x'' LIMIT 1"
+CALL_OF_NO_THREAD = f"""
+{_CALL} WHERE thread_id >= x'' AND CAST(thread_id AS TEXT) = ? LIMIT 1
+"""
 CALL_WITHOUT_KEY = f"{_CALL} WHERE idempotency_key >= x'' LIMIT 1"
 
 ADD_CALL = """

@@ -21,10 +21,10 @@ SCHEMA_VERSION = 1
 
 _SCHEMA = files("cpkit_sqlite").joinpath("schema.sql").read_text()
 
-# Everything that belongs to a table, without the indexes of its constraints.
+# What another program can add to a table that changes or refuses writes.
 _ADDED = """
 SELECT type, lower(name), lower(tbl_name) FROM sqlite_master
-WHERE type <> 'table' AND sql IS NOT NULL
+WHERE type = 'trigger' OR (type = 'index' AND sql LIKE 'CREATE UNIQUE%')
 """
 
 _creating = threading.Lock()

@@ -171,7 +171,9 @@ class SQLiteStore:
             await run(connection, begin)
         except (*ERRORS, StoreFailure):
             # Its thread ends also if this task is cancelled while it waits for that.
-            self._connections.remove(connection)
+            if connection in self._connections:  # unless `close` has taken it
+                self._connections.remove(connection)
+
             await connection.close()
             raise
 
@@ -583,7 +585,7 @@ def _times(thread_id: str, created: Any, updated: Any) -> tuple[datetime, dateti
 
 
 def _dump(db: sqlite3.Connection, thread_id: str) -> StoredDump | None:
-    _refuse(db, queries.CALL_OF_NO_THREAD)  # it may be of this thread
+    _refuse(db, queries.CALL_OF_NO_THREAD, thread_id)
     calls = _calls(db, queries.CALLS, thread_id)
     number, _ = _head(db, thread_id)
 
@@ -656,9 +658,9 @@ def _call(db: sqlite3.Connection, sql: str, *args: object) -> StoredCall | None:
     return None if row is None else StoredCall(*row)
 
 
-def _refuse(db: sqlite3.Connection, sql: str) -> None:
+def _refuse(db: sqlite3.Connection, sql: str, *args: object) -> None:
     """Raise if the query finds a call that damage hides from other queries."""
-    if call := _call(db, sql):
+    if call := _call(db, sql, *args):
         thread_id = call.thread_id if type(call.thread_id) is str else "?"
         ids = call.thread_id, call.call_id, call.idempotency_key
         where = f"call {call.call_id!r:.80}"

@@ -486,7 +486,7 @@ async def test_a_store_without_one_of_its_indexes_is_refused(
     [
         "TRIGGER mine AFTER INSERT ON cpkit_messages BEGIN DELETE FROM theirs; END",
         "TRIGGER cpkit_calls BEFORE UPDATE ON CPKIT_CALLS BEGIN SELECT 1; END",
-        "INDEX mine ON cpkit_messages (appended_at)",
+        "UNIQUE INDEX mine ON cpkit_messages (appended_at)",
     ],
 )
 async def test_a_store_with_a_trigger_or_index_of_another_program_is_refused(
@@ -498,6 +498,7 @@ async def test_a_store_with_a_trigger_or_index_of_another_program_is_refused(
 
     raw.execute("CREATE TABLE theirs (x)")
     raw.execute("CREATE TRIGGER fine AFTER INSERT ON theirs BEGIN SELECT 1; END")
+    raw.execute("CREATE INDEX report ON cpkit_calls (tool_name)")
 
     async with Store(path) as cp:
         assert await cp.append("t", [{}]) == 2
