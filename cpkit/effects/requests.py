@@ -225,9 +225,11 @@ class Requests:
                 found[number] = request
                 is_last = until_open and _is_undecided(request)
             else:
+                # Undecided ones are on the list, so a thread need not be loaded.
                 later = range(number + 1, number + _MAX_WITHDRAWN + 1)
-                gets = (self.get(key, one, thread_id) for one in later)
-                is_last = not any(await asyncio.gather(*gets))
+                find = self._attempts.find_holder
+                finds = (find(request_key(key, one)) for one in later)
+                is_last = not any(await asyncio.gather(*finds))
 
             if is_last and number >= max(entries, default=0):
                 return list(found.values())
