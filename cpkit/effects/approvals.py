@@ -352,7 +352,9 @@ class Approvals:
         undecided too.
         """
         by_first = number is None and args is None
-        requests = await self._requests.all_of(key, thread_id, until_open=by_first)
+        requests = await self._requests.all_of(
+            key, thread_id, until_open=by_first, past_withdrawn=number is None
+        )
 
         if number is not None:
             requests = [one for one in requests if one.number == number]

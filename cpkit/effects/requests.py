@@ -201,9 +201,17 @@ class Requests:
         return None if record is None else self.of(record)
 
     async def all_of(
-        self, key: str, thread_id: str | None = None, *, until_open: bool = False
+        self,
+        key: str,
+        thread_id: str | None = None,
+        *,
+        until_open: bool = False,
+        past_withdrawn: bool = False,
     ) -> list[ApprovalRequest]:
         """Return the requests of an effect, oldest first.
+
+        With ``past_withdrawn`` this finds those behind withdrawn ones too, at the price
+        of eight reads; without it, only if one of them is on the list of open requests.
 
         With ``until_open`` this stops at an undecided request, unless the list of open
         requests has a later one. So it may leave out later requests that were acted
@@ -224,6 +232,8 @@ class Requests:
             if request is not None:
                 found[number] = request
                 is_last = until_open and _is_undecided(request)
+            elif not past_withdrawn:
+                is_last = True
             else:
                 # Undecided ones are on the list, so a thread need not be loaded.
                 later = range(number + 1, number + _MAX_WITHDRAWN + 1)
