@@ -6,6 +6,7 @@ import os
 import sqlite3
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import closing, suppress
 from functools import cache
 from importlib.resources import files
@@ -27,7 +28,43 @@ SELECT type, lower(name), lower(tbl_name) FROM sqlite_master
 WHERE type = 'trigger' OR (type = 'index' AND sql LIKE 'CREATE UNIQUE%')
 """
 
+# Nanoseconds within which two changes of names may get the same time.
+_SAME_TIME = 3_000_000_000
+
 _creating = threading.Lock()
+
+
+class Names:
+    """The inodes that paths in one folder led to when the store was opened.
+
+    Each look at a path was measured to take a commit 20 µs. So this looks at the folder
+    first, whose time changes with each name in it. A time that is too new proves
+    nothing: a file system may give two changes of names the same time.
+    """
+
+    def __init__(self, folder: str, paths: Iterable[str]) -> None:
+        self._folder = folder
+        self._inodes = {one: _inode(one) for one in paths if os.path.exists(one)}
+        self._unchanged: tuple[int, ...] | None = None
+
+    def changed(self) -> str | None:
+        """Return a path that leads to another file now, or to none."""
+        try:
+            found = os.stat(self._folder)
+            state = found.st_dev, found.st_ino, found.st_mtime_ns
+        except (FileNotFoundError, NotADirectoryError):
+            state = None
+
+        if state is not None and state == self._unchanged:
+            return None
+
+        for path, inode in self._inodes.items():
+            if _inode(path) != inode:
+                return path
+
+        is_old = state is not None and time.time_ns() - state[2] > _SAME_TIME
+        self._unchanged = state if is_old else None
+        return None
 
 
 class File(NamedTuple):
@@ -35,14 +72,14 @@ class File(NamedTuple):
 
     SQLite cannot create its lock file beside a file that may only be read. Where no
     process has such a file open, it is read without locks (``immutable``), and ``seen``
-    shows whether it has changed since. ``inodes`` has the paths and inodes of the file,
-    its -wal and its -shm after they were opened.
+    shows whether it has changed since. ``names`` are those of the file, its -wal and
+    its -shm, after they were opened.
     """
 
     path: str
     writable: bool = True
     seen: tuple[int, ...] | None = None
-    inodes: tuple[tuple[str, tuple[int, int]], ...] = ()
+    names: Names | None = None
 
     @property
     def uri(self) -> str:
@@ -54,27 +91,25 @@ class File(NamedTuple):
         return f"{Path(self.path).as_uri()}?mode={mode}{immutable}"
 
     def found(self) -> File:
-        """Return the file with the inodes that its paths lead to."""
+        """Return the file with the names that lead to it now."""
         if self.path == IN_MEMORY:
             return self
 
         paths = [self.path + end for end in ("", "-wal", "-shm")]
-        inodes = tuple((path, _inode(path)) for path in paths if os.path.exists(path))
-        return self._replace(inodes=inodes)
+        return self._replace(names=Names(os.path.dirname(self.path), paths))
 
-    def check_unchanged(self, *, index: bool = True) -> None:
+    def check_unchanged(self) -> None:
         """Raise if a path does not lead to what was opened.
 
         SQLite goes on with files without their names, and the next opening would not
         find what was written. Raise too if another process wrote a file that is read
-        without locks. A look at a path takes 2 µs, so reads leave the -shm out.
+        without locks.
         """
-        for path, inode in self.inodes if index else self.inodes[:2]:
-            if _inode(path) != inode:
-                end = path[len(self.path) :]
-                what = f"its {end} file was" if end else "the file was moved,"
-                reason = f"{what} deleted or replaced: open the store again"
-                raise StoreFailure("rejected", reason)
+        if self.names is not None and (path := self.names.changed()) is not None:
+            end = path[len(self.path) :]
+            what = f"its {end} file was" if end else "the file was moved,"
+            reason = f"{what} deleted or replaced: open the store again"
+            raise StoreFailure("rejected", reason)
 
         if self.seen is not None and self.seen != _stamp(self.path):
             reason = "another process writes the file: open the store again"
@@ -219,7 +254,7 @@ def _version(db: sqlite3.Connection) -> object:
     # A trigger could change any write, and a unique index could refuse one.
     for kind, name, table in db.execute(_ADDED):
         if table in expected and (kind == "trigger" or name not in expected):
-            return f"a foreign {kind} {name!r:.80} on {table}"
+            return f"the {kind} {name!r:.80} on {table} is not cpkit's: drop it"
 
     return SCHEMA_VERSION
 

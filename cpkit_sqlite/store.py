@@ -344,7 +344,7 @@ class SQLiteStore:
             raise failure(exc, self.name, thread_id) from exc
         finally:
             if connection is self._reader:  # a commit has checked it before
-                self._file.check_unchanged(index=False)
+                self._file.check_unchanged()
 
 
 class SQLiteCheckpointer(FullHandle[MessageT]):

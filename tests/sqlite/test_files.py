@@ -8,6 +8,7 @@ import os
 import sqlite3
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -625,6 +626,31 @@ async def test_a_first_write_without_the_log_creates_no_other_log(path: str) -> 
 
         assert not raised.value.maybe_applied
         assert not os.path.exists(f"{path}-wal")
+
+
+@pytest.mark.parametrize("is_old", [True, False], ids=["old", "new"])
+async def test_a_deleted_log_is_seen_whatever_the_time_of_the_folder(
+    tmp_path: Path, is_old: bool
+) -> None:
+    """An old time proves that no name changed; a new one may be of two changes."""
+    path = tmp_path / "agent.db"
+
+    async with SQLiteCheckpointer[Any](path) as cp:
+        await cp.append("t", [{}])
+        now = time.time_ns()
+        times = (now, now - (3_600_000_000_000 if is_old else 0))
+        os.utime(tmp_path, ns=times)
+        assert await cp.append("t", [{}]) == 2
+        os.unlink(f"{path}-wal")
+
+        if not is_old:
+            os.utime(tmp_path, ns=times)
+
+        with pytest.raises(BackendUnavailable, match="its -wal file was deleted"):
+            await cp.append("t", [{}])
+
+        with pytest.raises(BackendUnavailable, match="its -wal file was deleted"):
+            await cp.load("t")
 
 
 async def test_the_index_of_a_file_that_was_not_in_wal_mode_is_known(
