@@ -94,7 +94,7 @@ MessageT = TypeVar("MessageT")
 _MAX_BYTES = 2**29
 
 _INT4_MAX = 2**31 - 1
-_LOCKED = "another transaction deletes the thread or changes it at a version"
+_LOCKED = "another transaction holds the lock of the thread's row"
 _NOT_A_TIME = 2**62
 _ABOVE_ALL_IDS = "\U0010ffff" * 129
 

@@ -278,15 +278,10 @@ class GroupCommit:
         except Exception as exc:
             outcomes = [exc] * len(batch)
         finally:
-            writers = len(batch) + len(queue.waiting)
+            is_crowd = self._is_crowd(len(batch) + len(queue.waiting))
 
-            if (
-                self._batching.halves
-                and writers >= _MIN_WRITES_TO_HALVE
-                and queue.waiting
-                and queue.task is task
-            ):
-                # Before the callers go on, so that the store works meanwhile.
+            if is_crowd and queue.waiting and queue.task is task:
+                # Before the callers go on, so that the store works in the meantime.
                 self._start(queue, takes_all=True)
 
             self._answer(batch, outcomes)
@@ -308,6 +303,10 @@ class GroupCommit:
         self._lifecycle.abandon(task)
         self._ended(queue, task)
 
+    def _is_crowd(self, writes: int) -> bool:
+        """Tell whether so many writes are committed in two halves."""
+        return self._batching.halves and writes >= _MIN_WRITES_TO_HALVE
+
     def _take_batch(self, queue: _Queue, takes_all: bool) -> list[_Queued]:
         """Take the next batch off a queue: half of a crowd if the store asks for it."""
         batch: list[_Queued] = []
@@ -315,11 +314,7 @@ class GroupCommit:
         most = self._batching.max_writes
         size = 0
 
-        if (
-            self._batching.halves
-            and len(waiting) >= _MIN_WRITES_TO_HALVE
-            and not takes_all
-        ):
+        if self._is_crowd(len(waiting)) and not takes_all:
             most = min(most, -(-len(waiting) // 2))
 
         while waiting and len(batch) < most and size < self._batching.max_bytes:

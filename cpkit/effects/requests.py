@@ -223,7 +223,7 @@ class Requests:
         entries = {one.number: one for one in listed if one.key == key}
 
         # A withdrawn request is not found, so do not stop there if the list has an
-        # entry with a higher number, or if a request with a higher number is found.
+        # entry with a higher number.
         for number in count(1):
             entry = entries.get(number)
             where = thread_id if entry is None else entry.thread_id
@@ -235,7 +235,7 @@ class Requests:
             elif not past_withdrawn:
                 is_last = True
             else:
-                # Undecided ones are on the list, so a thread need not be loaded.
+                # Do not stop before a decided one either; undecided ones are listed.
                 later = range(number + 1, number + _MAX_WITHDRAWN + 1)
                 find = self._attempts.find_holder
                 finds = (find(request_key(key, one)) for one in later)
