@@ -257,6 +257,7 @@ class Heartbeat:
         self._key = key
         self._call_id = call_id
         self._interval = interval
+        self._count = 0
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -279,24 +280,25 @@ class Heartbeat:
 
     async def delete(self) -> None:
         """Delete the heartbeats of an effect that ended, if any were written."""
-        if self._task is not None:
+        if self._count:
             await delete_heartbeats(self._cp, self._key)
+
+    async def write(self) -> None:
+        """Write one heartbeat now; a failure is logged."""
+        self._count += 1
+        place = heartbeat_thread(self._key)
+
+        try:
+            await self._cp.save_extra(place, {self._call_id: self._count})
+        except Exception:
+            log.warning("a heartbeat of %r failed", self._call_id, exc_info=True)
 
     def _start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._beat())
 
     async def _beat(self) -> None:
-        place = heartbeat_thread(self._key)
-        count = 0
-
         while True:
-            count += 1
-
-            try:
-                await self._cp.save_extra(place, {self._call_id: count})
-            except Exception:
-                log.warning("a heartbeat of %r failed", self._call_id, exc_info=True)
-
+            await self.write()
             await asyncio.sleep(self._interval)
 
 

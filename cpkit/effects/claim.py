@@ -12,6 +12,7 @@ from cpkit.canonical import canonical_json
 from cpkit.effects.approvals import Approvals
 from cpkit.effects.attempts import (
     Attempts,
+    Heartbeat,
     ask_verify,
     close_attempt,
     delete_heartbeats,
@@ -56,11 +57,13 @@ _NOT_STARTED = Outcome(released_envelope("given up before it began"), success=Fa
 class Claim:
     """One run's claim of one effect's key.
 
-    ``call`` is the current attempt. While its id is in ``running``, a resume by the
-    same ledger leaves the call alone. `forget` removes the id.
+    ``call`` is the current attempt, and ``heartbeat`` writes its heartbeats. While its
+    id is in ``running``, a resume by the same ledger leaves the call alone. `forget`
+    removes the id.
     """
 
     call: ToolCall
+    heartbeat: Heartbeat
 
     def __init__(
         self,
@@ -78,6 +81,8 @@ class Claim:
         self._call_id = ""
         self._held = False
         self._approved_at = 0.0
+        self._held_at = 0.0
+        """When the last question was sent that showed that this run holds the key."""
         self.request_number = 0
         """The number of the approval request that allows this run, or 0."""
         self.handler_ran = False
@@ -109,22 +114,10 @@ class Claim:
                 if self.handler_ran:
                     return True, None
 
-                if wants_record:
-                    record = await self._attempts.find_claimed(
-                        self._thread_id, self.call
-                    )
+                ready, record = await self._is_ready(wants_record)
 
-                    # None if the attempt was taken over already: it must not run.
-                    if record is None or record.status != "issued":
-                        continue
-
-                    self.check(record)
-
-                if not await self._is_expired():
+                if ready:
                     return True, record
-
-                # Do not hold the key while the next try waits for a new approval.
-                await self.abandon(_NOT_STARTED)
         except (Exception, asyncio.CancelledError) as exc:
             unclear = isinstance(exc, asyncio.CancelledError | BackendUnavailable)
 
@@ -205,6 +198,42 @@ class Claim:
         )
         self._approved_at = asyncio.get_running_loop().time()
 
+    async def _is_ready(self, wants_record: bool) -> tuple[bool, CallRecord | None]:
+        """Return whether the handler may start now, and the record if it was read.
+
+        Another process may have closed the attempt if the store answered late, or if
+        this process was paused. So the time from the last question to the start is at
+        most half a heartbeat interval; else a heartbeat is written, and the record is
+        read again. If this run lost the key, or its approval, it has to claim again.
+        """
+        record = None
+
+        while True:
+            if late := self._is_late():
+                self._trail.note("answered late")
+                await self.heartbeat.write()
+
+            if late or (wants_record and record is None):
+                self._held_at = asyncio.get_running_loop().time()
+                record = await self._attempts.find_claimed(self._thread_id, self.call)
+
+                if record is None or record.status != "issued":
+                    return False, None
+
+                self.check(record)
+
+            if await self._is_expired():
+                # Do not hold the key while the next try waits for a new approval.
+                await self.abandon(_NOT_STARTED)
+                return False, None
+
+            if not self._is_late():
+                return True, record
+
+    def _is_late(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        return now - self._held_at > self._plan.heartbeat / 2
+
     async def _is_expired(self) -> bool:
         """Return whether the approval no longer counts, after a slow claim."""
         now = asyncio.get_running_loop().time()
@@ -229,6 +258,9 @@ class Claim:
         self._running.add(self._call_id)
         self._held = False
         self.call = ToolCall(self._call_id, effect.tool, call_args(effect), effect.key)
+        self.heartbeat = Heartbeat(
+            self._attempts.cp, effect.key, self._call_id, self._plan.heartbeat
+        )
 
     async def _claim(self, holder: CallRecord | None = None) -> CallRecord | None:
         """Claim the key; return ``None`` if this run holds it, else the key's record.
@@ -250,6 +282,8 @@ class Claim:
                         raise
 
                     return found
+
+            self._held_at = asyncio.get_running_loop().time()
 
             # If the handler ran, its outcome exists only in this process.
             record = await self._attempts.claim(

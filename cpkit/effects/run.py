@@ -3,7 +3,8 @@
 1. Look the effect up: a completed effect is replayed, at the price of one read.
 2. Get the approval, if the policy asks for one.
 3. Claim the key under a fresh call id. If another attempt holds the key, wait for its
-   result, and take over if the holder is stale.
+   result, and take over if the holder is stale. If the claim's answer was late, read
+   again that this run still holds the key.
 4. Run the handler.
 5. Record the outcome, and act on the record that comes back. Heartbeats are written
    from step 4 until then.
@@ -19,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from cpkit.effects.attempts import Attempts, Heartbeat
+from cpkit.effects.attempts import Attempts
 from cpkit.effects.claim import Claim
 from cpkit.effects.effect import (
     Effect,
@@ -196,9 +197,7 @@ class EffectRun:
 
         ``None`` means that the attempt was taken over and its key is free again.
         """
-        heartbeat = Heartbeat(
-            self._attempts.cp, effect.key, effect.call_id, self._plan.heartbeat
-        )
+        heartbeat = self._claim.heartbeat
 
         # Also while the outcome is recorded: a store may take long, and a run that took
         # over meanwhile would repeat the effect.

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cpkit import CallRecord, JsonValue, MemoryCheckpointer, open_checkpointer
+from cpkit import CallRecord, JsonValue, MemoryCheckpointer, ToolCall, open_checkpointer
 from cpkit.effects import Effect, EffectTimeout, Landed, NotLanded, Tool
 from cpkit.effects.attempts import read_doubt
 from cpkit.effects.records import heartbeat_thread
@@ -71,6 +71,65 @@ def test_a_holder_whose_outcome_is_recorded_slowly_is_not_taken_over() -> None:
             result = await second.run("t", "charge", ARGS, shop.charge)
             assert result == await running == {"charge": 1}
             assert len(shop.effects) == 1
+
+    simulated_loop(Random(1)).run(main())
+
+
+def test_a_late_answer_starts_no_effect_that_was_taken_over() -> None:
+    """Its run reads the record again; here another process recorded the result."""
+
+    async def main() -> None:
+        async with Reference() as cp:
+            late = OnlySix(cp)
+
+            async def record_issued(
+                thread_id: str, call: ToolCall
+            ) -> CallRecord | None:
+                answer = await cp.record_issued(thread_id, call)
+                await asyncio.sleep(100)
+                return answer
+
+            late.record_issued = record_issued
+            paused, shop = Shop("paused"), Shop()
+            first, second = (
+                quick(one, stale_after=15, timeout=1000) for one in (late, cp)
+            )
+            running = asyncio.create_task(first.run("t", "charge", ARGS, paused.charge))
+            await asyncio.sleep(1)
+            result = await second.run("t", "charge", ARGS, shop.charge)
+            assert result == await running == {"charge": 1}
+            assert (len(paused.effects), len(shop.effects)) == (0, 1)
+
+    simulated_loop(Random(1)).run(main())
+
+
+def test_a_late_holder_writes_a_heartbeat_before_its_handler() -> None:
+    """So a run that waits for it starts its time again, and the handler runs once."""
+
+    async def main() -> None:
+        async with Reference() as cp:
+            late, answers = OnlySix(cp), iter([14.0])
+
+            async def record_issued(
+                thread_id: str, call: ToolCall
+            ) -> CallRecord | None:
+                answer = await cp.record_issued(thread_id, call)
+                await asyncio.sleep(next(answers, 0.0))
+                return answer
+
+            late.record_issued = record_issued
+            shop = Shop()
+            effects = []
+
+            async def charge(effect: Effect) -> JsonValue:
+                key = heartbeat_thread(effect.key)
+                data = await cp.load(key)
+                effects.append(data and data.extra)
+                return await shop.charge(effect)
+
+            ledger = quick(late, stale_after=15, timeout=1000)
+            assert await ledger.run("t", "charge", ARGS, charge) == {"charge": 1}
+            assert effects == [{shop.effects[0].call_id: 1}]
 
     simulated_loop(Random(1)).run(main())
 

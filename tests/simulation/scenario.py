@@ -32,6 +32,7 @@ from tests.simulation.world import Declined, World
 __all__ = ["simulate"]
 
 STALE_AFTER = 6.0
+HEARTBEAT = 2.0
 PATIENCE = 20.0
 CALM_AFTER = 300.0
 DEADLINE = 3000.0
@@ -102,6 +103,7 @@ class Scenario:
             store,
             {order for order in self.orders if random.random() < 0.5},
             STALE_AFTER,
+            HEARTBEAT / 2,
         )
         self.able = random.random() < 0.4
         self.notices = Notices(random) if random.random() < 0.5 else None
@@ -161,7 +163,7 @@ class Scenario:
             timeout=self.timeout,
             approval_timeout=self.timeout,
             stale_after=STALE_AFTER if self.takeovers else None,
-            heartbeat=2.0,
+            heartbeat=HEARTBEAT,
             backoff=Backoff(0.05, 2.0, self.random.random),
             patience=PATIENCE,
         )

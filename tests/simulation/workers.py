@@ -38,6 +38,7 @@ from tests.simulation.world import World
 __all__ = ["simulate_worker"]
 
 STALE_AFTER = 6.0
+HEARTBEAT = 2.0
 PATIENCE = 20.0
 CALM_AFTER = 300.0
 DEADLINE = 3000.0
@@ -105,7 +106,7 @@ class Office:
         self.threads = [f"thread-{n}" for n in range(random.choice([1, 2, 3]))]
         self.needing = {one for one in self.threads if random.random() < 0.7}
         self.workers = random.choice([1, 2, 2])
-        self.world = World(store, self.needing, STALE_AFTER)
+        self.world = World(store, self.needing, STALE_AFTER, HEARTBEAT / 2)
         self.denied: set[str] = set()
         self.stop = asyncio.Event()
 
@@ -161,7 +162,7 @@ class Office:
             timeout=PATIENCE,
             approval_timeout=0,
             stale_after=STALE_AFTER,
-            heartbeat=2.0,
+            heartbeat=HEARTBEAT,
             backoff=self._backoff(),
             patience=PATIENCE,
         )

@@ -41,6 +41,7 @@ class World:
     store: Checkpointer[Any]
     needs_approval: set[str]
     stale_after: float
+    longest_delay: float
     log: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     charges: list[Charge] = field(default_factory=list)
@@ -49,9 +50,10 @@ class World:
     verdicts: dict[str, str] = field(default_factory=dict)
     holders: dict[str, str] = field(default_factory=dict)
     released: set[str] = field(default_factory=set)
+    closed: dict[str, float] = field(default_factory=dict)
     claimed: dict[str, tuple[Life, str]] = field(default_factory=dict)
     heartbeats: dict[str, list[float]] = field(default_factory=dict)
-    reads: dict[tuple[str, str], float] = field(default_factory=dict)
+    reads: dict[tuple[object, str], float] = field(default_factory=dict)
 
     def note(self, actor: str, event: str) -> None:
         """Add a line to the history."""
@@ -79,7 +81,7 @@ class World:
                 if name in self.heartbeats:  # else it wakes those that watch decisions
                     self.heartbeats[name].append(now)
         elif operation == "read" and subject is not None:
-            self.reads[life.name, subject] = now
+            self.reads[asyncio.current_task(), subject] = now
 
     def _claimed(self, life: Life, call: ToolCall, now: float) -> None:
         self.heartbeats[call.call_id] = [now]
@@ -95,10 +97,14 @@ class World:
         self.note(life.name, f"resolves {call.tool_name} {record.status}")
         owner, key = self.claimed.get(call.call_id, (life, ""))
 
+        if owner is not life:
+            self.closed.setdefault(call.call_id, now)
+
         if record.status == "failed" and self.holders.get(key) == call.call_id:
             del self.holders[key]
             self.released.add(call.call_id)
-            read_at = self.reads.get((life.name, heartbeat_thread(key)), now)
+            reader = asyncio.current_task()
+            read_at = self.reads.get((reader, heartbeat_thread(key)), now)
             beats = (beat for beat in self.heartbeats[call.call_id] if beat < read_at)
             silent = read_at - max(beats, default=read_at)
 
@@ -153,9 +159,15 @@ class World:
         if self.decisions.get(effect.key) is False:
             self.violate("an effect ran after its denial was acknowledged")
 
-        if effect.call_id in self.released:
-            # It was taken over while it was delayed between its claim and this line.
-            # Only the payment server could stop it, by the key and the attempt.
+        if effect.call_id in self.closed:
+            # It was taken over between the store's answer and this line. Only the
+            # payment server can stop it, by key and attempt; but the time is short.
+            now = asyncio.get_running_loop().time()
+            late = now - self.closed[effect.call_id]
+
+            if late > self.longest_delay:
+                self.violate(f"an effect began {late:.1f} s after it was taken over")
+
             return
 
         if self.verdicts.get(effect.key) == "landed":
