@@ -80,13 +80,14 @@ def test_a_late_answer_starts_no_effect_that_was_taken_over() -> None:
 
     async def main() -> None:
         async with Reference() as cp:
-            late = OnlySix(cp)
+            # The second answer is that of the read after the claim.
+            late, answers = OnlySix(cp), iter([0.0, 100.0])
 
             async def record_issued(
                 thread_id: str, call: ToolCall
             ) -> CallRecord | None:
                 answer = await cp.record_issued(thread_id, call)
-                await asyncio.sleep(100)
+                await asyncio.sleep(next(answers, 0.0))
                 return answer
 
             late.record_issued = record_issued
