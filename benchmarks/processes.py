@@ -75,7 +75,8 @@ def append_cost(contender: Contender, place: Place, count: int) -> Cost:
 
     Bytes are those that the process writes to the file system, or the growth of the
     server's log. strace counts the fsyncs, or Postgres itself does. Other work of a
-    server (a checkpoint, a vacuum) can only add to a run, so the least of three counts.
+    server (a checkpoint, a vacuum) can only add to a run, so each number is the
+    smallest of three runs.
     """
     cost = Cost()
     without: dict[str, int] = {}

@@ -82,7 +82,7 @@ class Claim:
         self._held = False
         self._approved_at = 0.0
         self._held_at = 0.0
-        """When the last question was sent that showed that this run holds the key."""
+        """When the last request was sent that showed that this run holds the key."""
         self.request_number = 0
         """The number of the approval request that allows this run, or 0."""
         self.handler_ran = False
@@ -114,7 +114,8 @@ class Claim:
                 if self.handler_ran:
                     return True, None
 
-                ready, record = await self._is_ready(wants_record)
+                # Only a run that waits writes heartbeats later on, and deletes them.
+                ready, record = await self._is_ready(wants_record, has_heartbeat=wait)
 
                 if ready:
                     return True, record
@@ -147,6 +148,8 @@ class Claim:
             if self.handler_ran:
                 key = self._plan.effect.key
                 await delete_heartbeats(self._attempts.cp, key)
+            else:
+                await self.heartbeat.delete()
 
     async def _record_last(self, outcome: Outcome) -> None:
         # Record ``success=False`` even if it is unknown whether the claim was applied:
@@ -198,26 +201,32 @@ class Claim:
         )
         self._approved_at = asyncio.get_running_loop().time()
 
-    async def _is_ready(self, wants_record: bool) -> tuple[bool, CallRecord | None]:
+    async def _is_ready(
+        self, wants_record: bool, has_heartbeat: bool
+    ) -> tuple[bool, CallRecord | None]:
         """Return whether the handler may start now, and the record if it was read.
 
-        Another process may have closed the attempt if the store answered late, or if
-        this process was paused. So the time from the last question to the start is at
-        most half a heartbeat interval; else a heartbeat is written, and the record is
-        read again. If this run lost the key, or its approval, it has to claim again.
+        If the store answered late, or this process was paused, another process may have
+        closed the attempt. So if the last request to the store was sent more than half
+        a heartbeat interval ago, this writes a heartbeat and reads the record again,
+        until an answer comes in time. If the key or the approval is lost, the caller
+        has to claim again.
         """
         record = None
 
         while True:
             if late := self._is_late():
                 self._trail.note("answered late")
-                await self.heartbeat.write()
+
+                if has_heartbeat:
+                    await self.heartbeat.write()
 
             if late or (wants_record and record is None):
                 self._held_at = asyncio.get_running_loop().time()
                 record = await self._attempts.find_claimed(self._thread_id, self.call)
 
                 if record is None or record.status != "issued":
+                    await self.heartbeat.delete()
                     return False, None
 
                 self.check(record)

@@ -93,7 +93,9 @@ class EffectLedger:
         heartbeat for ``stale_after`` seconds is taken over; ``None``, the default,
         means never. Without ``verify``, a takeover runs the effect again: use it only
         if the handler passes the key downstream. ``heartbeat`` is the interval between
-        the heartbeats of a long effect: a third of ``stale_after``, or 10.
+        the heartbeats of a long effect: a third of ``stale_after``, or 10. If the store
+        answers later than half of it, the run reads its record again before the handler
+        starts.
         ``backoff`` sets the pauses between two looks at the store. ``patience`` bounds
         the retries of an operation whose answer was lost, and of recording an outcome
         while the store is away.

@@ -3,8 +3,8 @@
 1. Look the effect up: a completed effect is replayed, at the price of one read.
 2. Get the approval, if the policy asks for one.
 3. Claim the key under a fresh call id. If another attempt holds the key, wait for its
-   result, and take over if the holder is stale. If the claim's answer was late, read
-   again that this run still holds the key.
+   result, and take over if the holder is stale. If the store answered late, read the
+   record again: another run may have taken over.
 4. Run the handler.
 5. Record the outcome, and act on the record that comes back. Heartbeats are written
    from step 4 until then.

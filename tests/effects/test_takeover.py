@@ -23,6 +23,22 @@ from tests.simulation.loop import simulated_loop
 ARGS: dict[str, JsonValue] = {"amount": 1000}
 
 
+class AnswersLate(OnlySix):
+    """Six methods and deletion; the answers to the first claims are delayed."""
+
+    def __init__(self, cp: Store, *delays: float) -> None:
+        super().__init__(cp)
+        self.delete_thread = cp.delete_thread
+        issue, seconds = cp.record_issued, iter(delays)
+
+        async def record_issued(thread_id: str, call: ToolCall) -> CallRecord | None:
+            answer = await issue(thread_id, call)
+            await asyncio.sleep(next(seconds, 0.0))
+            return answer
+
+        self.record_issued = record_issued
+
+
 async def test_a_stale_holder_is_taken_over(cp: Store, thread: str) -> None:
     """Its attempt is released, and the next claim has a higher attempt."""
     key = quick(cp).key(thread, "charge", ARGS)
@@ -81,16 +97,7 @@ def test_a_late_answer_starts_no_effect_that_was_taken_over() -> None:
     async def main() -> None:
         async with Reference() as cp:
             # The second answer is that of the read after the claim.
-            late, answers = OnlySix(cp), iter([0.0, 100.0])
-
-            async def record_issued(
-                thread_id: str, call: ToolCall
-            ) -> CallRecord | None:
-                answer = await cp.record_issued(thread_id, call)
-                await asyncio.sleep(next(answers, 0.0))
-                return answer
-
-            late.record_issued = record_issued
+            late = AnswersLate(cp, 0.0, 100.0)
             paused, shop = Shop("paused"), Shop()
             first, second = (
                 quick(one, stale_after=15, timeout=1000) for one in (late, cp)
@@ -100,6 +107,7 @@ def test_a_late_answer_starts_no_effect_that_was_taken_over() -> None:
             result = await second.run("t", "charge", ARGS, shop.charge)
             assert result == await running == {"charge": 1}
             assert (len(paused.effects), len(shop.effects)) == (0, 1)
+            assert await cp.load(heartbeat_thread(shop.effects[0].key)) is None
 
     simulated_loop(Random(1)).run(main())
 
@@ -109,16 +117,7 @@ def test_a_late_holder_writes_a_heartbeat_before_its_handler() -> None:
 
     async def main() -> None:
         async with Reference() as cp:
-            late, answers = OnlySix(cp), iter([14.0])
-
-            async def record_issued(
-                thread_id: str, call: ToolCall
-            ) -> CallRecord | None:
-                answer = await cp.record_issued(thread_id, call)
-                await asyncio.sleep(next(answers, 0.0))
-                return answer
-
-            late.record_issued = record_issued
+            late = AnswersLate(cp, 14.0)
             shop = Shop()
             effects = []
 
@@ -131,6 +130,28 @@ def test_a_late_holder_writes_a_heartbeat_before_its_handler() -> None:
             ledger = quick(late, stale_after=15, timeout=1000)
             assert await ledger.run("t", "charge", ARGS, charge) == {"charge": 1}
             assert effects == [{shop.effects[0].call_id: 1}]
+            assert await cp.load(heartbeat_thread(shop.effects[0].key)) is None
+
+    simulated_loop(Random(1)).run(main())
+
+
+def test_a_late_begin_reads_its_record_again() -> None:
+    """An attempt that was taken over is not fresh, and no heartbeat is left."""
+
+    async def main() -> None:
+        async with Reference() as cp:
+            first = quick(AnswersLate(cp, 0.0, 100.0), stale_after=15)
+            begun = asyncio.create_task(first.begin("t", "charge", ARGS))
+            await asyncio.sleep(1)
+            second = quick(cp, stale_after=15, timeout=1000)
+            await second.run("t", "charge", ARGS, Shop().charge)
+            record, fresh = await begun
+            assert (record.status, fresh) == ("completed", False)
+            late = quick(AnswersLate(cp, 14.0), stale_after=15)
+            record, fresh = await late.begin("t", "charge", {"amount": 2})
+            assert (record.status, fresh) == ("issued", True)
+            place = heartbeat_thread(record.call.idempotency_key)
+            assert await cp.load(place) is None
 
     simulated_loop(Random(1)).run(main())
 
