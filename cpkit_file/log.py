@@ -7,6 +7,7 @@ A handle remembers what it read of each log, and reads only what is new.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -368,7 +369,8 @@ class Log:
         """After a failed sync, write the bytes again that may not be on disk.
 
         Linux marks bytes as written even if it could not write them. So without this
-        the next sync, in any process, would succeed and write nothing.
+        the next sync, in any process, would succeed and write nothing. Raises
+        ``OSError`` if the bytes are lost: the kernel has read old ones from the disk.
         """
         if not self.index.unsure:
             return
@@ -376,9 +378,11 @@ class Log:
         start = self.index.synced
         data = self.read(start, max(0, self.end - start))
 
-        # Do not write damaged bytes again: a reader will report the damage.
+        # A line behind lost bytes would be lost too. The next operation reads the log
+        # from its end again, and finds the intact lines.
         if data and not lines.follows(self._seal_before(start), data):
-            return
+            self.index.tail = Tail()
+            raise OSError(errno.EIO, "bytes of a failed sync are lost", self.file.path)
 
         with ExitStack() as stack:
             # A new descriptor, because pwrite ignores its offset if O_APPEND is set. A

@@ -19,11 +19,13 @@ class FailingDisk:
     """What is on disk of each file, below the calls of this process.
 
     The next ``failures`` syncs fail. As on Linux, a failed sync writes nothing, and
-    what it was to write counts as written from then on.
+    what it was to write counts as written from then on. With ``is_full`` nothing can
+    be written at an offset.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.failures = 0
+        self.is_full = False
         self._dirty: dict[int, set[int]] = {}
         self._disk: dict[int, dict[int, int]] = {}
         self._pwrite, self._fdatasync = os.pwrite, os.fdatasync
@@ -45,6 +47,9 @@ class FailingDisk:
         return done
 
     def pwrite(self, fd: int, data: Any, offset: int) -> int:
+        if self.is_full:
+            raise OSError(28, "No space left on device")
+
         done = self._pwrite(fd, data, offset)
         self._changed(fd, offset, done)
         return done
@@ -123,3 +128,30 @@ async def test_a_failed_append_does_not_hide_what_was_not_synced(
         assert disk.holds(log)
         assert await other.append("t", [{"n": 3}]) == 3
         assert disk.holds(log)
+
+
+async def test_no_append_is_acknowledged_behind_lost_bytes(
+    home: Path, log: Path, disk: FailingDisk
+) -> None:
+    """The kernel may drop a block that it could not write, and read the old one."""
+    await leave_unsynced(home)
+
+    async with Store(home) as cp:
+        disk.failures, disk.is_full = 2, True
+
+        with pytest.raises(BackendUnavailable):
+            await cp.append("t", [{"n": 3}])
+
+        disk.failures, disk.is_full = 0, False
+        content = log.read_bytes()
+        start = content.index(b'{"n":2}')
+        log.write_bytes(content[:start] + bytes(len(content) - start))
+
+        with pytest.raises(BackendUnavailable, match="lost"):
+            await cp.append("t", [{"n": 4}])
+
+        assert await cp.append("t", [{"n": 5}]) == 2
+
+    async with Store(home) as other:
+        assert await other.read("t") == [{"n": 1}, {"n": 5}]
+        assert await other.append("t", [{"n": 6}]) == 3
