@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.exceptions import ResponseError
 
 from cpkit.driver import StoreFailure
 from cpkit_redis.errors import CLIENT_ERRORS, failure
+
+# The random name of a server's process, and its number of a connection.
+_Number: TypeAlias = tuple[bytes, int]
 
 
 class Server:
@@ -21,6 +26,11 @@ class Server:
 
     It uses connections of the client library, and not its commands: those do not tell
     whether anything was sent, and take a quarter of the time of an append.
+
+    A server that was stopped reads the beginning of a large write, then serves newer
+    connections, and then reads the rest. So after a write that was given up, the next
+    commands begin with ``CLIENT KILL`` of its connection: the write has run, or never
+    runs. A user who may not use ``CLIENT ID`` and ``CLIENT KILL`` goes without.
     """
 
     def __init__(
@@ -32,6 +42,11 @@ class Server:
         self._places = asyncio.Semaphore(size)
         # Never given back to the pool, which takes a fifth of the time of an append.
         self._idle: list[AbstractConnection] = []
+        self._on_connect = pool.connection_kwargs.get("redis_connect_func")
+        pool.connection_kwargs["redis_connect_func"] = self._connected
+        self._numbers: dict[AbstractConnection, _Number] = {}
+        # Connections that were closed with a write that the server may not have read.
+        self._given_up: set[_Number] = set()
 
     async def ask(
         self, key: bytes, *commands: Sequence[Any], writes: bool = False
@@ -56,9 +71,16 @@ class Server:
                         await self._pool.ensure_connection(connection)
 
                     sent = connected = True
-                    packed = [_packed(commands)]
-                    await connection.send_packed_command(packed, check_health=False)
-                    return [await _answer(connection) for _ in commands]
+                    ended = tuple(self._given_up)
+                    kills = [("CLIENT", "KILL", "ID", number) for _, number in ended]
+                    answers = await _answers(connection, *kills, *commands)
+                    self._given_up.difference_update(ended)
+                    return answers[len(ended) :]
+                except BaseException:
+                    if connected and writes and connection in self._numbers:
+                        self._given_up.add(self._numbers[connection])
+
+                    raise
                 finally:
                     self._idle.append(connection)
         except asyncio.CancelledError as exc:
@@ -95,6 +117,26 @@ class Server:
         with suppress(*CLIENT_ERRORS):  # the connections are closed all the same
             await self._pool.aclose()
 
+    async def _connected(self, connection: AbstractConnection) -> None:
+        """Log in, and ask for the server's number of the connection."""
+        self._numbers.pop(connection, None)
+
+        if self._on_connect is None:
+            await connection.on_connect()
+        elif inspect.isawaitable(done := self._on_connect(connection)):
+            await done
+
+        number, server = await _answers(
+            connection, ("CLIENT", "ID"), ("INFO", "server")
+        )
+        run = re.search(rb"run_id:(\w+)", server) if type(server) is bytes else None
+        process = run[1] if run else b""
+        # Another process counts from 1 again: its numbers are other connections.
+        self._given_up = {one for one in self._given_up if one[0] == process}
+
+        if type(number) is int:
+            self._numbers[connection] = process, number
+
 
 def cancellation() -> Callable[[], bool]:
     """Return a function that tells whether this task has been cancelled since now.
@@ -126,6 +168,15 @@ def _packed(commands: Iterable[Sequence[Any]]) -> bytes:
             parts += (b"$%d\r\n" % len(argument), argument, b"\r\n")
 
     return b"".join(parts)
+
+
+async def _answers(
+    connection: AbstractConnection, *commands: Sequence[Any]
+) -> list[Any]:
+    """Send commands in one go and return their answers; errors are answers."""
+    packed = [_packed(commands)]
+    await connection.send_packed_command(packed, check_health=False)
+    return [await _answer(connection) for _ in commands]
 
 
 async def _answer(connection: AbstractConnection) -> Any:

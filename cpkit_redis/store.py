@@ -38,13 +38,14 @@ What is atomic
     with ``maybe_applied``, a read is repeated.
 
 Permissions
-    Redis 6.2 or newer. The last line is only for the durability, and the one before it
-    lets changes wake a watch, which polls without it::
+    Redis 6.2 or newer. The last line is only for the durability. The one before it lets
+    changes wake a watch, which polls without it. Without ``client``, a large write that
+    was given up because the server was stopped may be applied after later operations::
 
         ACL SETUSER agent on >password ~cpkit:* -@all +select +eval +evalsha
             +set +get +exists +unlink +rename +expire +persist +time +rpush +llen
             +lrange +hset +hget +hmget +hdel +hexists +hlen +hgetall +zadd +zrem +zscore
-            +zrevrange +zrangebyscore +zrangebylex
+            +zrevrange +zrangebyscore +zrangebylex +client|id +client|kill
             +publish +subscribe +unsubscribe +ping resetchannels &cpkit:*
             +config|get +info
 

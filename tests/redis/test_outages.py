@@ -227,6 +227,84 @@ async def test_the_rest_of_a_write_that_was_given_up_is_not_sent(
         assert await cp.read("t") == [{}]
 
 
+@pytest.mark.parametrize("address", ["url", "unix_url"])
+@pytest.mark.parametrize("size", [40_000, 1_000_000])
+async def test_a_write_that_was_given_up_is_not_applied_later(
+    servers: Servers, address: str, size: int
+) -> None:
+    """A server that goes on reads a part of it, and the rest after newer requests."""
+    server = servers()
+    before, version, after = await _given_up(server, getattr(server, address), size)
+    assert version == before + 1 == after
+
+
+async def test_a_user_who_may_end_no_connection_can_work(servers: Servers) -> None:
+    """A write that was given up may be applied later; nothing else differs."""
+    server = servers(users=["user agent on >password ~* &* +@all -client -info"])
+    url = server.url.replace("//", "//agent:password@")
+    before, version, after = await _given_up(server, url, 40_000)
+    assert before < version <= after
+
+
+async def _given_up(server: RedisServer, url: str, size: int) -> tuple[int, int, int]:
+    """Stop the server in an append of so many bytes, which is given up.
+
+    Return the version that the handle reads then, what its next append returns, and
+    the version after a moment.
+    """
+    async with Store(url, timeout=0.5 * slowdown()) as cp:
+        # Several connections: a later operation takes another one.
+        looks = (cp.load("t") for _ in range(3))
+        await asyncio.gather(cp.append("t", [{"n": 0}]), *looks)
+        server.pause()
+
+        with pytest.raises(BackendUnavailable):
+            await cp.append("t", [{"late": "x" * size}])
+
+        later = asyncio.ensure_future(cp.load("t"))
+        await asyncio.sleep(0.1)
+        server.resume()
+        before = await later
+        version = await cp.append("t", [{"n": 1}])
+
+        for _ in range(20):
+            after = await cp.load("t")
+
+    assert before is not None
+    assert after is not None
+    return before.version, version, after.version
+
+
+async def test_a_restarted_server_keeps_its_connections(servers: Servers) -> None:
+    """Its numbers of connections begin at 1 again: they are others' connections."""
+    server = servers(appendfsync="always")
+
+    async with (
+        Store(server.url, timeout=slowdown()) as cp,
+        Redis.from_url(server.url) as raw,
+    ):
+        await cp.append("t", [{}])
+        server.pause()
+
+        with pytest.raises(BackendUnavailable):
+            await cp.append("t", [{}])
+
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+        # As many connections as had numbers before.
+        others = [Redis.from_url(server.url) for _ in range(20)]
+
+        for other in others:
+            await other.ping()
+
+        before = {one["id"] for one in await raw.client_list()}
+        await cp.append("t", [{}])
+        assert before <= {one["id"] for one in await raw.client_list()}
+
+        for other in others:
+            await other.aclose()
+
+
 async def test_opening_a_stopped_server_fails_in_time(servers: Servers) -> None:
     """Such a server accepts connections, and does not answer."""
     server = servers()

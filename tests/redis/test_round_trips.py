@@ -59,9 +59,13 @@ async def test_an_operation_is_one_round_trip(
 
 
 async def test_opening_is_two_round_trips(proxy: Proxy, prefix: str) -> None:
-    """The first reads the settings, the second tries the permissions."""
+    """The first reads the settings, the second tries the permissions.
+
+    Before them, the connection asks for its number.
+    """
     async with Store(proxy.url, notify=False, prefix=prefix) as cp:
-        first = [name for name in proxy.commands if name != "CLIENT"]
+        login, *first = [name for name in proxy.commands if name != "CLIENT"]
+        assert login == "INFO"
         assert first[:2] == ["GET", "INFO"]
         assert set(first[2:]) == {"CONFIG", "EVAL"}
         assert await cp.load("t") is None
