@@ -20,7 +20,6 @@ from cpkit.effects.errors import (
     EffectTimeout,
     KeyReused,
 )
-from cpkit.effects.records import effect_of
 from cpkit.effects.requests import (
     ApprovalRequest,
     DecisionOptions,
@@ -58,17 +57,18 @@ class Approvals:
 
     # A run
 
-    async def wait_until_approved(self, plan: EffectPlan, trail: Trail) -> int:
-        """Return the number of the request that allows the effect; 0 if none is needed.
+    async def wait_until_approved(
+        self, plan: EffectPlan, trail: Trail
+    ) -> ApprovalRequest | None:
+        """Return the request that allows the effect; ``None`` if none is needed.
 
         Raises ``EffectDenied``, ``EffectErased``, or ``EffectTimeout`` if no decision
         came within the plan's ``approval_timeout``. A timeout of 0 looks once.
         """
-        effect, timeout = plan.effect, plan.approval_timeout
+        if not await self._is_needed(plan):
+            return None
 
-        if self._policy is None or not await call_callback(self._policy, effect):
-            return 0
-
+        timeout = plan.approval_timeout
         clock = asyncio.get_running_loop().time
         deadline = inf if timeout is None else clock() + timeout
         approved: ApprovalRequest | None = None
@@ -85,9 +85,25 @@ class Approvals:
                     continue
 
                 trail.note("approved")
-                return request.number
+                return request
 
             approved = await self._wait(request, trail, deadline, plan)
+
+    async def _is_needed(self, plan: EffectPlan) -> bool:
+        """Return whether the effect needs an approval.
+
+        A ledger without a policy asks for none. But a recovered effect may be another
+        ledger's: it needs an approval if that ledger asked for one.
+        """
+        if self._policy is not None:
+            return bool(await call_callback(self._policy, plan.effect))
+
+        return plan.is_recovered and await self.newest(plan) is not None
+
+    async def newest(self, plan: EffectPlan) -> ApprovalRequest | None:
+        """Return the newest request for exactly the plan's arguments."""
+        effect = plan.effect
+        return await self.find(effect.key, effect.thread_id, effect.args, None)
 
     async def _request(self, plan: EffectPlan) -> ApprovalRequest:
         """Return the newest request for exactly the plan's arguments.
@@ -263,25 +279,6 @@ class Approvals:
 
         self._notified[mark] = True
         return True
-
-    async def refusal(self, record: CallRecord) -> str | None:
-        """Return why a recovered call may not run again; ``None`` if it may.
-
-        Without a policy this ledger asks for no approval. If another ledger asked for
-        one, it must still be approved.
-        """
-        effect = effect_of(record)
-
-        if self._policy is not None or effect is None:
-            return None
-
-        request = await self.find(effect.key, effect.thread_id, effect.args, None)
-
-        if request is None or request.is_approved:
-            return None
-
-        state = request.decision or "undecided"
-        return f"{effect.tool!r} is not run again: its approval request is {state}"
 
     async def acted_upon(self, plan: EffectPlan, number: int) -> None:
         """Take a request off the list of open requests: its run has an outcome."""

@@ -35,6 +35,7 @@ from cpkit.effects.records import (
     released_envelope,
     value_envelope,
 )
+from cpkit.effects.requests import ApprovalRequest
 from cpkit.effects.tracing import Trail
 from cpkit.errors import (
     BackendUnavailable,
@@ -47,9 +48,6 @@ from cpkit.waiting import StaleDetector
 from cpkit.wakeups import Reader
 
 __all__ = ["Claim"]
-
-_RECHECK_AFTER = 1.0
-"""Seconds after which a claim reads again whether its approval still counts."""
 
 _NOT_STARTED = Outcome(released_envelope("given up before it began"), success=False)
 
@@ -80,11 +78,10 @@ class Claim:
         self._running = running
         self._call_id = ""
         self._held = False
-        self._approved_at = 0.0
         self._held_at = 0.0
         """When the last request was sent that showed that this run holds the key."""
-        self.request_number = 0
-        """The number of the approval request that allows this run, or 0."""
+        self.request: ApprovalRequest | None = None
+        """The approval request that allows this run, if it needs one."""
         self.handler_ran = False
         """Whether the handler ran: then this only has to record the outcome."""
 
@@ -192,14 +189,14 @@ class Claim:
 
     async def acted_upon(self) -> None:
         """Take the approval request of this run off the list of open requests."""
-        await self._approvals.acted_upon(self._plan, self.request_number)
+        if self.request is not None:
+            await self._approvals.acted_upon(self._plan, self.request.number)
 
     async def wait_until_approved(self) -> None:
         """Wait for the approval, if the policy asks for one."""
-        self.request_number = await self._approvals.wait_until_approved(
+        self.request = await self._approvals.wait_until_approved(
             self._plan, self._trail
         )
-        self._approved_at = asyncio.get_running_loop().time()
 
     async def _is_ready(
         self, wants_record: bool, has_heartbeat: bool
@@ -244,17 +241,16 @@ class Claim:
         return now - self._held_at > self._plan.heartbeat / 2
 
     async def _is_expired(self) -> bool:
-        """Return whether the approval no longer counts, after a slow claim."""
-        now = asyncio.get_running_loop().time()
+        """Return whether the approval has expired since.
 
-        if not self.request_number or now - self._approved_at < _RECHECK_AFTER:
+        A person may have denied the effect after that. By this process's clock it may
+        not have expired yet, so the newest request is read again.
+        """
+        if self.request is None or self.request.expires_at is None:
             return False
 
-        effect = self._plan.effect
-        request = await self._approvals.find(
-            effect.key, effect.thread_id, effect.args, self.request_number
-        )
-        return request is None or not request.is_approved
+        newest = await self._approvals.newest(self._plan)
+        return newest is None or not newest.is_approved
 
     @property
     def _thread_id(self) -> str:

@@ -302,6 +302,7 @@ class EffectPlan:
     stale_after: float | None
     heartbeat: float
     release_failures: bool
+    is_recovered: bool = False
 
 
 def plan_effect(spec: EffectSpec, settings: LedgerSettings) -> EffectPlan:

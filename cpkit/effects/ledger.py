@@ -428,12 +428,7 @@ class EffectLedger:
         outcomes: list[tuple[Resumed, ToolOutcome]] = []
 
         async def run(call: Resumed) -> None:
-            refusal = await self._approvals.refusal(call.record)
-
-            if refusal is None:
-                outcome = await run_released(self, thread_id, named, call)
-            else:
-                outcome = ToolOutcome(refusal, True)
+            outcome = await run_released(self, thread_id, named, call)
 
             if outcome is not None:
                 outcomes.append((call, outcome))

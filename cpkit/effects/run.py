@@ -124,7 +124,7 @@ class EffectRun:
             result = await self._run(handler, record, wants_attempt)
 
             # A released attempt has not acted on the approval: the next run may.
-            if self._claim.request_number and not result.is_released:
+            if not result.is_released:
                 await self._claim.acted_upon()
 
             return result

@@ -489,6 +489,7 @@ async def run_recorded(
         valid = tool.validated(effect.args)
         spec = tool.spec(thread_id, valid, effect.tool_call_id)
         plan = plan_effect(replace(spec, approval_timeout=0), ledger.settings)
+        plan = replace(plan, is_recovered=True)
     except (ValueError, TypeError, CheckpointerError) as exc:
         log.warning("%s is not run again: %s", tool.name, exc)
         return None

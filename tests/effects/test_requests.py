@@ -425,9 +425,51 @@ async def test_a_recovery_without_a_policy_heeds_the_decision(
     assert await quick(cp).deny(key, by="ann")
     report = await quick(cp).recover(thread, [charge])
     ((_, outcome),) = report.outcomes
-    assert outcome.content == (
-        "'charge' is not run again: its approval request is denied by ann"
-    )
+    assert outcome.content == "'charge' was denied by ann"
+    assert sent.effects == []
+
+
+@pytest.mark.parametrize("way", ["run", "recover"])
+async def test_a_denial_during_the_claim_stops_the_effect(
+    cp: Store, thread: str, way: str
+) -> None:
+    """The answer to the claim arrives after the approval expired and was replaced."""
+    sent = Shop()
+
+    @tool(name="charge", verify=lambda _: NotLanded())
+    async def charge(effect: Effect, order: str, amount: int) -> JsonValue:
+        return await sent.charge(effect)
+
+    key = await ask(cp, thread, expires_after=SOON if way == "run" else 5 * SOON)
+    assert await quick(cp).approve(key)
+
+    if way == "recover":  # a process claims, and dies
+        await careful(cp).begin(thread, "charge", ARGS)
+
+    issue = cp.record_issued
+
+    async def late(thread_id: str, call: ToolCall) -> CallRecord | None:
+        answer = await issue(thread_id, call)
+
+        if call.tool_name == "charge":
+            vars(cp).pop("record_issued")
+            await until_expired(cp, key)
+            await quick(cp).ask_again(key)
+            assert await quick(cp).deny(key, by="ann")
+
+        return answer
+
+    vars(cp)["record_issued"] = late
+
+    if way == "run":
+        with pytest.raises(EffectDenied):
+            await careful(cp).run(thread, "charge", ARGS, sent.charge)
+    else:
+        report = await quick(cp).recover(thread, [charge])
+        ((_, outcome),) = report.outcomes
+        assert outcome.content == "'charge' was denied by ann"
+
+    assert "record_issued" not in vars(cp)
     assert sent.effects == []
 
 
