@@ -199,7 +199,10 @@ async def _results(
     records = await _records(cp, threads)
     waiting = await waiting_tools(cp, threads)
     turn = _last_turn(messages)
-    calls = [one for at, message in live.items() for one in calls_in(at, message)]
+    # Results of calls that were popped or cleared are on record, so these calls count.
+    calls = [
+        one for at, message in enumerate(messages) for one in calls_in(at, message)
+    ]
 
     for call in open_calls:
         others = [one.tool_name for one in calls if one.call_id == call.call_id]

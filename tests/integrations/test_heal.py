@@ -415,7 +415,7 @@ async def test_the_result_of_another_effect_is_not_that_of_the_call(
 async def test_popped_and_cleared_items_of_a_session_do_not_count(
     cp: MemoryCheckpointer[Any],
 ) -> None:
-    """A session that was trimmed has its call once; a popped result leaves it open."""
+    """A cleared session has its call once; a popped result leaves it open."""
     call: Any = {
         "type": "function_call",
         "call_id": "c",
@@ -424,22 +424,65 @@ async def test_popped_and_cleared_items_of_a_session_do_not_count(
     }
     result: Any = {"type": "function_call_output", "call_id": "c", "output": "paid"}
 
-    for change in ("trimmed", "result popped"):
+    for change in ("cleared", "result popped"):
         session = Session(change, cp)
         await session.add_items([{"role": "user", "content": "pay"}, call])
-        await ran(cp, change, "c")
 
-        if change == "trimmed":
+        if change == "cleared":
             await session.clear_session()
-            await session.add_items([call])
+            assert (await heal(cp, session.thread_id)).closed == ()
+            assert await session.get_items() == []
         else:
+            await ran(cp, change, "c")
             await session.add_items([result])
             await session.pop_item()
+            report = await heal(cp, session.thread_id)
+            assert [one.source for one in report.closed] == ["recorded"]
+            last: Any = (await session.get_items())[-1]
+            assert last["output"] == '{"paid": 7}'
+
+
+@pytest.mark.parametrize("change", ["cleared", "popped"])
+async def test_the_result_of_a_call_that_was_removed_is_not_that_of_a_later_call(
+    cp: MemoryCheckpointer[Any], change: str
+) -> None:
+    """The model repeats the id. The later call gets a result only if it ran too."""
+    call: Any = {
+        "type": "function_call",
+        "call_id": "c",
+        "name": "pay",
+        "arguments": "",
+    }
+    result: Any = {"type": "function_call_output", "call_id": "c", "output": "first"}
+    sources = {}
+
+    for thread in ("died before", "died behind"):
+        session = Session(thread, cp)
+        await session.add_items([call])
+        await ran(cp, thread, "c")
+        await session.add_items([result])
+
+        if change == "cleared":
+            await session.clear_session()
+        else:
+            assert await session.pop_item() == result
+            assert await session.pop_item() == call
+
+        await session.add_items([call])
+
+        if thread == "died behind":
+            await EffectLedger(cp).run(
+                thread, "pay", {"amount": 8}, pay, tool_call_id="c"
+            )
 
         report = await heal(cp, session.thread_id)
-        assert [one.source for one in report.closed] == ["recorded"]
         last: Any = (await session.get_items())[-1]
-        assert last["output"] == '{"paid": 7}'
+        sources[thread] = [one.source for one in report.closed], last["output"][:11]
+
+    assert sources == {
+        "died before": (["interrupted"], "interrupted"),
+        "died behind": (["recorded"], '{"paid": 8}'),
+    }
 
 
 async def test_a_long_running_call_is_left(cp: MemoryCheckpointer[Any]) -> None:

@@ -5,8 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    AnyMessage,
+    HumanMessage,
+    RemoveMessage,
+    ToolMessage,
+)
 from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from cpkit import open_checkpointer
 from cpkit.effects import Effect, EffectLedger, EffectTimeout
@@ -98,3 +105,48 @@ async def test_a_result_is_not_given_to_two_calls() -> None:
         assert [one.reason for one in report.left] == [
             "another open call has the same id, and the result may be of either"
         ] * 2
+
+
+@pytest.mark.parametrize(
+    ("removed", "source"),
+    [(5, "interrupted"), (None, "recorded")],
+)
+@pytest.mark.parametrize("options", [{}, {"key_fields": ["amount"]}])
+async def test_the_result_of_a_removed_call_is_not_that_of_a_later_call(
+    options: Any, removed: int | None, source: str
+) -> None:
+    """The messages were summarized, and the model repeats the id of a removed call."""
+
+    def asked(amount: int) -> AIMessage:
+        call: Any = {"name": "pay", "args": {"amount": amount, "to": "x"}, "id": "a"}
+        return AIMessage("", id=f"ai{amount}", tool_calls=[call])
+
+    async with open_checkpointer("memory://") as cp:
+        graph = builder().compile(checkpointer=CheckpointSaver(cp))
+        args: Any = {"amount": removed or 9, "to": "x"}
+        await EffectLedger(cp).run("t", "pay", args, pay, tool_call_id="a", **options)
+
+        if removed:
+            done = ToolMessage("paid", tool_call_id="a")
+            await graph.ainvoke({"messages": [asked(removed), done]}, CONFIG)
+
+        cleared = RemoveMessage(id=REMOVE_ALL_MESSAGES)
+        summary = HumanMessage("summary")
+        await graph.ainvoke({"messages": [cleared, summary, asked(9)]}, CONFIG)
+        report = await heal(graph, CONFIG, cp)
+        assert [one.source for one in report.closed] == [source]
+
+
+async def test_a_result_under_a_key_of_its_own_may_be_of_a_removed_call() -> None:
+    """The arguments are equal, but the ledger would run the effect of this call."""
+    call: Any = {"name": "pay", "args": {"amount": 5}, "id": "a"}
+    asked = AIMessage("", id="1", tool_calls=[call])
+
+    async with open_checkpointer("memory://") as cp:
+        graph = builder().compile(checkpointer=CheckpointSaver(cp))
+        await graph.ainvoke({"messages": [asked]}, CONFIG)
+        await EffectLedger(cp).run(
+            "t", "pay", call["args"], pay, tool_call_id="a", idempotency_key="1"
+        )
+        report = await heal(graph, CONFIG, cp)
+        assert [one.source for one in report.closed] == ["interrupted"]

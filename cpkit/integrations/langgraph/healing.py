@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from itertools import combinations
 from typing import Any
 
 from langchain_core.messages import AIMessage, AnyMessage, RemoveMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
+from cpkit.effects.effect import copy_json, effect_key
 from cpkit.effects.waiting_tools import waiting_tools
+from cpkit.errors import SerializationError
 from cpkit.heal import Closed, HealReport, Left, result_text
 from cpkit.heal.closing import AMBIGUOUS, INTERRUPTED, has_result
 from cpkit.protocol import Checkpointer, KeepsReceipts
+from cpkit.records import CallRecord
 
 __all__ = ["heal"]
+
+# Few tools name an effect by more of its arguments.
+_MOST_KEY_FIELDS = 3
 
 
 async def heal(
@@ -30,7 +37,9 @@ async def heal(
 
     Nothing is executed. The results are those that the ledger recorded in
     ``calls_thread``, the default is the id of the graph's thread; without a record the
-    result says that the call was interrupted. Each result stands behind its call, also
+    result says that the call was interrupted. A model may repeat an id, and the earlier
+    call may be removed from the messages. So a result is used only if the ledger would
+    return it for the arguments of this call. Each result stands behind its call, also
     if other messages follow: then the list of messages is replaced. ``as_node`` is that
     of LangGraph's ``update_state``. A call is left if its effect has an unknown
     outcome, if its tool has an approval request in the thread that is undecided, or
@@ -85,6 +94,10 @@ async def heal(
             others.remove(name)
             found = result_text(call_id, records, name, others)
 
+            if isinstance(found, tuple):
+                own = [one for one in records if _is_of_arguments(one, call)]
+                found = result_text(call_id, own, name)
+
             if isinstance(found, Left):
                 left.append(found)
                 continue
@@ -114,6 +127,30 @@ async def heal(
         await graph.aupdate_state(config, {channel: new}, as_node=as_node)
 
     return HealReport(thread_id, tuple(closed), tuple(left))
+
+
+def _is_of_arguments(record: CallRecord, call: Any) -> bool:
+    """Return whether the key of the effect is made of the call's arguments.
+
+    It is made of all of them, or of those that ``key_fields`` names. Then the ledger
+    would return this result if the call ran now.
+    """
+    try:
+        args: Any = copy_json(call["args"], "args")
+    except SerializationError:
+        return False
+
+    thread_id, tool, key = record.thread_id, call["name"], record.call.idempotency_key
+
+    if key == effect_key("thread", thread_id, tool, "arguments", args):
+        return True
+
+    return any(
+        key
+        == effect_key("thread", thread_id, tool, "fields", {n: args[n] for n in names})
+        for count in range(1, _MOST_KEY_FIELDS + 1)
+        for names in combinations(args, count)
+    )
 
 
 def _open_calls(messages: list[AnyMessage]) -> dict[int, list[Any]]:
