@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -15,9 +16,14 @@ from langchain_core.messages import (
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
-from cpkit import open_checkpointer
+from cpkit import VersionConflict, open_checkpointer
 from cpkit.effects import Effect, EffectLedger, EffectTimeout
-from cpkit.integrations.langgraph import CheckpointSaver, heal
+from cpkit.integrations.langgraph import (
+    CheckpointSaver,
+    NotOwner,
+    heal,
+    store_thread_id,
+)
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 
@@ -150,3 +156,102 @@ async def test_a_result_under_a_key_of_its_own_may_be_of_a_removed_call() -> Non
         )
         report = await heal(graph, CONFIG, cp)
         assert [one.source for one in report.closed] == ["interrupted"]
+
+
+class Interrupted(CheckpointSaver):
+    """Calls ``before`` with the name of each method that a graph calls."""
+
+    before: Callable[[str], Awaitable[None]] | None = None
+
+    async def _called(self, method: str) -> None:
+        if self.before is not None:
+            await self.before(method)
+
+    async def aget_tuple(self, config: Any) -> Any:
+        await self._called("aget_tuple")
+        return await super().aget_tuple(config)
+
+    async def aput_writes(self, config: Any, *args: Any, **options: Any) -> None:
+        await self._called("aput_writes")
+        await super().aput_writes(config, *args, **options)
+
+    async def aput(self, config: Any, *args: Any, **options: Any) -> Any:
+        await self._called("aput")
+        return await super().aput(config, *args, **options)
+
+
+@pytest.mark.parametrize("method", ["aget_tuple", "aput_writes", "aput"])
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_messages_of_another_process_are_kept(
+    url: str, goes_on: bool, method: str
+) -> None:
+    """It continues the thread after the read. Then nothing is written."""
+    later: list[AnyMessage] = [HumanMessage("hello?", id="4")] if goes_on else []
+    steps: list[str] = []
+
+    async with open_checkpointer(url) as cp, open_checkpointer(url) as other_cp:
+        saver = Interrupted(cp)
+        graph = builder().compile(checkpointer=saver)
+        other = builder().compile(checkpointer=CheckpointSaver(other_cp))
+        await graph.ainvoke({"messages": [*ask(), *later]}, CONFIG)
+        stored: list[Any] = []
+
+        async def continue_once(called: str) -> None:
+            steps.append(called)
+
+            # The first read is that of the state.
+            if not stored and called == method and len(steps) > 1:
+                new = HumanMessage("wait", id="5")
+                await other.ainvoke({"messages": [new]}, CONFIG)
+                stored.append(await other_cp.load(store_thread_id("t")))
+
+        saver.before = continue_once
+
+        with pytest.raises(VersionConflict):
+            await heal(graph, CONFIG, cp)
+
+        assert [await other_cp.load(store_thread_id("t"))] == stored
+        messages = (await other.aget_state(CONFIG)).values["messages"]
+        assert messages[-1].id == "5"
+        assert (await graph.aget_state(CONFIG)).values["messages"] == messages
+
+        assert len((await heal(graph, CONFIG, cp)).closed) == 2
+        messages = (await other.aget_state(CONFIG)).values["messages"]
+        ends = ["4", "5"] if goes_on else ["5"]
+        assert [one.id for one in messages if one.id in ("1", "4", "5")] == ["1", *ends]
+        assert [one.id for one in messages[5:]] == ends
+
+
+async def test_it_heals_as_the_owner_of_the_thread(url: str) -> None:
+    """The run stays the owner. A stale run cannot heal."""
+    async with open_checkpointer(url) as cp:
+        saver = CheckpointSaver(cp)
+        graph = builder().compile(checkpointer=saver)
+        owned = await saver.aclaim(CONFIG)
+        await graph.ainvoke({"messages": ask()}, owned)
+        assert len((await heal(graph, owned, cp)).closed) == 2
+        call: Any = {"name": "pay", "args": {}, "id": "d"}
+        await graph.ainvoke({"messages": [AIMessage("", tool_calls=[call])]}, owned)
+        await saver.aclaim(CONFIG)
+
+        with pytest.raises(NotOwner):
+            await heal(graph, owned, cp)
+
+        assert len((await heal(graph, CONFIG, cp)).closed) == 1
+
+
+async def test_a_long_conversation_is_healed_in_one_append(url: str) -> None:
+    """Its messages are stored in parts, and another process reads them."""
+    talk: list[AnyMessage] = [HumanMessage("long " * 500_000, id="4")]
+
+    async with open_checkpointer(url) as cp:
+        graph = builder().compile(checkpointer=CheckpointSaver(cp))
+        await graph.ainvoke({"messages": [*ask(), *talk]}, CONFIG)
+
+    for expected in (2, 0):
+        async with open_checkpointer(url) as cp:
+            graph = builder().compile(checkpointer=CheckpointSaver(cp))
+            assert len((await heal(graph, CONFIG, cp)).closed) == expected
+            messages = (await graph.aget_state(CONFIG)).values["messages"]
+            assert [one.id for one in messages[:3]] == ["1", "2", "3"]
+            assert messages[5:] == talk

@@ -9,8 +9,8 @@ from langchain_core.runnables import RunnableConfig
 from cpkit.errors import VersionConflict
 from cpkit.integrations.langgraph.cache import Threads
 from cpkit.integrations.langgraph.errors import NotOwner
-from cpkit.integrations.langgraph.names import OWNER
-from cpkit.integrations.langgraph.stored import Draft
+from cpkit.integrations.langgraph.names import FENCE, OWNER
+from cpkit.integrations.langgraph.stored import Draft, Fence, Record
 from cpkit.integrations.langgraph.thread import Thread, new_record, split
 
 __all__ = ["Appends"]
@@ -26,10 +26,17 @@ class Appends:
         self, thread: Thread, draft: Draft, config: RunnableConfig | None = None
     ) -> bool:
         """Append a record; return false if the cached thread was deleted."""
-        owner: object = config["configurable"].get(OWNER) if config else None
+        names = config["configurable"] if config else {}
+        token = names.get(OWNER)
+        owner = token if isinstance(token, str) else None
+        fence: Fence | None = names.get(FENCE)
 
-        if isinstance(owner, str):
-            return await self._append_as(owner, thread, draft)
+        if fence is not None and draft.record["type"] == "writes":
+            fence.writes.append(draft)
+            return True
+
+        if owner is not None or fence is not None:
+            return await self._append_checked(owner, fence, thread, draft)
 
         return await self._threads.outbox.append(thread, draft)
 
@@ -40,11 +47,17 @@ class Appends:
         await self.append(thread, Draft(new_record(thread, "owner", token=token)))
         return token
 
-    async def _append_as(self, owner: str, thread: Thread, draft: Draft) -> bool:
-        """Append the record if the run owns the thread, in one atomic step."""
+    async def _append_checked(
+        self, owner: str | None, fence: Fence | None, thread: Thread, draft: Draft
+    ) -> bool:
+        """Append the record if the run may, in one atomic step.
+
+        The run must own the thread if it has a token. With a fence, the thread must be
+        at the version of the fence.
+        """
         while True:
             # The record of the owner may stand before the records that were read.
-            is_known = thread.count > 0 and thread.owner is not None
+            is_known = thread.count > 0 and (owner is None or thread.owner is not None)
 
             async with thread.lock:
                 if is_known and thread.version is None:
@@ -55,27 +68,41 @@ class Appends:
                 thread = await self._threads.read(thread.thread_id)
 
             async with thread.lock:
-                if await self._append_owned(owner, thread, draft):
+                if await self._append_at_end(owner, fence, thread, draft):
                     return True
 
             # The thread was deleted, or others have added many records.
             self._threads.forget(thread)
             thread = await self._threads.read(thread.thread_id)
 
-    async def _append_owned(self, owner: str, thread: Thread, draft: Draft) -> bool:
-        """Append if the run is the owner; return false if the thread must be read."""
-        while True:
-            if thread.owner != owner and thread.count:
-                await self._threads.extend(thread)
+    async def _append_at_end(
+        self, owner: str | None, fence: Fence | None, thread: Thread, draft: Draft
+    ) -> bool:
+        """Append if the run may; return false if the thread must be read."""
+        drafts = [*(fence.writes if fence else ()), draft]
 
-            if thread.owner != owner or thread.version is None:
-                raise NotOwner(str(thread.thread_id), owner)
+        while True:
+            if owner is not None:
+                if thread.owner != owner and thread.count:
+                    await self._threads.extend(thread)
+
+                if thread.owner != owner or thread.version is None:
+                    raise NotOwner(str(thread.thread_id), owner)
+
+            version = thread.version or 0
+
+            if fence is not None and version != fence.version:
+                raise VersionConflict(thread.store_id, fence.version or 0, version)
 
             if "newest" in draft.record:
                 thread.set_higher_ids(draft.record)
 
-            records = split(thread, draft.finished(()))
-            thread.set_back(records[-1], len(records) - 1)
+            ids = {one.record["id"] for one in drafts}
+            records: list[Record] = []
+
+            for one in drafts:
+                records += split(thread, one.finished(ids))
+                thread.set_back(records[-1], len(records) - 1)
 
             try:
                 version = await self._threads.cp.append(
@@ -87,5 +114,8 @@ class Appends:
             else:
                 thread.answered = max(thread.answered, version)
                 thread.add_own(records, version, is_reader=True)
-                draft.note_stored()
+
+                for one in drafts:
+                    one.note_stored()
+
                 return True

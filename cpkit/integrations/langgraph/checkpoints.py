@@ -28,8 +28,8 @@ from cpkit.integrations.langgraph.found import (
     namespace_in,
     newest_of,
 )
-from cpkit.integrations.langgraph.names import thread_id_in
-from cpkit.integrations.langgraph.stored import Stored
+from cpkit.integrations.langgraph.names import FENCE, store_thread_id, thread_id_in
+from cpkit.integrations.langgraph.stored import Fence, Stored
 from cpkit.integrations.langgraph.thread import Namespace, Thread
 from cpkit.integrations.langgraph.values import Known, Value, from_json, load
 
@@ -48,6 +48,13 @@ class Checkpoints:
     async def get(self, config: RunnableConfig) -> CheckpointTuple | None:
         thread_id, ns = config["configurable"]["thread_id"], namespace_in(config)
         wanted = get_checkpoint_id(config)
+        fence: Fence | None = config["configurable"].get(FENCE)
+
+        if fence is not None and fence.version is None:
+            # An empty append writes nothing, and returns the version.
+            store_id = store_thread_id(thread_id)
+            fence.version = await self._threads.cp.append(store_id, [])
+
         thread = await self._read(thread_id, ns, wanted)
         checkpoint = thread.namespace(ns).get(wanted)
 

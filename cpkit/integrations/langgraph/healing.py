@@ -15,6 +15,8 @@ from cpkit.effects.waiting_tools import waiting_tools
 from cpkit.errors import SerializationError
 from cpkit.heal import Closed, HealReport, Left, result_text
 from cpkit.heal.closing import AMBIGUOUS, INTERRUPTED, has_result
+from cpkit.integrations.langgraph.names import FENCE
+from cpkit.integrations.langgraph.stored import Fence
 from cpkit.protocol import Checkpointer, KeepsReceipts
 from cpkit.records import CallRecord
 
@@ -47,13 +49,19 @@ async def heal(
     has its id and tool and a result is on record, which may be of either.
 
     Effects with ``scope="global"`` are not seen: such a call counts as interrupted.
+
+    Raises ``VersionConflict`` if another process writes to the thread meanwhile, and
+    changes nothing then. Only a graph with a `CheckpointSaver` has this check.
     """
     thread_id = str(config["configurable"]["thread_id"])
 
     if not isinstance(cp, KeepsReceipts):
         raise TypeError(f"{cp!r} cannot list the calls of a thread")
 
-    state = await graph.aget_state(config)
+    # The saver refuses the update if the thread has grown since this read.
+    fenced: RunnableConfig = {**config}
+    fenced["configurable"] = {**config["configurable"], FENCE: Fence()}
+    state = await graph.aget_state(fenced)
     messages: list[AnyMessage] = state.values.get(channel, [])
     records = await cp.list_calls(calls_thread or thread_id)
     reasons_to_wait = await waiting_tools(cp, {calls_thread or thread_id})
@@ -124,7 +132,7 @@ async def heal(
         if healed[: len(messages)] != messages:
             new = [RemoveMessage(id=REMOVE_ALL_MESSAGES), *healed]
 
-        await graph.aupdate_state(config, {channel: new}, as_node=as_node)
+        await graph.aupdate_state(fenced, {channel: new}, as_node=as_node)
 
     return HealReport(thread_id, tuple(closed), tuple(left))
 

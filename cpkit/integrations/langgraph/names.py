@@ -6,10 +6,13 @@ from hashlib import sha256
 
 from cpkit.driver.ids import MAX_ID_BYTES
 
-__all__ = ["HASHED", "OWNER", "PLAIN", "store_thread_id", "thread_id_in"]
+__all__ = ["FENCE", "HASHED", "OWNER", "PLAIN", "store_thread_id", "thread_id_in"]
 
 OWNER = "cpkit_owner"
 """The key of a config's ``configurable`` that has the token of the run."""
+
+FENCE = "cpkit_fence"
+"""The key of a config's ``configurable`` that has the `Fence` of a change."""
 
 PLAIN = "cpkit:langgraph:"
 HASHED = "cpkit:langgraph-of:"

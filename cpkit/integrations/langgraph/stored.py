@@ -10,7 +10,7 @@ from langgraph.checkpoint.base import ChannelVersions
 
 from cpkit.integrations.langgraph.values import Typed
 
-__all__ = ["MISSING", "Draft", "Offer", "Record", "Stored", "Write"]
+__all__ = ["MISSING", "Draft", "Fence", "Offer", "Record", "Stored", "Write"]
 
 Record: TypeAlias = dict[str, Any]
 
@@ -209,3 +209,15 @@ class Draft:
         """Let later checkpoints refer to the writes of this record."""
         for offer in self.offers:
             offer.is_stored = True
+
+
+@dataclass(slots=True, eq=False)
+class Fence:
+    """Refuses a change of a thread to which another writer appended after the read.
+
+    ``version`` is that of the store's thread before the first read with this fence.
+    ``writes`` wait for the checkpoint, so that all are one append at this version.
+    """
+
+    version: int | None = None
+    writes: list[Draft] = field(default_factory=list)
