@@ -127,3 +127,28 @@ async def test_a_graph_runs_as_owner(url: str) -> None:
         assert await graph.ainvoke({"n": 2}, second) == {"n": 3}
         state = await graph.aget_state({"configurable": {"thread_id": "t"}})
         assert state.values == {"n": 3}
+
+
+async def test_a_copy_has_no_owner_of_the_source(url: str) -> None:
+    """A run that owns the target goes on, and the source's run cannot write to it."""
+    async with open_checkpointer(url) as cp:
+        saver = CheckpointSaver(cp)
+        source, target = Run(saver, "source"), Run(saver, "target")
+        source.config = owned = await saver.aclaim(thread("source"))
+        await source.put(n=1)
+        target.config = owner = await saver.aclaim(thread("target"))
+        await saver.acopy_thread("source", "target")
+        assert await values(saver, thread("target")) == {"n": 1}
+        await target.put(n=2)
+        assert await values(CheckpointSaver(cp), thread("target")) == {"n": 2}
+
+        stale = {**owned["configurable"], "thread_id": "target"}
+        source.config = {"configurable": stale}
+
+        with pytest.raises(NotOwner):
+            await source.put(n=3)
+
+        target.config = owner
+        await target.put(n=4)
+        await saver.acopy_thread("source", "new")
+        assert await values(CheckpointSaver(cp), thread("new")) == {"n": 1}

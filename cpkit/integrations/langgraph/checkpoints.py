@@ -200,7 +200,10 @@ class Checkpoints:
             return
 
         _, records = await self._threads.load(source.store_id)
-        copies = [{**record, "first": None} for record in records]
+        # The owner is a run of the source.
+        copies = [
+            {**record, "first": None} for record in records if record["type"] != "owner"
+        ]
 
         for copy in copies:
             copy.pop("thread_id", None)

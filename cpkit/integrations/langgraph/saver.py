@@ -168,7 +168,10 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         )
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Append all records of a thread to another thread, in one append."""
+        """Append all records of a thread to another thread, in one append.
+
+        The run that owns the source does not own the copy.
+        """
         await self._bridge.go(self._stored.copy(source_thread_id, target_thread_id))
 
     async def aprune(
