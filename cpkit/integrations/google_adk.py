@@ -12,7 +12,8 @@ event and its change of the state are one append at a known version.
 The state of an app, and that of a user, are the extra of a thread of their own. A
 change of theirs is first stored with its event, then applied, then marked as applied.
 If the process dies in between, the next use of the session applies it, also over a
-newer change by another session.
+newer change by another session. A process that reads the session in between applies the
+change too. If it does that late, it also replaces a newer change.
 """
 
 from __future__ import annotations
@@ -366,7 +367,9 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         """Apply the changes of the app's and the user's state, if the extra has any.
 
         ``version`` is the session's with this extra. Where a later event is stored, its
-        writer has applied these changes before, and they must not undo newer ones.
+        writer has applied these changes before, and they must not undo newer ones. The
+        check and the change are two steps: a caller that is slow in between may still
+        undo a newer change by another session.
         """
         owed = extra.get(_OWED)
 
