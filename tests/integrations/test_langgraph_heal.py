@@ -143,6 +143,25 @@ async def test_the_result_of_a_removed_call_is_not_that_of_a_later_call(
         assert [one.source for one in report.closed] == [source]
 
 
+@pytest.mark.parametrize(
+    ("amount", "source"), [(9, "recorded"), (5, "interrupted"), (9.0, "recorded")]
+)
+async def test_a_result_counts_if_the_tool_filled_in_defaults(
+    amount: float, source: str
+) -> None:
+    """The effect has arguments that the model left out."""
+    call: Any = {"name": "pay", "args": {"amount": amount}, "id": "a"}
+
+    async with open_checkpointer("memory://") as cp:
+        graph = builder().compile(checkpointer=CheckpointSaver(cp))
+        asked = AIMessage("", id="1", tool_calls=[call])
+        await graph.ainvoke({"messages": [asked]}, CONFIG)
+        args: Any = {"amount": 9, "currency": "EUR"}
+        await EffectLedger(cp).run("t", "pay", args, pay, tool_call_id="a")
+        report = await heal(graph, CONFIG, cp)
+        assert [one.source for one in report.closed] == [source]
+
+
 async def test_a_result_under_a_key_of_its_own_may_be_of_a_removed_call() -> None:
     """The arguments are equal, but the ledger would run the effect of this call."""
     call: Any = {"name": "pay", "args": {"amount": 5}, "id": "a"}

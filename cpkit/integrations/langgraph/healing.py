@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 from langchain_core.messages import AIMessage, AnyMessage, RemoveMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
-from cpkit.effects.effect import copy_json, effect_key
+from cpkit.effects.effect import KeyKind, effect_key
+from cpkit.effects.records import effect_of
 from cpkit.effects.waiting_tools import waiting_tools
-from cpkit.errors import SerializationError
 from cpkit.heal import Closed, HealReport, Left, result_text
 from cpkit.heal.closing import AMBIGUOUS, INTERRUPTED, has_result
 from cpkit.integrations.langgraph.names import FENCE
 from cpkit.integrations.langgraph.stored import Fence
 from cpkit.protocol import Checkpointer, KeepsReceipts
-from cpkit.records import CallRecord
+from cpkit.records import CallRecord, JsonValue
 
 __all__ = ["heal"]
 
@@ -138,26 +138,30 @@ async def heal(
 
 
 def _is_of_arguments(record: CallRecord, call: Any) -> bool:
-    """Return whether the key of the effect is made of the call's arguments.
+    """Return whether the effect has the call's arguments, and its key is made of them.
 
-    It is made of all of them, or of those that ``key_fields`` names. Then the ledger
-    would return this result if the call ran now.
+    The key is made of all arguments, or of those that ``key_fields`` names. Then the
+    ledger would return this result if the call ran now. The effect may have more
+    arguments: the tool has filled in defaults.
     """
-    try:
-        args: Any = copy_json(call["args"], "args")
-    except SerializationError:
+    effect = effect_of(record)
+
+    if effect is None:
         return False
 
-    thread_id, tool, key = record.thread_id, call["name"], record.call.idempotency_key
+    args = dict(effect.args)
 
-    if key == effect_key("thread", thread_id, tool, "arguments", args):
-        return True
+    if args | call["args"] != args:
+        return False
 
-    return any(
-        key
-        == effect_key("thread", thread_id, tool, "fields", {n: args[n] for n in names})
-        for count in range(1, _MOST_KEY_FIELDS + 1)
-        for names in combinations(args, count)
+    def key(kind: KeyKind, values: dict[str, JsonValue]) -> str:
+        return effect_key("thread", effect.thread_id, effect.tool, kind, values)
+
+    counts = range(1, _MOST_KEY_FIELDS + 1)
+    fields = chain.from_iterable(combinations(args, count) for count in counts)
+    return effect.key == key("arguments", args) or any(
+        effect.key == key("fields", {name: args[name] for name in names})
+        for names in fields
     )
 
 
