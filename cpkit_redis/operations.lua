@@ -425,6 +425,8 @@ end
 -- that may not make one is refused here, and not in the middle of an operation.
 function operations.create(version)
   local key = BASE .. 'rehearsal'
+  -- A server that was killed during an earlier open may have kept half of its writes.
+  call('UNLINK', key)
   local renamed = redis.pcall('RENAME', key, key)
 
   if not string.find(renamed.err, 'no such key', 1, true) then

@@ -137,6 +137,34 @@ async def test_by_default_half_of_a_deletion_removes_messages(servers: Servers) 
     assert await stored(server, "t") == ([], {"n": 0})
 
 
+async def test_a_kill_during_an_open_leaves_a_store_that_opens(
+    servers: Servers,
+) -> None:
+    """An open makes each kind of write once; half of them may stay in the log."""
+    server = servers(appendfsync="always", settings={"aof-load-truncated": "yes"})
+
+    async with Store(server.url) as cp:
+        await cp.append("t", [{"n": 0}], extra={"n": 0})
+
+        async with Store(server.url):
+            server.kill()
+
+        log = server.log_of_writes.read_bytes()
+        half = log.index(b"UNLINK", log.rindex(b"HSET"))
+        server.log_of_writes.write_bytes(log[:half])
+        server.start()
+        await cp.load("t")  # connects again
+        await cp.append("next", [{"n": 2}], extra={"n": 2})
+
+    server.kill()
+    server.start()
+
+    async with Redis.from_url(server.url) as raw:
+        assert await raw.exists("cpkit:{0}:rehearsal")
+
+    assert await stored(server, "t") == FIRST
+
+
 async def test_by_default_acknowledged_commands_are_lost(servers: Servers) -> None:
     """A command behind the half is taken for a part of its transaction, and lost."""
     server = servers(appendfsync="always", settings={"aof-load-truncated": "yes"})
