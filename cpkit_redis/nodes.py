@@ -209,6 +209,11 @@ class Nodes:
                     failed = failure(found)
                     continue
 
+                if not found:  # the node has left the cluster, or has lost its data
+                    reason = f"{place[0]}:{place[1]} knows no node with slots"
+                    failed = StoreFailure("not sent", reason)
+                    continue
+
                 self._ranges = [
                     # A node that does not know its own host leaves it out.
                     (first, last, ((host or b"").decode() or place[0], port))

@@ -239,6 +239,32 @@ async def test_connections_to_nodes_that_left_are_closed(
         )
 
 
+async def test_a_node_that_left_the_cluster_has_no_map_of_slots(
+    cluster: RedisCluster,
+    servers: Callable[..., RedisServer],
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It answers with an empty map, and the next node is asked."""
+    left = ("127.0.0.1", servers(settings={"cluster-enabled": "yes"}).port)
+    asked = []
+
+    def ask_it_first(places: list[tuple[str, int]]) -> None:
+        places.sort(key=lambda place: place != left)
+        asked.append(places[0])
+
+    monkeypatch.setattr("cpkit_redis.nodes.random.shuffle", ask_it_first)
+
+    async with open_checkpointer(cluster.url(prefix=prefix, timeout=5)) as handle:
+        cp: Any = handle
+        nodes = cp.store._server
+        nodes._seeds = [left]  # the only node of the URL
+        asked.clear()
+        await nodes.reconnect()
+        assert await cp.append("t", [{}]) == 1
+        assert asked == [left]
+
+
 async def test_flushed_scripts_are_sent_again(cp: Any, cluster: RedisCluster) -> None:
     """On every node, in the middle of a claim too."""
     for n in range(10):
