@@ -124,8 +124,21 @@ class Nodes:
         return answers
 
     async def pool(self, key: bytes) -> ConnectionPool:
-        """Return a new pool for one connection to the node that has the key."""
-        _, (host, port) = await self._place(key)
+        """Return a new pool for one connection to the node that has the key.
+
+        It is for a listener: if its task is cancelled, it raises ``CancelledError``,
+        because a listener continues after a ``StoreFailure``.
+        """
+        is_cancelled = cancellation()
+
+        try:
+            _, (host, port) = await self._place(key)
+        except StoreFailure as exc:
+            if is_cancelled():
+                raise asyncio.CancelledError from exc
+
+            raise
+
         return self._pool(host, port, 1)
 
     async def reconnect(self) -> None:

@@ -212,6 +212,46 @@ async def test_notifications_wake(cluster: RedisCluster, prefix: str) -> None:
                 assert await anext(changes) == "t"
 
 
+async def test_a_listener_ends_while_it_waits_for_the_map_of_slots(
+    cluster: RedisCluster, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing cancels it, and a cancelled listener does not listen again."""
+    channel, hangs = f"{prefix}:changes", asyncio.Event()
+    node = cluster.primary_of(channel)
+
+    if int(cluster.ask(node, "INFO", "server")["redis_version"][0]) < 7:
+        pytest.skip("needs Redis 7")
+
+    async def hang(*_: object) -> None:
+        hangs.set()
+        await asyncio.sleep(60)
+
+    async with open_checkpointer(cluster.url(prefix=prefix), poll=NEVER) as handle:
+        cp: Any = handle
+
+        async with cp.watch("t"):
+            while not cluster.ask(node, "PUBSUB", "SHARDNUMSUB", channel)[1]:  # noqa: ASYNC110  # the server has no event
+                await asyncio.sleep(0.01)
+
+            [listener] = [
+                task
+                for task in asyncio.all_tasks()
+                if "Watching._listen" in repr(task.get_coro())
+            ]
+
+            for server in cp.store._server._servers.values():
+                for connection in server._idle:
+                    await connection.disconnect()
+
+            monkeypatch.setattr(ConnectionPool, "ensure_connection", hang)
+            cluster.ask(node, "CLIENT", "KILL", "TYPE", "pubsub")
+            await hangs.wait()
+
+    monkeypatch.undo()
+    await asyncio.wait([listener], timeout=5)
+    assert listener.cancelled()
+
+
 async def test_connections_to_nodes_that_left_are_closed(
     cluster: RedisCluster, prefix: str
 ) -> None:
