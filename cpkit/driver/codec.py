@@ -57,6 +57,10 @@ _MAX_ATTEMPT = 1_000_000_000
 # The latest time in a restored thread: an engine that counts in floats keeps 53 bits.
 _LAST_MICROS = 2**53
 
+# A larger expected version counts as this one. No thread reaches it, every store can
+# compare it, and an error can print it: Python prints no int of over 4,300 digits.
+_MAX_VERSION = 2**53
+
 _STATUSES = ("issued", "completed", "failed")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -105,6 +109,8 @@ class Codec(Generic[MessageT]):
 
             if expected_version < 0:
                 raise ValueError("expected_version must not be negative")
+
+            expected_version = min(expected_version, _MAX_VERSION)
 
         encode = self._encode_dict if self._typed is None else self._typed.encode
         bodies = [

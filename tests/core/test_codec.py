@@ -75,6 +75,15 @@ def test_an_expected_version_is_an_int_of_at_least_0(
         codec.append("t", [], version)
 
 
+@pytest.mark.parametrize(
+    "version", [2**53, 2**63, pytest.param(10**5000, id="of 5,001 digits")]
+)
+def test_an_expected_version_is_capped(version: int) -> None:
+    """No thread reaches the cap, which every store can compare and print."""
+    assert codec.append("t", [], version).expected_version == 2**53
+    assert codec.append("t", [], 2**53 - 1).expected_version == 2**53 - 1
+
+
 @pytest.mark.parametrize("message", [[], "text", 1, None])
 def test_a_message_is_an_object(message: Any) -> None:
     """Without ``message_type`` a message is a dict, and the error names its index."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,10 +26,12 @@ from cpkit import (
     ThreadDump,
     ToolCall,
     VersionConflict,
+    open_checkpointer,
 )
 from cpkit.driver import FullHandle, Limits, StoreFailure, Timeouts, handle_over
 from cpkit.memory import MemoryStore
 from tests.driver.gated import GatedStore, handle, not_sent, run_ready_tasks
+from tests.stores import KINDS, fresh_url
 
 Handle = FullHandle[dict[str, Any]]
 Step = Callable[[Handle], Coroutine[Any, Any, Any]]
@@ -332,6 +335,34 @@ async def test_extra_alone_creates_a_thread() -> None:
         assert await cp.append("a", [], extra={}) == 0
         assert await cp.append("b", [], extra={"k": 1}) == 0
         assert [one.thread_id for one in await cp.list_threads()] == ["b"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "version", [2**53, 2**63, 2**64, pytest.param(10**5000, id="of 5,001 digits")]
+)
+async def test_a_version_that_no_thread_reaches_is_a_conflict(
+    kind: str, version: int, tmp_path: Path
+) -> None:
+    """On every store, and the other writes of the batch succeed."""
+    async with open_checkpointer(fresh_url(kind, tmp_path)) as cp:
+        first = asyncio.create_task(cp.append("first", [{}]))
+        await asyncio.sleep(0)  # so that the next ones share a batch
+        outcomes = await asyncio.gather(
+            first,
+            cp.append("t", [{}]),
+            cp.append("u", [{}], expected_version=version),
+            cp.append("v", [], expected_version=version),
+            cp.append("w", [], expected_version=version, extra={"a": 1}),
+            cp.append("x", [{}]),
+            return_exceptions=True,
+        )
+
+    assert [*outcomes[:2], outcomes[5]] == [1, 1, 1]
+
+    for refused in outcomes[2:5]:
+        assert isinstance(refused, VersionConflict)
+        assert "is at version 0" in str(refused)
 
 
 # Moving threads
