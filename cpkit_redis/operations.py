@@ -7,6 +7,7 @@ operation then renames these keys to those of the thread. An unfinished copy exp
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from importlib.resources import files
 from typing import Any, TypeAlias
@@ -157,7 +158,10 @@ def _contents(write: Restore, token: bytes) -> dict[bytes, Content]:
     return {
         b"m": write.bodies,
         b"x": dict(write.items),
-        b"t": dict(zip(names, map(_bytes, times), strict=True)),
+        b"t": {
+            **dict(zip(names, map(_bytes, times), strict=True)),
+            b"restored": secrets.token_hex(8).encode(),
+        },
         b"p": calls[True],
         b"c": calls[False],
     }

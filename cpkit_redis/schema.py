@@ -9,7 +9,8 @@
                  x:<thread>    hash: extra's keys and values
                  t:<thread>    hash: created, updated; of an id that has nothing but
                                erased calls first, last; late: the time of the last
-                               result of an erased call, for watchers
+                               result of an erased call, for watchers; restored: a
+                               random token of the restore that wrote it, for watchers
                  p:<thread>    hash: call id -> record; of the calls that are pending
                  c:<thread>    hash: call id -> record; of the other calls
                  k:<key>       sorted set: members; the score is the attempt

@@ -135,8 +135,9 @@ __all__ = ["RedisCheckpointer", "RedisStore"]
 
 MessageT = TypeVar("MessageT")
 
-# The times of a thread that are its marker: each change makes one of them later.
-_TIMES = ("created", "updated", "first", "last", "late")
+# The fields of a thread that are its marker. Each change makes one of the times later,
+# except a restore: it sets the times of the dump, and a new token.
+_MARKER = ("created", "updated", "first", "last", "late", "restored")
 
 # Threads in one round trip; few, because the server does nothing else meanwhile.
 _PAGE = 1000
@@ -408,7 +409,7 @@ class RedisStore:
             some = thread_ids[start : start + _PAGE]
             keys = [self._layout.key(b"t", one) for one in some]
             answers = await self._server.ask_each(
-                [(key, ("HMGET", key, *_TIMES)) for key in keys]
+                [(key, ("HMGET", key, *_MARKER)) for key in keys]
             )
 
             for thread_id, key, answer in zip(some, keys, answers, strict=True):
@@ -509,8 +510,8 @@ class RedisStore:
     async def _read(self, thread_id: str, *queries: tuple[Any, ...]) -> list[Any]:
         """Return a thread's times, and the answers to queries, of one moment.
 
-        Every change of a thread sets a later time: where the times are the same before
-        and after, nothing changed.
+        Every change of a thread sets a later time, or the token of a restore: where
+        all fields are the same before and after, nothing changed.
         """
         times = ("HGETALL", b"t")
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from redis.asyncio import Redis
 
 from cpkit import ToolCall
@@ -128,3 +129,24 @@ async def test_each_change_has_a_later_time(url: str, prefix: str, raw: Redis) -
         await cp.record_result("t", "c", 1)
         seen.append(await cp.store.markers(["t"]))
         assert len({str(one) for one in seen}) == len(seen)
+
+
+@pytest.mark.parametrize("erased", [False, True])
+async def test_a_restore_changes_the_marker(cp: Store, erased: bool) -> None:
+    """A poll sees a deleted and restored thread, although its times are the same."""
+    assert isinstance(cp.store, RedisStore)
+    await cp.record_issued("t", ToolCall("c", "pay", {}, "k"))
+
+    if erased:
+        await cp.delete_thread("t")
+
+    dump = await cp.dump_thread("t")
+    assert dump is not None
+    seen = [await cp.store.markers(["t"])]
+
+    for _ in range(2):
+        await cp.delete_thread("t", forget_keys=True)
+        await cp.restore_thread(dump)
+        seen.append(await cp.store.markers(["t"]))
+
+    assert len({str(one) for one in seen}) == len(seen)
