@@ -54,9 +54,6 @@ _MANY_BYTES = 512 * 1024
 # The highest attempt of a restored call: every store can count further.
 _MAX_ATTEMPT = 1_000_000_000
 
-# The latest time in a restored thread: an engine that counts in floats keeps 53 bits.
-_LAST_MICROS = 2**53
-
 # A larger expected version counts as this one. No thread reaches it, every store can
 # compare it, and an error can print it: Python prints no int of over 4,300 digits.
 _MAX_VERSION = 2**53
@@ -64,6 +61,10 @@ _MAX_VERSION = 2**53
 _STATUSES = ("issued", "completed", "failed")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+# No time of a restored thread is so late. An engine that counts in floats keeps 53 bits
+# of microseconds, up to June 2255: this leaves room for the later times of changes.
+_TOO_LATE = datetime(2255, 1, 1, tzinfo=UTC)
 
 
 class Codec(Generic[MessageT]):
@@ -450,7 +451,7 @@ def _micros(time: datetime) -> int:
     """Return the microseconds of a time in a dump, if every store keeps it exactly."""
     micros = to_micros(time)
 
-    if not 0 < micros < _LAST_MICROS:
+    if not _EPOCH < time < _TOO_LATE:
         raise ValueError(f"a time is after 1970-01-01 and before 2255, not {time}")
 
     return micros

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ from cpkit import (
     JsonValue,
     PayloadTooLarge,
     SerializationError,
+    ThreadDump,
     ToolCall,
 )
-from cpkit.driver.codec import Codec
+from cpkit.driver.codec import Codec, to_micros
 from cpkit.driver.writes import StoredCall, StoredDump, issued_call
 
 codec: Codec[Any] = Codec()
@@ -139,6 +141,18 @@ def test_args_are_an_object(args: Any) -> None:
     """Lists, texts and numbers are refused."""
     with pytest.raises(SerializationError, match="args is a JSON object"):
         codec.claim("t", ToolCall("c", "tool", args, "k"))
+
+
+def test_a_restored_time_is_before_2255() -> None:
+    """Changes of the thread have later times, which every store counts exactly."""
+    late = datetime(2255, 1, 1, tzinfo=UTC)
+    latest = late - timedelta(microseconds=1)
+    first = datetime(1970, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
+    write = codec.restore(ThreadDump("t", [{}], {}, [], first, latest))
+    assert (write.created_at, write.updated_at) == (1, to_micros(latest))
+
+    with pytest.raises(ValueError, match="before 2255"):
+        codec.restore(ThreadDump("t", [{}], {}, [], first, late))
 
 
 # Decoding
