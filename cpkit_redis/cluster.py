@@ -281,14 +281,13 @@ class SpreadStore(ClusterStore):
         """
         try:
             thread, call_id, token = member.split(b"\0")
+            thread_id = thread.decode()
         except ValueError as exc:
             text = member.decode(errors="backslashreplace")
             raise CorruptThread("?", repr(text), "not a member") from exc
 
         arguments = (thread, call_id, token, attempt)
-        word, *found = await self._step(
-            thread.decode(), b"confirm", *arguments, writes=False
-        )
+        word, *found = await self._step(thread_id, b"confirm", *arguments, writes=False)
         return word, found
 
     async def _holder_of(

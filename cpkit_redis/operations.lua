@@ -52,20 +52,34 @@ local function with_lines(command, key, text)
   return answer
 end
 
+-- Return a time of a thread, or nil. Its key is ``times``.
+local function time_of(times, field)
+  local time = call('HGET', times, field)
+
+  if time then
+    -- Lua's numbers are exact for 16 digits of microseconds, and tonumber() takes more.
+    return #time <= 16 and string.find(time, '^%d+$') and tonumber(time)
+      or corrupt('no time in ' .. times)
+  end
+end
+
 -- Return when the thread changed last, or nil for a missing thread.
 local function last_change(thread)
   local times = key_of('t', thread)
-  local updated = call('HGET', times, 'updated')
+  local updated = time_of(times, 'updated')
 
   if updated then
-    return tonumber(updated) or corrupt('no time in ' .. times)
+    return updated
   end
 
   call('ZSCORE', THREADS, thread)
   call('ZSCORE', ERASED, thread)
+  local erased = call('HEXISTS', times, 'first') == 1
 
-  if call('EXISTS', key_of('m', thread)) == 1 then
-    corrupt('messages, but no ' .. times)
+  for kind in string.gmatch(erased and 'mxp' or 'mxpc', '.') do
+    if call('EXISTS', key_of(kind, thread)) == 1 then
+      corrupt('a part of a thread, but no time in ' .. times)
+    end
   end
 end
 
@@ -246,7 +260,7 @@ function operations.resolve(thread, call_id, status, result)
   -- A call without args is erased: its result is not kept, and its thread stays as it is.
   if args == '' then
     local field = call('HEXISTS', times, 'last') == 1 and 'last' or 'late'
-    local before = tonumber(call('HGET', times, field) or 0)
+    local before = time_of(times, field) or 0
     call('HSET', calls, call_id, record)
     call('HSET', times, field, math.max(NOW, before + 1))
   else

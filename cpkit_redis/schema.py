@@ -68,8 +68,6 @@ class Layout:
 
 def decode_call(thread_id: bytes, call_id: bytes, record: bytes) -> StoredCall:
     """Return a stored call; raise ``CorruptThread`` for a damaged record."""
-    thread, call = thread_id.decode(), call_id.decode()
-
     try:
         *numbers, key, tool, _, status, resolved, args, result = record.split(b"\0")
         _, attempt, issued = map(int, numbers)
@@ -82,8 +80,8 @@ def decode_call(thread_id: bytes, call_id: bytes, record: bytes) -> StoredCall:
             raise ValueError("it has a result too many or too few")
 
         return StoredCall(
-            thread,
-            call,
+            thread_id.decode(),
+            call_id.decode(),
             tool.decode(),
             args or b"{}",
             key.decode(),
@@ -95,7 +93,8 @@ def decode_call(thread_id: bytes, call_id: bytes, record: bytes) -> StoredCall:
             not args,
         )
     except ValueError as exc:
-        raise CorruptThread(thread, f"call {call!r}", str(exc)) from exc
+        where = f"call {_shown(call_id)!r}"
+        raise CorruptThread(_shown(thread_id), where, str(exc)) from exc
 
 
 def decode_calls(thread_id: str, *hashes: Mapping[bytes, bytes]) -> list[StoredCall]:
@@ -109,8 +108,18 @@ def decode_calls(thread_id: str, *hashes: Mapping[bytes, bytes]) -> list[StoredC
 def decode_thread(name: bytes, version: int, *times: bytes | None) -> ThreadInfo:
     """Return one thread of a list."""
     try:
+        thread_id = name.decode()
+    except UnicodeDecodeError as exc:
+        raise CorruptThread(_shown(name), "its id", str(exc)) from exc
+
+    try:
         created, updated = (from_micros(int(time or b"missing")) for time in times)
     except (ValueError, OverflowError) as exc:
-        raise CorruptThread(name.decode(), "its times", str(exc)) from exc
+        raise CorruptThread(thread_id, "its times", str(exc)) from exc
 
-    return ThreadInfo(name.decode(), version, created, updated)
+    return ThreadInfo(thread_id, version, created, updated)
+
+
+def _shown(stored: bytes) -> str:
+    """Return a stored id for an error, which may be damaged."""
+    return stored.decode(errors="backslashreplace")

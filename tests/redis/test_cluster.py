@@ -14,10 +14,17 @@ from redis.asyncio import ConnectionPool
 from redis.crc import key_slot
 
 import cpkit_redis.cluster
-from cpkit import BackendUnavailable, InvalidURL, ToolCall, open_checkpointer
+from cpkit import (
+    BackendUnavailable,
+    CorruptThread,
+    InvalidURL,
+    ToolCall,
+    open_checkpointer,
+)
 from cpkit.driver import Append, StoreFailure, handle_over
 from cpkit_redis import ClusterStore
 from cpkit_redis.cluster import ClusterOptions, SpreadStore
+from cpkit_redis.schema import SHARDS, Layout
 from tests.model import check_moves, check_outcomes
 from tests.redis.test_access import documented, everything
 from tests.redis.test_keys import HOSTILE, fill
@@ -370,6 +377,25 @@ async def test_a_claim_that_was_confirmed_and_deleted_is_not_made_again(
     assert caught.value.maybe_applied
     assert await cp.find_call("k") is None
     assert await cp.list_calls("t") == []
+
+
+@pytest.mark.parametrize("member", [b"\xff\0c\0aa", b"nonsense"])
+async def test_a_damaged_member_of_a_register_is_corruption(
+    cp: Any, cluster: RedisCluster, prefix: str, member: bytes
+) -> None:
+    """It names no thread. It raises ``CorruptThread``, and stays as it is."""
+    await cp.record_issued("t", ToolCall("c", "pay", {}, "k"))
+    shard = Layout(prefix, SHARDS).shard_of("k")
+    register, node = shard + b"k:k", cluster.primary_of(shard)
+    cluster.ask(node, "ZADD", register, 5, member)
+
+    with pytest.raises(CorruptThread, match="not a member"):
+        await cp.find_call("k")
+
+    with pytest.raises(CorruptThread, match="not a member"):
+        await cp.record_issued("u", ToolCall("d", "pay", {}, "k"))
+
+    assert cluster.ask(node, "ZSCORE", register, member) == 5
 
 
 async def test_the_documented_permissions_are_enough(

@@ -105,6 +105,15 @@ def finished(rest: str) -> Callable[[Any, str], Awaitable[Any]]:
     return lambda raw, p: raw.hset(f"{p}:{{0}}:c:t", "done", text)
 
 
+def times(updated: str) -> Callable[[Any, str], Awaitable[Any]]:
+    return lambda raw, p: raw.hset(f"{p}:{{0}}:t:t", "updated", updated)
+
+
+def nothing_but(kind: str) -> Callable[[Any, str], Awaitable[Any]]:
+    lost = [one for one in "mxtpc" if one != kind]
+    return lambda raw, p: raw.delete(*(f"{p}:{{0}}:{one}:t" for one in lost))
+
+
 DAMAGE: dict[str, tuple[Callable[[Any, str], Awaitable[Any]], str]] = {
     "message": (lambda raw, p: raw.lset(f"{p}:{{0}}:m:t", 0, "{"), "load, read"),
     "message no object": (
@@ -113,18 +122,24 @@ DAMAGE: dict[str, tuple[Callable[[Any, str], Awaitable[Any]], str]] = {
     ),
     "extra": (lambda raw, p: raw.hset(f"{p}:{{0}}:x:t", '"a"', "?"), "load"),
     "extra key": (lambda raw, p: raw.hset(f"{p}:{{0}}:x:t", "a", "1"), "load"),
-    "updated": (
-        lambda raw, p: raw.hset(f"{p}:{{0}}:t:t", "updated", "noon"),
-        "append, extra, claim, result, list, dump",
-    ),
+    "updated": (times("noon"), "append, extra, claim, result, list, dump"),
+    "updated, a float": (times("1.5e15"), "append, extra, claim, result, list, dump"),
+    "updated, too long": (times("1" * 30), "append, extra, claim, result, list, dump"),
     "created": (
         lambda raw, p: raw.hset(f"{p}:{{0}}:t:t", "created", "noon"),
         "list, dump",
     ),
     "no times": (
         lambda raw, p: raw.delete(f"{p}:{{0}}:t:t"),
-        "load, append, result, list, dump",
+        "load, append, extra, claim, result, list, dump",
     ),
+    "nothing but messages": (nothing_but("m"), "load, append, extra, claim, dump"),
+    "nothing but extra": (nothing_but("x"), "load, append, extra, claim, dump"),
+    "nothing but pending calls": (
+        nothing_but("p"),
+        "load, append, extra, claim, result, dump",
+    ),
+    "nothing but finished calls": (nothing_but("c"), "append, extra, claim, dump"),
     "record": (
         pending(b"x"),
         "load, calls, find, result, claim again, delete, forget, dump",
@@ -134,6 +149,14 @@ DAMAGE: dict[str, tuple[Callable[[Any, str], Awaitable[Any]], str]] = {
         "load, calls, find, result, delete, forget",
     ),
     "record, not UTF-8": (pending(record(tool=b"\xff")), "load, calls, find"),
+    "call id, not UTF-8": (
+        lambda raw, p: raw.hset(f"{p}:{{0}}:p:t", b"\xff", record()),
+        "load, calls, dump",
+    ),
+    "thread id, not UTF-8": (
+        lambda raw, p: raw.zadd(f"{p}:{{0}}:threads", {b"\xff": 0}),
+        "list",
+    ),
     "status": (
         pending(record(rest="odd\0001\0{}\0")),
         "load, calls, find, result",
@@ -146,6 +169,10 @@ DAMAGE: dict[str, tuple[Callable[[Any, str], Awaitable[Any]], str]] = {
     "result": (finished("completed\0001\0{}\0]"), "calls, dump"),
     "register": (
         lambda raw, p: raw.zadd(f"{p}:{{0}}:k:k", {"x": 9}),
+        "find, claim key",
+    ),
+    "register, not UTF-8": (
+        lambda raw, p: raw.zadd(f"{p}:{{0}}:k:k", {b"\xff\0c\0": 9}),
         "find, claim key",
     ),
     "register of an unknown call": (
@@ -173,5 +200,20 @@ async def test_a_damaged_value_is_corruption(
 
     with pytest.raises(CorruptThread):
         await OPERATIONS[name](cp)
+
+    assert await dump(raw, prefix) == before
+
+
+async def test_a_damaged_time_of_an_erased_call_is_corruption(
+    cp: Store, raw: Any, prefix: str
+) -> None:
+    """A result of an erased call sets such a time."""
+    await filled(cp)
+    await cp.delete_thread("t")
+    await raw.hset(f"{prefix}:{{0}}:t:t", "last", "1.5e15")
+    before = await dump(raw, prefix)
+
+    with pytest.raises(CorruptThread, match="no time in"):
+        await cp.record_result("t", "c", 1)
 
     assert await dump(raw, prefix) == before
