@@ -616,4 +616,7 @@ def _near(position: int) -> int:
 
 
 def _version(found: bytes) -> int | str:
-    return int(found) if found.isdigit() else found.decode(errors="replace")
+    if found.isdigit() and len(found) < 20:  # Python reads 4,300 digits at most
+        return int(found)
+
+    return found[:100].decode(errors="replace")

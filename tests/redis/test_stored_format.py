@@ -160,8 +160,10 @@ async def test_a_store_written_by_hand_is_read(url: str, raw: Any, prefix: str) 
         ("2", "version 2, and this cpkit knows 1: upgrade cpkit"),
         ("0", "use another place"),
         ("a song", "a song"),
+        ("1" * 5000, r"\(1{100}\): use another place"),
         (None, "WRONGTYPE"),
     ],
+    ids=["newer", "older", "text", "many digits", "another type"],
 )
 async def test_another_version_is_refused(
     url: str, raw: Any, prefix: str, there: str | None, message: str
