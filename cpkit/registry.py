@@ -268,7 +268,16 @@ def _split_query(
     rest = []
 
     try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+        pairs = parse_qsl(
+            query,
+            keep_blank_values=True,
+            strict_parsing=bool(query),
+            errors="strict",
+        )
+    except UnicodeDecodeError:
+        raise InvalidURL(
+            f"the %-escapes in the options of the {scheme} URL are not UTF-8"
+        ) from None
     except ValueError:
         raise InvalidURL(
             f"the options in the {scheme} URL are not of the form name=value"

@@ -253,6 +253,15 @@ def test_a_query_has_names_and_values(query: str) -> None:
     assert "name=value" in mistake(f"sqlite:///x.db?{query}")
 
 
+@pytest.mark.parametrize(
+    "query", ["prefix=%ff", "%fe=1", "prefix=a%c3", "password=%ff"]
+)
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
+def test_an_escape_in_a_query_is_utf_8(scheme: str, query: str) -> None:
+    """Otherwise two spellings would be one prefix, and name one store."""
+    assert "not UTF-8" in mistake(f"{scheme}://h:1?{query}")
+
+
 @pytest.mark.parametrize("query", ["=", "=1", "message_type=dict", "url=x"])
 def test_an_argument_of_the_function_is_not_a_url_option(query: str) -> None:
     """A URL cannot set the message type, for instance."""
