@@ -149,6 +149,10 @@ _LIMITS = {"proto-max-bulk-len": 512 * 1024**2, "client-query-buffer-limit": 102
 """Settings that limit one argument and one command, and their defaults."""
 
 
+# More bytes than all fields of a call's record but its args and its result.
+_FIELDS = 4096
+
+
 class RedisOptions(ServerOptions):
     """``prefix`` starts every key; ``pool_size`` limits the connections."""
 
@@ -260,8 +264,10 @@ class RedisStore:
                 raise
 
         # Half of the server's limit: messages are sent with a separator each, and a
-        # message may be a single byte. A restore is sent in parts, so it has no limit.
-        largest = min(int(config.get(name, _LIMITS[name])) for name in _LIMITS) // 2
+        # message may be a single byte. A restored call is one argument with all its
+        # fields. A restore is sent in parts, so it has no limit.
+        limit = min(int(config.get(name, _LIMITS[name])) for name in _LIMITS)
+        largest = (limit - _FIELDS) // 2
         self.limits = Limits(
             max_value=largest, max_append=largest, max_restore=Limits().max_append
         )

@@ -197,9 +197,12 @@ async def test_more_than_a_million_messages_at_once(url: str, prefix: str) -> No
 
 
 async def test_the_server_lowers_the_limits(servers: Servers) -> None:
-    """A value and an append have half of an argument; a restore is not limited."""
+    """A value and an append have half of an argument; a restore is not limited.
+
+    The argument has room for the other fields of a call.
+    """
     server = servers(settings={"proto-max-bulk-len": "1mb"})
-    half = 512 * 1024
+    half = 510 * 1024
 
     async with RedisCheckpointer[Any](server.url, message_type=Any) as cp:
         assert cp.limits[:2] == (half, half)
@@ -219,5 +222,21 @@ async def test_the_server_lowers_the_limits(servers: Servers) -> None:
         assert versions == [1, 2, 3, 4, 5]
 
         dump = a_dump(messages=30, text="x" * 100_000)
+        await cp.restore_thread(dump)
+        assert await cp.dump_thread("t") == dump
+
+
+async def test_a_call_of_two_large_values_is_restored(servers: Servers) -> None:
+    """Its args and its result have the largest size, and its ids the longest."""
+    server = servers(settings={"proto-max-bulk-len": "1mb"})
+
+    async with Store(server.url) as cp:
+        largest = cp.limits.max_value
+        args = {"a": "x" * (largest - len('{"a":""}'))}
+        await cp.record_issued("t", ToolCall("c" * 512, "p" * 512, args, "k" * 512))
+        await cp.record_result("t", "c" * 512, "y" * (largest - 2))
+        dump = await cp.dump_thread("t")
+        assert dump is not None
+        await cp.delete_thread("t", forget_keys=True)
         await cp.restore_thread(dump)
         assert await cp.dump_thread("t") == dump
