@@ -111,6 +111,15 @@ class BufferedCheckpointer(Generic[MessageT]):
             for buffer in self._buffers.values():
                 buffer.stop_timer()
 
+    @property
+    def unbuffered(self) -> Checkpointer[MessageT]:
+        """The checkpointer below.
+
+        A claim that only records an effect that has happened goes there: a buffer that
+        cannot be written must not stop it.
+        """
+        return self._inner
+
     # On demand
 
     async def flush(self, thread_id: str | None = None) -> None:

@@ -88,9 +88,14 @@ class Attempts:
     async def issue(
         self, thread_id: str, call: ToolCall, *, retry_rejected: bool = False
     ) -> CallRecord | None:
-        """Do what ``record_issued`` does, with retries."""
+        """Do what ``record_issued`` does, with retries.
+
+        With ``retry_rejected`` the effect has happened, so no messages that a cadence
+        buffers are written before.
+        """
+        cp = getattr(self.cp, "unbuffered", self.cp) if retry_rejected else self.cp
         return await retry_unclear(
-            lambda: self.cp.record_issued(thread_id, call),
+            lambda: cp.record_issued(thread_id, call),
             self.backoff,
             self.retry_timeout,
             retry_rejected=retry_rejected,

@@ -29,6 +29,7 @@ from cpkit import (
     WrongEventLoop,
 )
 from cpkit.cadence import BufferedCheckpointer, Cadence, is_turn_end, with_cadence
+from cpkit.effects import Effect, EffectLedger
 from cpkit.messages import AssistantMessage, Message, ToolCallBlock, UserMessage
 from cpkit.sessions import SessionLog
 from tests.sessions.spy import RangeSpy, Spy
@@ -667,6 +668,37 @@ async def test_closing_on_another_loop_leaves_the_timer(
 
         await writes(spy, 1)
         assert await written(store) == ["a"]
+
+
+@pytest.mark.parametrize("thread_id", ["t", "other"])
+async def test_a_buffer_that_cannot_be_written_hides_no_outcome(
+    store: MemoryCheckpointer[Any], thread_id: str
+) -> None:
+    """A released effect happened, and its run claims again to record that."""
+    paid = []
+
+    async with with_cadence(store, Cadence.per_turn()) as cp:
+        await cp.append(thread_id, [user("0")])
+        await cp.flush()
+
+        async def pay(effect: Effect) -> str:
+            # A buffer conflicts, and a person takes the run for dead.
+            await cp.append(thread_id, [user("1")])
+            await store.append(thread_id, [user("2")])
+            data = await store.load("t")
+            assert data is not None
+            await EffectLedger(store).release(data.pending[0], "not sent")
+            paid.append(effect.attempt)
+            return "paid"
+
+        assert await EffectLedger(cp).run("t", "pay", {}, pay) == "paid"
+        assert await EffectLedger(store).run("t", "pay", {}, pay) == "paid"
+        assert paid == [1]
+
+        with pytest.raises(VersionConflict):
+            await cp.flush()
+
+        await cp.discard(thread_id)
 
 
 async def test_many_tasks_share_a_wrapper(store: MemoryCheckpointer[Any]) -> None:
