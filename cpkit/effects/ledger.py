@@ -375,7 +375,8 @@ class EffectLedger:
         and touches no approval request.
 
         ``on_wait`` is called with a `LeaseWait` when this begins to wait for another
-        process. Raises ``LeaseTimeout`` if another process runs the thread.
+        process. Raises ``LeaseTimeout`` if another process runs the thread, and
+        ``LeaseLost`` if the lease was lost before the calls were read.
         """
         named = by_name(tools)
 
@@ -385,9 +386,9 @@ class EffectLedger:
         wants_lease = stale_after is None
         stale_after = stale_after or self._stale_global(thread_id)
 
-        async with self._lease(thread_id, lease, on_wait, wants_lease):
+        async with self._lease(thread_id, lease, on_wait, wants_lease) as held:
             return await resume_thread(
-                self._attempts, thread_id, named, self._running, stale_after
+                self._attempts, thread_id, named, self._running, stale_after, held
             )
 
     async def recover(
@@ -419,7 +420,8 @@ class EffectLedger:
         and how long, and ``on_wait`` is called with a `LeaseWait`. A lease that the
         current task holds is used; pass another task's as ``lease``.
 
-        Raises ``LeaseTimeout`` if another process runs the thread.
+        Raises ``LeaseTimeout`` if another process runs the thread, and ``LeaseLost`` if
+        the lease was lost before the calls were read.
         """
         if heal is not None:
             check_callback("heal", heal, "cp", "thread_id", "report")
@@ -433,10 +435,10 @@ class EffectLedger:
             if outcome is not None:
                 outcomes.append((call, outcome))
 
-        async with self._lease(thread_id, lease, on_wait):
+        async with self._lease(thread_id, lease, on_wait) as held:
             stale_after = self._stale_global(thread_id)
             report = await resume_thread(
-                self._attempts, thread_id, named, self._running, stale_after, run
+                self._attempts, thread_id, named, self._running, stale_after, held, run
             )
             recovered = RecoverReport(thread_id, report.calls, tuple(outcomes))
 
@@ -463,7 +465,7 @@ class EffectLedger:
         lease: Lease | None,
         on_wait: WaitHook | None,
         wants_lease: bool = True,
-    ) -> AbstractAsyncContextManager[None]:
+    ) -> AbstractAsyncContextManager[Lease | None]:
         timeout = self.settings.timeout
         return under_lease(self.cp, thread_id, lease, wants_lease, timeout, on_wait)
 

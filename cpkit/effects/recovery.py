@@ -128,10 +128,11 @@ async def under_lease(
     wants_lease: bool,
     timeout: float | None,
     on_wait: WaitHook | None,
-) -> AsyncIterator[None]:
+) -> AsyncIterator[Lease | None]:
     """Hold the thread's lease: the given one, the task's own, or a new one.
 
-    Without ``wants_lease`` no new one is taken.
+    Without ``wants_lease`` no new one is taken. Whether a lease is still held is for
+    the caller to check, after its first read.
     """
     lease = lease or own_lease(cp, thread_id)
 
@@ -139,16 +140,15 @@ async def under_lease(
         if lease.thread_id != thread_id:
             raise ValueError(f"{lease!r} is not a lease of thread {thread_id!r}")
 
-        await lease.check()
-        yield
+        yield lease
     elif wants_lease:
         taken = thread_lease(cp, thread_id, timeout=timeout, on_wait=on_wait)
 
         async with taken as new:
             new.keep_mark()
-            yield
+            yield new
     else:
-        yield
+        yield None
 
 
 def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
@@ -191,6 +191,7 @@ async def resume_thread(
     tools: Mapping[str, Tool],
     running: Set[str],
     stale_after: float | None,
+    lease: Lease | None,
     when_released: Callable[[Resumed], Awaitable[None]] | None = None,
 ) -> ResumeReport:
     """Recover the thread's pending calls; see `EffectLedger.resume`.
@@ -199,6 +200,11 @@ async def resume_thread(
     is called with each released call, before the next call is recovered.
     """
     data = await attempts.cp.load(thread_id)
+
+    if lease is not None:
+        # After the load: a successor's calls are no orphans.
+        await lease.check()
+
     pending = [] if data is None else data.pending
     pending = [record for record in pending if record.call.tool_name != APPROVAL]
     orphans = [record for record in pending if record.call.call_id not in running]

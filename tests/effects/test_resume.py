@@ -23,7 +23,7 @@ from cpkit.effects import (
 )
 from cpkit.effects.attempts import read_doubt
 from cpkit.effects.records import heartbeat_thread
-from cpkit.lease import LeaseTimeout, LeaseWait, thread_lease
+from cpkit.lease import Lease, LeaseLost, LeaseTimeout, LeaseWait, thread_lease
 from cpkit.terms import Terms
 from tests.effects.shop import OnlySix, Shop, Store, claim, quick, until
 
@@ -161,6 +161,44 @@ async def test_resume_uses_the_lease_that_its_task_holds(
 
         with pytest.raises(LeaseTimeout, match="pass its lease on"):
             await thread_lease(cp, thread).__aenter__()
+
+
+async def test_the_running_call_of_a_successor_is_no_orphan(
+    cp: Store, thread: str
+) -> None:
+    """A process that was paused before it loaded the thread has lost the lease."""
+    ended = asyncio.Event()
+    given: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+
+    async def hold() -> None:
+        async with thread_lease(cp, thread) as lease:
+            given.set_result(lease)
+            await ended.wait()
+
+    holder = asyncio.create_task(hold())
+    lease = await given
+    load = cp.load
+
+    async def late(thread_id: str) -> Any:
+        if thread_id != thread:
+            return await load(thread_id)
+
+        vars(cp).pop("load")
+        ended.set()
+        await holder
+
+        async with thread_lease(cp, thread):  # the successor pays
+            await leave(cp, thread, "pay", {"landed": "no"})
+            return await load(thread_id)
+
+    vars(cp)["load"] = late
+
+    with pytest.raises(LeaseLost):
+        await quick(cp).resume(thread, TOOLS, lease=lease)
+
+    data = await cp.load(thread)
+    assert data is not None
+    assert len(data.pending) == 1
 
 
 async def test_recover_runs_what_was_released(cp: Store, thread: str) -> None:
