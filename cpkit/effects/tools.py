@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 import typing
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -41,6 +42,9 @@ from cpkit.records import CallRecord, JsonValue
 __all__ = ["RunsEffects", "Tool", "ToolOutcome", "ToolRegistry", "run_recorded", "tool"]
 
 SideEffects = Literal["read", "write"]
+
+_ANY: TypeAdapter[Any] = TypeAdapter(Any)
+"""Writes each value by its own type."""
 
 
 @dataclass(frozen=True)
@@ -294,37 +298,53 @@ def arguments_json(valid: Mapping[str, Any]) -> dict[str, JsonValue]:
 
 def _sorted(value: object, written: Any) -> Any:
     """Return ``written``, the JSON of ``value``, with the members of sets sorted."""
-    if isinstance(value, RootModel):
-        return _sorted(value.root, written)
+    if isinstance(value, BaseModel) or is_dataclass(value):
+        return _sorted(_dumped(value), written)
 
-    if isinstance(written, list) and isinstance(value, (list, tuple, set, frozenset)):
-        members = [_sorted(*pair) for pair in zip(value, written, strict=True)]
-        ordered = isinstance(value, (list, tuple))
-        return members if ordered else sorted(members, key=canonical_json)
+    if isinstance(written, list) and isinstance(value, (set, frozenset)):
+        if any(isinstance(one, (list, dict)) for one in written):
+            # Sets of sets. Pydantic's dump has copies of them, and the order of a copy
+            # may differ from the order in the JSON.
+            written = [_sorted(one, to_jsonable_python(one)) for one in value]
 
-    if isinstance(written, dict):
-        for name, inner in _members(value, written):
-            written[name] = _sorted(inner, written[name])
+        return sorted(written, key=canonical_json)
+
+    if isinstance(written, list) and isinstance(value, (list, tuple, deque)):
+        return [_sorted(*pair) for pair in zip(value, written, strict=True)]
+
+    if isinstance(written, dict) and isinstance(value, Mapping):
+        # Other keys than text are written as text, in the same order.
+        names = dict(zip(value, written, strict=False))
+
+        for key, inner in value.items():
+            name = key if isinstance(key, str) else names.get(key)
+
+            if name in written:
+                written[name] = _sorted(inner, written[name])
 
     return written
 
 
-def _members(value: object, written: dict[str, Any]) -> Iterable[tuple[str, object]]:
-    """Return the members of ``value`` that are in its JSON, with their JSON names."""
-    if isinstance(value, Mapping):
-        return zip(list(written), value.values(), strict=False)
+def _dumped(value: Any) -> object:
+    """Return a model or dataclass as pydantic writes it, but with sets still as sets.
 
-    if isinstance(value, BaseModel):
-        named = [
-            (field.serialization_alias or name, getattr(value, name))
-            for name, field in type(value).model_fields.items()
-        ]
-    elif is_dataclass(value):
-        named = [(field.name, getattr(value, field.name)) for field in fields(value)]
-    else:
-        named = []
+    So the serializers, aliases, computed fields and extras are those of the JSON.
+    """
+    try:
+        return _ANY.dump_python(value, by_alias=True, warnings=False)
+    except (TypeError, ValueError):
+        # A set of models: pydantic writes them as dicts, which no set can hold.
+        if isinstance(value, RootModel):
+            return value.root
 
-    return [(name, inner) for name, inner in named if name in written]
+        of_pydantic: dict[str, Any] = getattr(type(value), "__pydantic_fields__", {})
+        names = of_pydantic or [field.name for field in fields(value)]
+        return {
+            getattr(of_pydantic.get(name), "serialization_alias", None) or name: (
+                getattr(value, name)
+            )
+            for name in names
+        }
 
 
 # The registry

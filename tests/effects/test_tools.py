@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import deque
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -15,7 +16,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from pydantic import BaseModel, Field, RootModel, SecretStr
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    RootModel,
+    SecretStr,
+    computed_field,
+    field_serializer,
+)
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from cpkit import JsonValue
 from cpkit.effects import (
@@ -28,6 +38,7 @@ from cpkit.effects import (
     ToolRegistry,
     tool,
 )
+from cpkit.effects.tools import arguments_json
 from tests.effects.shop import Store, quick, until
 
 BOOKS: list[Any] = []
@@ -384,6 +395,73 @@ def invite(party: Party, tags: set[str], days: list[set[date]]) -> None:
     """Invite to a party."""
 
 
+@pydantic_dataclass
+class Aliased:
+    tags: set[str] = Field(alias="Tags")
+
+
+class Computed(BaseModel):
+    names: list[str]
+
+    @computed_field
+    def unique(self) -> set[str]:
+        return set(self.names)
+
+
+class Extras(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, set[str]] = Field(init=False)
+
+
+class Serialized(BaseModel):
+    tags: list[str]
+
+    @field_serializer("tags")
+    def as_set(self, tags: list[str]) -> set[str]:
+        return set(tags)
+
+
+class Nested(BaseModel):
+    pairs: set[tuple[str, frozenset[str]]]
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    tags: frozenset[str]
+
+
+class Crowds(BaseModel):
+    """A set of models, which pydantic can write as JSON alone."""
+
+    crowds: set[Frozen] = Field(alias="Crowds")
+    nested: deque[frozenset[frozenset[str]]]
+
+
+class Mixed(BaseModel):
+    hidden: int = Field(0, exclude=True)
+    tags: set[str]
+    steps: list[str]
+
+
+@tool
+def mix(mixed: Mixed, queue: deque[str], rooms: dict[int, list[int]]) -> None:
+    """Sets beside lists, of which the order counts."""
+
+
+@tool
+def pack(
+    queue: deque[set[str]],
+    aliased: Aliased,
+    computed: Computed,
+    extras: Extras,
+    serialized: Serialized,
+    nested: list[Nested],
+    crowds: Crowds,
+) -> None:
+    """Sets in places of which pydantic alone knows."""
+
+
 WORDS: list[JsonValue] = ["ash", "birch", "cedar", "date", "elm"]
 PARTY: dict[str, JsonValue] = {
     "party": {"who": WORDS, "house": {"rooms": {"7": [1, 2, 3]}}},
@@ -392,12 +470,29 @@ PARTY: dict[str, JsonValue] = {
 }
 
 
-def test_a_set_is_the_same_argument_in_every_process() -> None:
+PACKED: dict[str, JsonValue] = {
+    "queue": [WORDS, WORDS],
+    "aliased": {"Tags": WORDS},
+    "computed": {"names": WORDS[::-1], "unique": WORDS},
+    "extras": {"more": WORDS},
+    "serialized": {"tags": WORDS},
+    "nested": [{"pairs": [["a", WORDS], ["b", WORDS], ["c", WORDS]]}],
+    "crowds": {
+        "Crowds": [{"tags": WORDS}, {"tags": WORDS[1:]}, {"tags": WORDS[2:]}],
+        "nested": [[WORDS, WORDS[1:], WORDS[2:]]],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "args"), [("invite", "PARTY"), ("pack", "PACKED")]
+)
+def test_a_set_is_the_same_argument_in_every_process(function: str, args: str) -> None:
     """The order of a set differs between processes; the effect must not."""
-    code = """
+    code = f"""
 from cpkit.effects.tools import arguments_json
-from tests.effects.test_tools import PARTY, invite
-print(arguments_json(invite.validated(PARTY)))
+from tests.effects.test_tools import {args} as args, {function} as function
+print(arguments_json(function.validated(args)))
 """
     written = [
         subprocess.run(
@@ -410,7 +505,18 @@ print(arguments_json(invite.validated(PARTY)))
         ).stdout
         for seed in range(3)
     ]
-    assert {text.strip() for text in written} == {str(PARTY)}
+    assert {text.strip() for text in written} == {str(globals()[args])}
+
+
+def test_a_list_beside_a_set_keeps_its_order() -> None:
+    """The order of a list is part of the argument."""
+
+    args: dict[str, JsonValue] = {
+        "mixed": {"tags": ["a", "b"], "steps": ["z", "a"]},
+        "queue": ["z", "a"],
+        "rooms": {"9": [2, 1], "1": [2, 1]},
+    }
+    assert arguments_json(mix.validated(args)) == args
 
 
 async def test_a_tool_with_a_result_that_json_cannot_hold_runs_once(
