@@ -8,6 +8,7 @@ import json
 import typing
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextvars import copy_context
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, partial
@@ -260,11 +261,35 @@ async def _to_thread_to_the_end(call: Callable[[], Any]) -> Any:
     """Run a function in a thread; return its result even if the caller is cancelled.
 
     The cancellation is raised at the caller's next await, when the result is known. An
-    effect must not go on in a thread while another process takes it for dead.
+    effect must not go on in a thread while another process takes it for dead. Raises
+    ``NoEffect`` if the function did not start, and then it never does.
     """
-    # Not a task: the end of asyncio.run cancels all tasks, and no thread.
     loop = asyncio.get_running_loop()
-    work = loop.run_in_executor(None, copy_context().run, call)
+    context = copy_context()
+    result: Future[Any] = Future()
+
+    def run() -> None:
+        if not result.set_running_or_notify_cancel():
+            return
+
+        try:
+            result.set_result(context.run(call))
+        except BaseException as exc:
+            result.set_exception(exc)
+
+    try:
+        queued = loop.run_in_executor(None, run)
+    except Exception as exc:
+        # If no thread can be started, the executor has queued the function already.
+        # Once its future is cancelled here, it does nothing when a thread calls it.
+        if result.cancel():
+            raise NoEffect(f"no thread ran the tool: {exc}") from exc
+    else:
+        # An executor that shuts down may drop what it queued.
+        queued.add_done_callback(lambda _: result.cancel())
+
+    # Not a task: the end of asyncio.run cancels all tasks, and no thread.
+    work = asyncio.wrap_future(result)
     caller = asyncio.current_task()
     assert caller is not None
     cancelled = False

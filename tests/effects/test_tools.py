@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -27,7 +29,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from cpkit import JsonValue
+from cpkit import JsonValue, MemoryCheckpointer
 from cpkit.effects import (
     Effect,
     EffectTimeout,
@@ -295,6 +297,76 @@ async def test_a_timeout_around_a_sync_tool_is_still_a_timeout(
             await registry.dispatch(thread, "pay", {})
 
     assert (await registry.dispatch(thread, "pay", {})).replayed
+
+
+class NoThread(ThreadPoolExecutor):
+    """Queues its work and then raises, as an executor does without a new thread."""
+
+    def __init__(self, *, starts: bool) -> None:
+        super().__init__()
+        self.starts = starts
+        self.queued: list[Callable[[], Any]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        self.queued.append(partial(fn, *args, **kwargs))
+
+        if self.starts:
+            self.run_queued()
+
+        raise RuntimeError("can't start new thread")
+
+    def run_queued(self) -> None:
+        thread = threading.Thread(target=self.queued.pop())
+        thread.start()
+        thread.join()
+
+
+@pytest.mark.parametrize("released", [True, False])
+async def test_a_tool_that_no_thread_began_does_not_run_later(released: bool) -> None:
+    """Its key is free again, and what the executor queued does nothing."""
+    paid: list[int] = []
+
+    @tool(release_failures=released)
+    def pay(amount: int) -> str:
+        paid.append(amount)
+        return "paid"
+
+    loop = asyncio.get_running_loop()
+    executor = NoThread(starts=False)
+    loop.set_default_executor(executor)
+
+    async with MemoryCheckpointer[Any]() as cp:
+        registry = ToolRegistry(quick(cp), [pay])
+        first = await registry.dispatch("t", "pay", {"amount": 1})
+        assert first.is_error
+        assert "nothing happened" in str(first.content)
+        assert "can't start new thread" in str(first.content)
+        executor.run_queued()
+        assert paid == []
+        loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix="asyncio"))
+        again = await registry.dispatch("t", "pay", {"amount": 1})
+        assert (again.content, again.replayed, paid) == ("paid", False, [1])
+
+
+async def test_a_tool_that_began_without_a_new_thread_is_recorded() -> None:
+    """Another thread took it from the queue before the executor raised."""
+    paid: list[int] = []
+
+    @tool(release_failures=True)
+    def pay(amount: int) -> str:
+        paid.append(amount)
+        return "paid"
+
+    asyncio.get_running_loop().set_default_executor(NoThread(starts=True))
+
+    async with MemoryCheckpointer[Any]() as cp:
+        registry = ToolRegistry(quick(cp), [pay])
+
+        for replayed in (False, True):
+            outcome = await registry.dispatch("t", "pay", {"amount": 1})
+            assert (outcome.content, outcome.replayed) == ("paid", replayed)
+
+    assert paid == [1]
 
 
 async def test_the_function_gets_what_people_approved(cp: Store, thread: str) -> None:
