@@ -162,7 +162,7 @@ class Tool:
         else:
             # Only a tool that reads may be left to its thread when it is cancelled.
             run = asyncio.to_thread if effect is None else _to_thread_to_the_end
-            result = await run(call)
+            result = await run(partial(_call, call))
 
             if inspect.isawaitable(result):
                 result = await result
@@ -255,6 +255,18 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         return Tool(function)
 
     return partial(Tool, **options)
+
+
+def _call(function: Callable[[], Any]) -> Any:
+    """Call a function in a thread; its ``StopIteration`` is a ``RuntimeError``.
+
+    asyncio cannot pass it on: before Python 3.11.8 and 3.12.2, its caller waits for
+    ever.
+    """
+    try:
+        return function()
+    except StopIteration as exc:
+        raise RuntimeError("the tool raised StopIteration") from exc
 
 
 async def _to_thread_to_the_end(call: Callable[[], Any]) -> Any:

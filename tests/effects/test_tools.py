@@ -650,6 +650,24 @@ async def test_an_exception_without_a_usable_message_is_an_outcome(
     assert "Rude" in str(outcome.content)
 
 
+@pytest.mark.parametrize("side_effects", ["read", "write"])
+async def test_a_tool_that_raises_stop_iteration_fails(
+    cp: Store, thread: str, side_effects: Any
+) -> None:
+    """A future cannot hold this exception, so the tool raises another."""
+
+    def first() -> object:
+        return next(iter([]))
+
+    registry = ToolRegistry(quick(cp), [Tool(first, side_effects=side_effects)])
+    outcome = await registry.dispatch(thread, "first", {})
+    assert outcome.is_error
+    assert outcome.content == "RuntimeError: the tool raised StopIteration"
+
+    if side_effects == "write":
+        assert (await registry.dispatch(thread, "first", {})).replayed
+
+
 def test_a_tool_has_a_name_a_description_and_a_schema() -> None:
     """The schema has the model's arguments, without the effect."""
     assert (book.name, book.description, book.side_effects) == (
