@@ -54,6 +54,7 @@ __all__ = [
     "copy_json",
     "effect_key",
     "entry_key",
+    "is_awaitable",
     "plan_effect",
     "request_key",
 ]
@@ -131,7 +132,18 @@ async def call_callback(callback: Callable[..., Any], *args: object) -> Any:
     of an `Effect`, so that changes to the arguments stay its own.
     """
     answer = callback(*map(_own, args))
-    return await answer if inspect.isawaitable(answer) else answer
+    return await answer if is_awaitable(answer) else answer
+
+
+def is_awaitable(answer: object) -> bool:
+    """Return whether to await an answer; false if it does not show its class.
+
+    An unbound proxy raises when its class is read, but the callback has returned.
+    """
+    try:
+        return inspect.isawaitable(answer)
+    except Exception:
+        return False
 
 
 def _own(value: object) -> object:

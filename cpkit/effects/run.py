@@ -215,7 +215,7 @@ class EffectRun:
     async def _call_handler(self, handler: Handler, effect: Effect) -> Outcome:
         """Call the handler. If it is cancelled, its call stays issued."""
         try:
-            return Outcome(value_envelope(await call_callback(handler, effect)))
+            result = await call_callback(handler, effect)
         except NoEffect as exc:
             return _released(exc)
         except Exception as exc:
@@ -223,6 +223,12 @@ class EffectRun:
             if self._plan.release_failures and not isinstance(exc, SerializationError):
                 return _released(exc)
 
+            return Outcome(error_envelope(exc), raised=exc)
+
+        try:
+            return Outcome(value_envelope(result))
+        except Exception as exc:
+            # The effect happened, and JSON cannot hold its result: never release it.
             return Outcome(error_envelope(exc), raised=exc)
 
     async def _record(self, effect: Effect, outcome: Outcome) -> RunResult | None:

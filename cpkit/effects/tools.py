@@ -31,6 +31,7 @@ from cpkit.effects.effect import (
     Verify,
     check_callback,
     copy_json,
+    is_awaitable,
     plan_effect,
 )
 from cpkit.effects.errors import EffectDenied, EffectFailed, EffectTimeout
@@ -164,14 +165,14 @@ class Tool:
             run = asyncio.to_thread if effect is None else _to_thread_to_the_end
             result = await run(partial(_call, call))
 
-            if inspect.isawaitable(result):
+            if is_awaitable(result):
                 result = await result
 
         try:
             return to_jsonable_python(result)
         except Exception as exc:
             # The effect has happened, so this must not count as a failure of the tool.
-            raise SerializationError(("result",), str(exc)) from exc
+            raise SerializationError(("result",), exception_message(exc)) from exc
 
     def spec(
         self, thread_id: str, valid: Mapping[str, Any], tool_call_id: str | None
