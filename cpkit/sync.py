@@ -16,8 +16,8 @@ Event loops
     loop. In async code, open the store with ``async with open_checkpointer(...)``.
 
 Interrupts
-    ``KeyboardInterrupt`` in a waiting call cancels the operation, which then takes
-    effect wholly or not at all. Leaving the block always ends the thread.
+    ``KeyboardInterrupt`` at any moment of a call cancels the operation, which then
+    takes effect wholly or not at all. Leaving the block always ends the thread.
 
 Forks
     The thread does not exist in a child of ``os.fork``: there, every call raises
@@ -37,22 +37,25 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from functools import partial
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Generic, Self, TypeVar, cast, overload
 
 from cpkit.errors import Closed
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, CheckpointData, JsonValue, ToolCall
 from cpkit.registry import open_checkpointer
 
-__all__ = ["SyncCheckpointer", "running_loop"]
+__all__ = ["LoopCall", "SyncCheckpointer", "running_loop"]
 
 MessageT = TypeVar("MessageT")
 T = TypeVar("T")
 
 Opener = Callable[[], AbstractAsyncContextManager[Checkpointer[MessageT]]]
+
+# Seconds after which a waiting call looks whether the loop has ended without it.
+_PAUSE = 1.0
 
 # Methods of the optional protocols. The facade has those that the store has.
 OPTIONAL = {
@@ -64,6 +67,90 @@ OPTIONAL = {
     "read",
     "restore_thread",
 }
+
+
+class LoopCall(Generic[T]):
+    """A coroutine that runs on another thread's event loop, for a thread that waits.
+
+    Ctrl-C can interrupt the waiting thread at any moment, also while it has the lock of
+    a ``concurrent.futures.Future``. The loop would then wait for this lock for ever. So
+    the two threads share no lock of Python code: the loop releases a lock of C, and
+    gets its orders by ``call_soon_threadsafe``, which takes none.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        work: Coroutine[Any, Any, T],
+        tasks: set[asyncio.Task[Any]] | None = None,
+    ) -> None:
+        """Make a call that is not started; while it runs, its task is in ``tasks``."""
+        self._loop = loop
+        self._work = work
+        self._tasks = tasks
+        self._task: asyncio.Task[T] | None = None
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._is_handed_over = False
+        self._running = threading.Lock()
+        self._running.acquire()
+
+    def start(self) -> None:
+        """Hand the coroutine over to the loop; ``RuntimeError`` if it is closed."""
+        self._is_handed_over = True
+        self._loop.call_soon_threadsafe(self._begin)
+
+    def wait(self, timeout: float = -1) -> bool:
+        """Wait until the coroutine has ended; return whether it has."""
+        return self._running.acquire(timeout=timeout)
+
+    def result(self) -> T:
+        """Return the result of the coroutine, which has ended, or raise its error."""
+        try:
+            if self._error is not None:
+                raise self._error
+
+            return cast("T", self._value)
+        finally:
+            # The traceback of the error has this frame.
+            del self
+
+    def cancel(self) -> None:
+        """Cancel the coroutine, unless it has ended."""
+        if self._is_handed_over:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._cancel)
+                return
+
+        self._work.close()
+
+    # On the loop
+
+    def _begin(self) -> None:
+        task = self._task = self._loop.create_task(self._work)
+
+        if self._tasks is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self._error = CancelledError()
+        elif (error := task.exception()) is not None:
+            self._error = error
+        else:
+            self._value = task.result()
+
+        self._task = None
+        self._running.release()
+
+    def _cancel(self) -> None:
+        if self._task is None:
+            self._work.close()
+        else:
+            self._task.cancel()
 
 
 class _Changes(Iterator[str]):
@@ -136,8 +223,14 @@ class SyncCheckpointer(Generic[MessageT]):
         self._lock = threading.Lock()
         self._pid: int | None = None
         self._is_open = False
-        self._pending: set[Future[Any]] = set()
+        # The calls that `close` waits for. The tasks are changed on the loop only.
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._submitted: set[Future[Any]] = set()
         self._stop = asyncio.Event()
+        # Locks of C in place of events: see `LoopCall`.
+        self._opening = threading.Lock()
+        self._serving = threading.Lock()
+        self._failure: BaseException | None = None
 
     def __repr__(self) -> str:
         return (
@@ -156,16 +249,21 @@ class SyncCheckpointer(Generic[MessageT]):
             self._pid = os.getpid()
 
         self._loop = asyncio.new_event_loop()
-        self._ended: Future[None] = Future()
-        started: Future[Checkpointer[MessageT]] = Future()
+        self._opening.acquire()
+        self._serving.acquire()
         # A daemon thread, so that a program ends even if it never closes the store.
         self._thread = threading.Thread(
-            target=self._serve, args=[started], name="cpkit-sync", daemon=True
+            target=self._serve, name="cpkit-sync", daemon=True
         )
 
         try:
             self._thread.start()
-            self._inner = started.result()
+
+            with self._opening:
+                pass
+
+            if self._failure is not None:
+                raise self._failure
         except BaseException:
             self._end()
             raise
@@ -186,17 +284,21 @@ class SyncCheckpointer(Generic[MessageT]):
 
         _refuse_inside_a_loop()
 
-        with self._lock:
-            was_open, self._is_open = self._is_open, False
-            pending = set(self._pending)
-
         try:
-            wait(pending)
-        finally:
-            self._end()
+            with self._lock:
+                was_open, self._is_open = self._is_open, False
 
-        if was_open:
-            self._ended.result()
+            self._end()
+        except BaseException:
+            # This thread was interrupted: do not wait for calls in flight any longer.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._cancel_calls)
+
+            self._end()
+            raise
+
+        if was_open and self._failure is not None:
+            raise self._failure
 
     # The six methods
 
@@ -280,14 +382,15 @@ class SyncCheckpointer(Generic[MessageT]):
 
         _refuse_inside_a_loop()
         # `close` does not wait for a watch, but ends it.
-        future = self._start(take(), pending=False)
+        call = LoopCall(self._loop, take())
 
         try:
-            thread_id = future.result()
+            thread_id = self._finish(call)
         except CancelledError:
             raise Closed("this SyncCheckpointer") from None
         finally:
-            future.cancel()
+            call.cancel()
+            del call
 
         if thread_id is None:
             raise StopIteration
@@ -317,47 +420,74 @@ class SyncCheckpointer(Generic[MessageT]):
         """
         _refuse_inside_a_loop()
         self._check()
-        future = self.submit(work(self._inner))
+        return self.wait_for(work(self._inner))
 
-        try:
-            return future.result()
-        except BaseException:
-            # An operation that has ended stays as it is. If this thread was
-            # interrupted, for instance by Ctrl-C, the operation is still running.
-            future.cancel()
-            raise
+    def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the store's loop, and wait for it, from any other thread.
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine on the store's loop, from any thread, without waiting.
-
-        `close` waits for it. Raises ``Closed``.
+        Unlike `run` it blocks an event loop that runs in this thread. Raises
+        ``Closed``.
         """
-        future = self._start(work, pending=True)
-        future.add_done_callback(self._forget)
-        return future
-
-    def _start(self, work: Coroutine[Any, Any, T], *, pending: bool) -> Future[T]:
-        """Start a coroutine on the loop, unless `close` began; it waits if pending."""
         try:
             self._check()
-
-            with self._lock:
-                if not self._is_open:
-                    raise Closed("this SyncCheckpointer")
-
-                future = asyncio.run_coroutine_threadsafe(work, self._loop)
-
-                if pending:
-                    self._pending.add(future)
+            call = LoopCall(self._loop, work, self._tasks)
         except BaseException:
             work.close()
             raise
 
+        try:
+            return self._finish(call)
+        except BaseException:
+            # An operation that has ended stays as it is. If this thread was
+            # interrupted, for instance by Ctrl-C, the operation is still running.
+            call.cancel()
+            raise
+        finally:
+            del call
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine on the store's loop, from any thread, without waiting.
+
+        `close` waits for it. Raises ``Closed``. To wait at once, use `run`: Ctrl-C in a
+        method of a ``Future`` can leave its lock locked, which stops the loop.
+        """
+
+        def start() -> Future[T]:
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            self._submitted.add(future)
+            return future
+
+        try:
+            future = self._start(start)
+        except BaseException:
+            work.close()
+            raise
+
+        future.add_done_callback(self._submitted.discard)
         return future
 
-    def _forget(self, future: Future[Any]) -> None:
+    def _start(self, start: Callable[[], T]) -> T:
+        """Call a function that hands work over to the loop, unless `close` began."""
+        self._check()
+
         with self._lock:
-            self._pending.discard(future)
+            if not self._is_open:
+                raise Closed("this SyncCheckpointer")
+
+            return start()
+
+    def _finish(self, call: LoopCall[T]) -> T:
+        """Start a call, unless `close` began, wait for it, and return its result."""
+        try:
+            self._start(call.start)
+
+            while not call.wait(_PAUSE):
+                if self._loop.is_closed() and not call.wait(0):
+                    raise Closed("this SyncCheckpointer")
+
+            return call.result()
+        finally:
+            del call
 
     def _check(self) -> None:
         if self._pid not in (None, os.getpid()):
@@ -371,24 +501,36 @@ class SyncCheckpointer(Generic[MessageT]):
 
     # The thread
 
-    def _serve(self, started: Future[Checkpointer[MessageT]]) -> None:
+    def _serve(self) -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._hold_open(started))
+                runner.run(self._hold_open())
         except BaseException as exc:
-            if not started.done():
-                started.set_exception(exc)
+            self._failure = exc
 
-            self._ended.set_exception(exc)
-        else:
-            self._ended.set_result(None)
+        if "_inner" not in self.__dict__:
+            self._opening.release()
 
-    async def _hold_open(self, started: Future[Checkpointer[MessageT]]) -> None:
+        self._serving.release()
+
+    async def _hold_open(self) -> None:
         async with self._opener() as cp:
-            started.set_result(cp)
+            self._inner = cp
+            self._opening.release()
             await self._stop.wait()
 
+            while calls := self._calls():
+                await asyncio.wait(calls)
+
+    def _calls(self) -> set[asyncio.Future[Any]]:
+        return {*self._tasks, *map(asyncio.wrap_future, tuple(self._submitted))}
+
+    def _cancel_calls(self) -> None:
+        for call in self._calls():
+            call.cancel()
+
     def _end(self) -> None:
+        """Let the thread end after the calls in flight, and wait for it."""
         if self._thread.ident is None:
             self._loop.close()
             return
@@ -396,6 +538,9 @@ class SyncCheckpointer(Generic[MessageT]):
         # If opening failed, the loop has already ended.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._stop.set)
+
+        with self._serving:
+            pass
 
         self._thread.join()
 

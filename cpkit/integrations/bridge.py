@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from cpkit.protocol import Checkpointer
-from cpkit.sync import SyncCheckpointer, running_loop
+from cpkit.sync import LoopCall, SyncCheckpointer, running_loop
 
 __all__ = ["Bridge", "completed"]
 
@@ -39,15 +39,18 @@ class Bridge:
     ) -> None:
         self._loop: asyncio.AbstractEventLoop | None = running_loop()
         self._submit: Callable[[Coroutine[Any, Any, Any]], Future[Any]]
+        self._wait: Callable[[Coroutine[Any, Any, Any]], Any]
 
         if isinstance(cp, SyncCheckpointer):
             self.checkpointer = cp.checkpointer
             self._loop = cp.loop
             self._submit = cp.submit
+            self._wait = cp.wait_for
             return
 
         self.checkpointer = cp
         self._submit = self._to_running_loop
+        self._wait = self._wait_for_running_loop
 
         if self._loop is None and not wait_for_loop:
             raise RuntimeError(
@@ -87,17 +90,24 @@ class Bridge:
                 "another thread, or open the store with cpkit.sync.SyncCheckpointer"
             )
 
-        future = self._submit(work)
+        result: T = self._wait(work)
+        return result
+
+    def _wait_for_running_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        call = LoopCall(self._running_loop(work), work)
 
         try:
-            while not wait([future], timeout=_PAUSE).done:
-                self._check_open(work)
-        except BaseException:  # for instance an interrupt of this thread
-            future.cancel()
-            raise
+            call.start()
 
-        result: T = future.result()
-        return result
+            while not call.wait(_PAUSE):
+                self._check_open(work)
+
+            return call.result()
+        except BaseException:  # for instance an interrupt of this thread
+            call.cancel()
+            raise
+        finally:
+            del call
 
     def _check_open(self, work: Coroutine[Any, Any, Any]) -> None:
         """Raise if the store's loop ended just when the work was given to it."""
@@ -106,11 +116,16 @@ class Bridge:
             raise RuntimeError(_LOOP_ENDED)
 
     def _to_running_loop(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._running_loop(work))
+
+    def _running_loop(
+        self, work: Coroutine[Any, Any, Any]
+    ) -> asyncio.AbstractEventLoop:
         if self._loop is None or not self._loop.is_running():
             work.close()
             raise RuntimeError(_LOOP_ENDED)
 
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        return self._loop
 
 
 async def completed(work: Coroutine[Any, Any, T]) -> T:

@@ -298,6 +298,40 @@ def test_an_interrupt_cancels_and_leaves_nothing() -> None:
         assert cp.append("t", [{}]) == 1
 
 
+def test_an_interrupt_while_closing_cancels_calls_in_flight() -> None:
+    """The thread ends, and the store is closed after the calls have ended."""
+    main = threading.main_thread().ident
+    assert main is not None
+    ended: list[str] = []
+
+    @asynccontextmanager
+    async def opener() -> AsyncIterator[Any]:
+        async with MemoryCheckpointer[Any]() as cp:
+            yield cp
+
+        ended.append("store")
+
+    async def forever(cp: SyncCheckpointer[Any]) -> None:
+        try:
+            while True:
+                await asyncio.sleep(0)
+
+                if not cp._is_open:
+                    signal.pthread_kill(main, signal.SIGINT)
+                    await asyncio.Event().wait()
+        finally:
+            ended.append("call")
+
+    with pytest.raises(KeyboardInterrupt), SyncCheckpointer(opener) as cp:
+        future = cp.submit(forever(cp))
+
+    assert future.cancelled()
+    assert ended == ["call", "store"]
+
+    with pytest.raises(Closed):
+        cp.load("t")
+
+
 def test_an_interrupt_while_opening_leaves_nothing() -> None:
     """A store that was opened during the interrupt is closed."""
     main = threading.main_thread().ident
@@ -359,9 +393,86 @@ print(cp.append("t", [{}]))
 """
 
 
-@pytest.mark.parametrize("program", [FORK, FORGOTTEN])
+SWEEP = """
+import asyncio, faulthandler, sys
+from itertools import count
+from cpkit.integrations.bridge import Bridge
+from cpkit.sync import SyncCheckpointer
+
+faulthandler.dump_traceback_later(30, exit=True)
+
+def sweep(call, act):
+    # Act at each moment of a call where Python looks for signals.
+    for moment in count(1):
+        left = moment
+
+        def trace(frame, event, arg):
+            nonlocal left
+            frame.f_trace_lines = False
+            left -= event in ("call", "return")
+
+            if left == 0:
+                sys.settrace(None)
+                act()
+
+            return trace
+
+        sys.settrace(trace)
+
+        try:
+            call(moment)
+        except KeyboardInterrupt:
+            pass
+
+        sys.settrace(None)
+
+        if left > 0:
+            assert moment > 20
+            return moment
+
+def interrupt():
+    raise KeyboardInterrupt
+
+async def slow_append(cp, n):
+    for _ in range(300):  # so that the caller waits
+        await asyncio.sleep(0)
+
+    await cp.append("t", [{"n": n}])
+
+def check(data, moment):
+    found = [one["n"] for one in data.messages]
+    assert found == sorted(set(found))
+    assert found[-1] == moment
+"""
+
+INTERRUPTED = (
+    SWEEP
+    + """
+with SyncCheckpointer("memory://") as cp:
+    last = sweep(lambda n: cp.run(lambda inner: slow_append(inner, n)), interrupt)
+    check(cp.load("t"), last)
+"""
+)
+
+INTERRUPTED_BRIDGE = (
+    SWEEP
+    + """
+with SyncCheckpointer("memory://") as cp:
+    # As if the store had been opened on a loop of the program's own.
+    async def bridge_of(inner):
+        return Bridge(inner)
+
+    bridge = cp.run(bridge_of)
+    store = bridge.checkpointer
+    last = sweep(lambda n: bridge.wait(slow_append(store, n)), interrupt)
+    check(cp.load("t"), last)
+"""
+)
+
+
+@pytest.mark.parametrize("program", [FORK, FORGOTTEN, INTERRUPTED, INTERRUPTED_BRIDGE])
 def test_a_program_ends(program: str) -> None:
-    """It ends after a fork whose child opens its own store, and without closing."""
+    """Also after a fork, without closing, and after Ctrl-C at each moment of a call."""
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True
     )
