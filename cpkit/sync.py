@@ -19,6 +19,9 @@ Interrupts
     ``KeyboardInterrupt`` at any moment of a call cancels the operation, which then
     takes effect wholly or not at all. Leaving the block always ends the thread.
 
+Signals
+    A signal handler can call, also if it interrupts a call of the same object.
+
 Forks
     The thread does not exist in a child of ``os.fork``: there, every call raises
     ``RuntimeError``, and closing does nothing. Open a store in each process.
@@ -220,7 +223,9 @@ class SyncCheckpointer(Generic[MessageT]):
             )
             self._opener = lambda: opened
 
-        self._lock = threading.Lock()
+        # Reentrant, because a signal handler may call while its thread has the lock.
+        # The loop never takes it, so the handler's call can end meanwhile.
+        self._lock = threading.RLock()
         self._pid: int | None = None
         self._is_open = False
         # The calls that `close` waits for. The tasks are changed on the loop only.
@@ -474,7 +479,14 @@ class SyncCheckpointer(Generic[MessageT]):
             if not self._is_open:
                 raise Closed("this SyncCheckpointer")
 
-            return start()
+            try:
+                return start()
+            except RuntimeError:
+                # A signal handler closed the store just now.
+                if self._loop.is_closed():
+                    raise Closed("this SyncCheckpointer") from None
+
+                raise
 
     def _finish(self, call: LoopCall[T]) -> T:
         """Start a call, unless `close` began, wait for it, and return its result."""

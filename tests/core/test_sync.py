@@ -396,6 +396,8 @@ print(cp.append("t", [{}]))
 SWEEP = """
 import asyncio, faulthandler, sys
 from itertools import count
+import cpkit.sync
+from cpkit import Closed
 from cpkit.integrations.bridge import Bridge
 from cpkit.sync import SyncCheckpointer
 
@@ -470,9 +472,50 @@ with SyncCheckpointer("memory://") as cp:
 )
 
 
-@pytest.mark.parametrize("program", [FORK, FORGOTTEN, INTERRUPTED, INTERRUPTED_BRIDGE])
+SIGNALLED = (
+    SWEEP
+    + """
+with SyncCheckpointer("memory://") as cp:
+    handle = lambda: cp.append("signals", [{}])
+    last = sweep(lambda n: cp.run(lambda inner: slow_append(inner, n)), handle)
+    assert [one["n"] for one in cp.load("t").messages] == [*range(1, last + 1)]
+    assert len(cp.load("signals").messages) == last - 1
+"""
+)
+
+CLOSED_BY_SIGNAL = (
+    SWEEP
+    + """
+cpkit.sync._PAUSE = 0.01  # until a call sees that the handler closed the store
+
+def call(n):
+    global cp
+
+    with SyncCheckpointer("memory://") as cp:
+        try:
+            cp.run(lambda inner: slow_append(inner, n))
+        except Closed:
+            pass
+
+cp = None
+sweep(call, lambda: cp and cp.close())
+"""
+)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        FORK,
+        FORGOTTEN,
+        INTERRUPTED,
+        INTERRUPTED_BRIDGE,
+        SIGNALLED,
+        CLOSED_BY_SIGNAL,
+    ],
+)
 def test_a_program_ends(program: str) -> None:
-    """Also after a fork, without closing, and after Ctrl-C at each moment of a call."""
+    """Also after a fork, without closing, and after a signal at any moment."""
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True
     )
