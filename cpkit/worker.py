@@ -229,18 +229,22 @@ class Worker:
         """Run the threads that need a run now, and return the number of runs.
 
         A thread whose runner died without releasing the lease is not due before the
-        lease is stale.
+        lease is stale. If it is cancelled or the store fails, its runs get ``grace``
+        seconds to end, as those of `run` do.
         """
         before = self.health.ran + self.health.failed
 
-        while True:
-            self._scan_not_before = -inf
-            await self._look()
+        try:
+            while True:
+                self._scan_not_before = -inf
+                await self._look()
 
-            if not self._jobs:
-                return self.health.ran + self.health.failed - before
+                if not self._jobs:
+                    return self.health.ran + self.health.failed - before
 
-            await asyncio.wait(list(self._jobs.values()))
+                await asyncio.wait(list(self._jobs.values()))
+        finally:
+            await self._end_jobs()
 
     async def _look_and_wait(
         self, wakeups: Wakeups, stopping: asyncio.Task[Any]

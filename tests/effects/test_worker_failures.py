@@ -396,6 +396,39 @@ def test_a_worker_that_is_cancelled_twice_ends_its_jobs() -> None:
     tell(story)
 
 
+def test_a_cancelled_run_due_ends_its_jobs() -> None:
+    """No run goes on, and no lease is held, after the call has ended."""
+
+    async def story(cp: MemoryCheckpointer[Any]) -> None:
+        began = asyncio.Event()
+        ended: list[str] = []
+
+        async def agent(cp: Any, lease: Lease) -> None:
+            began.set()
+
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(lease.thread_id)
+
+        await terms_of(cp).mark_died()
+        worker = Worker(cp, agent, grace=1)
+        task = asyncio.create_task(worker.run_due())
+        await began.wait()
+        task.cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+        assert ended == ["t"]
+        assert worker.health.running == []
+
+        async with thread_lease(cp, "t", timeout=0):
+            pass
+
+    tell(story)
+
+
 def test_a_worker_lists_only_the_leases_of_its_prefix() -> None:
     """A long thread id is among them: its lease is listed under a hash."""
 
