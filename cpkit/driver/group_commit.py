@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
 from itertools import takewhile
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from cpkit.driver.lifecycle import Lifecycle
@@ -48,18 +50,19 @@ GiveUp: TypeAlias = Callable[[StoreFailure], None]
 class _Queued:
     """A write, and the caller that waits for its outcome.
 
-    ``answer`` is done when the outcome is known, or cancelled with the caller.
-    ``in_commit`` is true while a commit has the write. If its caller is cancelled then,
-    or the commit takes too long, the write is *abandoned*: ``decision`` is a future
-    that is done when the commit ends.
+    ``began`` is the loop's time when the caller asked. ``answer`` is done when the
+    outcome is known, or cancelled with the caller. ``in_commit`` is true while a commit
+    has the write. If its caller is cancelled then, or the commit takes too long, the
+    write is *abandoned*: ``decision`` is a future that is done when the commit ends.
     """
 
-    __slots__ = ("answer", "decision", "in_commit", "write")
+    __slots__ = ("answer", "began", "decision", "in_commit", "write")
 
     def __init__(
-        self, write: Write, answer: asyncio.Future[Outcome | Exception]
+        self, write: Write, began: float, answer: asyncio.Future[Outcome | Exception]
     ) -> None:
         self.write = write
+        self.began = began
         self.answer = answer
         self.in_commit = False
         self.decision: asyncio.Future[None] | None = None
@@ -99,13 +102,17 @@ class GroupCommit:
 
     A caller waits for at most ``timeout`` and a second, for the commits before its own
     too; ``None`` means without limit.
+
+    The third argument of ``commit`` is ``None`` for a batch of the common queue. Else
+    it has for each write the loop's time when the caller asked.
     """
 
     def __init__(
         self,
         lifecycle: Lifecycle,
         commit: Callable[
-            [list[Write], GiveUp, bool], Coroutine[Any, Any, Sequence[Committed]]
+            [list[Write], GiveUp, Sequence[float] | None],
+            Coroutine[Any, Any, Sequence[Committed]],
         ],
         batching: Batching,
         timeout: float | None,
@@ -124,13 +131,16 @@ class GroupCommit:
 
     async def run(self, write: Write) -> Outcome | Exception:
         """Return the write's outcome; exceptions are returned, not raised."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
         if self._abandoned:
             late = await self.wait_until_decided(write.thread_id, _named_keys(write))
 
             if late is not None:
                 return late
 
-        queued = _Queued(write, asyncio.get_running_loop().create_future())
+        queued = _Queued(write, began, loop.create_future())
         self._limit(queued)
 
         if self._batching.groups(write):
@@ -234,6 +244,14 @@ class GroupCommit:
         if queue.task is None:
             self._start(queue)
 
+    def _enter_apart(self, queued: _Queued) -> None:
+        """Queue a write again, before those of its thread that came after it."""
+        queue = self._apart.setdefault(queued.write.thread_id, _Queue())
+        insort(queue.waiting, queued, key=attrgetter("began"))
+
+        if queue.task is None:
+            self._start(queue)
+
     def _start(self, queue: _Queue, *, takes_all: bool = False) -> None:
         """Start a task that commits what waits in a queue."""
         queue.task = self._lifecycle.spawn(self._drain(queue, takes_all))
@@ -273,7 +291,7 @@ class GroupCommit:
             outcomes = await self._commit(
                 [queued.write for queued in batch],
                 give_up,
-                queue is not self._grouped,
+                None if queue is self._grouped else [one.began for one in batch],
             )
         except Exception as exc:
             outcomes = [exc] * len(batch)
@@ -347,8 +365,7 @@ class GroupCommit:
             elif outcomes is None:  # the event loop shuts down
                 queued.answer.cancel()
             elif isinstance(outcome, RepeatApart):
-                apart = self._apart.setdefault(queued.write.thread_id, _Queue())
-                self._enter(queued, apart)
+                self._enter_apart(queued)
             else:
                 queued.answer.set_result(outcome)
 

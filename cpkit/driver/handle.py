@@ -408,11 +408,17 @@ class Handle(Generic[MessageT]):
             answer.cancel()  # no effect, unless the event loop cancelled this task
 
     async def _commit(
-        self, batch: list[Write], give_up: GiveUp, is_apart: bool
+        self, batch: list[Write], give_up: GiveUp, apart: Sequence[float] | None
     ) -> Sequence[Committed]:
-        """Commit a batch, tell watchers, and return an outcome for each write."""
-        commit = partial(self._commit_once, batch, is_apart)
-        outcomes = await self._attempt(commit, "unknown", give_up)
+        """Commit a batch, tell watchers, and return an outcome for each write.
+
+        If the batch is apart from writes to other threads, ``apart`` has for each write
+        the loop's time when its caller asked.
+        """
+        commit = partial(self._commit_once, batch, apart is not None)
+        # Without a time limit, a wait for a lock ends only with the time to retry.
+        since = min(apart) if apart and self._limit.seconds is None else None
+        outcomes = await self._attempt(commit, "unknown", give_up, since)
 
         if isinstance(outcomes, Exception):
             # If the store refuses one write, the others of its batch must not fail.
@@ -421,17 +427,36 @@ class Handle(Generic[MessageT]):
             )
 
             if refused and len(batch) > 1:
-                return [
-                    (await self._commit([one], give_up, is_apart))[0] for one in batch
-                ]
+                found: list[Committed] = []
 
-            outcomes = [outcomes] * len(batch)
+                for at, one in enumerate(batch):
+                    began = apart and apart[at : at + 1]
+                    found += await self._commit([one], give_up, began)
+
+                return found
+
+            # The time of the oldest write is over. The others have time left.
+            if since is not None and apart and len(apart) > 1 and is_not_sent(outcomes):
+                outcomes = self._repeat_in_time(outcomes, apart)
+            else:
+                outcomes = [outcomes] * len(batch)
 
         for metrics in self._metrics:
             metrics.committed(batch, outcomes)
 
         self._watching.changed_by(batch, outcomes)
         return outcomes
+
+    def _repeat_in_time(
+        self, failure: StoreFailure, apart: Sequence[float]
+    ) -> list[Committed]:
+        """Fail the writes whose callers have waited long enough; repeat the others."""
+        now = asyncio.get_running_loop().time()
+        retry = self._store.timeouts.retry
+        return [
+            RepeatApart(failure.reason) if now < since + retry else failure
+            for since in apart
+        ]
 
     async def _commit_once(
         self, batch: list[Write], is_apart: bool
@@ -471,17 +496,21 @@ class Handle(Generic[MessageT]):
         return [RepeatApart(one.reason) if is_not_sent(one) else one for one in found]
 
     async def _attempt(
-        self, work: Callable[[], Awaitable[T]], lost: Fate, give_up: GiveUp
+        self,
+        work: Callable[[], Awaitable[T]],
+        lost: Fate,
+        give_up: GiveUp,
+        since: float | None = None,
     ) -> T | Exception:
         """Do the work; repeat it while a repeat is safe; limit the time.
 
         Returns the result, or the exception. ``lost`` is the fate of work whose answer
         was lost: ``"unknown"`` for a write, which is not repeated; ``"not sent"`` for a
         read, because it is always safe to repeat. ``give_up`` is called if the work
-        goes on after the time limit cancelled it.
+        goes on after the time limit cancelled it. The time to retry counts from
+        ``since``, or else from the first failure.
         """
         fate: Fate = "not sent"
-        retry_until: float | None = None
         pauses: Iterator[float] | None = None
         deadline = self._limit.start(lambda: give_up(self._late(lost)))
 
@@ -497,11 +526,10 @@ class Handle(Generic[MessageT]):
                     if fate != "not sent" or deadline.is_cancelled():
                         return failure
 
-                    # The time to retry counts from the first failure.
                     now = asyncio.get_running_loop().time()
-                    retry_until = retry_until or now + self._store.timeouts.retry
+                    since = now if since is None else since
 
-                    if now >= retry_until:
+                    if now >= since + self._store.timeouts.retry:
                         return failure
 
                 pauses = pauses or self._backoff.pauses()

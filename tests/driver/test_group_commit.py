@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from random import Random
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from cpkit.driver import (
     Write,
 )
 from tests.driver.gated import GatedStore, handle, not_sent, run_ready_tasks
+from tests.simulation.loop import simulated_loop
 
 Message = dict[str, Any]
 Ask = Callable[[], Coroutine[Any, Any, Any]]
@@ -170,8 +172,8 @@ async def test_only_the_kinds_that_a_store_asks_for_are_grouped() -> None:
 class LockedStore(GatedStore):
     """Cannot write to the threads that are locked."""
 
-    def __init__(self, locked: set[str] | None = None) -> None:
-        super().__init__(timeouts=Timeouts(retry=60))
+    def __init__(self, locked: set[str] | None = None, *, retry: float = 60) -> None:
+        super().__init__(timeouts=Timeouts(retry=retry))
         self.locked = {"locked"} if locked is None else locked
 
     async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
@@ -230,6 +232,66 @@ async def test_a_write_that_waits_for_a_lock_does_not_hold_up_the_others() -> No
         store.locked.clear()
         assert [await first[1], await later[0], await later[2]] == [1, 2, 3]
         await closing
+
+
+def test_writes_that_queue_for_a_lock_wait_no_longer_than_the_first() -> None:
+    """The time of each one counts from its call; ``aclose`` does not add them up."""
+
+    async def main() -> None:
+        clock = asyncio.get_running_loop().time
+        store = LockedStore(retry=10)
+        store.batching = Batching(max_writes=1)
+        waited: list[float] = []
+
+        async def write(cp: FullHandle[Message]) -> None:
+            began = clock()
+
+            with pytest.raises(BackendUnavailable) as caught:
+                await cp.append("locked", [{}])
+
+            waited.append(clock() - began)
+            assert not caught.value.maybe_applied
+
+        async with handle(store) as cp:
+            tasks = [asyncio.create_task(write(cp)) for _ in range(6)]
+            await asyncio.sleep(1)
+            tasks += [asyncio.create_task(write(cp)) for _ in range(6)]
+            await asyncio.sleep(1)
+            cancelled = append(cp, "locked")
+            await asyncio.sleep(1)
+            cancelled.cancel()
+            await cp.aclose()
+            assert clock() < 13
+            await asyncio.gather(*tasks)
+
+        assert len(waited) == 12
+        assert 10 <= min(waited) <= max(waited) < 11
+
+    simulated_loop(Random(0)).run(main())
+
+
+def test_a_later_write_to_a_locked_thread_has_its_own_time() -> None:
+    """It does not fail with an older write of its batch."""
+
+    async def main() -> None:
+        store = LockedStore(retry=10)
+
+        async with handle(store) as cp:
+            tasks = []
+
+            # The first one is alone in its batch. The others share the next batch.
+            for _ in range(4):
+                tasks.append(append(cp, "locked"))
+                await asyncio.sleep(3)
+
+            await asyncio.sleep(6)
+            store.locked.clear()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+
+        assert [type(one) for one in outcomes[:3]] == [BackendUnavailable] * 3
+        assert outcomes[3] == 1
+
+    simulated_loop(Random(0)).run(main())
 
 
 async def test_a_cancelled_write_that_waits_for_a_lock_is_not_repeated() -> None:
