@@ -449,6 +449,7 @@ async def refuses_invalid_dumps(case: Case) -> None:
     key = call.call.idempotency_key
     # ``Any``, because their fields get values of wrong types.
     failed: Any = made_call(thread, "failed")
+    erased: Any = replace(made_call(thread, "completed", args={}), erased=True)
     good: Any = made_dump(thread, call)
     wrong: dict[str, Any] = {
         "a dict": {"thread_id": thread},
@@ -480,6 +481,21 @@ async def refuses_invalid_dumps(case: Case) -> None:
         "an issued call with a time": made_dump(
             thread, replace(call, resolved_at=CREATED)
         ),
+        "an issued call with a result": made_dump(thread, replace(call, result="ok")),
+        "an erased call with a result": made_dump(
+            thread, replace(erased, result={"paid": 1})
+        ),
+        "an erased call with args": made_dump(
+            thread, replace(erased, call=failed.call)
+        ),
+        "an erased call with args, without times": made_dump(
+            thread,
+            replace(erased, call=failed.call),
+            messages=[],
+            extra={},
+            created_at=None,
+            updated_at=None,
+        ),
         "a time without a zone": replace(good, created_at=datetime(2020, 1, 1)),
         "a call's time without a zone": made_dump(
             thread, replace(call, issued_at=datetime(2020, 1, 1))
@@ -493,6 +509,11 @@ async def refuses_invalid_dumps(case: Case) -> None:
         ),
         "one time only": replace(good, updated_at=None),
         "messages without times": replace(good, created_at=None, updated_at=None),
+        "times and nothing else": made_dump(thread, messages=[], extra={}),
+        "times and an erased call": made_dump(thread, erased, messages=[], extra={}),
+        "created after its last change": replace(
+            good, created_at=UPDATED, updated_at=CREATED
+        ),
     }
 
     for name, dump in wrong.items():

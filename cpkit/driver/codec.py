@@ -175,26 +175,28 @@ class Codec(Generic[MessageT]):
         bodies = [self._encode(one, (i,)) for i, one in enumerate(dump.messages)]
         calls = [self._encode_record(thread_id, record) for record in dump.calls]
         _check_calls(calls)
-        created_at, updated_at = dump.created_at, dump.updated_at
-        is_erased = created_at is None or updated_at is None
-
-        if is_erased and (
-            (created_at, updated_at) != (None, None)
-            or bodies
-            or dump.extra
-            or not calls
-            or not all(call.erased for call in calls)
-        ):
-            raise ValueError("a dump without times has erased calls and nothing else")
-
-        return Restore(
-            thread_id,
-            bodies,
-            self._items(dump.extra),
-            calls,
-            None if created_at is None else _micros(created_at),
-            None if updated_at is None else _micros(updated_at),
+        items = self._items(dump.extra)
+        created_at, updated_at = (
+            None if time is None else _micros(time)
+            for time in (dump.created_at, dump.updated_at)
         )
+        has_content = bodies or items or not all(call.erased for call in calls)
+
+        if created_at is None or updated_at is None:
+            if (created_at, updated_at) != (None, None) or has_content or not calls:
+                raise ValueError(
+                    "a dump without times has erased calls and nothing else"
+                )
+        elif not has_content:
+            raise ValueError(
+                "a dump with times has messages, extra or a call that is not erased"
+            )
+        elif created_at > updated_at:
+            raise ValueError(
+                f"created_at {dump.created_at} is after updated_at {dump.updated_at}"
+            )
+
+        return Restore(thread_id, bodies, items, calls, created_at, updated_at)
 
     def dump(self, thread_id: str, stored: StoredDump) -> ThreadDump:
         """Decode a stored thread; messages are the JSON that is stored."""
@@ -354,6 +356,15 @@ class Codec(Generic[MessageT]):
             )
 
         keeps_result = resolved and not record.erased
+
+        if record.result is not None and not keeps_result:
+            raise ValueError(
+                f"call {record.call.call_id!r} is issued or erased, but has a result"
+            )
+
+        if record.call.args and record.erased:
+            raise ValueError(f"call {record.call.call_id!r} is erased, but has args")
+
         return StoredCall(
             thread_id,
             claim.call.call_id,

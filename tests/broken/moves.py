@@ -279,6 +279,21 @@ class RestoresAnyAttempts(Broken):
                 raise
 
 
+@breaks("move.refuses-invalid-dumps")
+class DropsResultsInSilence(Broken):
+    """Leaves out the result of a call that cannot have one, and restores the rest."""
+
+    async def restore_thread(self, dump: ThreadDump) -> None:
+        try:
+            await super().restore_thread(dump)
+        except ValueError as exc:
+            if "but has a result" not in str(exc):
+                raise
+
+            calls = [replace(record, result=None) for record in dump.calls]
+            await super().restore_thread(replace(dump, calls=calls))
+
+
 @breaks("move.large-thread")
 class DumpsAThousandMessages(Broken):
     async def dump_thread(self, thread_id: str) -> ThreadDump | None:

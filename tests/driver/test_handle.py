@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -481,6 +483,66 @@ async def test_a_dump_that_no_store_could_hold_is_refused() -> None:
 
         with pytest.raises(TypeError, match="ThreadDump"):
             await cp.restore_thread({"thread_id": "t"})  # type: ignore[arg-type]  # what is asked here
+
+
+async def test_a_restore_drops_nothing_in_silence() -> None:
+    """Content that no store keeps is refused, and the error says what it is."""
+    async with (
+        MemoryCheckpointer[dict[str, Any]]() as here,
+        MemoryCheckpointer[dict[str, Any]]() as there,
+    ):
+        await here.append("t", [{"n": 1}])
+        await here.record_issued("t", CALL)
+        live = await here.dump_thread("t")
+        await here.delete_thread("t")
+        left = await here.dump_thread("t")
+        assert live is not None
+        assert left is not None
+        issued, erased = live.calls[0], left.calls[0]
+        wrong = {
+            "issued or erased": [
+                replace(live, calls=[replace(issued, result="paid")]),
+                replace(live, calls=[replace(erased, result="paid")]),
+                replace(left, calls=[replace(erased, result="paid")]),
+            ],
+            "has args": [
+                replace(live, calls=[replace(erased, call=CALL)]),
+                replace(left, calls=[replace(erased, call=CALL)]),
+            ],
+            "a dump with times": [
+                replace(live, messages=[], calls=[]),
+                replace(left, created_at=live.created_at, updated_at=live.updated_at),
+            ],
+            "is after updated_at": [
+                replace(live, created_at=issued.issued_at + timedelta(days=1))
+            ],
+        }
+
+        for words, dumps in wrong.items():
+            for dump in dumps:
+                with pytest.raises(ValueError, match=words):
+                    await there.restore_thread(dump)
+
+        assert await there.dump_thread("t") is None
+        await there.restore_thread(live)
+
+
+async def test_a_thread_of_a_clock_that_was_set_back_is_moved() -> None:
+    """The last change may be before the claim of a call that was erased."""
+    async with (
+        MemoryCheckpointer[dict[str, Any]]() as here,
+        MemoryCheckpointer[dict[str, Any]]() as there,
+    ):
+        await here.record_issued("t", CALL)
+        await here.delete_thread("t")
+        await here.append("t", [{"n": 1}])
+        dump = await here.dump_thread("t")
+        assert dump is not None
+        assert dump.updated_at is not None
+        late = replace(dump.calls[0], issued_at=dump.updated_at + timedelta(days=1))
+        dump = replace(dump, calls=[late])
+        await there.restore_thread(dump)
+        assert await there.dump_thread("t") == dump
 
 
 # Opening, closing, optional protocols
