@@ -9,6 +9,7 @@ after a cancellation, and turns a store's facts into the contract's errors.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -419,22 +420,9 @@ class Handle(Generic[MessageT]):
         # Without a time limit, a wait for a lock ends only with the time to retry.
         since = min(apart) if apart and self._limit.seconds is None else None
         outcomes = await self._attempt(commit, "unknown", give_up, since)
+        is_damage = isinstance(outcomes, CorruptThread)  # of one thread of the batch
 
         if isinstance(outcomes, Exception):
-            # If the store refuses one write, the others of its batch must not fail.
-            refused = isinstance(outcomes, CorruptThread) or (
-                isinstance(outcomes, StoreFailure) and outcomes.fate == "rejected"
-            )
-
-            if refused and len(batch) > 1:
-                found: list[Committed] = []
-
-                for at, one in enumerate(batch):
-                    began = apart and apart[at : at + 1]
-                    found += await self._commit([one], give_up, began)
-
-                return found
-
             # The time of the oldest write is over. The others have time left.
             if since is not None and apart and len(apart) > 1 and is_not_sent(outcomes):
                 outcomes = self._repeat_in_time(outcomes, apart)
@@ -445,7 +433,19 @@ class Handle(Generic[MessageT]):
             metrics.committed(batch, outcomes)
 
         self._watching.changed_by(batch, outcomes)
-        return outcomes
+
+        if len(batch) == 1:
+            return outcomes
+
+        # If the store refuses one write, the others of its batch must not fail.
+        again = range(len(batch)) if is_damage else _refused_together(outcomes)
+        found = list(outcomes)
+
+        for at in again:
+            began = apart and apart[at : at + 1]
+            (found[at],) = await self._commit([batch[at]], give_up, began)
+
+        return found
 
     def _repeat_in_time(
         self, failure: StoreFailure, apart: Sequence[float]
@@ -571,3 +571,13 @@ class Handle(Generic[MessageT]):
 
         error.__cause__ = failure.__cause__ or failure
         return error
+
+
+def _refused_together(outcomes: Sequence[Committed]) -> Sequence[int]:
+    """Return the places of writes that were rejected with the same failure object."""
+    shared = Counter(
+        id(one)
+        for one in outcomes
+        if isinstance(one, StoreFailure) and one.fate == "rejected"
+    )
+    return [at for at, one in enumerate(outcomes) if shared[id(one)] > 1]

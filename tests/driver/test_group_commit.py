@@ -27,6 +27,7 @@ from cpkit.driver import (
     Timeouts,
     Write,
 )
+from cpkit.driver.writes import stored_size
 from tests.driver.gated import GatedStore, handle, not_sent, run_ready_tasks
 from tests.simulation.loop import simulated_loop
 
@@ -346,6 +347,46 @@ async def test_a_batch_that_is_rejected_is_committed_write_by_write(
         assert await cp.load("a") is None
         assert (store.sizes(), results[1]) == ([2, 1, 1], 1)
         assert isinstance(results[0], (BackendUnavailable, CorruptThread))
+
+
+async def test_writes_that_are_rejected_together_are_repeated_one_by_one() -> None:
+    """As by a disk that has room for most writes to a thread, and not for all."""
+
+    class FullDisk(GatedStore):
+        """Writes all lines of a thread at once, or refuses them with one failure."""
+
+        async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
+            too_large = StoreFailure("rejected", "no space left on device")
+            refused = {one.thread_id for one in batch if stored_size(one) > 100}
+            kept = [one for one in batch if one.thread_id not in refused]
+            outcomes = iter(await super().commit(kept) if kept else [])
+            return [
+                too_large if one.thread_id in refused else next(outcomes)
+                for one in batch
+            ]
+
+    store = FullDisk()
+
+    async with handle(store) as cp, cp.watch("t", "u") as changes:
+        tasks: list[asyncio.Task[Any]] = [
+            append(cp, "t", "first"),
+            append(cp, "u", "of another thread"),
+            append(cp, "t", "y" * 1000),
+            asyncio.create_task(cp.save_extra("t", {"a": 1})),
+            append(cp, "t", "last"),
+        ]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        error = results.pop(2)
+        assert results == [1, 1, None, 2]
+        assert isinstance(error, BackendUnavailable)
+        assert error.rejected
+        assert {await anext(changes), await anext(changes)} == {"t", "u"}
+        data = await cp.load("t")
+        assert data is not None
+        assert [one["text"] for one in data.messages] == ["first", "last"]
+        assert data.extra == {"a": 1}
+
+    assert store.sizes() == [1, 1, 1, 1]
 
 
 async def test_every_caller_gets_an_error_of_its_own() -> None:
