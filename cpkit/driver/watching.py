@@ -75,7 +75,7 @@ class _Scan:
         """Rest for nine times as long as the scan took, but not for too long.
 
         The faster of the last two scans counts, so that one stall of the server does
-        not slow the poll.
+        not slow the poll. A scan without an answer does not count at all.
         """
         self._last_durations = self._last_durations[1], now - self._began
         self._rests_until = now + min(9 * min(self._last_durations), longest_rest)
@@ -336,11 +336,9 @@ class Watching:
                 scan.begin(began)
                 asked = None if scan is self._scan_of_all else {*hints, *self._by_id}
 
-            if await self._look(asked) and hinted_at is not None:
-                for tell in self.on_wake:
-                    tell(time.monotonic() - hinted_at)
+            has_answered = await self._look(asked, hinted_at)
 
-            if is_scan:
+            if is_scan and has_answered:
                 scan.end(clock(), self._longest_rest(scan))
 
     def _next_scan(self) -> _Scan:
@@ -355,18 +353,18 @@ class Watching:
 
         return max(_LONGEST_NAMED_REST, len(self._by_id) * _REST_PER_THREAD)
 
-    async def _look(self, asked: set[str] | None) -> bool:
-        """Read and compare markers; return whether one changed.
+    async def _look(self, asked: set[str] | None, hinted_at: float | None) -> bool:
+        """Read and compare markers; return whether the store answered.
 
         After an error that a retry would not fix, wake the watchers of the threads:
         their own read raises the error. A watcher of all threads has no id to read, so
-        its iterator raises it.
+        its iterator raises it. ``hinted_at`` is when the hint came that led here.
         """
         if asked is not None and not asked:
-            return False
+            return True
 
         try:
-            return self._compare(asked, await self._read(asked))
+            has_changed = self._compare(asked, await self._read(asked))
         except Exception as exc:
             if isinstance(exc, BackendUnavailable) and not exc.rejected:
                 return False  # the next scan finds what changed
@@ -379,7 +377,13 @@ class Watching:
             for watcher in self._of_all:
                 watcher.fail(exc)
 
-            return False
+            return True
+
+        if has_changed and hinted_at is not None:
+            for tell in self.on_wake:
+                tell(time.monotonic() - hinted_at)
+
+        return True
 
     def _watches(self, thread_id: str) -> bool:
         return bool(self._of_all) or thread_id in self._by_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from random import Random
 from typing import Any
 
@@ -423,6 +423,63 @@ def test_a_slow_scan_of_all_threads_delays_no_named_watch() -> None:
 
     simulated_loop(Random(0)).run(main())
     assert max(waited) <= 6  # a scan that is under way, and one poll
+
+
+def scanned(error: Exception, seconds: float, until: float) -> tuple[int, float]:
+    """Watch a store whose scans raise the error after so many seconds.
+
+    Returns how many scans began until the store answers again, and how long a change
+    after that waited.
+    """
+    scans: list[float] = []
+
+    async def main() -> float:
+        clock = asyncio.get_running_loop().time
+        answers = asyncio.Event()
+        answers.set()
+
+        class Stalls(Plain):
+            async def threads(self, *args: Any) -> Any:
+                scans.append(clock())
+
+                try:
+                    async with asyncio.timeout(seconds):
+                        await answers.wait()
+                except TimeoutError:
+                    raise error from None
+
+                return await super().threads(*args)
+
+        async with (
+            two_handles(Stalls, poll=1) as (watching, writing),
+            watching.watch() as changes,
+        ):
+            scans.clear()
+            answers.clear()
+            await asyncio.sleep(until)
+            answers.set()
+            began = clock()
+            await writing.append("t", [{"n": 1}])
+
+            while True:
+                with suppress(CorruptThread):
+                    assert await anext(changes) == "t"
+                    return clock() - began
+
+    waited = simulated_loop(Random(0)).run(main())
+    return sum(one < until for one in scans), waited
+
+
+def test_a_scan_without_an_answer_is_repeated_without_a_rest() -> None:
+    """A change is yielded within the poll interval, once the store answers again."""
+    _, waited = scanned(StoreFailure("not sent", "a lock is held"), 30, 160)
+    assert waited <= 1.1
+
+
+def test_a_scan_that_fails_slowly_for_good_is_followed_by_a_rest() -> None:
+    """As one that succeeds: the poll must not keep the store busy."""
+    scans, _ = scanned(CorruptThread("t", "its times", "they are missing"), 5, 160)
+    assert scans < 6
 
 
 def test_listening_is_tried_again_soon_after_it_worked() -> None:
