@@ -170,6 +170,8 @@ class Watching:
         """Each is called with the seconds from a hint to the wake-up that it led to."""
         self._hinted_at: float | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        # A scan of all threads that is under way.
+        self._scanning: asyncio.Task[None] | None = None
         self._stop_timer: asyncio.TimerHandle | None = None
         lifecycle.on_close(self._close)
 
@@ -250,6 +252,10 @@ class Watching:
         for task in self._tasks:
             task.cancel()
 
+        if self._scanning is not None:
+            self._scanning.cancel()
+            self._scanning = None
+
         self._tasks.clear()
         self._stop_timer = None
 
@@ -327,31 +333,51 @@ class Watching:
 
                 continue
 
-            hints, self._hints = self._hints, set()
-            hinted_at, self._hinted_at = self._hinted_at, None
-            asked: set[str] | None = {one for one in hints if self._watches(one)}
             is_scan = began >= scan.due
+
+            if is_scan and scan is self._scan_of_all:
+                # In a task of its own, so that the named threads do not wait for it.
+                scan.begin(began)
+                work = self._scan_all(None if self._hints else self._take_hinted_at())
+                self._scanning = self._lifecycle.spawn_in_background(work)
+                continue
+
+            hints, self._hints = self._hints, set()
+            asked = {one for one in hints if self._watches(one)}
 
             if is_scan:
                 scan.begin(began)
-                asked = None if scan is self._scan_of_all else {*hints, *self._by_id}
+                asked = {*hints, *self._by_id}
 
+            # A hint for all threads, during a scan of them, is for the next such scan.
+            is_for_all = self._scanning is not None and not asked
+            hinted_at = None if is_for_all else self._take_hinted_at()
             has_answered = await self._look(asked, hinted_at)
 
             if is_scan and has_answered:
-                scan.end(clock(), self._longest_rest(scan))
+                named_rest = len(self._by_id) * _REST_PER_THREAD
+                scan.end(clock(), max(_LONGEST_NAMED_REST, named_rest))
+
+    async def _scan_all(self, hinted_at: float | None) -> None:
+        try:
+            if await self._look(None, hinted_at):
+                self._scan_of_all.end(asyncio.get_running_loop().time(), _LONGEST_REST)
+        finally:
+            if self._scanning is asyncio.current_task():
+                self._scanning = None
+                self._hinted.set()  # `_poll` waits for the next such scan, too
 
     def _next_scan(self) -> _Scan:
-        if self._of_all and self._scan_of_all.due <= self._scan_of_named.due:
+        can_scan_all = self._of_all and self._scanning is None
+
+        if can_scan_all and self._scan_of_all.due <= self._scan_of_named.due:
             return self._scan_of_all
 
         return self._scan_of_named
 
-    def _longest_rest(self, scan: _Scan) -> float:
-        if scan is self._scan_of_all:
-            return _LONGEST_REST
-
-        return max(_LONGEST_NAMED_REST, len(self._by_id) * _REST_PER_THREAD)
+    def _take_hinted_at(self) -> float | None:
+        hinted_at, self._hinted_at = self._hinted_at, None
+        return hinted_at
 
     async def _look(self, asked: set[str] | None, hinted_at: float | None) -> bool:
         """Read and compare markers; return whether the store answered.

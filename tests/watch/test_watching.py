@@ -398,7 +398,7 @@ async def test_a_notification_during_a_read_keeps_its_time() -> None:
 
 
 def test_a_slow_scan_of_all_threads_delays_no_named_watch() -> None:
-    """It rests for long; the named threads have a poll of their own."""
+    """Neither while it runs nor while it rests: they have a poll of their own."""
     waited: list[float] = []
 
     class Slow(Plain):
@@ -422,7 +422,30 @@ def test_a_slow_scan_of_all_threads_delays_no_named_watch() -> None:
                 waited.append(clock() - began)
 
     simulated_loop(Random(0)).run(main())
-    assert max(waited) <= 6  # a scan that is under way, and one poll
+    assert max(waited) <= 0.6  # one poll
+
+
+def test_a_hint_is_looked_at_during_a_scan_of_all_threads() -> None:
+    """The watch without ids yields a change of its own handle meanwhile."""
+
+    async def main() -> None:
+        cp: Any = handle_over(MemoryStore(), options=DriverOptions(poll=1))
+
+        async with cp, cp.watch() as changes:
+            read = cp._watching._read
+
+            async def hang(asked: Any) -> Any:
+                return await (read(asked) if asked else asyncio.Event().wait())
+
+            cp._watching._read = hang
+            await asyncio.sleep(3)
+            assert cp._watching._scanning is not None
+            await cp.append("t", [{"n": 1}])
+            assert await anext(changes) == "t"
+
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    simulated_loop(Random(0)).run(main())
 
 
 def scanned(error: Exception, seconds: float, until: float) -> tuple[int, float]:
