@@ -253,13 +253,21 @@ def locked_file(path: str, flags: int, *, shared: bool = False) -> Iterator[File
                 _lock(fd, path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
                 status = os.fstat(fd)
 
-                # Without a name, it was deleted or replaced before the lock: try again.
-                if status.st_nlink:
+                # Deleted or replaced before the lock: try again.
+                if is_at(path, status):
                     yield File(fd, path, status.st_size)
                     return
             finally:
                 # Closing alone leaves the lock to a child that was forked meanwhile.
                 fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def is_at(path: str, status: os.stat_result) -> bool:
+    """Return whether the path leads to this file; another hard link may lead there."""
+    try:
+        return os.path.samestat(status, os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _lock(fd: int, path: str, how: int) -> None:

@@ -27,7 +27,14 @@ from cpkit.errors import CorruptThread
 from cpkit_file import lines
 from cpkit_file.lines import SEAL, At
 from cpkit_file.log import Folder, Log, Tail
-from cpkit_file.schema import failure, locked_file, opened, sync_content, write_all
+from cpkit_file.schema import (
+    failure,
+    is_at,
+    locked_file,
+    opened,
+    sync_content,
+    write_all,
+)
 
 TORN = ".torn"
 """The ending of the file that keeps torn writes of a log for a person to see."""
@@ -139,7 +146,7 @@ def locked(folder: Folder, thread_id: str) -> Iterator[Log]:
                 with suppress(OSError):
                     status = os.fstat(file.fd)
 
-                    if not status.st_size and status.st_nlink:
+                    if not status.st_size and is_at(file.path, status):
                         os.unlink(file.path)
 
 

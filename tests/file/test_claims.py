@@ -132,13 +132,25 @@ async def test_a_thread_forgotten_while_its_key_is_looked_up(
 
 @pytest.mark.parametrize("kept_open", [True, False])
 @pytest.mark.parametrize("forget", [True, False])
+@pytest.mark.parametrize("linked", [True, False])
 async def test_the_log_is_replaced_while_a_writer_waits_for_it(
-    home: Path, monkeypatch: pytest.MonkeyPatch, kept_open: bool, forget: bool
+    home: Path,
+    log: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kept_open: bool,
+    forget: bool,
+    linked: bool,
 ) -> None:
-    """The writer waited for a file that was replaced; it writes to the new one."""
+    """The writer waited for a file that was replaced; it writes to the new one.
+
+    A backup by hard links (``cp -al``) gives the old file another name.
+    """
     async with Store(home) as cp, Store(home) as rival:
         await rival.append("t", [{"old": 1}])
         await rival.record_issued("t", CALL)
+
+        if linked:
+            os.link(log, home / "backup")
 
         if kept_open:
             await cp.append("t", [{"old": 2}])
@@ -153,6 +165,21 @@ async def test_the_log_is_replaced_while_a_writer_waits_for_it(
         assert await cp.append("t", [{"new": 1}]) == 1
         assert len(happened) == 1
         assert await cp.read("t") == await rival.read("t") == [{"new": 1}]
+
+
+async def test_a_hard_link_to_an_empty_log_does_not_undo_a_restore(
+    home: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The empty log that a restore locked is removed only from its own name."""
+    async with Store(home) as cp:
+        await cp.append("t", [{"n": 1}])
+        dump = await cp.dump_thread("t")
+        assert dump is not None
+        await cp.delete_thread("t")
+        backup = partial(os.link, log, home / "backup")
+        meanwhile(monkeypatch, os, "rename", backup, before=True)
+        await cp.restore_thread(dump)
+        assert await cp.read("t") == [{"n": 1}]
 
 
 async def test_a_log_that_was_created_again_is_read_again(home: Path) -> None:
