@@ -234,7 +234,11 @@ class _Key:
                     break
 
             if all(self._read(one) == target for one, target in seen.items()):
-                return (slot, found) if found else (0, None)
+                if found:
+                    return slot, found
+
+                os.stat(self.shard)  # raises if the whole folder is missing
+                return 0, None
 
     def link(self, slot: int, target: str) -> None:
         """Make a link, in the place of another one where the slot is taken."""

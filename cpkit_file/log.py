@@ -521,6 +521,7 @@ def reading(folder: Folder, name: str, *, listing: bool = False) -> Iterator[Log
         try:
             file = stack.enter_context(locked_file(path, os.O_RDONLY, shared=True))
         except FileNotFoundError:
+            os.stat(folder.threads)  # raises if the whole folder is missing
             file = File(-1, path, 0)
 
         log = Log(folder, name, file, listing=listing)

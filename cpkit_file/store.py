@@ -201,7 +201,10 @@ class FileStore:
 
     async def listen(self, heard: Heard) -> None:
         if find_spec("watchfiles") is not None:
-            await listen_in_thread(partial(_follow, self._folder), heard)
+            try:
+                await listen_in_thread(partial(_follow, self._folder), heard)
+            except OSError as exc:
+                raise failure(exc) from exc
 
     async def dump(self, thread_id: str) -> StoredDump | None:
         return await self._run(_dump, thread_id)
@@ -424,6 +427,9 @@ def _markers(
             size = os.fstat(fd).st_size
             found[thread_id] = size, os.pread(fd, _TAIL, max(0, size - _TAIL))
 
+    if len(found) < len(names):
+        os.stat(folder.threads)  # raises if the whole folder is missing
+
     return found
 
 
@@ -444,6 +450,8 @@ def _follow(folder: Folder, changed: Callable[[], None], stop: threading.Event) 
     )
 
     for number, changes in enumerate(found):
+        os.stat(folder.threads)  # raises if it was moved: the system watches it there
+
         # After the first wait the system watches: report what may have changed before.
         if changes or number == 0:
             changed()

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from cpkit import CorruptThread, ToolCall
+from cpkit import BackendUnavailable, CorruptThread, ToolCall
+from cpkit.driver import StoreFailure
 from cpkit_file import FileCheckpointer
 from tests.file.conftest import open_files
 from tests.processes import Workers
@@ -64,6 +65,58 @@ async def test_a_folder_that_was_moved_away_is_not_written(home: Path) -> None:
 
     (moved,) = (home / "moved").iterdir()
     assert b"new" not in moved.read_bytes()
+
+
+async def test_a_folder_that_is_missing_is_unavailable(home: Path) -> None:
+    """It was unmounted or moved away: that says nothing of a thread or a key."""
+    away = home.with_name("away")
+
+    async with Store(home) as cp:
+        await cp.record_issued("t", ToolCall("c", "pay", {}, "key"))
+        paid = await cp.record_result("t", "c", 1)
+        home.rename(away)
+
+        async def watch() -> None:
+            async with cp.watch("t"):
+                pass
+
+        for use in (
+            lambda: cp.load("t"),
+            lambda: cp.read("t"),
+            lambda: cp.find_completed("key"),
+            lambda: cp.find_call("never claimed"),
+            lambda: cp.list_calls("t"),
+            lambda: cp.dump_thread("t"),
+            lambda: cp.list_threads(),
+            lambda: cp.append("t", [{}]),
+            lambda: cp.record_issued("u", ToolCall("c", "pay", {}, "key")),
+            lambda: cp.delete_thread("t"),
+            lambda: watch(),
+        ):
+            with pytest.raises(BackendUnavailable, match="No such file"):
+                await use()
+
+        away.rename(home)
+        assert await cp.find_completed("key") == paid
+        assert await cp.load("u") is None
+
+
+async def test_a_listener_whose_folder_is_moved_raises_the_error_of_the_driver_kit(
+    home: Path,
+) -> None:
+    """So it is logged in one line, and the handle listens again."""
+    async with Store(home) as cp:
+        store: Any = cp._store
+        heard = asyncio.Event()
+        listening = asyncio.create_task(store.listen(lambda _: heard.set()))
+        await heard.wait()
+        (home / "threads").rename(home / "moved")
+
+        with pytest.raises(StoreFailure, match="No such file"):
+            await asyncio.wait_for(listening, 10)
+
+        with pytest.raises(StoreFailure, match="No such file"):
+            await store.listen(lambda _: None)
 
 
 @needs_proc
