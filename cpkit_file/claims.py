@@ -22,7 +22,7 @@ A restored thread may have attempts that belong between others. Its links are in
 before its log gets its name: links move up one by one from the last on, so that at
 each moment all are there, sorted, and no slot between them is empty.
 
-Locks are taken in one order: shards sorted, then one log.
+Locks are taken in one order: shards sorted, then one log, then the folder of the logs.
 """
 
 from __future__ import annotations

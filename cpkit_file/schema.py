@@ -23,7 +23,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -260,6 +260,16 @@ def locked_file(path: str, flags: int, *, shared: bool = False) -> Iterator[File
             finally:
                 # Closing alone leaves the lock to a child that was forked meanwhile.
                 fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def locked_names(threads: str, *, shared: bool = False) -> AbstractContextManager[File]:
+    """Lock the folder of the logs against renames, or ``shared`` for a list of it.
+
+    On btrfs and tmpfs, a list made during a rename may lack the name. The lock is the
+    last one that an operation takes.
+    """
+    # With the dot, the folder may be a symbolic link.
+    return locked_file(f"{threads}/.", os.O_RDONLY | os.O_DIRECTORY, shared=shared)
 
 
 def is_at(path: str, status: os.stat_result) -> bool:

@@ -72,7 +72,14 @@ from cpkit.registry import url_path
 from cpkit_file import claims, lines, schema, writing
 from cpkit_file.lines import ADD, AT, CALL, TAB
 from cpkit_file.log import Calls, Folder, Log, reading
-from cpkit_file.schema import LOG_NAME, failure, log_name, opened, words_of
+from cpkit_file.schema import (
+    LOG_NAME,
+    failure,
+    locked_names,
+    log_name,
+    opened,
+    words_of,
+)
 
 __all__ = ["FileCheckpointer", "FileStore"]
 
@@ -337,7 +344,10 @@ def _names(folder: Folder) -> tuple[dict[str, str], dict[str, CorruptThread]]:
     found: dict[str, str] = {}
     unknown: dict[str, CorruptThread] = {}
 
-    for name in filter(LOG_NAME.fullmatch, os.listdir(folder.threads)):
+    with locked_names(folder.threads, shared=True):
+        names = os.listdir(folder.threads)
+
+    for name in filter(LOG_NAME.fullmatch, names):
         thread_id = folder.ids.get(name)
 
         if thread_id is None:

@@ -31,6 +31,7 @@ from cpkit_file.schema import (
     failure,
     is_at,
     locked_file,
+    locked_names,
     opened,
     sync_content,
     write_all,
@@ -298,8 +299,10 @@ def replace(log: Log, thread_id: str, kept: Iterable[tuple[bytes, At | None]]) -
         try:
             write_all(file.fd, b"".join(written))
             sync_content(file.fd)
-            os.rename(draft, path)
-        except OSError:
+
+            with locked_names(folder.threads):
+                os.rename(draft, path)
+        except (OSError, StoreFailure):
             with suppress(OSError):
                 os.unlink(draft)
 

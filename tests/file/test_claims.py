@@ -16,7 +16,7 @@ import pytest
 from cpkit import BackendUnavailable, CallMismatch, CallRecord, ToolCall, UnknownCall
 from cpkit.driver.codec import Codec
 from cpkit.driver.writes import Erase, StoreFailure
-from cpkit_file import FileCheckpointer, claims
+from cpkit_file import FileCheckpointer, claims, store
 from cpkit_file.log import Folder
 from cpkit_file.schema import claim_stem
 
@@ -165,6 +165,41 @@ async def test_the_log_is_replaced_while_a_writer_waits_for_it(
         assert await cp.append("t", [{"new": 1}]) == 1
         assert len(happened) == 1
         assert await cp.read("t") == await rival.read("t") == [{"new": 1}]
+
+
+async def test_a_list_of_threads_and_a_replacement_of_a_log_exclude_each_other(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On some file systems, a list made during a rename lacks the log's name."""
+
+    def refused(work: Callable[..., object], *args: Any) -> None:
+        with pytest.raises(StoreFailure, match="holds the lock"):
+            work(*args)
+
+    async with Store(home) as cp, Store(home) as rival:
+        await cp.record_issued("t", CALL)
+        folder = folder_of(rival)
+        other = partial(refused, store._threads, folder, "", None, 9, True)
+        happened = meanwhile(monkeypatch, os, "rename", other, before=True)
+        await cp.delete_thread("t")
+        assert happened == [None]
+
+        await cp.append("t", [{}])
+        other = partial(refused, claims.erase, folder, Erase("t", False))
+        happened = meanwhile(monkeypatch, os, "listdir", other)
+        assert len(await cp.list_threads(erased=True)) == 1
+        assert happened == [None]
+        assert [path.suffix for path in (home / "threads").iterdir()] == [".jsonl"]
+
+
+async def test_a_folder_of_logs_that_is_a_link_is_listed(home: Path) -> None:
+    """It may stand on another disk."""
+    async with Store(home) as cp:
+        (home / "threads").rename(home.with_name("disk"))
+        (home / "threads").symlink_to(home.with_name("disk"))
+        await cp.record_issued("t", CALL)
+        await cp.delete_thread("t")
+        assert len(await cp.list_threads(erased=True)) == 1
 
 
 async def test_a_hard_link_to_an_empty_log_does_not_undo_a_restore(
