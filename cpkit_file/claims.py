@@ -69,7 +69,7 @@ def claim(folder: Folder, write: Claim) -> StoredCall | None:
             # Look the call id up after the key: a call that is missing now was missing
             # then, so either answer is true of one moment.
             with reading(folder, folder.remember(write.thread_id)) as log:
-                return log.calls().by_id(log.read, call.call_id) or newest
+                return log.calls().by_id(log.line, call.call_id) or newest
 
         with locked(folder, write.thread_id) as log:
             writer = LogWriter(log, write.thread_id)
@@ -324,7 +324,7 @@ class _Key:
 
         with reading(self._folder, found[1]) as log:
             log.sync(always=synced)
-            return log.calls().by_attempt(log.read, self._key, int(found[2]))
+            return log.calls().by_attempt(log.line, self._key, int(found[2]))
 
 
 def _attempt_of(target: str) -> int:

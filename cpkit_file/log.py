@@ -27,8 +27,10 @@ _LOGS = 512
 _IDS = 100_000
 
 Read: TypeAlias = Callable[[int, int], bytes]
-"""``read(offset, length)``: the bytes of a log."""
-_Place: TypeAlias = tuple[StoredCall, tuple[int, int], tuple[int, int] | None]
+"""``read(offset, length)``: a line of a log, which was checked."""
+_Span: TypeAlias = tuple[int, int, slice]
+"""The offset and the length of a line, and where in it args or a result are."""
+_Place: TypeAlias = tuple[StoredCall, _Span, _Span | None]
 """A call without its content, and where in the log its args and its result are."""
 
 # Bytes to read of a log's head: enough for nearly every first line, then for any.
@@ -111,7 +113,7 @@ class Calls:
     def learn(self, offset: int, line: bytes) -> None:
         """Add what a ``call`` line says."""
         facts, start, stop = lines.call_line(line)
-        span = (offset + start, stop - start)
+        span = offset, len(line), slice(start, stop)
         call_id = facts["call_id"]
 
         if "idempotency_key" not in facts:
@@ -153,8 +155,12 @@ def _fetch(read: Read, place: _Place) -> StoredCall:
     if call.erased:
         return call
 
-    found = None if result is None else read(*result)
-    return call._replace(args=read(*args), result=found)
+    def content(span: _Span) -> bytes:
+        offset, length, part = span
+        return read(offset, length)[part]
+
+    found = None if result is None else content(result)
+    return call._replace(args=content(args), result=found)
 
 
 class Log:
@@ -282,6 +288,16 @@ class Log:
             raise self.corrupt(start, "the file ends too early")
 
         return found
+
+    def line(self, start: int, length: int) -> bytes:
+        """Return a line after the first one; it may have been damaged by now."""
+        found = self.read(start - SEAL, SEAL + length)
+        before, line = found[:SEAL], found[SEAL:]
+
+        if not lines.follows(before, line):
+            raise self.corrupt(start, _DAMAGE)
+
+        return line
 
     def blocks(self, start: int) -> Iterator[tuple[int, bytes]]:
         """Yield whole lines in large blocks with right checksums, each with its offset.

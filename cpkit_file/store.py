@@ -309,7 +309,7 @@ def _snapshot(folder: Folder, thread_id: str, decode: Decode) -> Snapshot | None
             return None
 
         found, extra, calls = _replay(log, decode)
-        return Snapshot(found, list(extra.items()), calls.pending(log.read))
+        return Snapshot(found, list(extra.items()), calls.pending(log.line))
 
 
 def _messages(
@@ -322,18 +322,18 @@ def _messages(
 
 def _calls(folder: Folder, thread_id: str) -> list[StoredCall]:
     with reading(folder, folder.remember(thread_id)) as log:
-        return log.calls().all(log.read)
+        return log.calls().all(log.line)
 
 
 def _dump(folder: Folder, thread_id: str) -> StoredDump | None:
     with reading(folder, folder.remember(thread_id)) as log:
         if log.at is None:
-            found = log.calls().all(log.read)
+            found = log.calls().all(log.line)
             return StoredDump([], [], found, None, None) if found else None
 
         bodies, extra, calls = _replay(log, lambda rows, _: list(rows))
         times = log.created_at(), log.at.updated_at
-        return StoredDump(bodies, list(extra.items()), calls.all(log.read), *times)
+        return StoredDump(bodies, list(extra.items()), calls.all(log.line), *times)
 
 
 def _names(folder: Folder) -> tuple[dict[str, str], dict[str, CorruptThread]]:

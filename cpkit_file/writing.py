@@ -182,7 +182,7 @@ class LogWriter:
     def find(self, call_id: str) -> StoredCall | None:
         """Return a call of the thread."""
         known = self._changed.get(call_id)
-        return known or self.log.calls().by_id(self.log.read, call_id)
+        return known or self.log.calls().by_id(self.log.line, call_id)
 
     def change(self, content: bytes, messages: int = 0) -> None:
         """Add the line of an operation that changes the thread."""

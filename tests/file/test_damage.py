@@ -240,6 +240,30 @@ async def test_every_flipped_bit_is_detected(home: Path, log: Path) -> None:
         assert await cp.load("t") == before
 
 
+@pytest.mark.parametrize("name", ["args", "result"])
+async def test_damage_of_a_call_that_the_handle_has_read_is_reported(
+    home: Path, log: Path, name: str
+) -> None:
+    """The handle remembers where the call's content is, and reads it again."""
+    async with Store(home) as cp:
+        await cp.record_issued("t", ToolCall("c", "pay", {"args": 100}, "key"))
+        await cp.record_result("t", "c", {"result": 100})
+        await cp.append("t", [{}])
+        assert await cp.find_call("key") is not None
+        old, new = (b'"%b":%d' % (name.encode(), sum_) for sum_ in (100, 900))
+        log.write_bytes(log.read_bytes().replace(old, new))
+        number = 3 if name == "args" else 4
+
+        for use in (
+            cp.find_completed("key"),
+            cp.list_calls("t"),
+            cp.record_result("t", "c", 1),
+            cp.record_issued("u", ToolCall("d", "pay", {}, "key")),
+        ):
+            error = await error_of(use)
+            assert error.where == f"{log}, line {number}"
+
+
 async def test_damage_in_one_thread_does_not_fail_writes_to_others(
     home: Path, log: Path
 ) -> None:
