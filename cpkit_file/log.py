@@ -93,13 +93,19 @@ class LogIndex:
         if log_name(self.thread_id) != name:
             raise ValueError(f"it is the log of thread {self.thread_id!r}")
 
-        self.synced = 0
-        self.is_named = False
         self.unsure = False
-        self.tail = Tail()
         self.lock = threading.Lock()
-        self.scanned = len(header)
-        self.calls = Calls(self.thread_id)
+        self._start = len(header)
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what was read, because another program changed the file."""
+        with self.lock:
+            self.synced = 0
+            self.is_named = False
+            self.tail = Tail()
+            self.scanned = self._start
+            self.calls = Calls(self.thread_id)
 
 
 class Calls:
@@ -187,6 +193,12 @@ class Log:
         self.thread_id: str | None = None
         index = self._find_index() if file.size else None
         tail = Tail() if index is None else index.tail
+
+        # A person may have cut bytes off, or copied a backup over the log.
+        if index is not None and tail.end:
+            if os.pread(file.fd, SEAL, tail.end - SEAL) != tail.seal:
+                index.forget()
+                tail = Tail()
 
         if file.size != tail.end:
             tail, synced, is_named = self._find_tail()

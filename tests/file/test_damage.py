@@ -240,6 +240,33 @@ async def test_every_flipped_bit_is_detected(home: Path, log: Path) -> None:
         assert await cp.load("t") == before
 
 
+@pytest.mark.parametrize("refilled", [True, False])
+async def test_a_log_that_a_person_cut_is_read_again_by_an_open_handle(
+    home: Path, log: Path, refilled: bool
+) -> None:
+    """What it acknowledges then can be read, also if the log has its old length."""
+    async with Store(home) as cp, Store(home) as other:
+        await cp.append("t", [{"n": 1}])
+        await cp.record_issued("u", ToolCall("c", "pay", {}, "key"))
+        assert await cp.append("t", [{"n": 2}]) == 2
+        assert len(await cp.list_calls("u")) == 1
+
+        for path in (log, log.with_name(log_name("u"))):
+            os.truncate(path, sum(map(len, lines_of(path)[:-1])))
+
+        if refilled:
+            assert await other.append("t", [{"n": 3}]) == 2
+            await other.record_issued("u", ToolCall("d", "pay", {}, "kez"))
+
+        assert await cp.append("t", [{"n": 4}]) == 2 + refilled
+        calls = await cp.list_calls("u")
+        assert [call.call.call_id for call in calls] == ["d"] * refilled
+
+    async with Store(home) as cp:
+        assert await cp.read("t", 1) == [{"n": 3}] * refilled + [{"n": 4}]
+        assert await cp.list_calls("u") == calls
+
+
 @pytest.mark.parametrize("name", ["args", "result"])
 async def test_damage_of_a_call_that_the_handle_has_read_is_reported(
     home: Path, log: Path, name: str
