@@ -275,7 +275,7 @@ class _Key:
 
         # One after the other, each from the last slot on: a process that ends between
         # two links leaves no slot empty. `_top` would not see the links behind it.
-        for target in sorted(mine.difference(links)):
+        for target in sorted(mine.difference(links), key=_attempt_of):
             wanted = sorted([*links, target], key=_attempt_of)
             changes += (
                 (number, wanted[number - 1])

@@ -230,6 +230,24 @@ async def test_links_of_one_key_reach_the_disk_in_their_order(
     assert all("fsync" in done[one:other] for one, other in pairwise(links))
 
 
+async def test_a_thread_with_many_attempts_is_restored_with_a_link_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are linked in the order of their numbers, so that no link moves up."""
+    symlink = os.symlink
+    made: list[str] = []
+
+    def noted(target: str, path: str) -> None:
+        made.append(target.rpartition("#")[2])
+        symlink(target, path)
+
+    async with Store(tmp_path) as cp:
+        monkeypatch.setattr(os, "symlink", noted)
+        await cp.restore_thread(dump_of("t", *range(1, 13)))
+
+    assert made == [str(number) for number in range(1, 13)]
+
+
 async def outcome_of(operation: Any) -> Any:
     """Return what an operation returns or raises, without times."""
     try:
