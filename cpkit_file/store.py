@@ -146,8 +146,12 @@ class FileStore:
         await self._run(lambda folder: schema.prepare(folder.path, self.name))
 
     async def close(self) -> None:
-        # In another thread: it waits for operations whose callers were cancelled.
-        await asyncio.to_thread(self._workers.shutdown)
+        # In another thread: it waits for operations whose callers were cancelled. The
+        # event loop's executor may be full of the program's jobs.
+        closer = ThreadPoolExecutor(1, "cpkit-file-close")
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(closer, self._workers.shutdown)
+        closer.shutdown()
 
     def durability(self) -> Durability:
         if self._folder.durable:

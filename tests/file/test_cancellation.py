@@ -7,6 +7,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,44 @@ async def test_closing_waits_for_what_is_in_flight_and_queued(
 
     async with Store(home) as again:
         assert len(await again.read("t")) == 302
+
+
+async def test_closing_does_not_wait_for_other_jobs_of_the_program(home: Path) -> None:
+    """The event loop's executor may have no free thread."""
+    executor = ThreadPoolExecutor(1, "asyncio_")
+    asyncio.get_running_loop().set_default_executor(executor)
+    ended = threading.Event()
+    job = asyncio.create_task(asyncio.to_thread(ended.wait))
+
+    try:
+        async with asyncio.timeout(10):
+            async with Store(home) as cp:
+                await cp.append("t", [{}])
+    finally:
+        ended.set()
+        await job
+
+
+async def test_a_caller_that_waits_for_the_closing_can_be_cancelled(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The closing goes on, and a later call waits for it."""
+    cp = await Store(home).__aenter__()
+    await cp.append("t", [{}])
+    gate = Gate(monkeypatch)
+    append = asyncio.create_task(cp.append("t", [{}]))
+    await gate.reached()
+    append.cancel()
+    closing = asyncio.create_task(cp.aclose())
+    await turns(20)
+    closing.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(closing, 10)
+
+    gate.opened.set()
+    await cp.aclose()
+    assert not any("cpkit-file" in t.name for t in threading.enumerate())
 
 
 @pytest.mark.parametrize("count", STEPS)
