@@ -325,8 +325,19 @@ def _set_aside(log: Log) -> None:
     path = log.file.path + TORN
 
     with opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as fd:
-        write_all(fd, log.read(log.end, log.torn) + b"\n")
-        sync_content(fd)
+        before = os.fstat(fd).st_size
+
+        try:
+            write_all(fd, log.read(log.end, log.torn) + b"\n")
+            sync_content(fd)
+        except OSError:  # the disk may be nearly full: leave the space to others
+            with suppress(OSError):
+                if before:
+                    os.ftruncate(fd, before)
+                else:
+                    os.unlink(path)
+
+            raise
 
     sync_folder(log.folder.threads)
     os.ftruncate(log.file.fd, log.end)

@@ -363,6 +363,32 @@ async def test_a_full_disk_is_unavailable_and_then_works_again(full_disk: Path) 
         assert await cp.append("t", [{}]) == 1
 
 
+@pytest.mark.parametrize("earlier", [b"", b"an earlier torn write\n"])
+async def test_a_torn_write_that_cannot_be_set_aside_does_not_fill_the_disk(
+    full_disk: Path, earlier: bytes
+) -> None:
+    """Each try removes its copy again, and leaves the space to other threads."""
+    log = full_disk / "store" / "threads" / schema.log_name("t")
+    torn = log.with_name(f"{log.name}.torn")
+
+    async with Store(full_disk / "store") as cp:
+        await cp.append("t", [{}])
+
+        with log.open("ab") as file:
+            file.write(b'{"add":{"x":"' + b"x" * 160_000)
+
+        if earlier:
+            torn.write_bytes(earlier)
+
+        for _ in range(3):
+            with pytest.raises(BackendUnavailable, match="No space"):
+                await cp.append("t", [{}])
+
+            assert torn.exists() is bool(earlier)
+            assert not earlier or torn.read_bytes() == earlier
+            await cp.append("u", [{"pad": "x" * 9000}])
+
+
 @pytest.mark.parametrize("broken", ["write", "fdatasync", "both"])
 @pytest.mark.parametrize("first", [True, False])
 async def test_a_write_that_fails_is_removed(
