@@ -18,9 +18,11 @@ threads of a process as between two processes, and it ends with the process.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -232,13 +234,19 @@ def lock_held(path: str) -> StoreFailure:
 
 @contextmanager
 def opened(path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """Open a file for the time of the block; a symbolic link is not followed.
+    """Open a file or folder for the time of the block; ``O_CREAT`` creates a file for
+    its owner alone.
 
-    ``O_CREAT`` creates it for its owner alone.
+    A symbolic link is not followed, and a pipe is refused: a read would wait for ever.
     """
-    fd = os.open(path, flags | os.O_NOFOLLOW, 0o600)
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
 
     try:
+        mode = os.fstat(fd).st_mode
+
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise OSError(errno.EINVAL, "neither a file nor a folder", path)
+
         yield fd
     finally:
         os.close(fd)

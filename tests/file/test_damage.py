@@ -681,6 +681,16 @@ async def test_a_link_in_the_place_of_a_log_is_not_followed(
     assert target.read_text() == "mine"
 
 
+async def test_a_pipe_in_the_place_of_a_log_is_refused(home: Path, log: Path) -> None:
+    """The operation does not wait for another process to open it."""
+    async with Store(home) as cp:
+        os.mkfifo(log)
+
+        for use in (cp.load("t"), cp.append("t", [{}]), cp.delete_thread("t")):
+            with pytest.raises(BackendUnavailable, match="neither a file"):
+                await asyncio.wait_for(use, 10)
+
+
 @pytest.mark.parametrize("target", ["/etc/passwd", "../../threads/x", "nothing", "."])
 async def test_a_claim_whose_link_has_a_wrong_target_is_an_error(
     home: Path, target: str
