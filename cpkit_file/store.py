@@ -126,8 +126,7 @@ class FileStore:
 
     def __init__(self, path: str, options: FileOptions | None = None) -> None:
         self._options = options or FileOptions()
-        # Absolute, because a process may change its working directory later.
-        path = os.path.abspath(path)
+        path = _absolute(path)
         self.name = f"file://{path}"
         self._folder = Folder(path, durable=self._options.durability == "full")
         self._workers = ThreadPoolExecutor(_WORKERS, "cpkit-file")
@@ -260,7 +259,19 @@ def _path(url: str) -> str:
     if not path.strip("/"):
         raise InvalidURL("write file:///absolute/folder or file:relative/folder")
 
-    return os.path.abspath(path)
+    return _absolute(path)
+
+
+def _absolute(path: str) -> str:
+    """Resolve a path now: the process may change its working directory later."""
+    if "\0" in path:
+        raise InvalidURL("a path cannot contain a NUL character")
+
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError as exc:
+        reason = "the working directory was deleted: write an absolute path"
+        raise InvalidURL(f"{path!r}: {reason}") from exc
 
 
 # In a worker thread

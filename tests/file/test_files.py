@@ -136,6 +136,24 @@ def test_a_url_that_names_no_folder_is_refused(url: str) -> None:
         open_checkpointer(url)
 
 
+def test_a_path_that_cannot_be_resolved_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative one after the working directory was deleted, and one with a NUL."""
+    with pytest.raises(InvalidURL, match="NUL"):
+        Store(tmp_path / "a\0b")
+
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+    for create in (Store, lambda path: open_checkpointer(f"file:{path}")):
+        with pytest.raises(InvalidURL, match="'x': the working directory was deleted"):
+            create("x")
+
+        assert repr(create(f"{tmp_path}/x"))
+
+
 async def test_a_relative_path_is_resolved_when_the_store_opens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
