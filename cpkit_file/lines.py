@@ -102,7 +102,10 @@ def header(thread_id: str) -> bytes:
 
 
 def created(micros: int) -> bytes:
-    """Return the line that comes before the first operation of a thread."""
+    """Return the line that comes before the first operation of a thread.
+
+    A kill can leave it without the operation. Then there is another one later.
+    """
     return b'{"created":%d' % micros
 
 
@@ -279,9 +282,9 @@ def thread_of(head: bytes) -> str:
 
 
 def created_in(head: bytes) -> int | None:
-    """Return the time in the first ``created`` line, if there is one."""
-    found = _CREATED.search(head)
-    return None if found is None else int(found[1])
+    """Return the time in the last ``created`` line, if there is one."""
+    found = _CREATED.findall(head)
+    return int(found[-1]) if found else None
 
 
 def texts(line: bytes) -> tuple[list[bytes], list[tuple[bytes, bytes]]]:

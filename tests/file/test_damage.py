@@ -531,6 +531,27 @@ async def test_a_log_whose_first_write_is_torn_is_an_absent_thread(
         assert await cp.read("t") == [{"n": 2}]
 
 
+@pytest.mark.parametrize("erased", [True, False])
+async def test_a_thread_whose_first_write_was_torn_is_not_older_than_its_first_message(
+    home: Path, log: Path, erased: bool
+) -> None:
+    """The line with the time of creation was whole, and the message after it not."""
+    async with Store(home) as cp:
+        if erased:
+            await cp.record_issued("t", ToolCall("c", "pay", {}, "key"))
+            await cp.delete_thread("t")
+
+        await cp.append("t", [{"n": 1}])
+        os.truncate(log, log.stat().st_size - 20)
+        await cp.append("t", [{"n": 2}])
+        (info,) = await cp.list_threads()
+        dump = await cp.dump_thread("t")
+
+    assert dump is not None
+    assert dump.messages == [{"n": 2}]
+    assert info.created_at == info.updated_at == dump.created_at
+
+
 async def test_a_long_first_line_is_not_a_torn_one(home: Path, log: Path) -> None:
     """cpkit writes no first line that is so long: the file is left unchanged."""
     content = b"dear diary, today " * 500
