@@ -434,15 +434,11 @@ class Log:
 
     def _find_index(self) -> LogIndex | None:
         """Find the index by the first line; ``None`` if that line is not intact."""
-        for size in _HEADS:
-            head = os.pread(self.file.fd, size, 0)
-            header = head[: head.find(b"\n") + 1]
-
-            if header and lines.follows(b"", header):
-                try:
-                    return self.folder.index(self.name, header)
-                except ValueError as exc:
-                    raise self.corrupt(0, str(exc)) from exc
+        if header := _header(self.file.fd):
+            try:
+                return self.folder.index(self.name, header)
+            except ValueError as exc:
+                raise self.corrupt(0, str(exc)) from exc
 
         return None
 
@@ -534,6 +530,33 @@ class Log:
             start += len(piece)
 
         return stop
+
+
+def _header(fd: int) -> bytes:
+    """Return a log's first line, or nothing if it is not intact."""
+    for size in _HEADS:
+        head = os.pread(fd, size, 0)
+        header = head[: head.find(b"\n") + 1]
+
+        if header and lines.follows(b"", header):
+            return header
+
+    return b""
+
+
+def thread_id_of(folder: Folder, name: str) -> str | None:
+    """Return the thread's id of a log, or ``None`` if the log has no first write.
+
+    An intact first line never changes. It is read without a lock, so that a stopped
+    writer does not end the lists of other threads.
+    """
+    with suppress(FileNotFoundError, ValueError):
+        with opened(f"{folder.threads}/{name}") as fd:
+            if header := _header(fd):
+                return folder.index(name, header).thread_id
+
+    with reading(folder, name, listing=True) as log:
+        return log.thread_id
 
 
 @contextmanager

@@ -59,6 +59,7 @@ from cpkit.driver import (
     Snapshot,
     StoredCall,
     StoredDump,
+    StoreFailure,
     StoreInfo,
     Timeouts,
     Write,
@@ -71,7 +72,7 @@ from cpkit.records import Durability, Survives, ThreadInfo
 from cpkit.registry import url_path
 from cpkit_file import claims, lines, schema, writing
 from cpkit_file.lines import ADD, AT, CALL, TAB
-from cpkit_file.log import Calls, Folder, Log, reading
+from cpkit_file.log import Calls, Folder, Log, reading, thread_id_of
 from cpkit_file.schema import (
     LOG_NAME,
     failure,
@@ -351,13 +352,14 @@ def _dump(folder: Folder, thread_id: str) -> StoredDump | None:
         return StoredDump(bodies, list(extra.items()), calls.all(log.line), *times)
 
 
-def _names(folder: Folder) -> tuple[dict[str, str], dict[str, CorruptThread]]:
+def _names(folder: Folder) -> tuple[dict[str, str], dict[str, Exception]]:
     """Return the names of all logs that were written to, by the ids of the threads.
 
-    Second, by name, the errors of logs that are so damaged that the id is unknown.
+    Second, by name, the errors of logs whose id is unknown: they are damaged, cannot
+    be read, or another process is at their first write.
     """
     found: dict[str, str] = {}
-    unknown: dict[str, CorruptThread] = {}
+    unknown: dict[str, Exception] = {}
 
     with locked_names(folder.threads, shared=True):
         names = os.listdir(folder.threads)
@@ -367,9 +369,8 @@ def _names(folder: Folder) -> tuple[dict[str, str], dict[str, CorruptThread]]:
 
         if thread_id is None:
             try:
-                with reading(folder, name, listing=True) as log:
-                    thread_id = log.thread_id
-            except CorruptThread as exc:
+                thread_id = thread_id_of(folder, name)
+            except (CorruptThread, StoreFailure, OSError) as exc:
                 unknown[name] = exc
 
         if thread_id is not None:
@@ -383,7 +384,7 @@ def _threads(
 ) -> list[ThreadInfo]:
     """Return a page of threads, from the first and last intact lines of their logs.
 
-    Raises ``CorruptThread`` if a log with an unknown id may belong into the list, so
+    Raises the error of a log with an unknown id if it may belong into the list, so
     that a copy or an export does not leave it out.
     """
     names, unknown = _names(folder)
@@ -438,7 +439,7 @@ def _markers(
     that waits for the writer.
     """
     if thread_ids is None:
-        # A damaged log does not change, because a write to it raises.
+        # Without an unknown log: if its id is known later, that is a change.
         names, _ = _names(folder)
     else:
         names = {one: log_name(one) for one in thread_ids}

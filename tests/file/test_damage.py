@@ -702,6 +702,27 @@ async def test_a_link_in_the_place_of_a_log_is_not_followed(
     assert target.read_text() == "mine"
 
 
+async def test_a_log_that_cannot_be_read_ends_only_lists_that_may_have_it(
+    home: Path, log: Path
+) -> None:
+    """It belongs to another user, or the disk fails; here it is a folder."""
+    async with Store(home) as cp:
+        await cp.append("other", [{}])
+
+    log.mkdir()
+
+    async with Store(home) as cp:
+        (info,) = await cp.list_threads(prefix="other")
+        assert info.thread_id == "other"
+
+        with pytest.raises(BackendUnavailable, match="Is a directory"):
+            await cp.list_threads()
+
+        async with cp.watch() as changes:
+            await cp.append("other", [{}])
+            assert await asyncio.wait_for(anext(changes), 10) == "other"
+
+
 async def test_a_pipe_in_the_place_of_a_log_is_refused(home: Path, log: Path) -> None:
     """The operation does not wait for another process to open it."""
     async with Store(home) as cp:

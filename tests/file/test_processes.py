@@ -93,6 +93,37 @@ def test_a_stopped_process_blocks_only_writes_to_its_thread(
     assert loaded(home, "t").version == 21
 
 
+@pytest.mark.parametrize("first_line", ["whole", "torn", "missing"])
+async def test_a_stopped_writer_does_not_end_lists_and_watches_of_other_threads(
+    home: Path, log: Path, first_line: str
+) -> None:
+    """A handle that has not seen its log before reads its id without a lock.
+
+    In its first write, the name tells that the log is not of the list.
+    """
+    async with Store(home) as cp:
+        await cp.append("t", [{}])
+        await cp.append("other", [{}])
+
+    if first_line != "whole":
+        os.truncate(log, 20 if first_line == "torn" else 0)
+
+    # A lock of another file description acts as one of another process.
+    with log.open("rb") as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+
+        async with Store(home, timeout=0.1) as cp:
+            (info,) = await cp.list_threads(prefix="other")
+            assert info.thread_id == "other"
+
+            with pytest.raises(BackendUnavailable, match="the lock of"):
+                await cp.list_threads()
+
+            async with cp.watch() as changes:
+                await cp.append("other", [{}])
+                assert await asyncio.wait_for(anext(changes), 10) == "other"
+
+
 async def test_no_operation_waits_longer_than_the_timeout(
     home: Path, log: Path
 ) -> None:
