@@ -200,6 +200,8 @@ def _version(mark: str) -> object:
 
 # Files that are locked, written and synced
 
+_open: set[int] = set()
+
 
 class File(NamedTuple):
     """An open file; ``size`` is from the moment when it was locked."""
@@ -240,6 +242,7 @@ def opened(path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
     A symbolic link is not followed, and a pipe is refused: a read would wait for ever.
     """
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    _open.add(fd)
 
     try:
         mode = os.fstat(fd).st_mode
@@ -249,7 +252,18 @@ def opened(path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
 
         yield fd
     finally:
+        _open.discard(fd)
         os.close(fd)
+
+
+def _close_in_child() -> None:
+    while _open:
+        os.close(_open.pop())
+
+
+# A forked child would keep the locks of a process that is killed.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
 @contextmanager

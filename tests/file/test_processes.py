@@ -203,3 +203,21 @@ def test_a_child_forked_during_a_write_keeps_no_lock(
             os.waitpid(child, 0)
 
     assert len(children) == 1
+
+
+def test_the_child_of_a_process_that_was_killed_in_a_write_keeps_no_lock(
+    home: Path, workers: Workers
+) -> None:
+    """It closes the descriptors that it inherited."""
+    (worker,) = workers(1)
+    child = worker.ask("fork_in_a_write", str(home))
+
+    async def use() -> None:
+        async with Store(home, timeout=5 * slowdown()) as cp:
+            assert len(await cp.read("t")) == await cp.append("t", []) == 2
+
+    try:
+        worker.process.wait()
+        asyncio.run(use())
+    finally:
+        os.kill(child, signal.SIGKILL)
