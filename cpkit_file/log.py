@@ -294,7 +294,13 @@ class Log:
 
     def read(self, start: int, length: int) -> bytes:
         """Return the bytes at an offset, all of them."""
-        found = os.pread(self.file.fd, length, start)
+        found = b""
+
+        # Linux reads less than 2 GiB at once.
+        while len(found) < length and (
+            piece := os.pread(self.file.fd, length - len(found), start + len(found))
+        ):
+            found += piece
 
         if len(found) != length:
             raise self.corrupt(start, "the file ends too early")

@@ -342,6 +342,30 @@ def test_a_file_that_may_not_grow_is_unavailable_and_then_works_again(
     assert answer["after"] == answer["loaded"] + 1
 
 
+async def test_a_read_that_returns_less_than_was_asked_for_is_continued(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux reads less than 2 GiB at once."""
+    pread = os.pread
+    call = ToolCall("c", "tool", {"pad": "x" * 20_000}, "key")
+
+    async with Store(home) as cp:
+        await cp.append("t", [{"pad": "y" * 20_000}])
+        await cp.record_issued("t", call)
+
+    def some(fd: int, length: int, offset: int) -> bytes:
+        return pread(fd, min(length, 5000), offset)
+
+    monkeypatch.setattr(os, "pread", some)
+
+    async with Store(home) as cp:
+        data = await cp.load("t")
+        assert data is not None
+        assert data.messages == [{"pad": "y" * 20_000}]
+        assert [record.call for record in data.pending] == [call]
+        assert await cp.append("t", [{}]) == 2
+
+
 async def test_a_full_disk_is_unavailable_and_then_works_again(full_disk: Path) -> None:
     """ENOSPC: each write is refused as a whole, reads work, and so do later writes."""
     ballast = full_disk / "ballast"
