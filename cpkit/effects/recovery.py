@@ -202,7 +202,7 @@ async def resume_thread(
     data = await attempts.cp.load(thread_id)
 
     if lease is not None:
-        # After the load: a successor's calls are no orphans.
+        # After the load, which may have read a successor's calls: they have a run.
         await lease.check()
 
     pending = [] if data is None else data.pending

@@ -163,7 +163,7 @@ async def test_resume_uses_the_lease_that_its_task_holds(
             await thread_lease(cp, thread).__aenter__()
 
 
-async def test_the_running_call_of_a_successor_is_no_orphan(
+async def test_a_successor_runs_the_call_that_recover_finds(
     cp: Store, thread: str
 ) -> None:
     """A process that was paused before it loaded the thread has lost the lease."""
