@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from conformance.slowdown import slowdown
 from cpkit import CallRecord, JsonValue, MemoryCheckpointer, ToolCall, open_checkpointer
 from cpkit.effects import Effect, EffectTimeout, Landed, NotLanded, Tool
 from cpkit.effects.attempts import read_doubt
@@ -266,7 +267,7 @@ async def test_an_unclear_answer_of_verify_repeats_nothing(
 ) -> None:
     """The call stays issued, and what ``verify`` said is stored until it has ended."""
     shop = Shop()
-    ledger = quick(cp, stale_after=0.05, timeout=0.4)
+    ledger = quick(cp, stale_after=0.05, timeout=0.4 * slowdown())
     record = await claim(cp, thread, ledger.key(thread, "charge", ARGS), ARGS)
 
     with pytest.raises(EffectTimeout) as late:
@@ -370,7 +371,7 @@ async def test_a_found_result_that_the_store_refuses_is_in_doubt(
         return Landed("x" * 1000 if effect.args["n"] == 1 else "y")
 
     async with open_checkpointer(f"sqlite:///{tmp_path}/x.db?max_payload=500") as cp:
-        ledger = quick(cp, stale_after=0.05, timeout=0.4)
+        ledger = quick(cp, stale_after=0.05, timeout=0.4 * slowdown())
 
         for number in (1, 2):
             args: dict[str, JsonValue] = {"n": number}
