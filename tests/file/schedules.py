@@ -327,7 +327,7 @@ def patched() -> Iterator[None]:
         # a file that has lost its name tries again, whatever has the name now.
         _patch(patch, os, "lstat", lambda path: (_name(path),), False, _is_link)
         _patch(patch, os, "listdir", lambda path: (_ANY,), False)
-        _patch(patch, os, "fstat", lambda fd: (_content(fd),), False)
+        _patch(patch, os, "fstat", lambda fd: (_content(fd),), False, _is_of_file)
 
         for name in ("write", "ftruncate"):
             _patch(patch, os, name, lambda fd, *_: (_content(fd),), True)
@@ -348,7 +348,12 @@ def _name(path: Any) -> str:
 
 
 def _is_link(path: Any) -> bool:
-    return not _name(path).endswith(".jsonl")
+    name = _name(path)
+    return name != _LOCKED and not name.endswith(".jsonl")
+
+
+def _is_of_file(fd: int) -> bool:
+    return _task().places.get(fd) != _LOCKED
 
 
 def _both(*paths: Any) -> tuple[str, ...]:
