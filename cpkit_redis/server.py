@@ -30,7 +30,7 @@ class Server:
     A server that was stopped reads the beginning of a large write, then serves newer
     connections, and then reads the rest. So after a write that was given up, the next
     commands begin with ``CLIENT KILL`` of its connection: the write has run, or never
-    runs. A user who may not use ``CLIENT ID`` and ``CLIENT KILL`` goes without.
+    runs. Without the rights to ``CLIENT ID`` and ``CLIENT KILL`` it may run later.
     """
 
     def __init__(

@@ -412,21 +412,17 @@ async def test_the_result_of_another_effect_is_not_that_of_the_call(
         assert [one.source for one in report.closed] == ["interrupted"]
 
 
+PAY: Any = {"type": "function_call", "call_id": "c", "name": "pay", "arguments": ""}
+PAID: Any = {"type": "function_call_output", "call_id": "c", "output": "paid"}
+
+
 async def test_popped_and_cleared_items_of_a_session_do_not_count(
     cp: MemoryCheckpointer[Any],
 ) -> None:
     """A cleared session has its call once; a popped result leaves it open."""
-    call: Any = {
-        "type": "function_call",
-        "call_id": "c",
-        "name": "pay",
-        "arguments": "",
-    }
-    result: Any = {"type": "function_call_output", "call_id": "c", "output": "paid"}
-
     for change in ("cleared", "result popped"):
         session = Session(change, cp)
-        await session.add_items([{"role": "user", "content": "pay"}, call])
+        await session.add_items([{"role": "user", "content": "pay"}, PAY])
 
         if change == "cleared":
             await session.clear_session()
@@ -434,7 +430,7 @@ async def test_popped_and_cleared_items_of_a_session_do_not_count(
             assert await session.get_items() == []
         else:
             await ran(cp, change, "c")
-            await session.add_items([result])
+            await session.add_items([PAID])
             await session.pop_item()
             report = await heal(cp, session.thread_id)
             assert [one.source for one in report.closed] == ["recorded"]
@@ -447,28 +443,21 @@ async def test_the_result_of_a_call_that_was_removed_is_not_that_of_a_later_call
     cp: MemoryCheckpointer[Any], change: str
 ) -> None:
     """The model repeats the id. The later call gets a result only if it ran too."""
-    call: Any = {
-        "type": "function_call",
-        "call_id": "c",
-        "name": "pay",
-        "arguments": "",
-    }
-    result: Any = {"type": "function_call_output", "call_id": "c", "output": "first"}
     sources = {}
 
     for thread in ("died before", "died behind"):
         session = Session(thread, cp)
-        await session.add_items([call])
+        await session.add_items([PAY])
         await ran(cp, thread, "c")
-        await session.add_items([result])
+        await session.add_items([PAID])
 
         if change == "cleared":
             await session.clear_session()
         else:
-            assert await session.pop_item() == result
-            assert await session.pop_item() == call
+            assert await session.pop_item() == PAID
+            assert await session.pop_item() == PAY
 
-        await session.add_items([call])
+        await session.add_items([PAY])
 
         if thread == "died behind":
             await EffectLedger(cp).run(

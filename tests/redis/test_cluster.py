@@ -45,6 +45,14 @@ async def cp(cluster: RedisCluster, prefix: str) -> AsyncIterator[Any]:
         yield handle
 
 
+def needs_redis_7(cluster: RedisCluster) -> None:
+    """Skip a test of listening: Redis 6 has no channels of a slot."""
+    version = cluster.ask(cluster.nodes[0], "INFO", "server")["redis_version"]
+
+    if version.startswith("6."):
+        pytest.skip("needs Redis 7")
+
+
 def keys_of(cluster: RedisCluster, prefix: str) -> dict[RedisServer, list[str]]:
     """Return the keys that each primary has of a store."""
     found = {}
@@ -208,8 +216,7 @@ async def test_notifications_wake(cluster: RedisCluster, prefix: str) -> None:
         node = cluster.primary_of(channel)
 
         async with cp.watch("t") as changes:
-            if int(cluster.ask(node, "INFO", "server")["redis_version"][0]) < 7:
-                pytest.skip("needs Redis 7")
+            needs_redis_7(cluster)
 
             while not cluster.ask(node, "PUBSUB", "SHARDNUMSUB", channel)[1]:  # noqa: ASYNC110  # the server has no event
                 await asyncio.sleep(0.01)
@@ -226,8 +233,7 @@ async def test_a_listener_ends_while_it_waits_for_the_map_of_slots(
     channel, hangs = f"{prefix}:changes", asyncio.Event()
     node = cluster.primary_of(channel)
 
-    if int(cluster.ask(node, "INFO", "server")["redis_version"][0]) < 7:
-        pytest.skip("needs Redis 7")
+    needs_redis_7(cluster)
 
     async def hang(*_: object) -> None:
         hangs.set()
@@ -405,11 +411,7 @@ async def test_the_documented_permissions_are_enough(
     manual = cpkit_redis.cluster.__doc__ or ""
     found = re.search(r"ACL SETUSER agent ((?:.|\n)*?)\n\n", manual)
     assert found
-    version = cluster.ask(cluster.nodes[0], "INFO", "server")["redis_version"]
-
-    if version.startswith("6."):
-        pytest.skip("needs Redis 7")
-
+    needs_redis_7(cluster)
     rules = ["on", ">password", *documented(), *found[1].split()]
     name = uuid4().hex
     own = [rule.replace("cpkit:", f"{prefix}:") for rule in rules]
