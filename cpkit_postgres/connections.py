@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import cache, partial
@@ -17,7 +18,7 @@ from cpkit.driver import StoreFailure
 from cpkit.errors import InvalidURL
 from cpkit_postgres.errors import CLIENT_ERRORS, READ_ONLY, failure, sqlstate
 from cpkit_postgres.options import PostgresOptions, next_host_first
-from cpkit_postgres.queries import filled
+from cpkit_postgres.queries import END_BACKEND, filled
 
 Record: TypeAlias = asyncpg.Record
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
@@ -61,6 +62,8 @@ class Connections:
         )
         self._free = asyncio.Semaphore(self._size)
         self._idle: list[Connection] = []
+        # By the server's process id: when a write began, which was then given up.
+        self._given_up: dict[int, float] = {}
 
     @property
     def can_reserve(self) -> bool:
@@ -77,6 +80,12 @@ class Connections:
     async def close(self) -> None:
         """Close the connections, unless they are the caller's."""
         limit = self._options.connect_timeout
+
+        if self._given_up:
+            with suppress(TimeoutError, StoreFailure):
+                async with asyncio.timeout(limit):
+                    await self.fetch("SELECT 1")
+
         closing = [connection.close(timeout=limit) for connection in self._idle]
         self._idle.clear()
         await asyncio.gather(*closing, return_exceptions=True)
@@ -164,15 +173,20 @@ class Connections:
         for nothing, so a read that is cancelled does not wait for its statement. A
         write first waits until the server has ended the statement, because a statement
         goes on without its client, and would be applied after later operations.
+        Where the server does not answer, the next operation ends it: see `_settle`.
         """
         async with self._free:
             while self._idle and self._idle[-1].is_closed():
                 self._idle.pop()
 
             connection = self._idle.pop() if self._idle else await self._connected()
+            pid, begun = connection.get_server_pid(), time.monotonic()
             usable = False
 
             try:
+                if self._given_up:
+                    await self._settle(connection)
+
                 yield connection
                 usable = True
             except CLIENT_ERRORS as exc:
@@ -193,10 +207,34 @@ class Connections:
                     if not usable:
                         connection.terminate()
 
+                        if is_write:
+                            self._given_up[pid] = begun
+
                     if not isinstance(self._where, str):
                         await self._where.release(connection)  # type: ignore[arg-type]  # it is of this pool
                     elif usable:
                         self._idle.append(connection)
+
+    async def _settle(self, connection: Connection) -> None:
+        """Wait until the writes that were given up have run, or never will.
+
+        A server process that was stopped, or is behind a link that was cut, may get
+        its statement after later ones. So it is ended here. Not behind a pooler in
+        transaction mode, where the process is not known, and not in other engines.
+        """
+        if self._portable or self._options.pooler == "transaction":
+            self._given_up.clear()
+
+        text = self.text(END_BACKEND)
+
+        try:
+            for pid, begun in list(self._given_up.items()):
+                while await connection.fetch(text, pid, time.monotonic() - begun):
+                    continue  # the server waits a moment before it answers
+
+                self._given_up.pop(pid, None)
+        except CLIENT_ERRORS as exc:
+            raise failure(exc, self.name, "not sent") from exc
 
     def _is_usable_after(self, exc: BaseException) -> bool:
         """Tell whether the connection of a failed statement can be used again.

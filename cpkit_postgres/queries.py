@@ -413,6 +413,14 @@ LEFT JOIN LATERAL (
 WHERE t.number IS NOT NULL OR calls.number > 0
 """
 
+# Ends the server process $1; returns a row for as long as it exists, after a moment. A
+# process that began less than $2 seconds ago is another one, with the same number.
+END_BACKEND = """
+SELECT pg_terminate_backend(pid), pg_sleep(0.01) FROM pg_stat_activity
+WHERE pid = $1::integer AND usename = current_user AND datname = current_database()
+    AND backend_start <= clock_timestamp() - $2::double precision * interval '1 second'
+"""
+
 # Two keys of 32 bits: those of this store, and not of another program's locks.
 LISTENING = "SELECT pg_advisory_lock_shared($1::integer, $2::integer)"
 

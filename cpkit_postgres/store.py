@@ -30,6 +30,7 @@ Errors
     ``BackendUnavailable`` says that it may have been applied. An operation that is
     cancelled or takes longer than ``timeout`` closes its connection; a write first asks
     the server to cancel its statement, and waits for up to a second until it has ended.
+    If that is unknown, the next operation ends the server's process first.
     Opening raises ``SchemaMismatch`` for another number of partitions than the store
     was created with.
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
+import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 from urllib.parse import quote
@@ -46,6 +48,12 @@ WAITING = """
 SELECT count(*) FROM pg_stat_activity
 WHERE wait_event_type = 'Lock' AND application_name = $1
 """
+
+
+def go_on(pid: int) -> None:
+    """Let a stopped process continue, unless it was ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
 
 
 @contextlib.asynccontextmanager
@@ -222,6 +230,78 @@ async def test_cancelled_again_while_the_server_does_not_answer(
             server.resume()
 
         assert await cp.append("t", [{}]) == 2
+
+
+@pytest.mark.parametrize(
+    ("write", "is_pool"), [(WRITES[0], False), (WRITES[1], True), (WRITES[3], False)]
+)
+async def test_a_process_that_was_stopped_applies_nothing_late(
+    write: Callable[[Store], Coroutine[Any, Any, Any]],
+    is_pool: bool,
+    server: PostgresServer,
+    schema: str,
+) -> None:
+    """A process that gets its statement when it goes on is ended before later ones."""
+    url = f"{server.url}?application_name=stopped"
+    process = "SELECT pid FROM pg_stat_activity WHERE application_name = 'stopped'"
+    admin = await asyncpg.connect(server.url)
+
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(admin.close)
+        pool = asyncpg.create_pool(url, min_size=1, max_size=2)
+        where: Any = await stack.enter_async_context(pool) if is_pool else url
+        cp = await stack.enter_async_context(
+            Store(where, schema=schema, timeout=1, notify=False)
+        )
+        await prepared(cp)
+        pid = await admin.fetchval(process)
+        os.kill(pid, signal.SIGSTOP)
+
+        try:
+            with pytest.raises(BackendUnavailable) as caught:
+                await write(cp)
+
+            assert caught.value.maybe_applied
+            asyncio.get_running_loop().call_later(0.2, go_on, pid)
+            look = await cp.dump_thread("t")
+            assert look == await cp.dump_thread("t")
+        finally:
+            go_on(pid)
+
+        while await admin.fetchval(f"{process} AND pid = {pid}"):
+            await admin.execute("SELECT pg_sleep(0.002)")
+
+        assert await cp.dump_thread("t") == look
+
+
+async def test_a_write_on_a_cut_connection_is_not_applied_late(
+    server: PostgresServer, schema: str
+) -> None:
+    """Its process waits for a lock, and is ended before the next operation."""
+    admin = await asyncpg.connect(server.url)
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+
+    async with (
+        Proxy(server.url) as proxy,
+        Store(proxy.url, schema=schema, notify=False) as cp,
+    ):
+        await prepared(cp)
+        await admin.execute("BEGIN")
+        await admin.fetch(f"SELECT FROM {schema}.threads FOR UPDATE")
+        task = asyncio.create_task(cp.append("t", [{"late": 1}]))
+
+        while not await admin.fetchval(waiting):
+            await admin.execute("SELECT pg_sleep(0.002)")
+
+        proxy.cut()
+
+        with pytest.raises(BackendUnavailable):
+            await task
+
+        await check_not_applied(cp)
+        assert await admin.fetchval(waiting) == 0
+        await admin.close()
+        await check_not_applied(cp)
 
 
 async def test_hundreds_of_cancelled_operations(
