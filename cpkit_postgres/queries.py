@@ -83,7 +83,8 @@ _PARTS = {
         for name in StoredCall._fields
     ),
     "{created_at}": _readable("created_at"),
-    "{updated_at}": _readable("updated_at"),
+    # A thread may have been begun while the clock was set back.
+    "{updated_at}": f"greatest({_readable('created_at')}, {_readable('updated_at')})",
     "{columns}": ", ".join(StoredCall._fields),
 }
 

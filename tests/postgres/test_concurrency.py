@@ -356,3 +356,21 @@ async def test_no_time_goes_back_while_the_clock_is_set_back(
 
         for one in threads:
             assert await updated(one) >= before[one]
+
+
+async def test_a_thread_that_was_begun_while_the_clock_was_set_back_is_restored(
+    raw: asyncpg.Connection, store: MakeStore, schema: str
+) -> None:
+    """Its time of creation is not after that of its last change."""
+    async with store() as cp:
+        await cp.append("t", [{}])
+        await raw.execute(
+            f"UPDATE \"{schema}\".threads SET created_at = now() + interval '1 day'"
+        )
+        [info] = await cp.list_threads()
+        dump = await cp.dump_thread("t")
+        assert dump is not None
+        assert info.created_at == info.updated_at == dump.created_at == dump.updated_at
+        await cp.delete_thread("t")
+        await cp.restore_thread(dump)
+        assert await cp.dump_thread("t") == dump
