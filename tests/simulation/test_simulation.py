@@ -84,7 +84,7 @@ def test_planted_bugs_are_found(
 @pytest.mark.parametrize(
     "seeds",
     [
-        range(SEEDS // 4),
+        range(SEEDS // 8),
         *(pytest.param(seeds, marks=pytest.mark.long) for seeds in LONG_LEASES),
     ],
     ids=str,
@@ -99,7 +99,7 @@ def test_no_seed_breaks_a_lease(seeds: range) -> None:
 @pytest.mark.parametrize(
     "seeds",
     [
-        range(SEEDS // 4),
+        range(SEEDS // 10),
         *(pytest.param(seeds, marks=pytest.mark.long) for seeds in LONG_WORKERS),
     ],
     ids=str,
