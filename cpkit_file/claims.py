@@ -14,9 +14,9 @@ So a claim is
 
 A process that dies before the last step ends leaves a link without a line. It is
 *void*: readers skip it. All links after the newest attempt's are void. The next claim
-or restore removes them, because no other one can be under way in a shard that is
-locked. Otherwise a void link could become valid again, at the wrong place, when its
-thread gets that attempt another time.
+or restore of the key removes them, for it has locked the shard, so that no other claim
+is under way. A void link that stayed would become valid, at the wrong place, if its
+thread got that attempt later.
 
 A restored thread may have attempts that belong between others. Its links are inserted
 before its log gets its name: links move up one by one from the last on, so that at
@@ -61,13 +61,13 @@ def claim(folder: Folder, write: Claim) -> StoredCall | None:
     call = write.call
     key = _Key(folder, call.idempotency_key)
 
-    with _locked([key]) as (shard,):
-        # A failed attempt is on disk before the next one is.
+    with _lock_shards([key]) as (shard,):
+        # Sync a failed attempt before the next one is recorded.
         slot, newest = key.newest(synced=True)
 
         if newest is not None and newest.status != "failed":
-            # Look the call id up after the key: a call that is missing now was missing
-            # then, so either answer is true of one moment.
+            # Looked up after the key: a call that is missing now was missing then. So
+            # both answers are true of that moment.
             with reading(folder, folder.remember(write.thread_id)) as log:
                 return log.calls().by_id(log.line, call.call_id) or newest
 
@@ -109,7 +109,7 @@ def erase(folder: Folder, write: Erase) -> None:
                 names = {c.idempotency_key for c in log.calls().without_content()}
 
             keys = {name: _Key(folder, name) for name in names}
-            stack.enter_context(_locked(keys.values()))
+            stack.enter_context(_lock_shards(keys.values()))
 
         # A missing log is created to lock it: another process may be writing the draft
         # of a restore.
@@ -125,7 +125,8 @@ def erase(folder: Folder, write: Erase) -> None:
             calls = log.calls().without_content()
 
             if forget and any(call.idempotency_key not in keys for call in calls):
-                # Another process claimed a key after the keys were read: start again.
+                # Another process claimed a key after the keys were read. The handle
+                # repeats the deletion.
                 raise lock_held(log.file.path)
 
             kept = lines.recorded([] if forget else map(erased_call, calls))
@@ -152,16 +153,16 @@ def restore(folder: Folder, write: Restore) -> Conflict | KeyHeld | None:
     keys = [(_Key(folder, name), calls) for name, calls in by_key.items()]
 
     with ExitStack() as stack:
-        shards = stack.enter_context(_locked(key for key, _ in keys))
+        shards = stack.enter_context(_lock_shards(key for key, _ in keys))
         # Looked up before the thread's log is locked, because links may lead there.
         plan = [(key, key.newest()[0], calls) for key, calls in keys]
         holders = [key.holder_against(slot, calls) for key, slot, calls in plan]
         log = stack.enter_context(locked(folder, write.thread_id))
 
         if log.at is not None or log.calls().without_content():
-            return Conflict(0 if log.at is None else log.at.version)
+            return Conflict(log.version)
 
-        for holder in filter(None, holders):
+        if holder := next(filter(None, holders), None):
             return KeyHeld(holder.idempotency_key, holder.thread_id)
 
         for key, slot, calls in plan:
@@ -194,7 +195,7 @@ def _restored(write: Restore) -> Iterator[tuple[bytes, At | None]]:
 
 
 @contextmanager
-def _locked(keys: Iterable[_Key]) -> Iterator[list[int]]:
+def _lock_shards(keys: Iterable[_Key]) -> Iterator[list[int]]:
     """Lock these keys against other claims; yield the descriptors of their shards."""
     with ExitStack() as stack:
         shards = sorted({key.shard for key in keys})
@@ -219,8 +220,8 @@ class _Key:
         """Return the slot and the call of the newest attempt, or 0 and ``None``.
 
         With ``synced`` the call is on disk, whatever the durability. It needs no lock:
-        where links changed while they were read, it reads them again. A link that moves
-        up is copied first, so that the last slot changes.
+        where links changed while they were read, it reads them again. `insert` moves
+        links up from the last on, so that a reader sees another last slot.
         """
         while True:
             top = self._top()
@@ -273,8 +274,9 @@ class _Key:
         changes: list[tuple[int, str]] = []
         self.remove_after(slot)
 
-        # One after the other, each from the last slot on: a process that ends between
-        # two links leaves no slot empty. `_top` would not see the links behind it.
+        # Insert one target at a time, and move links up from the last on: a process
+        # that ends between two links must leave no empty slot, because `_top` would not
+        # see the links after it.
         for target in sorted(mine.difference(links), key=_attempt_of):
             wanted = sorted([*links, target], key=_attempt_of)
             changes += (
@@ -296,7 +298,10 @@ class _Key:
             os.unlink(self._links + str(number))
 
     def _top(self) -> int:
-        """Return the last slot that has a link, or 0. Slots have no holes."""
+        """Return the last slot that has a link, or 0; no slot before it is empty.
+
+        Doubles until a slot is empty, and then bisects.
+        """
         stop = 1
 
         while self._read(stop) is not None:

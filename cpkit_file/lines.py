@@ -19,15 +19,14 @@ comes last, with two to four values:
   the log holds no thread: in its first two lines, and after ``delete_thread``, which
   leaves a ``call`` line with ``"erased":true`` for each call;
 - the number of bytes before the line that were perhaps not on disk when it was written,
-  if any. A 0 is in the last line of a log that replaced another one: only the name of
-  the log was perhaps not on disk then;
+  if any. The last line of a log that replaced another one has 0 here: its bytes were on
+  disk when the log got its name, but perhaps not the name;
 - a checksum of all bytes of the log before it (CRC-32 in Base64).
 
 Each checksum continues the one before. So a block of lines is checked by the checksum
 of its last line, and a line by its own checksum and that of the line before. No line
-can change, disappear or move without notice. The number of bytes separates damage from
-torn writes: a power loss can leave a hole in bytes that were not on disk, and never
-before them.
+can change, disappear or move without notice. The number of bytes tells damage from torn
+writes: a power loss can damage only bytes that were not on disk.
 
 The framing of one message is 44 to 48 bytes: less than 5 % of a message of 1 kB.
 """
@@ -51,19 +50,21 @@ CALL = b'{"call":'
 AT = b',"at":['
 TAB = ord("\t")
 """The second byte before `AT`, in a line with several texts and in no other line."""
-SEAL = len('CCCCCC"]}\n')
-"""The number of bytes of a checksum and of what follows it."""
+SEAL_LENGTH = len('CCCCCC"]}\n')
+"""The number of bytes of a line's *seal*: its checksum and what follows it."""
+NAME_UNSYNCED = 0
+"""``End.unsynced`` of the last line of a replacement: its name may not be on disk."""
 LONGEST_END = 96
 """An upper bound for the bytes of a line from `AT` on."""
 
 _HEAD = b'{"thread":'
-_END = re.compile(
+_LINE_END = re.compile(
     rb',"at":\[(?:null|(\d{1,19}),(-?\d{1,19}))(?:,(\d{1,19}))?,"[\w+/]{6}"\]\}\n\Z'
 )
 _SEALED = re.compile(rb'"[\w+/]{6}"\]\}')
 _CREATED = re.compile(rb'\n\{"created":(-?\d{1,19}),')
-# The first match is never inside a string: in JSON a quote there has a backslash
-# before it, and the quote that closes a string is not followed by a letter.
+# The first match is never inside a string: a quote inside one has a backslash before
+# it, and the quote that closes one is not followed by a letter.
 _AFTER_FACTS = re.compile(rb'\},"(args|result|at)":')
 
 _FACTS = [n for n in StoredCall._fields if n not in ("thread_id", "args", "result")]
@@ -89,7 +90,8 @@ class End(NamedTuple):
     unsynced: int | None
 
 
-# Writing. Except for `header`, these return a line's content, which `seal` completes.
+# Writing. Except for `header`, these return a line without its ``at`` and its closing
+# brace, which `seal` adds.
 
 
 def header(thread_id: str) -> bytes:
@@ -104,7 +106,8 @@ def header(thread_id: str) -> bytes:
 def created(micros: int) -> bytes:
     """Return the line that comes before the first operation of a thread.
 
-    A kill can leave it without the operation. Then there is another one later.
+    A kill can leave it without the operation. The next operation then writes another
+    ``created`` line, and the last one counts.
     """
     return b'{"created":%d' % micros
 
@@ -154,7 +157,7 @@ def recorded(calls: Iterable[StoredCall]) -> Iterator[bytes]:
 def seal(
     before: bytes, content: bytes, at: At | None, unsynced: int | None = None
 ) -> bytes:
-    """Return the whole line; ``before`` is the `SEAL` of the line before it."""
+    """Return the whole line; ``before`` is the seal of the line before it."""
     end = b"null" if at is None else b"%d,%d" % at
     more = b"" if unsynced is None else b",%d" % unsynced
     line = b'%b,"at":[%b%b,"' % (content, end, more)
@@ -173,12 +176,12 @@ def _bytes(text: bytes | str) -> bytes:
 
 
 def _checksum(before: bytes, data: bytes | memoryview) -> bytes:
-    """Continue the chain from a line's `SEAL` over the bytes that follow it."""
+    """Continue the chain from a line's seal over the bytes that follow it."""
     return _as_text(crc32(data, _checksum_after(before)))
 
 
 def _checksum_after(before: bytes) -> int:
-    """Return the checksum of all bytes up to the end of the line with this `SEAL`."""
+    """Return the checksum of all bytes up to the end of the line with this seal."""
     if not before:
         return 0
 
@@ -189,25 +192,25 @@ def _as_text(checksum: int) -> bytes:
     return b2a_base64(checksum.to_bytes(4, "big"))[:6]
 
 
-# Reading. What cpkit would not have written raises ``ValueError``.
+# Reading
 
 
-def follows(before: bytes, lines: bytes) -> bool:
-    """Return whether the lines continue the checksum of the line with this seal."""
+def follows(before: bytes, data: bytes) -> bool:
+    """Return whether these lines continue the checksum of the line with this seal."""
     try:
-        expected = _checksum(before, memoryview(lines)[:-SEAL])
+        expected = _checksum(before, memoryview(data)[:-SEAL_LENGTH])
     except Error:
         return False
 
-    return lines[-SEAL:] == expected + b'"]}\n'
+    return data[-SEAL_LENGTH:] == expected + b'"]}\n'
 
 
-def first_broken(before: bytes, lines: bytes) -> int:
+def first_broken(before: bytes, data: bytes) -> int:
     """Return the offset of the first line that does not continue the checksums."""
     start = 0
 
-    while (stop := lines.find(b"\n", start) + 1) and follows(before, lines[start:stop]):
-        before, start = lines[stop - SEAL : stop], stop
+    while (stop := data.find(b"\n", start) + 1) and follows(before, data[start:stop]):
+        before, start = data[stop - SEAL_LENGTH : stop], stop
 
     return start
 
@@ -218,14 +221,16 @@ def is_torn(before: bytes, rest: bytes, offset: int) -> bool:
     That is a line that is cut short, or a line with a hole. Anything else is damage.
     """
     line, newline, others = rest.partition(b"\n")
-    position = len(line) + 1
+    distance = len(line) + 1
 
+    # A later line says how many bytes before it were perhaps not on disk. If fewer than
+    # are between the two, the broken line was on disk.
     for other in others.splitlines(keepends=True):
         with suppress(ValueError):
-            if (end_of(other).unsynced or 0) < position:
-                return False  # the bytes were on disk when this line was written
+            if (end_of(other).unsynced or 0) < distance:
+                return False
 
-        position += len(other)
+        distance += len(other)
 
     for zeros in re.finditer(rb"\0+", line):
         start, stop = zeros.span()
@@ -250,7 +255,8 @@ def _has_damaged_newline(before: bytes, text: bytes) -> bool:
 
     for found in _SEALED.finditer(text):
         start = found.start() + 1
-        done, checksum = start, crc32(memoryview(text)[done:start], checksum)
+        checksum = crc32(memoryview(text)[done:start], checksum)
+        done = start
 
         if found.end() < len(text) and found[0][1:7] == _as_text(checksum):
             return True
@@ -259,8 +265,11 @@ def _has_damaged_newline(before: bytes, text: bytes) -> bool:
 
 
 def end_of(line: bytes) -> End:
-    """Return what the end of a line says; the line has its newline."""
-    found = _END.search(line, max(0, len(line) - LONGEST_END))
+    """Return what the end of a line says; the line has its newline.
+
+    Raises ``ValueError`` if cpkit does not write such a line.
+    """
+    found = _LINE_END.search(line, max(0, len(line) - LONGEST_END))
 
     if found is None:
         raise ValueError("the line does not end with a version, a time and a checksum")
@@ -271,7 +280,10 @@ def end_of(line: bytes) -> End:
 
 
 def thread_of(head: bytes) -> str:
-    """Return the thread id in a log's first line; what follows it may be damaged."""
+    """Return the thread id in a log's first line; what follows it may be damaged.
+
+    Raises ``ValueError`` if no id can be read.
+    """
     found, _ = json.JSONDecoder().raw_decode(head.decode(errors="replace"), len(_HEAD))
 
     if not isinstance(found, str):
@@ -300,7 +312,10 @@ def _parts(line: bytes, before: bytes, after: bytes) -> list[bytes]:
 
 
 def call_line(line: bytes) -> tuple[dict[str, Any], int, int]:
-    """Return the facts of a ``call`` line, and the span of its args or result."""
+    """Return the facts of a ``call`` line, and the span of its args or result.
+
+    The span of a line without args and result is empty.
+    """
     found = _AFTER_FACTS.search(line)
     assert found is not None
     stop = line.rindex(AT)

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 from cpkit.driver import StoredCall, StoreFailure, sync_folder
 from cpkit.errors import CorruptThread
 from cpkit_file import lines
-from cpkit_file.lines import CALL, SEAL, At, End
+from cpkit_file.lines import CALL, SEAL_LENGTH, At, End
 from cpkit_file.schema import File, locked_file, log_name, opened, sync_content
 
 # Logs that a handle remembers, at a few hundred bytes a call.
@@ -27,7 +27,7 @@ _LOGS = 512
 _IDS = 100_000
 
 Read: TypeAlias = Callable[[int, int], bytes]
-"""``read(offset, length)``: a line of a log, which was checked."""
+"""``read(offset, length)`` reads one line of a log and checks it."""
 _Span: TypeAlias = tuple[int, int, slice]
 """The offset and the length of a line, and where in it args or a result are."""
 _Place: TypeAlias = tuple[StoredCall, _Span, _Span | None]
@@ -36,7 +36,7 @@ _Place: TypeAlias = tuple[StoredCall, _Span, _Span | None]
 # Bytes to read of a log's head: enough for nearly every first line, then for any.
 _HEADS = (256, 4096)
 # Bytes to read of a log's end at first: the last line of most logs fits.
-_END = 2048
+_LAST = 2048
 # Bytes of one block: fits a processor's cache. Larger ones were measured to be slower.
 _BLOCK = 128 * 1024
 # Bytes that a search in the middle of a log reads at each step.
@@ -81,10 +81,9 @@ class LogIndex:
     """What a handle remembers of one file; the random word in its header tells which.
 
     The file's bytes are on disk up to the offset ``synced``; its name is on disk if
-    ``is_named``. ``unsure`` is true after a failed sync, until the bytes from
-    ``synced`` on were written again. ``tail`` is the last one that was read or written.
-    ``calls`` has the calls up to the offset ``scanned``, all of them on disk; it is
-    filled under ``lock``.
+    ``is_named``. ``sync_failed`` is true until the bytes from ``synced`` on were
+    written again. ``tail`` is the last one that was read or written. ``calls`` has the
+    calls up to the offset ``scanned``; it is filled under ``lock``.
     """
 
     def __init__(self, name: str, header: bytes) -> None:
@@ -93,7 +92,7 @@ class LogIndex:
         if log_name(self.thread_id) != name:
             raise ValueError(f"it is the log of thread {self.thread_id!r}")
 
-        self.unsure = False
+        self.sync_failed = False
         self.lock = threading.Lock()
         self._start = len(header)
         self.forget()
@@ -173,8 +172,9 @@ class Log:
     """The intact lines of a locked log, from its start to ``end``.
 
     ``at`` has the thread's version and time, or is ``None`` if the log holds no thread.
-    An ``end`` of 0 is a log without a first write. ``torn`` counts the bytes after the
-    end: a kill or a power loss cut their write short, so it was never acknowledged.
+    ``end`` is 0 if no write to the log was ever complete. ``torn`` counts the bytes
+    after the end: a kill or a power loss cut their write short, so it was never
+    acknowledged.
 
     Damage raises ``CorruptThread``. A list of threads reads no content, so with
     ``listing`` the error is put into ``damage`` instead, if the thread's id is known.
@@ -196,7 +196,7 @@ class Log:
 
         # A person may have cut bytes off, or copied a backup over the log.
         if index is not None and tail.end:
-            if os.pread(file.fd, SEAL, tail.end - SEAL) != tail.seal:
+            if os.pread(file.fd, SEAL_LENGTH, tail.end - SEAL_LENGTH) != tail.seal:
                 index.forget()
                 tail = Tail()
 
@@ -222,6 +222,11 @@ class Log:
         self.end, self.at, _ = tail
         self.torn = file.size - self.end
 
+    @property
+    def version(self) -> int:
+        """The thread's number of messages."""
+        return 0 if self.at is None else self.at.version
+
     def calls(self) -> Calls:
         """Return the calls, after reading what was added to the log since last time."""
         if not self.end:
@@ -233,7 +238,7 @@ class Log:
             if index.scanned < self.end:
                 self.sync()
 
-                for offset, line in self.lines(index.scanned):
+                for offset, line in self.each_line(index.scanned):
                     if line.startswith(CALL):
                         index.calls.learn(offset, line)
 
@@ -259,7 +264,7 @@ class Log:
         try:
             sync_content(self.file.fd)
         except OSError:
-            self.index.unsure = True
+            self.index.sync_failed = True
 
             # Write again now: other processes do not know that a sync failed.
             with suppress(OSError, StoreFailure, CorruptThread):
@@ -272,9 +277,8 @@ class Log:
     def sync_name(self) -> None:
         """Return when the log's name is on disk.
 
-        A process that creates a log syncs its name before it writes the first byte. A
-        process that replaces a log does so before it releases the lock. But it may have
-        died before that, or run with durability=normal.
+        The process that created or replaced the log has usually done this already. It
+        may have been killed before, or run with durability=normal.
         """
         if not self.index.is_named:
             sync_folder(self.folder.threads)
@@ -309,8 +313,8 @@ class Log:
 
     def line(self, start: int, length: int) -> bytes:
         """Return a line after the first one; it may have been damaged by now."""
-        found = self.read(start - SEAL, SEAL + length)
-        before, line = found[:SEAL], found[SEAL:]
+        found = self.read(start - SEAL_LENGTH, SEAL_LENGTH + length)
+        before, line = found[:SEAL_LENGTH], found[SEAL_LENGTH:]
 
         if not lines.follows(before, line):
             raise self.corrupt(start, _DAMAGE)
@@ -348,13 +352,13 @@ class Log:
                 yield offset, block[:broken]
                 raise self.corrupt(offset + broken, _DAMAGE)
 
-            seal = block[-SEAL:]
+            seal = block[-SEAL_LENGTH:]
             yield offset, block
 
         if rest:
             raise self.corrupt(position - len(rest), "the line has no end")
 
-    def lines(self, start: int) -> Iterator[tuple[int, bytes]]:
+    def each_line(self, start: int) -> Iterator[tuple[int, bytes]]:
         """Yield the lines with their offsets; a line must begin at ``start``."""
         for offset, block in self.blocks(start):
             for line in block.splitlines(keepends=True):
@@ -406,22 +410,22 @@ class Log:
         the next sync, in any process, would succeed and write nothing. Raises
         ``OSError`` if the bytes are lost: the kernel has read old ones from the disk.
         """
-        if not self.index.unsure:
+        if not self.index.sync_failed:
             return
 
         start = self.index.synced
         data = self.read(start, max(0, self.end - start))
 
-        # A line behind lost bytes would be lost too. The next operation reads the log
-        # from its end again, and finds the intact lines.
+        # Nothing may be appended behind lost bytes. Without a tail, the next operation
+        # looks for the last intact line again.
         if data and not lines.follows(self._seal_before(start), data):
             self.index.tail = Tail()
             raise OSError(errno.EIO, "bytes of a failed sync are lost", self.file.path)
 
         with ExitStack() as stack:
             # A new descriptor, because pwrite ignores its offset if O_APPEND is set. A
-            # writer holds the lock already. A reader has to take it, because a writer
-            # may cut bytes off.
+            # writer holds the lock. A reader takes it, because a writer may cut bytes
+            # off.
             if self.file.is_writable:
                 fd = stack.enter_context(opened(self.file.path, os.O_RDWR))
             else:
@@ -430,13 +434,13 @@ class Log:
             now = os.fstat(fd)
             is_same = os.path.samestat(now, os.fstat(self.file.fd))
 
-            # If not, a deletion replaced the file, or the bytes were cut off.
+            # Not if a deletion replaced the file, or a writer cut the bytes off.
             if is_same and now.st_size >= self.end:
                 while data:
                     done = os.pwrite(fd, data, start)
                     data, start = data[done:], start + done
 
-        self.index.unsure = False
+        self.index.sync_failed = False
 
     def _find_index(self) -> LogIndex | None:
         """Find the index by the first line; ``None`` if that line is not intact."""
@@ -489,8 +493,12 @@ class Log:
             broken = lines.first_broken(self._seal_before(first), batch)
 
             if broken == len(batch):
-                tail, synced = Tail(start + len(line), found.at, line[-SEAL:]), first
-                is_named = first > 0 and found.unsynced != 0
+                tail, synced = (
+                    Tail(start + len(line), found.at, line[-SEAL_LENGTH:]),
+                    first,
+                )
+                # Bytes are on disk only after the name, except in a replacement.
+                is_named = first > 0 and found.unsynced != lines.NAME_UNSYNCED
                 break
 
             stop = first + broken
@@ -507,7 +515,7 @@ class Log:
         low, start, data = stop, 0, b""
 
         while low and not start:
-            more = min(low, max(_END, len(data)))
+            more = min(low, max(_LAST, len(data)))
             low -= more
             data = self.read(low, more) + data
             end = data.rfind(b"\n") + 1
@@ -516,7 +524,7 @@ class Log:
         return low + start, data[start:end]
 
     def _seal_before(self, offset: int) -> bytes:
-        start = max(0, offset - SEAL)
+        start = max(0, offset - SEAL_LENGTH)
         return self.read(start, offset - start)
 
     def _end_of(self, offset: int, line: bytes) -> End:
@@ -583,7 +591,7 @@ def reading(folder: Folder, name: str, *, listing: bool = False) -> Iterator[Log
 
         log = Log(folder, name, file, listing=listing)
 
-        # Without an end there may be no file, and nothing will be read.
+        # Of an empty log nothing will be read, and a missing file has no lock.
         if log.end:
             file.unlock()
 

@@ -87,7 +87,7 @@ __all__ = ["FileCheckpointer", "FileStore"]
 MessageT = TypeVar("MessageT")
 T = TypeVar("T")
 
-# What writes that the handle does not group with others do.
+# The work of a write that the handle does not group with others.
 _ALONE: dict[type[Write], Callable[[Folder, Any], Outcome]] = {
     Claim: claims.claim,
     Erase: claims.erase,
@@ -131,7 +131,8 @@ class FileStore:
         self.name = f"file://{path}"
         self._folder = Folder(path, durable=self._options.durability == "full")
         self._workers = ThreadPoolExecutor(_WORKERS, "cpkit-file")
-        # A worker thread cannot be cancelled. The handle retries what met a lock.
+        # Work in a thread cannot be cancelled, so it does not wait for a log's lock:
+        # the handle repeats it.
         self.timeouts = Timeouts(retry=self._options.timeout)
 
     @classmethod
@@ -181,8 +182,8 @@ class FileStore:
         found = await asyncio.gather(
             *(self._run(writing.commit, some) for some in shares)
         )
-        outcomes = dict(zip(threads, map(iter, chain(*found)), strict=True))
-        return [next(outcomes[write.thread_id]) for write in batch]
+        outcomes = dict(zip(threads, chain(*found), strict=True))
+        return [outcomes[write.thread_id].pop(0) for write in batch]
 
     # Reads
 
@@ -283,7 +284,7 @@ def _replay(
 ) -> tuple[list[Any], dict[bytes, bytes], Calls]:
     """Decode messages in one pass over the log; collect extra and calls on the way.
 
-    They are complete if the messages are all of the thread's.
+    Extra and calls are complete only if all messages of the thread are asked for.
     """
     assert log.at is not None
     stop = log.at.version if end is None else end
@@ -295,19 +296,19 @@ def _replay(
         for offset, block in log.blocks(start):
             begin = 0
 
-            while end := block.find(b"\n", begin) + 1:
-                cut = block.rfind(AT, begin, end)
+            while after := block.find(b"\n", begin) + 1:
+                cut = block.rfind(AT, begin, after)
 
                 if block[cut - 2] == TAB:
-                    found, items = lines.texts(block[begin:end])
+                    several, items = lines.texts(block[begin:after])
                     extra.update(items)
-                    yield from found
+                    yield from several
                 elif block.startswith(ADD, begin):
                     yield block[begin + len(ADD) : cut]
                 elif block.startswith(CALL, begin):
-                    calls.learn(offset + begin, block[begin:end])
+                    calls.learn(offset + begin, block[begin:after])
 
-                begin = end
+                begin = after
 
     last = None if stop == log.at.version else stop - version
     found = decode(islice(bodies(), first - version, last), first)
@@ -332,7 +333,7 @@ def _messages(
     folder: Folder, thread_id: str, start: int, stop: int | None, decode: Decode
 ) -> list[Any]:
     with reading(folder, folder.remember(thread_id)) as log:
-        first, end = span(start, stop, log.at.version if log.at else 0)
+        first, end = span(start, stop, log.version)
         return _replay(log, decode, first, end)[0] if first < end else []
 
 
@@ -353,10 +354,10 @@ def _dump(folder: Folder, thread_id: str) -> StoredDump | None:
 
 
 def _names(folder: Folder) -> tuple[dict[str, str], dict[str, Exception]]:
-    """Return the names of all logs that were written to, by the ids of the threads.
+    """Return the names of the logs by thread id, and errors by name.
 
-    Second, by name, the errors of logs whose id is unknown: they are damaged, cannot
-    be read, or another process is at their first write.
+    The errors are of logs whose id is unknown: they are damaged, cannot be read, or
+    another process is at their first write.
     """
     found: dict[str, str] = {}
     unknown: dict[str, Exception] = {}
@@ -384,8 +385,8 @@ def _threads(
 ) -> list[ThreadInfo]:
     """Return a page of threads, from the first and last intact lines of their logs.
 
-    Raises the error of a log with an unknown id if it may belong into the list, so
-    that a copy or an export does not leave it out.
+    Raises the error of a log with an unknown id if it may belong to the list, so that
+    a copy or an export does not leave it out.
     """
     names, unknown = _names(folder)
 
@@ -424,9 +425,8 @@ def _info(folder: Folder, thread_id: str, name: str, erased: bool) -> ThreadInfo
         if not times:
             return None
 
-        version = 0 if log.at is None else log.at.version
         created_at, updated_at = map(from_micros, (min(times), max(times)))
-        return ThreadInfo(thread_id, version, created_at, updated_at)
+        return ThreadInfo(thread_id, log.version, created_at, updated_at)
 
 
 def _markers(
@@ -439,7 +439,7 @@ def _markers(
     that waits for the writer.
     """
     if thread_ids is None:
-        # Without an unknown log: if its id is known later, that is a change.
+        # Logs with unknown ids are left out. Once they can be read, that is a change.
         names, _ = _names(folder)
     else:
         names = {one: log_name(one) for one in thread_ids}
@@ -478,6 +478,6 @@ def _follow(folder: Folder, changed: Callable[[], None], stop: threading.Event) 
     for number, changes in enumerate(found):
         os.stat(folder.threads)  # raises if it was moved: the system watches it there
 
-        # After the first wait the system watches: report what may have changed before.
+        # The system watches from the first wait on: what changed before was missed.
         if changes or number == 0:
             changed()

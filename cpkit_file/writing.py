@@ -25,7 +25,7 @@ from cpkit.driver import (
 )
 from cpkit.errors import CorruptThread
 from cpkit_file import lines
-from cpkit_file.lines import SEAL, At
+from cpkit_file.lines import NAME_UNSYNCED, SEAL_LENGTH, At
 from cpkit_file.log import Folder, Log, Tail
 from cpkit_file.schema import (
     failure,
@@ -48,13 +48,14 @@ _logger = logging.getLogger("cpkit_file")
 _LOGS_AT_ONCE = 16
 # Bytes that durability=normal leaves unsynced at most: they are checked when a log is
 # read for the first time.
-_UNSYNCED = 1024 * 1024
+_MOST_UNSYNCED = 1024 * 1024
 
 
 def commit(folder: Folder, groups: list[list[Write]]) -> list[list[Outcome]]:
     """Apply each group to its thread's log: write to all of them, then sync all.
 
-    The first sync does much of the work of the later ones.
+    Syncs one after the other are cheaper: the first one writes what the file system
+    shares, so that the others have less to write.
     """
     found: list[list[Outcome]] = []
 
@@ -89,7 +90,7 @@ def _synced(outcomes: list[Outcome], writer: LogWriter | None) -> list[Outcome]:
     try:
         if writer is not None:
             writer.sync()
-    except StoreFailure as exc:
+    except (StoreFailure, CorruptThread) as exc:
         return [exc] * len(outcomes)
 
     return outcomes
@@ -141,8 +142,8 @@ def locked(folder: Folder, thread_id: str) -> Iterator[Log]:
 
             yield log
         finally:
-            # After `replace` the name belongs to another file. Errors are ignored: an
-            # empty log does no harm, and an error would fail every log of the batch.
+            # Not after `replace`: the name belongs to another file then. Errors are
+            # ignored, because an empty log does no harm.
             if not log.end:
                 with suppress(OSError):
                     status = os.fstat(file.fd)
@@ -159,7 +160,7 @@ class LogWriter:
 
     def __init__(self, log: Log, thread_id: str) -> None:
         self.log = log
-        # Later than before, even if the clock is not: workers compare it.
+        # Later than before, even if the clock is not: `cpkit.worker` compares it.
         before = log.at.updated_at if log.at else 0
         self.now = max(time.time_ns() // 1000, before + 1)
         self._thread_id = thread_id
@@ -172,8 +173,8 @@ class LogWriter:
         return 0 if self.at is None else self.at.version
 
     @property
-    def _syncs(self) -> bool:
-        return self.log.folder.durable or self._unsynced > _UNSYNCED
+    def _must_sync(self) -> bool:
+        return self.log.folder.durable or self._unsynced > _MOST_UNSYNCED
 
     @property
     def _unsynced(self) -> int:
@@ -206,7 +207,8 @@ class LogWriter:
     def write(self) -> None:
         """Write the lines; `sync` puts them on disk.
 
-        If either fails, it removes the lines again and raises ``StoreFailure``.
+        If either fails, the lines are cut off again. Without lines, what the caller was
+        told about the thread is put on disk.
         """
         log = self.log
 
@@ -214,7 +216,7 @@ class LogWriter:
             log.sync()
             return
 
-        if self._syncs:
+        if self._must_sync:
             log.sync_name()
 
         try:
@@ -229,7 +231,7 @@ class LogWriter:
 
         log = self.log
 
-        if self._syncs:
+        if self._must_sync:
             try:
                 log.write_again()
                 sync_content(log.file.fd)
@@ -251,15 +253,15 @@ class LogWriter:
     def _append(self, line: bytes) -> None:
         self._lines.append(line)
         self._end += len(line)
-        self._seal = line[-SEAL:]
+        self._seal = line[-SEAL_LENGTH:]
 
     def _take_back(self, cause: OSError, *, unknown: bool) -> None:
         """Cut off what was written, and raise the failure.
 
-        ``unknown`` says that a sync failed. It may have failed for earlier bytes.
+        ``unknown`` says that a sync failed. Earlier bytes may be lost by that, too.
         """
         log = self.log
-        log.index.unsure |= unknown
+        log.index.sync_failed |= unknown
 
         try:
             os.ftruncate(log.file.fd, log.end)
@@ -283,11 +285,11 @@ def replace(log: Log, thread_id: str, kept: Iterable[tuple[bytes, At | None]]) -
     draft = path + DRAFT
     written = [lines.header(thread_id)]
 
-    contents = [*kept]
+    contents = list(kept)
 
     for number, (content, at) in enumerate(contents, 1):
-        unsynced = 0 if number == len(contents) else None
-        written.append(lines.seal(written[-1][-SEAL:], content, at, unsynced))
+        unsynced = NAME_UNSYNCED if number == len(contents) else None
+        written.append(lines.seal(written[-1][-SEAL_LENGTH:], content, at, unsynced))
 
     # A process that died here leaves it. No process writes it without the log's lock.
     with suppress(FileNotFoundError):

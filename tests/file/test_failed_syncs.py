@@ -11,7 +11,7 @@ import pytest
 
 from cpkit import BackendUnavailable
 from cpkit_file import FileCheckpointer
-from cpkit_file.lines import SEAL
+from cpkit_file.lines import SEAL_LENGTH
 
 Store = FileCheckpointer[Any]
 
@@ -131,7 +131,7 @@ async def test_a_failed_append_does_not_hide_what_was_not_synced(
         assert disk.holds(log)
 
 
-@pytest.mark.parametrize("kept", [0, SEAL])
+@pytest.mark.parametrize("kept", [0, SEAL_LENGTH])
 async def test_no_append_is_acknowledged_behind_lost_bytes(
     home: Path, log: Path, disk: FailingDisk, kept: int
 ) -> None:
