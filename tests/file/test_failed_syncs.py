@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from cpkit import BackendUnavailable
+from cpkit import BackendUnavailable, CorruptThread
 from cpkit_file import FileCheckpointer
 from cpkit_file.lines import SEAL_LENGTH
+from cpkit_file.log import Log
 
 Store = FileCheckpointer[Any]
 
@@ -163,3 +165,27 @@ async def test_no_append_is_acknowledged_behind_lost_bytes(
     async with Store(home) as other:
         assert await other.read("t") == [{"n": 1}, {"n": 5}]
         assert await other.append("t", [{"n": 6}]) == 3
+
+
+async def test_damage_that_a_sync_finds_is_of_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other threads of the batch are written, and their callers are told so."""
+    write_again = Log.write_again
+
+    def damaged(log: Log) -> None:
+        if log.name.startswith("bad"):
+            raise log.corrupt(0, "another program changed it")
+
+        write_again(log)
+
+    monkeypatch.setattr(Log, "write_again", damaged)
+    threads = ["first", "good", "bad", "well"]
+
+    async with Store(tmp_path) as cp:
+        outcomes = await asyncio.gather(
+            *(cp.append(thread, [{}]) for thread in threads), return_exceptions=True
+        )
+
+    assert isinstance(outcomes.pop(2), CorruptThread)
+    assert outcomes == [1, 1, 1]
