@@ -52,8 +52,8 @@ class Approvals:
         self._requests = requests
         self._policy = policy
         self._notify = notify
-        self._notified: dict[tuple[str, int], bool] = {}
-        """The requests that people are being told of; true once they were told."""
+        self._told: dict[tuple[str, int], bool] = {}
+        """The requests that the notifier was called with; true once it finished."""
 
     # A run
 
@@ -71,23 +71,20 @@ class Approvals:
         timeout = plan.approval_timeout
         clock = asyncio.get_running_loop().time
         deadline = inf if timeout is None else clock() + timeout
-        approved: ApprovalRequest | None = None
+        request = await self._request(plan)
 
-        while True:
-            request = approved or await self._request(plan)
+        while not request.is_approved:
+            if request.decision is None:
+                approved = await self._wait(request, trail, deadline, plan)
+                request = approved or await self._request(plan)
+            else:
+                self._told.pop((request.key, request.number), None)
+                await self._refuse(plan, request)
+                request = await self._request(plan)
 
-            if request.decision is not None:
-                self._notified.pop((request.key, request.number), None)
-
-                if not request.is_approved:
-                    await self._refuse(plan, request)
-                    approved = None
-                    continue
-
-                trail.note("approved")
-                return request
-
-            approved = await self._wait(request, trail, deadline, plan)
+        self._told.pop((request.key, request.number), None)
+        trail.note("approved")
+        return request
 
     async def _is_needed(self, plan: EffectPlan) -> bool:
         """Return whether the effect needs an approval.
@@ -101,12 +98,15 @@ class Approvals:
         return plan.is_recovered and await self.newest(plan) is not None
 
     async def newest(self, plan: EffectPlan) -> ApprovalRequest | None:
-        """Return the newest request for exactly the plan's arguments."""
+        """Return the newest request for exactly the plan's arguments, if there is one.
+
+        Withdrawn requests do not hide those that follow.
+        """
         effect = plan.effect
         return await self.find(effect.key, effect.thread_id, effect.args, None)
 
     async def _request(self, plan: EffectPlan) -> ApprovalRequest:
-        """Return the newest request for exactly the plan's arguments.
+        """Return the request that counts for exactly the plan's arguments.
 
         Without one, this records it.
         """
@@ -117,9 +117,9 @@ class Approvals:
             request = await self._requests.get(effect.key, number, effect.thread_id)
 
             if request is None and newest is not None:
-                return await self._behind_gap(newest)
+                return await self._after_gap(newest)
 
-            is_new = request is None
+            was_recorded = request is not None
 
             if request is None:
                 request = await self._requests.create(
@@ -132,7 +132,7 @@ class Approvals:
                     plan.expires_after,
                 )
 
-            if request is None:
+            if request is None:  # a withdrawn one has this number
                 continue
 
             if request.record.erased:
@@ -140,7 +140,7 @@ class Approvals:
                 raise EffectErased(effect.key, effect.tool, status, "approval")
 
             if request.same_args(effect.args):
-                if request.decision is None and not is_new:
+                if request.decision is None and was_recorded:
                     # It may not be listed for this thread: another thread asked, or
                     # the request was restored with its thread and without its entry.
                     await self._requests.list_for(request, plan.thread_id)
@@ -159,10 +159,11 @@ class Approvals:
 
         raise AssertionError
 
-    async def _behind_gap(self, newest: ApprovalRequest) -> ApprovalRequest:
+    async def _after_gap(self, newest: ApprovalRequest) -> ApprovalRequest:
         """Return the newest request for the same arguments.
 
-        The number of a withdrawn request finds nothing; later ones may exist.
+        The store does not find a withdrawn request, so its number looks free. Requests
+        with higher numbers may follow it.
         """
         requests = await self._requests.all_of(newest.key, newest.thread_id)
         return [newest, *(one for one in requests if one.same_args(newest.args))][-1]
@@ -186,10 +187,10 @@ class Approvals:
     async def _wait(
         self, request: ApprovalRequest, trail: Trail, deadline: float, plan: EffectPlan
     ) -> ApprovalRequest | None:
-        """Return once the request may be decided; notify people meanwhile.
+        """Wait for a decision, and notify people of the request.
 
-        Returns the request if it is approved for good, and otherwise ``None``. Another
-        request may have followed it then, so the caller reads the newest one.
+        Returns the request if it is approved for good, and otherwise ``None``: then the
+        caller reads which request counts now, because another may have followed.
 
         If people could not be told before the deadline, ``EffectTimeout`` is raised
         from the notifier's error.
@@ -259,25 +260,25 @@ class Approvals:
     async def _notify_once(self, request: ApprovalRequest, trail: Trail) -> bool:
         """Call the notifier, once for this request in this process.
 
-        Returns whether they were told. If not, or if the notifier's error is raised,
-        try again after a while: another run is calling it, or it failed.
+        Returns whether the notifier has finished. If it has not, or if its error is
+        raised, the caller tries again after a while.
         """
         mark = request.key, request.number
 
-        if mark in self._notified:
-            return self._notified[mark]
+        if mark in self._told:
+            return self._told[mark]
 
-        self._notified[mark] = False
+        self._told[mark] = False
         trail.note("approval requested")
 
         try:
             if self._notify is not None:
                 await call_callback(self._notify, request)
         except BaseException:
-            self._notified.pop(mark, None)
+            self._told.pop(mark, None)
             raise
 
-        self._notified[mark] = True
+        self._told[mark] = True
         return True
 
     async def acted_upon(self, plan: EffectPlan, number: int) -> None:
@@ -306,7 +307,7 @@ class Approvals:
         approved: bool,
         options: DecisionOptions,
     ) -> bool:
-        """Record a decision; return whether the recorded decision is the same."""
+        """Record a decision; return whether the request is decided so now."""
         args, number = options.get("args"), options.get("number")
         origin = options.get("origin")
         decision: dict[str, JsonValue] = {
@@ -326,8 +327,8 @@ class Approvals:
             except UnknownCall:  # its thread was deleted with forget_keys
                 return False
 
-            # The request may expire before the answer of the store arrives. A run may
-            # have used the approval until then.
+            # What counts is the time of the record: the request may have expired since,
+            # and a run may have used the approval before that.
             made = decision_at(request, request.record.resolved_at or datetime.now(UTC))
         else:
             made = (await self._requests.expire(request)).decision
@@ -344,9 +345,9 @@ class Approvals:
     ) -> ApprovalRequest | None:
         """Return the request that a person means, or ``None``.
 
-        That is the newest request with the given number and arguments, or else with
-        those of the effect's first request. Raises ``ValueError`` if another is
-        undecided too.
+        That is the newest request with the given number and arguments. With neither, it
+        is the newest one with the arguments of the effect's first request; then another
+        undecided request raises ``ValueError``.
         """
         by_first = number is None and args is None
         requests = await self._requests.all_of(
@@ -356,7 +357,7 @@ class Approvals:
         if number is not None:
             requests = [one for one in requests if one.number == number]
 
-        # Beside the number, too: numbers begin again after ``forget_keys``.
+        # With a number too: after ``forget_keys`` it may be that of another request.
         if args is not None:
             requests = [one for one in requests if one.same_args(args)]
         elif requests and number is None:
@@ -368,7 +369,7 @@ class Approvals:
             if any(r.decision is None for r in requests if r not in same):
                 raise ValueError(
                     f"{key!r} was requested with several sets of arguments; say with "
-                    "args= which request to decide"
+                    "args= which request is meant"
                 )
 
             requests = same
@@ -404,7 +405,7 @@ class Approvals:
                 if other.decision is None and other.same_args(request.args):
                     return other
 
-            # Higher each time: a withdrawn request is not found, and has its number.
+            # Higher each time: a withdrawn request has its number, and is not found.
             number = max([number, *(one.number for one in requests)]) + 1
             again = await self._requests.create(
                 key,

@@ -1,10 +1,9 @@
 """Attempts in the store: claim them, record their outcome, see if they are alive.
 
-Heartbeats are written to a thread of their own, named after the effect's key. It has
-one extra key for each attempt that outlived its first heartbeat interval, so more
-heartbeats take no more room. If the store can delete threads, the thread is deleted
-when the attempt ends, by the process that records the outcome. What ``verify`` said
-without a clear answer is in the same place, so that a person can read it.
+Heartbeats are written to a thread of their own, named after the effect's key. Each
+attempt overwrites one key of its extra, so more heartbeats take no more room. If the
+store can delete threads, the process that records the outcome deletes this thread.
+Unclear answers of ``verify`` are in the same place, so that a person can read them.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _LONGEST_SHIELD = 30.0
 
 
 class Attempts:
-    """The call methods of a store, retried when an answer was lost.
+    """Claims, outcomes and reads of calls; writes are repeated if an answer was lost.
 
     ``retry_timeout`` bounds the retries of one operation, in seconds.
     """
@@ -76,7 +75,7 @@ class Attempts:
         """Claim the call's key. ``None`` means that this call holds the key.
 
         Make a new id for each attempt. An issued record with that id is then this
-        attempt's own. ``retry_rejected`` is that of `resolve`.
+        attempt's own. ``retry_rejected`` as for `issue`.
         """
         record = await self.issue(thread_id, call, retry_rejected=retry_rejected)
 
@@ -90,8 +89,9 @@ class Attempts:
     ) -> CallRecord | None:
         """Do what ``record_issued`` does, with retries.
 
-        With ``retry_rejected`` the effect has happened, so no messages that a cadence
-        buffers are written before.
+        ``retry_rejected`` is for a claim after the effect happened. It is repeated also
+        while the store cannot be reached. Messages that a cadence buffers are not
+        written first, because their conflict would stop it.
         """
         cp = getattr(self.cp, "unbuffered", self.cp) if retry_rejected else self.cp
         return await retry_unclear(
@@ -102,7 +102,7 @@ class Attempts:
         )
 
     async def find_claimed(self, thread_id: str, call: ToolCall) -> CallRecord | None:
-        """Return the record of a claimed call, or ``None`` if it lost its key."""
+        """Return the record of a claimed call, or ``None`` if it has lost its key."""
         receipts = self.receipts
 
         if receipts is not None:
@@ -113,8 +113,8 @@ class Attempts:
                 retry_rejected=True,  # an error here would leave the key held
             )
         else:
-            # A second issue only reads. After a deletion with ``forget_keys`` it
-            # writes the call again, hence two tries.
+            # Issuing a call on record returns its record. After a deletion with
+            # ``forget_keys`` the first issue writes it, and the second returns it.
             found = await self.issue(thread_id, call) or await self.issue(
                 thread_id, call
             )
@@ -199,7 +199,8 @@ class Attempts:
             if not success or record.status != "failed" or record.erased:
                 return record
 
-            # The same id in each try: after an error, the caller can close again.
+            # The new id follows from the old one: a caller that closes again after an
+            # error makes the same ids.
             call = replace(call, call_id=next_call_id(call.call_id))
             other = await self.claim(thread_id, call, retry_rejected=retry_rejected)
 
@@ -208,7 +209,7 @@ class Attempts:
 
 
 async def run_shielded(work: Callable[[], Awaitable[None]]) -> None:
-    """Wait until ``work`` is done, for at most 30 seconds; log what it raises.
+    """Wait until ``work`` is done; log what it raises. Each try has 30 seconds.
 
     If the caller is cancelled, ``work`` continues, however often that happens (anyio
     cancels again at every await). The cancellation is raised afterwards. ``work`` must
@@ -252,7 +253,8 @@ class Heartbeat:
     """Writes a heartbeat every ``interval`` seconds while its block runs.
 
     A block shorter than the interval writes none. A heartbeat that fails is logged, and
-    the next one is tried. The worst outcome is a takeover, which fencing covers.
+    the next one is tried. At worst another run takes over, and this run learns that
+    when it records its outcome.
     """
 
     def __init__(
@@ -310,7 +312,7 @@ class Heartbeat:
 async def read_heartbeat(
     cp: Checkpointer[Any], holder: CallRecord
 ) -> tuple[str, JsonValue]:
-    """Return an attempt's call id and last heartbeat, which change with either."""
+    """Return an attempt's call id and last heartbeat; a sign of life changes them."""
     call_id = holder.call.call_id
     data = await cp.load(heartbeat_thread(holder.call.idempotency_key))
     return call_id, None if data is None else data.extra.get(call_id)
@@ -319,7 +321,8 @@ async def read_heartbeat(
 async def delete_heartbeats(cp: Checkpointer[Any], key: str) -> None:
     """Delete the heartbeats of a key, if the store can delete threads.
 
-    If another attempt writes heartbeats already, its observers see one change more.
+    Those of a newer attempt are deleted too. Its watchers see that as one more
+    sign of life.
     """
     if not isinstance(cp, ErasesThreads):
         return
@@ -348,7 +351,8 @@ async def ask_verify(
 ) -> Verdict:
     """Ask whether an attempt's effect landed; ``None`` for an unclear answer.
 
-    An unclear answer is stored; see `read_doubt`.
+    An unclear answer is stored; see `read_doubt`. ``verify`` is not asked about a call
+    that a ledger did not record.
     """
     effect = effect_of(holder)
 

@@ -78,30 +78,35 @@ class Claim:
         self._running = running
         self._call_id = ""
         self._held = False
-        self._held_at = 0.0
-        """When the last request was sent that showed that this run holds the key."""
+        self._asked_at = 0.0
+        """When this run last sent a claim, or asked whether it holds the key."""
         self.request: ApprovalRequest | None = None
         """The approval request that allows this run, if it needs one."""
         self.handler_ran = False
-        """Whether the handler ran: then this only has to record the outcome."""
+        """Whether the handler ran. Then the approval does not matter any more, and only
+        the outcome has to be recorded."""
 
     async def acquire(
         self, *, wait: bool, wants_record: bool, holder: CallRecord | None = None
     ) -> tuple[bool, CallRecord | None]:
-        """Try to claim the key; return whether this run holds it, and its record.
+        """Try to claim the key; return whether this run holds it, and a record.
 
-        If another attempt holds the key, this returns that attempt's record as it is.
-        With ``wait`` it first waits until that record is completed, or this run can
-        claim the key. ``holder`` is the key's issued record, if it was read already. If
-        this run holds the key, the record is ``None`` unless ``wants_record``, which
-        costs a read.
+        - ``(True, None)``: this run holds the key.
+        - ``(True, record)``: the same, with this run's record. Only ``wants_record``
+          gets it, because it costs a read.
+        - ``(False, record)``: another attempt has the key. With ``wait`` its record is
+          completed, because this method waits until it is, or the key is free.
+
+        ``holder`` is the key's issued record, if it was read already.
         """
         try:
             while True:
                 self._new_call()
-                claim = self._claim_or_wait if wait else self._claim
-                record = await claim(holder)
+                record = holder or await self._claim()
                 holder = None
+
+                if wait and record is not None:
+                    record = await self._wait_for_others(record)
 
                 if record is not None:
                     return False, record
@@ -112,9 +117,9 @@ class Claim:
                     return True, None
 
                 # Only a run that waits writes heartbeats later on, and deletes them.
-                ready, record = await self._is_ready(wants_record, has_heartbeat=wait)
+                held, record = await self._confirm(wants_record, has_heartbeat=wait)
 
-                if ready:
+                if held:
                     return True, record
         except (Exception, asyncio.CancelledError) as exc:
             unclear = isinstance(exc, asyncio.CancelledError | BackendUnavailable)
@@ -128,8 +133,8 @@ class Claim:
     async def abandon(self, outcome: Outcome) -> None:
         """Record the outcome of a run that ends here; a cancellation does not stop it.
 
-        This tries once. If the handler ran and another process released its attempt,
-        the outcome is recorded for a new attempt, unless another one holds the key.
+        If the handler ran and another process released its attempt, the outcome is
+        recorded for a new attempt, unless another one holds the key.
         """
         await run_shielded(lambda: self._abandon(outcome))
 
@@ -140,7 +145,7 @@ class Claim:
             # The effect happened, and the store cannot hold its result.
             await self._abandon(Outcome(error_envelope(exc)))
         except CheckpointerError as exc:
-            self._trail.note("left as it is", because=type(exc).__name__)
+            self._trail.note("outcome not recorded", because=type(exc).__name__)
         else:
             if self.handler_ran:
                 key = self._plan.effect.key
@@ -149,8 +154,8 @@ class Claim:
                 await self.heartbeat.delete()
 
     async def _record_last(self, outcome: Outcome) -> None:
-        # Record ``success=False`` even if it is unknown whether the claim was applied:
-        # if it was, this frees the key.
+        # If the answer to the claim was lost, the claim may have been applied. Then
+        # ``success=False`` frees the key.
         if self._held or not outcome.success:
             record = await self._record_once(outcome)
 
@@ -198,7 +203,7 @@ class Claim:
             self._plan, self._trail
         )
 
-    async def _is_ready(
+    async def _confirm(
         self, wants_record: bool, has_heartbeat: bool
     ) -> tuple[bool, CallRecord | None]:
         """Return whether the handler may start now, and the record if it was read.
@@ -219,7 +224,7 @@ class Claim:
                     await self.heartbeat.write()
 
             if late or (wants_record and record is None):
-                self._held_at = asyncio.get_running_loop().time()
+                self._asked_at = asyncio.get_running_loop().time()
                 record = await self._attempts.find_claimed(self._thread_id, self.call)
 
                 if record is None or record.status != "issued":
@@ -228,7 +233,7 @@ class Claim:
 
                 self.check(record)
 
-            if await self._is_expired():
+            if await self._approval_is_lost():
                 # Do not hold the key while the next try waits for a new approval.
                 await self.abandon(_NOT_STARTED)
                 return False, None
@@ -238,13 +243,13 @@ class Claim:
 
     def _is_late(self) -> bool:
         now = asyncio.get_running_loop().time()
-        return now - self._held_at > self._plan.heartbeat / 2
+        return now - self._asked_at > self._plan.heartbeat / 2
 
-    async def _is_expired(self) -> bool:
-        """Return whether the approval has expired since.
+    async def _approval_is_lost(self) -> bool:
+        """Return whether the approval no longer counts.
 
-        A person may have denied the effect after that. By this process's clock it may
-        not have expired yet, so the newest request is read again.
+        It may have expired, and a person may have denied the request that followed. By
+        this process's clock it may not have expired yet, so the newest request is read.
         """
         if self.request is None or self.request.expires_at is None:
             return False
@@ -267,14 +272,8 @@ class Claim:
             self._attempts.cp, effect.key, self._call_id, self._plan.heartbeat
         )
 
-    async def _claim(self, holder: CallRecord | None = None) -> CallRecord | None:
-        """Claim the key; return ``None`` if this run holds it, else the key's record.
-
-        If ``holder`` is known, return it: a claim would fail, and would cost a write.
-        """
-        if holder is not None:
-            return holder
-
+    async def _claim(self) -> CallRecord | None:
+        """Claim the key; return the key's record, or ``None`` if this run holds it."""
         while True:
             if not self.handler_ran:
                 try:
@@ -288,7 +287,7 @@ class Claim:
 
                     return found
 
-            self._held_at = asyncio.get_running_loop().time()
+            self._asked_at = asyncio.get_running_loop().time()
 
             # If the handler ran, its outcome exists only in this process.
             record = await self._attempts.claim(
@@ -302,14 +301,14 @@ class Claim:
             # before this run learned that its claim was applied.
             self._new_call()
 
-    async def _claim_or_wait(self, holder: CallRecord | None) -> CallRecord | None:
-        """Return ``None`` once this run holds the key, or the completed record.
+    async def _wait_for_others(self, record: CallRecord | None) -> CallRecord | None:
+        """Return the key's record once it is completed, or ``None`` if this run has it.
 
-        ``holder`` is the key's issued record, if it was read already.
+        ``record`` is the key's record now.
         """
-        record = await self._claim(holder)
+        assert record is not None
 
-        if record is None or record.status == "completed":
+        if record.status == "completed":
             return record
 
         self._trail.note("waiting", attempt=record.attempt)
@@ -360,9 +359,9 @@ class Claim:
     async def _take_over(self, holder: CallRecord, stale: StaleDetector) -> bool:
         """Close the attempt of a stale holder; return whether it is closed.
 
-        If ``verify`` was given, the attempt is released only after ``verify`` said that
-        its effect did not land. A released key is free: the next claim, by any process,
-        runs the effect.
+        With ``verify``, the attempt is released only after ``verify`` said that its
+        effect did not land. Without it, ``stale_after`` alone permits a second run. A
+        released key is free: the next claim, by any process, runs the effect.
         """
         cp = self._attempts.cp
 
@@ -381,7 +380,7 @@ class Claim:
             verdict = await ask_verify(cp, self._plan.verify, holder)
 
         if verdict is None:
-            self._trail.warn("silent holder in doubt", attempt=holder.attempt)
+            self._trail.warn("not taken over: in doubt", attempt=holder.attempt)
             return False
 
         # The callbacks took time, and a holder that was only slow may have written a
@@ -389,12 +388,10 @@ class Claim:
         if not await stale.is_stale(lambda: read_heartbeat(cp, holder)):
             return False
 
-        landed = isinstance(verdict, Landed)
-        result = (
-            value_envelope(verdict.result)
-            if isinstance(verdict, Landed)
-            else released_envelope("taken over: its holder fell silent")
-        )
+        if landed := isinstance(verdict, Landed):
+            result = value_envelope(verdict.result)
+        else:
+            result = released_envelope("taken over: its holder fell silent")
 
         try:
             _, closed_here = await close_attempt(
@@ -402,12 +399,13 @@ class Claim:
             )
         except (PayloadTooLarge, SerializationError) as exc:
             # The store cannot hold the answer of verify, so the answer is unusable.
-            self._trail.warn("silent holder in doubt", because=type(exc).__name__)
+            self._trail.warn("not taken over: in doubt", because=type(exc).__name__)
             await store_doubt(cp, holder, f"its answer cannot be stored: {exc}")
             return False
 
         if closed_here:
-            answer = "not asked" if self._plan.verify is None else repr(landed).lower()
+            said = "true" if landed else "false"
+            answer = "not asked" if self._plan.verify is None else said
             self._trail.warn("taken over", attempt=holder.attempt, landed=answer)
 
         return True

@@ -172,9 +172,9 @@ async def run_released(
 ) -> ToolOutcome | None:
     """Run a released call again, with its recorded arguments.
 
-    Returns ``None`` for a call that its tool does not take any more, or whose key it
-    would not give: another key would be another effect. An effect that waits for an
-    approval is reported as an error.
+    Returns ``None`` if the tool refuses these arguments now, or would give another key:
+    that would be another effect. An effect that waits for an approval is reported as an
+    error.
     """
     effect = effect_of(call.record)
 
@@ -202,13 +202,13 @@ async def resume_thread(
     data = await attempts.cp.load(thread_id)
 
     if lease is not None:
-        # After the load, which may have read a successor's calls: they have a run.
+        # After the load: if the lease was lost before, the new owner runs these calls.
         await lease.check()
 
     pending = [] if data is None else data.pending
     pending = [record for record in pending if record.call.tool_name != APPROVAL]
     orphans = [record for record in pending if record.call.call_id not in running]
-    alive: set[str] = set(running)
+    alive = set(running)  # a copy, because it may change during the awaits
     stale: dict[str, StaleDetector] = {}
 
     if stale_after is not None:
@@ -281,7 +281,7 @@ async def _recover(
     tool = tools.get(record.call.tool_name)
 
     if effect_of(record) is None:
-        return Resumed(record, "surfaced", "a ledger did not record it")
+        return Resumed(record, "surfaced", "it was not recorded by a ledger")
 
     if tool is None:
         return Resumed(record, "surfaced", "its tool was not passed to resume")
@@ -341,6 +341,8 @@ async def _close(
         return _alive(stored)
 
     if stored.erased or stored.status == "issued":
-        return Resumed(stored, "finished", "its record was erased during the resume")
+        return Resumed(
+            stored, "finished", "its record was erased or deleted during the resume"
+        )
 
-    return Resumed(stored, "finished", "its own run recorded an outcome first")
+    return Resumed(stored, "finished", "another process recorded an outcome first")

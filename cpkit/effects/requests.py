@@ -160,7 +160,7 @@ class Entry:
         return f"{self.listed_at.isoformat()} {self.call_id}"
 
     def is_old(self, decision: Decision | None) -> bool:
-        """Whether the entry may be dropped, if its request is not undecided.
+        """Whether the entry is old enough to be dropped; not asked of undecided ones.
 
         If the decision is newer than the entry, the age counts from the decision. So a
         run has the whole time to act on it.
@@ -235,7 +235,7 @@ class Requests:
             elif not past_withdrawn:
                 is_last = True
             else:
-                # Do not stop before a decided one either; undecided ones are listed.
+                # Look ahead: decided requests may follow, which have no entry.
                 later = range(number + 1, number + _MAX_WITHDRAWN + 1)
                 find = self._attempts.find_holder
                 finds = (find(request_key(key, one)) for one in later)
@@ -247,7 +247,10 @@ class Requests:
         raise AssertionError
 
     async def of_thread(self, thread_id: str) -> list[ApprovalRequest]:
-        """Return the undecided requests of a thread, without reading its messages."""
+        """Return the undecided requests of a thread.
+
+        It reads the thread's messages only in a store without ``KeepsReceipts``.
+        """
         receipts = self._attempts.receipts
 
         if receipts is None:
@@ -304,7 +307,10 @@ class Requests:
         return None if request is None or request.record.erased else request
 
     async def undecided(self, after: str, limit: int) -> list[ApprovalRequest]:
-        """Return a page of undecided requests after a cursor, oldest first."""
+        """Return a page of undecided requests after a cursor, oldest first.
+
+        Entries on the way that are old are taken off the list.
+        """
         page: list[ApprovalRequest] = []
         seen: set[tuple[str, int]] = set()
 
@@ -440,7 +446,8 @@ class Requests:
         for turn in count(1):
             call = _entry_call(key, number, thread_id, plan.thread_id, turn)
 
-            # An entry with the next turn exists only if this one ended before.
+            # An entry with the next turn exists only if this one ended before. The last
+            # one is unknown to the store, which ends the loop.
             if not await self._end(call.call_id, "acted upon"):
                 return
 
@@ -458,14 +465,17 @@ class Requests:
         await self._end(entry.call_id, why)
 
     async def _end(self, call_id: str, why: str) -> bool:
-        """End an entry; return whether it was ended or erased before this call."""
+        """End an entry; return whether it was ended or erased before this call.
+
+        The random ``by`` tells this call's result from that of another one.
+        """
         result: JsonValue = {"ended": why, "by": fresh_call_id()}
 
         try:
             record = await self._attempts.cp.record_result(REQUESTS, call_id, result)
         except CheckpointerError:
-            # The entry stays on the list, until a worker ends it or it is old. A replay
-            # does not end it, because that would cost each replay a write.
+            # The entry stays on the list, until a worker ends it or it is old. Replays
+            # do not end it: each of them would cost a write.
             log.debug("could not end the entry %r", call_id, exc_info=True)
             return False
 
@@ -493,6 +503,7 @@ def request_of(record: CallRecord) -> ApprovalRequest | None:
         return None
 
     if record.erased:
+        # As `_call_id` makes it. A key has no colon: it is a hash.
         _, _, named = call.call_id.partition(":")
         key, _, number = named.partition(":")
         return ApprovalRequest(

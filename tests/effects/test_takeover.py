@@ -275,7 +275,7 @@ async def test_an_unclear_answer_of_verify_repeats_nothing(
 
     assert late.value.holder == record
     assert shop.effects == []
-    assert "silent holder in doubt" in caplog.text
+    assert "not taken over: in doubt" in caplog.text
     doubt = await read_doubt(cp, record)
     assert doubt is not None
     assert doubt.said.startswith(said)
