@@ -10,16 +10,17 @@ Where things are
     A store has 64 shards (`cpkit_redis.schema`), each in one slot, so that threads and
     claims spread over the nodes. A thread is in one shard, and so is its entry in the
     list of threads. With a tag in the prefix (``?prefix={agents}``) the store is one
-    shard, on one node, and a claim is one step. The same prefix with a tag and without
-    one names two stores.
+    shard, on one node, and a claim is one step. ``agents`` and ``{agents}`` are two
+    stores.
 
 Claims
     The *register* of a key is the sorted set of its attempts. A *member* of it names a
     thread, a call id and a token. The thread and the register may be in two shards, so
     a claim takes three steps:
 
-    1. *Prepare* (thread): write the call and a new token into ``w``. This replaces the
-       token of an earlier try of the same call that was not confirmed.
+    1. *Prepare* (thread): write the call and a new token into ``w``, the thread's hash
+       of prepared calls. This replaces the token of an earlier try of the same call
+       that was not confirmed.
     2. *Enter* (register): add the member as the next attempt, if the register is empty
        or the newest member is known to have failed.
     3. *Confirm* (thread): make the prepared call a record, if it still has the token.
@@ -38,8 +39,9 @@ Claims
     confirms the call. A lost answer has the same effect as such a death.
 
     A deletion removes the prepared calls, and keeps a note of their tokens for an hour.
-    A caller whose token has a note repeats its claim. Without a note, its call may have
-    been confirmed and then deleted, so the caller gets ``BackendUnavailable``. A
+    If the token of a claim has a note, the claim had no effect, and the handle repeats
+    it. Without a note, the call may have been confirmed and then deleted, so the caller
+    gets ``BackendUnavailable``. A
     deletion with ``forget_keys`` also removes the calls, which makes their members
     void. Then it removes the members.
 
@@ -111,9 +113,9 @@ __all__ = ["ClusterOptions", "ClusterStore", "SpreadStore"]
 # Seconds between attempts to confirm a claim that was entered.
 _PAUSE = 0.05
 
-# What `confirm` says of a void member: its call was never confirmed (``void``), or may
-# have been (``gone``).
-_VOID = (b"void", b"gone")
+# What the step `confirm` answers if there is no call: it was never confirmed
+# (``void``), or may have been (``gone``).
+_NO_CALL = (b"void", b"gone")
 
 
 class ClusterOptions(RedisOptions):
@@ -125,7 +127,10 @@ class ClusterOptions(RedisOptions):
 
 
 class ClusterStore(RedisStore):
-    """A store in a cluster: in the slot of the prefix's tag, or a `SpreadStore`."""
+    """A store in one slot of a cluster.
+
+    `from_url` makes a `SpreadStore` if the prefix has no tag.
+    """
 
     Options = ClusterOptions
     _in_cluster = True
@@ -149,7 +154,8 @@ class ClusterStore(RedisStore):
         await super().open()
         timeout = self.timeouts.operation
         assert timeout is not None
-        self.timeouts = Timeouts(timeout, timeout)
+        # A cancelled read may raise `StoreFailure`: it waits for the map of slots.
+        self.timeouts = Timeouts(timeout, timeout, cancels_reads=False)
 
     async def listen(self, heard: Heard) -> None:
         pool = await self._server.pool(self._channel)
@@ -164,7 +170,7 @@ class ClusterStore(RedisStore):
 class SpreadStore(ClusterStore):
     """A store over all slots of a cluster."""
 
-    # Each of the other writes takes several steps, so it is committed alone.
+    # A claim, a deletion and a restore take several steps, so each is committed alone.
     batching = Batching(
         halves=True, kinds=(Append, Merge, Resolve), merges_appends=True
     )
@@ -181,7 +187,7 @@ class SpreadStore(ClusterStore):
 
     async def holder(self, key: str) -> StoredCall | None:
         while True:
-            word, *found = await self._step(key, b"newest", key.encode(), writes=False)
+            word, *found = await self._step(key, b"newest", key.encode(), once=False)
 
             if word == b"unknown":
                 return None
@@ -228,7 +234,7 @@ class SpreadStore(ClusterStore):
                 await asyncio.sleep(_PAUSE)
                 continue
 
-            if word not in _VOID:
+            if word not in _NO_CALL:
                 return None
 
             # With ``gone`` the call may have been confirmed, by another caller or by a
@@ -277,7 +283,7 @@ class SpreadStore(ClusterStore):
     async def _confirm(self, member: bytes, attempt: int) -> tuple[bytes, list[Any]]:
         """Take the last step of a member's claim; return a word, and the call.
 
-        For a void member the word is one of ``_VOID``, and there is no call.
+        For a void member the word is one of `_NO_CALL`, and there is no call.
         """
         try:
             thread, call_id, token = member.split(b"\0")
@@ -287,7 +293,7 @@ class SpreadStore(ClusterStore):
             raise CorruptThread("?", repr(text), "not a member") from exc
 
         arguments = (thread, call_id, token, attempt)
-        word, *found = await self._step(thread_id, b"confirm", *arguments, writes=False)
+        word, *found = await self._step(thread_id, b"confirm", *arguments, once=False)
         return word, found
 
     async def _holder_of(
@@ -296,8 +302,8 @@ class SpreadStore(ClusterStore):
         """Return a member's call; if it is void, remove it and return ``None``."""
         word, found = await self._confirm(member, attempt)
 
-        if word in _VOID:
-            await self._step(key, b"release", key.encode(), member, writes=False)
+        if word in _NO_CALL:
+            await self._step(key, b"release", key.encode(), member, once=False)
             return None
 
         return decode_call(*found)
@@ -309,7 +315,7 @@ class SpreadStore(ClusterStore):
         word, *freed = await self._step(write.thread_id, b"erase", *arguments)
 
         if word == b"freed":
-            # The next caller of a key removes what is left of it.
+            # If a member stays in its register, the key's next caller removes it.
             with suppress(StoreFailure, TimeoutError):
                 async with asyncio.timeout(1):
                     await self._release(freed)
@@ -323,7 +329,7 @@ class SpreadStore(ClusterStore):
                 (self._layout.shard_of(key.decode()), [words(b"release", key, member)])
                 for key, member in members
             ],
-            writes=True,
+            once=True,
         )
 
     def _new_token(self) -> bytes:

@@ -6,8 +6,9 @@ the handle repeats it within ``timeout``. redis-py's own cluster client is not u
 commands: it repeats them by itself, sends ASKING on another connection than the command
 that it is for, and does not say whether a command was sent.
 
-An operation on a slot that is moving to another node waits until it has moved: it names
-a key that does not exist, so Redis answers ASK or TRYAGAIN until then.
+While a slot moves to another node, its old node answers ASK or TRYAGAIN for a key that
+it does not have, and each script names such a key. The handle repeats the operation
+until the slot has moved.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from cpkit_redis.address import pool_of
 from cpkit_redis.errors import MOVING, code_of, failure, not_sent
 from cpkit_redis.server import Server, cancellation
 
-Place: TypeAlias = tuple[str, int]
+Address: TypeAlias = tuple[str, int]
 
 # Seconds to connect to a node, and for its map of slots. It is short, because there are
 # other nodes to ask.
@@ -47,15 +48,15 @@ class Nodes:
     def __init__(
         self, url: str, size: int, connect_timeout: float, timeout: float
     ) -> None:
-        seeds = _seeds(url, size, min(connect_timeout, _NODE_TIMEOUT), timeout)
+        seeds = _seed_pools(url, size, min(connect_timeout, _NODE_TIMEOUT), timeout)
         self._size = size
         # A read is tried at least three times before ``timeout``.
         self._read_timeout = timeout / 4
-        self._settings = seeds[0]
+        self._template = seeds[0]
         self._seeds = [_place_of(pool) for pool in seeds]
-        self._servers: dict[Place, Server] = {}
+        self._servers: dict[Address, Server] = {}
         # The first and the last of a range of slots, and the node that has it.
-        self._ranges: list[tuple[int, int, Place]] = []
+        self._ranges: list[tuple[int, int, Address]] = []
         self._version = 0
         self._is_old = True
         self._refreshing = asyncio.Lock()
@@ -66,11 +67,11 @@ class Nodes:
         return ",".join(f"{host}:{port}" for host, port in self._seeds)
 
     async def ask(
-        self, key: bytes, *commands: Sequence[Any], writes: bool = False
+        self, key: bytes, *commands: Sequence[Any], once: bool = False
     ) -> list[Any]:
         """Send commands in one go to the node that has the key; as `Server.ask`."""
         version, place = await self._place(key)
-        answers = await self._send(version, place, commands, writes)
+        answers = await self._send(version, place, commands, once)
 
         for answer in answers:
             if isinstance(answer, StoreFailure):
@@ -79,7 +80,7 @@ class Nodes:
         return answers
 
     async def ask_each(
-        self, commands: Sequence[tuple[bytes, Sequence[Any]]], *, writes: bool = False
+        self, commands: Sequence[tuple[bytes, Sequence[Any]]], *, once: bool = False
     ) -> list[Any]:
         """Send each command to the node of its key, in one go for each node.
 
@@ -87,7 +88,7 @@ class Nodes:
         """
         answers: list[Any] = [None] * len(commands)
         is_cancelled = cancellation()
-        by_node: dict[tuple[int, Place], list[int]] = {}
+        by_node: dict[tuple[int, Address], list[int]] = {}
 
         for at, (key, _) in enumerate(commands):
             try:
@@ -98,12 +99,12 @@ class Nodes:
 
                 answers[at] = failed
 
-        async def send(version: int, place: Place, indexes: list[int]) -> None:
+        async def send(version: int, place: Address, indexes: list[int]) -> None:
             some = [commands[at][1] for at in indexes]
             found: list[Any]
 
             try:
-                found = await self._send(version, place, some, writes)
+                found = await self._send(version, place, some, once)
             except StoreFailure as failed:
                 found = [failed] * len(some)
 
@@ -126,8 +127,8 @@ class Nodes:
     async def pool(self, key: bytes) -> ConnectionPool:
         """Return a new pool for one connection to the node that has the key.
 
-        It is for a listener: if its task is cancelled, it raises ``CancelledError``,
-        because a listener continues after a ``StoreFailure``.
+        It is for a listener, which continues after a ``StoreFailure``. So if the
+        listener's task is cancelled, this raises ``CancelledError``.
         """
         is_cancelled = cancellation()
 
@@ -149,13 +150,13 @@ class Nodes:
         await asyncio.gather(*(server.close() for server in self._servers.values()))
 
     async def _send(
-        self, version: int, place: Place, commands: Sequence[Any], writes: bool
+        self, version: int, place: Address, commands: Sequence[Any], once: bool
     ) -> list[Any]:
-        limit = None if writes else self._read_timeout
+        limit = None if once else self._read_timeout
 
         try:
             async with asyncio.timeout(limit):
-                answers = await self._server(place).ask(b"", *commands, writes=writes)
+                answers = await self._server(place).ask(b"", *commands, once=once)
         except (StoreFailure, TimeoutError) as exc:
             self._is_old = self._is_old or version == self._version
 
@@ -174,12 +175,12 @@ class Nodes:
 
         return answers
 
-    async def _place(self, key: bytes) -> tuple[int, Place]:
+    async def _place(self, key: bytes) -> tuple[int, Address]:
         """Return the version of the map of slots, and the node that has the key."""
         if self._is_old:
             try:
                 await self._refresh(self._version)
-            except asyncio.CancelledError as exc:  # it waited for another task
+            except asyncio.CancelledError as exc:  # while it waited for the lock
                 reason = "the map of slots was not read in time"
                 raise StoreFailure("not sent", reason) from exc
 
@@ -204,9 +205,10 @@ class Nodes:
 
             for place in known:
                 try:
+                    # With ``once``, cancelling a connect raises `StoreFailure`.
                     async with asyncio.timeout(_NODE_TIMEOUT):
                         [found] = await self._server(place).ask(
-                            b"", ("CLUSTER", "SLOTS"), writes=True
+                            b"", ("CLUSTER", "SLOTS"), once=True
                         )
                 except TimeoutError:
                     continue
@@ -247,7 +249,7 @@ class Nodes:
             if place not in used:
                 await server.reconnect()
 
-    def _server(self, place: Place) -> Server:
+    def _server(self, place: Address) -> Server:
         if place not in self._servers:
             pool = self._pool(*place, self._size)
             self._servers[place] = Server(pool, self._size, _NODE_TIMEOUT)
@@ -255,17 +257,16 @@ class Nodes:
         return self._servers[place]
 
     def _pool(self, host: str, port: int, size: int) -> ConnectionPool:
-        theirs = self._settings
-        settings = theirs.connection_kwargs | {"host": host, "port": port}
-        return ConnectionPool(theirs.connection_class, size, **settings)
+        settings = self._template.connection_kwargs | {"host": host, "port": port}
+        return ConnectionPool(self._template.connection_class, size, **settings)
 
 
-def _place_of(pool: ConnectionPool) -> Place:
+def _place_of(pool: ConnectionPool) -> Address:
     settings = pool.connection_kwargs
     return settings.get("host", "localhost"), settings.get("port", 6379)
 
 
-def _seeds(
+def _seed_pools(
     url: str, size: int, connect_timeout: float, timeout: float
 ) -> list[ConnectionPool]:
     """Return a pool for each host of a URL; nothing is connected."""
@@ -280,7 +281,7 @@ def _seeds(
     single = parts.scheme.removesuffix("+cluster")
 
     if parts.path not in ("", "/", "/0") or "db=" in parts.query:
-        raise InvalidURL(f"{shown}: a cluster has one database, and a URL no path")
+        raise InvalidURL(f"{shown}: a cluster has one database: leave out its number")
 
     if not all(hosts.split(",")):
         raise InvalidURL(

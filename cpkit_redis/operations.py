@@ -34,9 +34,9 @@ SHA = hashlib.sha1(SCRIPT, usedforsecurity=False).hexdigest()
 
 Content: TypeAlias = list[bytes] | dict[bytes, bytes]
 
-# Bytes, and entries of a list or hash, in one command: Redis before 7 takes a million
-# arguments, and the server does nothing else meanwhile.
-_PART, _ENTRIES = 1024 * 1024, 10_000
+# Bytes and arguments of one command. Redis before 7 takes a million arguments, and the
+# server does nothing else while it runs a command.
+_PART, _ARGUMENTS = 1024 * 1024, 10_000
 
 
 def words(name: bytes, *arguments: Any) -> list[Any]:
@@ -69,7 +69,7 @@ def operation(write: Write) -> list[Any]:
 
 
 def checked(answer: Any, shard: bytes, thread_id: str = "?") -> list[Any]:
-    """Return the answer to an operation, or raise the failure that it is."""
+    """Return the answer to an operation; if it is a failure, raise that."""
     if isinstance(answer, StoreFailure):
         raise answer
 
@@ -93,8 +93,8 @@ def outcome(answer: Any, shard: bytes, thread_id: str = "?") -> Outcome:
                 return KeyHeld(*(one.decode() for one in found))
             case b"call":
                 return decode_call(*found)
-            case b"gone":
-                return StoreFailure("not sent", "another writer overtook it")
+            case b"gone":  # the copy of a restore, or its mark
+                return StoreFailure("not sent", "another writer began the thread")
     except (CorruptThread, StoreFailure) as refused:
         return refused
 
@@ -114,8 +114,9 @@ async def copy_thread(
 ) -> bytes:
     """Write the thread under keys that start with ``copy``.
 
-    Returns how many entries each key has, as the operation ``restore`` takes it. The
-    keys live ``lifetime`` seconds. Each call has the ``token``.
+    Returns how many entries each key has, as the operation ``restore`` takes it, for
+    instance ``m12x3t3p0c5``. The keys live ``lifetime`` seconds. Each call has the
+    ``token``.
     """
     found = _contents(write, token)
 
@@ -130,11 +131,15 @@ async def copy_thread(
 
 
 def _contents(write: Restore, token: bytes) -> dict[bytes, Content]:
-    """Return what stands under each key of a restored thread, by the key's letter."""
-    names, times = (b"created", b"updated"), (write.created_at, write.updated_at)
-    calls: dict[bool, dict[bytes, bytes]] = {True: {}, False: {}}
+    """Return the content of each key of a restored thread, by the key's letter.
 
-    if write.created_at is None:
+    The letters are those of `cpkit_redis.schema`.
+    """
+    names, times = (b"created", b"updated"), (write.created_at, write.updated_at)
+    pending: dict[bytes, bytes] = {}
+    others: dict[bytes, bytes] = {}
+
+    if write.created_at is None:  # it has nothing but erased calls
         changes = [call.issued_at for call in write.calls]
         latest = max(changes + [call.resolved_at or 0 for call in write.calls])
         names, times = (b"first", b"last"), (min(changes), latest)
@@ -153,7 +158,8 @@ def _contents(write: Restore, token: bytes) -> dict[bytes, Content]:
             call.result or b"",
         )
         is_pending = call.status == "issued" and not call.erased
-        calls[is_pending][call.call_id.encode()] = b"\0".join(map(_bytes, fields))
+        calls = pending if is_pending else others
+        calls[call.call_id.encode()] = b"\0".join(map(_bytes, fields))
 
     return {
         b"m": write.bodies,
@@ -162,8 +168,8 @@ def _contents(write: Restore, token: bytes) -> dict[bytes, Content]:
             **dict(zip(names, map(_bytes, times), strict=True)),
             b"restored": secrets.token_hex(8).encode(),
         },
-        b"p": calls[True],
-        b"c": calls[False],
+        b"p": pending,
+        b"c": others,
     }
 
 
@@ -177,7 +183,7 @@ def _fill_commands(key: bytes, content: Content) -> Iterator[list[bytes]]:
         command += entry
         size += sum(map(len, entry))
 
-        if size > _PART or len(command) > _ENTRIES:
+        if size > _PART or len(command) > _ARGUMENTS:
             yield command
             command, size = [*head], 0
 

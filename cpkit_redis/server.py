@@ -49,15 +49,16 @@ class Server:
         self._given_up: set[_Number] = set()
 
     async def ask(
-        self, key: bytes, *commands: Sequence[Any], writes: bool = False
+        self, key: bytes, *commands: Sequence[Any], once: bool = False
     ) -> list[Any]:
         """Send commands in one go and return their answers; errors are answers.
 
         ``key`` is one of the commands' keys, for `Nodes`; this server has all keys.
-        Raises ``StoreFailure``. A connection that is cancelled or fails in the middle
-        of an answer disconnects by itself.
+        With ``once`` it may do harm to run the commands twice, so a failure says
+        whether they were sent. Raises ``StoreFailure``. A connection that is cancelled
+        or fails in the middle of an answer disconnects by itself.
         """
-        sent, connected = not writes, False
+        sent, connected = not once, False
 
         try:
             async with self._places:
@@ -77,7 +78,7 @@ class Server:
                     self._given_up.difference_update(ended)
                     return answers[len(ended) :]
                 except BaseException:
-                    if connected and writes and connection in self._numbers:
+                    if connected and once and connection in self._numbers:
                         self._given_up.add(self._numbers[connection])
 
                     raise
@@ -102,10 +103,10 @@ class Server:
             raise failed from exc
 
     async def ask_each(
-        self, commands: Sequence[tuple[bytes, Sequence[Any]]], *, writes: bool = False
+        self, commands: Sequence[tuple[bytes, Sequence[Any]]], *, once: bool = False
     ) -> list[Any]:
         """Send commands in one go, each with one of its keys."""
-        return await self.ask(b"", *(one for _, one in commands), writes=writes)
+        return await self.ask(b"", *(one for _, one in commands), once=once)
 
     async def reconnect(self) -> None:
         """Close the connections that are not in use; later commands connect again."""

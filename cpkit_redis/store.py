@@ -18,10 +18,10 @@ Durability
 
     A power loss, or a kill in a large write, can leave the log with the beginning of a
     transaction. With ``aof-load-truncated yes``, the default, the server may keep it,
-    and the next transaction completes it: after one more restart half of a write is
-    there that was never acknowledged, and a key can have two pending calls. With ``no``
-    the server refuses to start on such a log, until ``redis-check-aof --fix`` has
-    removed the whole transaction.
+    and the next transaction completes it: after one more restart, half of a write that
+    was never acknowledged can be seen, and a key can have two pending calls. With
+    ``no`` the server refuses to start on such a log, until ``redis-check-aof --fix``
+    has removed the whole transaction.
 
     Without an append-only file a restart loses everything since the last snapshot. A
     server that evicts keys when its memory is full can lose any write. A failover to a
@@ -38,9 +38,7 @@ What is atomic
     with ``maybe_applied``, a read is repeated.
 
 Permissions
-    Redis 6.2 or newer. The last line is only for the durability. The one before it lets
-    changes wake a watch, which polls without it. Without ``client``, a large write that
-    was given up because the server was stopped may be applied after later operations::
+    Redis 6.2 or newer::
 
         ACL SETUSER agent on >password ~cpkit:* -@all +select +eval +evalsha
             +set +get +exists +unlink +rename +expire +persist +time +rpush +llen
@@ -48,6 +46,10 @@ Permissions
             +zrevrange +zrangebyscore +zrangebylex +client|id +client|kill
             +publish +subscribe +unsubscribe +ping resetchannels &cpkit:*
             +config|get +info
+
+    The last line is only for the durability. The one before it lets changes wake a
+    watch, which polls without it. Without the two ``client`` rights, a large write that
+    was given up because the server was stopped may be applied after later operations.
 
 Caveats
     A node of a Redis Cluster is refused, and nothing is written: `cpkit_redis.cluster`
@@ -145,11 +147,10 @@ _PAGE = 1000
 # Greater than any id, because ids are UTF-8.
 _LAST_ID = b"\xff"
 
+# Settings that limit one argument and one command, and their defaults.
 _LIMITS = {"proto-max-bulk-len": 512 * 1024**2, "client-query-buffer-limit": 1024**3}
-"""Settings that limit one argument and one command, and their defaults."""
 
-
-# More bytes than all fields of a call's record but its args and its result.
+# An upper bound for the bytes of a call's record without its args and its result.
 _FIELDS = 4096
 
 
@@ -275,7 +276,7 @@ class RedisStore:
 
     async def _create(self) -> None:
         shard = self._layout.shards[0]
-        # With a second key in another slot, a node of a cluster refuses the script.
+        # The second key is a test: a node of a cluster refuses keys in two slots.
         keys = [shard] if self._in_cluster else [shard, self._channel]
         arguments = [len(keys), *keys, *words(b"create", SCHEMA_VERSION)]
         [answers] = await self._server.ask(shard, ("EVAL", SCRIPT, *arguments))
@@ -308,7 +309,7 @@ class RedisStore:
                 (shard, [operation(batch[at]) for at in some])
                 for shard, some in places.items()
             ],
-            writes=True,
+            once=True,
         )
         outcomes: list[Outcome] = [None] * len(batch)
 
@@ -391,15 +392,15 @@ class RedisStore:
     ) -> list[Any]:
         # LRANGE counts as Python does, from the end too, but includes the last one.
         first, last = (1, 0) if stop == 0 else (start, -1 if stop is None else stop - 1)
-        # The version only gives the position of the first message, for errors, so it
-        # may be of another moment.
+        # The length is only for errors, which name the position of a message. So it
+        # may be of another moment than the messages.
         version, found = await self._ask(
-            thread_id, ("LLEN", b"m"), ("LRANGE", b"m", _near(first), _near(last))
+            thread_id, ("LLEN", b"m"), ("LRANGE", b"m", _clamp(first), _clamp(last))
         )
         return await decode_rows(decode, found, span(start, stop, version)[0])
 
     async def holder(self, key: str) -> StoredCall | None:
-        word, *found = await self._step(key, b"find", key.encode(), writes=False)
+        word, *found = await self._step(key, b"find", key.encode(), once=False)
         return decode_call(*found) if word == b"call" else None
 
     # Optional abilities
@@ -545,51 +546,51 @@ class RedisStore:
         return answers
 
     async def _step(
-        self, one_id: str, name: bytes, *arguments: Any, writes: bool = True
+        self, one_id: str, name: bytes, *arguments: Any, once: bool = True
     ) -> list[Any]:
         """Run one operation in the shard of a thread or a key, and return its answer.
 
-        ``writes`` is false where it does no harm to repeat the operation.
+        ``once`` is false where it does no harm to run the operation twice.
         """
         shard = self._layout.shard_of(one_id)
         operations = [words(name, *arguments)]
-        [[answer]] = await self._run([(shard, operations)], writes=writes)
+        [[answer]] = await self._run([(shard, operations)], once=once)
         return checked(answer, shard)
 
     async def _run(
         self,
-        calls: Sequence[tuple[bytes, Sequence[list[Any]]]],
+        scripts: Sequence[tuple[bytes, Sequence[list[Any]]]],
         *,
-        writes: bool = False,
+        once: bool = False,
     ) -> list[list[Any]]:
-        """Run operations of the script, those of one shard in one call.
+        """Run the script once for each shard, with the shard's operations.
 
-        Returns for each call the answers to its operations; a failure of the call is
-        the answer to each of them.
+        Returns for each shard the answers to its operations; if its script failed, the
+        same failure is the answer to each of them.
         """
-        sent = [(one, [1, one, *chain(*rest)]) for one, rest in calls]
+        sent = [(shard, [1, shard, *chain(*some)]) for shard, some in scripts]
         answers = await self._server.ask_each(
-            [(one, ("EVALSHA", SHA, *rest)) for one, rest in sent], writes=writes
+            [(shard, ("EVALSHA", SHA, *rest)) for shard, rest in sent], once=once
         )
-        unknown = [
+        unloaded = [
             at for at, one in enumerate(answers) if isinstance(one, NoScriptError)
         ]
 
-        if unknown:
-            again = [(sent[at][0], ("EVAL", SCRIPT, *sent[at][1])) for at in unknown]
+        if unloaded:
+            again = [(sent[at][0], ("EVAL", SCRIPT, *sent[at][1])) for at in unloaded]
             found: list[Any]
 
             try:
-                found = await self._server.ask_each(again, writes=writes)
-            except StoreFailure as failed:  # of these; the other calls may have run
+                found = await self._server.ask_each(again, once=once)
+            except StoreFailure as failed:  # of these alone: the others have run
                 found = [failed] * len(again)
 
-            for at, answer in zip(unknown, found, strict=True):
+            for at, answer in zip(unloaded, found, strict=True):
                 answers[at] = answer
 
         return [
-            [failure(answer)] * len(rest) if isinstance(answer, Exception) else answer
-            for answer, (_, rest) in zip(answers, calls, strict=True)
+            [failure(answer)] * len(some) if isinstance(answer, Exception) else answer
+            for answer, (_, some) in zip(answers, scripts, strict=True)
         ]
 
     def _check_version(self, found: Any) -> None:
@@ -616,8 +617,8 @@ class RedisCheckpointer(FullHandle[MessageT]):
         super().__init__(store, message_type=message_type, options=known)
 
 
-def _near(position: int) -> int:
-    """Return the position, or one beyond any list that Redis takes for a number."""
+def _clamp(position: int) -> int:
+    """Return the position, or the nearest one that Redis can read as a number."""
     return max(-(2**53), min(position, 2**53))
 
 

@@ -46,10 +46,10 @@ class Stopping(SpreadStore):
         self.stop_at, self.after, self.steps = at, after, 0
         self.dies = dies
 
-    async def _run(self, calls: Any, *, writes: bool = False) -> list[Any]:
+    async def _run(self, calls: Any, *, once: bool = False) -> list[Any]:
         """Take a step, and stop."""
         if not calls or not self.stop_at:
-            return await super()._run(calls, writes=writes)
+            return await super()._run(calls, once=once)
 
         if self.dies and self.steps >= self.stop_at:
             raise RuntimeError("it died")
@@ -60,7 +60,7 @@ class Stopping(SpreadStore):
         if stops and not self.after:
             await self._wait()
 
-        found = await super()._run(calls, writes=writes)
+        found = await super()._run(calls, once=once)
 
         if stops and self.after:
             await self._wait()
