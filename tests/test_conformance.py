@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 import asyncpg
 import pytest
@@ -126,7 +125,7 @@ LESS = ["linearizable.threads-in-processes", "linearizable.keys-in-processes"]
 
 
 class Short(ConformanceTests):
-    """The clauses that repeat do so a quarter as often: `TestSweeps` repeats more."""
+    """The clauses that repeat do so a quarter as often: `Sweeps` repeat more."""
 
     rounds = ConformanceTests.rounds / 4
 
@@ -199,22 +198,31 @@ class TestPostgres(Server):
         return postgres
 
 
-@pytest.mark.long
-class TestPostgresInPartitions(ConformanceTests):
-    """In both dialects, but without power losses.
+class InPartitions(ConformanceTests):
+    """Without power losses.
 
     Creating so many tables fills the small log of a server in a folder. Postgres then
     relies on a file system that syncs the name of a file with its content (ext4 and XFS
     do), and the suite also builds states without the name.
     """
 
-    @pytest.fixture(params=["schema=whole", "schema=plain&dialect=portable"])
-    def harness(self, request: pytest.FixtureRequest, postgres: Harness) -> Harness:
-        return _with(postgres, f"{request.param}&partitions=64")
-
     @pytest.mark.parametrize("clause", WITHOUT_POWERLOSS, ids=lambda clause: clause.id)
     def test_clause(self, clause: Clause, harness: Harness) -> None:
         super().test_clause(clause, harness)
+
+
+@pytest.mark.long
+class TestPostgresInPartitions(InPartitions):
+    @pytest.fixture
+    def harness(self, postgres: Harness) -> Harness:
+        return _with(postgres, "schema=whole&partitions=64")
+
+
+@pytest.mark.long
+class TestPortableInPartitions(InPartitions):
+    @pytest.fixture
+    def harness(self, postgres: Harness) -> Harness:
+        return _with(postgres, "schema=plain&dialect=portable&partitions=64")
 
 
 def _with(postgres: Harness, options: str) -> Harness:
@@ -335,23 +343,40 @@ class TestRedisClusterInOneSlot(ConformanceTests):
 SWEEPS = select(ids=["cancel", "concurrent", "kill", "linearizable", "model", "server"])
 
 
-@pytest.mark.long
-class TestSweeps(ConformanceTests):
-    """The clauses that repeat, three times as long, on the stores of processes."""
+class Sweeps(ConformanceTests):
+    """The clauses that repeat, three times as long.
+
+    A class for each store, because a worker of the tests runs whole classes.
+    """
 
     rounds = ConformanceTests.rounds * 3
-
-    @pytest.fixture(params=["sqlite", "file", "postgres", "redis", "redis_cluster"])
-    def harness(self, request: pytest.FixtureRequest, tmp_path: Path) -> Harness:
-        match request.param:
-            case "sqlite":
-                return URLHarness(f"sqlite:///{tmp_path}/agent.db")
-            case "file":
-                return URLHarness(f"file://{tmp_path}")
-            case server:
-                return cast(Harness, request.getfixturevalue(server))
 
     @pytest.mark.timeout(300)
     @pytest.mark.parametrize("clause", SWEEPS, ids=lambda clause: clause.id)
     def test_clause(self, clause: Clause, harness: Harness) -> None:
         super().test_clause(clause, harness)
+
+
+@pytest.mark.long
+class TestSQLiteSweeps(Sweeps):
+    harness = TestSQLite.harness
+
+
+@pytest.mark.long
+class TestFileSweeps(Sweeps):
+    harness = TestFile.harness
+
+
+@pytest.mark.long
+class TestPostgresSweeps(Sweeps):
+    harness = TestPostgres.harness
+
+
+@pytest.mark.long
+class TestRedisSweeps(Sweeps):
+    harness = TestRedis.harness
+
+
+@pytest.mark.long
+class TestRedisClusterSweeps(Sweeps):
+    harness = TestRedisCluster.harness
