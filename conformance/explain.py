@@ -42,6 +42,9 @@ def explain(error: BaseException, check: Callable[..., object]) -> Failure:
     ``check`` is the function that raised. An assertion that fails in its file, or in
     the suite, is a broken expectation; any other error is a defect of the store.
     """
+    if isinstance(error, Failure) and error.__traceback__ is None:
+        return error  # the runner's own, of a check that it abandoned
+
     files = (_SUITE, inspect.getfile(inspect.unwrap(check)))
     innermost = _Frame.innermost(error)
     place = str(_Frame.innermost(error, files))

@@ -1,19 +1,19 @@
 """A warm process that starts `conformance.worker` by fork.
 
-To start Python and to import the suite takes a worker most of its processor time; a
+Most of a worker's processor time goes into starting Python and importing the suite; a
 fork takes milliseconds. What is certified stays the same:
 
 - The server imports the suite and cpkit, not the store. Each worker imports the store
   itself, so a thread, a file or an id that a module makes belongs to one worker.
-- A fork copies every open descriptor, and one thread of several. So the server forks
-  only while it has one thread, and no descriptor but its first three. A worker has
-  the three that it is started with.
+- A fork copies every open descriptor, and only the thread that forks. So a server that
+  has more than one thread or more than three descriptors at its start is not used. A
+  worker has the three descriptors that are passed to `start_worker`.
 
 Where a server cannot fork like this, each worker is a new Python process.
 
 A server that was killed, perhaps by the system for its memory, is started again for the
-next worker. The exit code of a worker that it had forked is lost: who asks for it gets
-a `Failure` that says so.
+next worker. The exit code of a worker that it had forked is lost: `wait` raises a
+`Failure` that says so.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _started() -> _Server | None:
 
     server = _Server()
 
-    with suppress(Failure):  # it has ended: something keeps it from running here
+    with suppress(Failure):  # it could not run here, and has ended
         if server.ask("hello"):
             return server
 
@@ -130,6 +130,8 @@ class _Server:
         Raises `Failure` where the server has ended.
         """
         with self._lock:
+            self.check()
+
             try:
                 socket.send_fds(self._socket, [request.encode()], [*descriptors])
                 answer = self._socket.recv(64)
@@ -138,7 +140,7 @@ class _Server:
 
             if not answer:
                 self._process.wait()
-                self.check()
+                self.check()  # raises
 
             return int(answer)
 
@@ -153,12 +155,18 @@ class _Server:
             )
 
     def close(self) -> None:
-        self._socket.close()
-        self._process.wait()
+        with self._lock:
+            # A fork of this process may have a copy of the socket, so closing it alone
+            # would not end the server.
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+            self._socket.close()
+            self._process.wait()
 
 
 class _Forked:
-    """A worker that the server has forked; threads may wait for it at once."""
+    """A worker that the server has forked; several threads may call `wait`."""
 
     def __init__(self, server: _Server, pid: int) -> None:
         self._server = server
@@ -223,7 +231,7 @@ def main() -> None:
 def _is_alone() -> bool:
     """Return whether this process has one thread and only its own descriptors.
 
-    A module that a site imports in every Python process may start others.
+    A site may have a module that starts threads in every Python process.
     """
     try:
         threads = os.listdir("/proc/self/task")

@@ -1,8 +1,8 @@
 """Run one clause against one store, within its deadline.
 
-Each clause runs in its own thread with its own event loop. A store that waits forever
-is cancelled at the deadline. If it blocks the event loop or swallows the cancellation,
-its thread is abandoned. Either way the clause fails and the run continues.
+Each clause runs in its own thread with its own event loop. At the deadline the runner
+cancels the clause. If the store blocks the event loop or swallows the cancellation, the
+runner abandons the thread. Either way the clause fails and the run continues.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Hung(Failure):
 class Outcome:
     """The result of one clause.
 
-    ``reason`` says why the clause did not pass. The fields after it are set only for
-    a failure: what was expected, what was seen, where, the traceback as text, and the
-    exception itself. ``acknowledged`` and ``lost`` count writes of clauses that lose a
-    leader.
+    ``reason`` says why the clause did not pass. The fields from ``expected`` to
+    ``error`` are set only for a failure: what was expected, what was seen, where, the
+    traceback as text, and the exception itself. ``acknowledged`` and ``lost`` count the
+    writes of a clause that loses a leader.
     """
 
     clause: Clause
@@ -64,7 +64,7 @@ class Outcome:
     seen: str = ""
     where: str = ""
     trace: str = ""
-    error: Exception | None = None
+    error: BaseException | None = None
     acknowledged: int = 0
     lost: int = 0
 
@@ -74,29 +74,35 @@ def run_clause(
 ) -> Outcome:
     """Return the outcome of the clause; an exception of the check is in it."""
     start = time.monotonic()
+    case = _case(clause, harness, seed, rounds)
+    error = _attempt(clause, case)
+    outcome = Outcome(
+        clause,
+        Status.PASSED,
+        time.monotonic() - start,
+        acknowledged=case.acknowledged,
+        lost=case.lost,
+    )
 
-    try:
-        case = perform(clause, harness, seed=seed, rounds=rounds)
-    except Unsupported as exc:
-        return _outcome(clause, Status.UNSUPPORTED, start, str(exc))
-    except Skip as exc:
-        return _outcome(clause, Status.SKIPPED, start, str(exc))
-    except Exception as exc:
-        failure = explain(exc, clause.check)
-        return Outcome(
-            clause,
-            Status.FAILED,
-            time.monotonic() - start,
-            str(exc),
-            failure.expected,
-            failure.seen,
-            failure.where,
-            "".join(traceback.format_exception(exc)),
-            exc,
-        )
+    if error is None:
+        return outcome
 
-    passed = _outcome(clause, Status.PASSED, start, "")
-    return replace(passed, acknowledged=case.acknowledged, lost=case.lost)
+    if isinstance(error, Skip):
+        is_unsupported = isinstance(error, Unsupported)
+        status = Status.UNSUPPORTED if is_unsupported else Status.SKIPPED
+        return replace(outcome, status=status, reason=str(error))
+
+    failure = explain(error, clause.check)
+    return replace(
+        outcome,
+        status=Status.FAILED,
+        reason=str(error),
+        expected=failure.expected,
+        seen=failure.seen,
+        where=failure.where,
+        trace="".join(traceback.format_exception(error)),
+        error=error,
+    )
 
 
 def perform(
@@ -107,16 +113,30 @@ def perform(
     Raises the check's exception, `Skip`, `Unsupported` or `Hung`.
     """
     __tracebackhide__ = True  # pytest shows the frames of the clause only
+    case = _case(clause, harness, seed, rounds)
+    error = _attempt(clause, case)
+
+    if error is not None:
+        raise error
+
+    return case
+
+
+def _case(clause: Clause, harness: Harness, seed: int, rounds: float) -> Case:
+    shares = not {"handles", "processes"}.isdisjoint(clause.abilities)
+    return Case(harness, Random(f"{seed} {clause.id}"), seed, rounds, shares)
+
+
+def _attempt(clause: Clause, case: Case) -> BaseException | None:
+    """Run the check in a thread; return what it raised, a `Skip` or a `Hung` too."""
     for ability in clause.abilities:
-        lack = harness.lacks(ability)
+        lack = case.harness.lacks(ability)
 
         if lack is not None:
-            raise Skip(lack)
+            return Skip(lack)
 
-    deadline = clause.deadline * max(1.0, rounds) * slowdown()
+    deadline = clause.deadline * max(1.0, case.rounds) * slowdown()
     clause = replace(clause, deadline=deadline)
-    shares = not {"handles", "processes"}.isdisjoint(clause.abilities)
-    case = Case(harness, Random(f"{seed} {clause.id}"), seed, rounds, shares)
     raised: list[BaseException] = []
 
     def body() -> None:
@@ -124,32 +144,35 @@ def perform(
 
         try:
             _run(clause, case)
-        except Exception as exc:
-            explained = case.uses_handles and not isinstance(exc, Skip)
-            raised.append(_explain_private_stores(case, exc) if explained else exc)
         except BaseException as exc:
             raised.append(exc)
 
+            if case.uses_handles and not isinstance(exc, Skip):
+                raised.append(_explain_private_stores(case, exc))
+
     thread = threading.Thread(target=body, name=clause.id, daemon=True)
     thread.start()
-    # A plain function cannot be cancelled, so it gets no grace.
+    # A clause with event loops of its own cannot be cancelled, so it gets no grace.
     thread.join(clause.deadline + (0 if clause.runs_own_loops else GRACE))
 
+    if raised:
+        return raised[-1]
+
     if thread.is_alive():
-        raise Hung(
+        return Hung(
             f"an end within {clause.deadline:g} s",
             "a thread that still runs",
             _stack(thread),
         )
 
-    if raised:
-        raise raised[0]
-
-    return case
+    return None
 
 
-def _explain_private_stores(case: Case, error: Exception) -> Exception:
-    """Return the likely cause, if each handle has opened a store of its own."""
+def _explain_private_stores(case: Case, error: BaseException) -> BaseException:
+    """Return the likely cause of the error: two handles do not share a store.
+
+    Return the error itself if they do.
+    """
 
     async def is_shared() -> bool:
         async with asyncio.timeout(GRACE), case.open() as one, case.open() as other:
@@ -234,14 +257,12 @@ def _waits_at(task: asyncio.Task[Any]) -> str:
     while awaited is not None:
         frame = getattr(awaited, "cr_frame", None)
 
-        if frame is not None and "asyncio" not in frame.f_globals["__name__"]:
+        package = "" if frame is None else frame.f_globals["__name__"].partition(".")[0]
+
+        if frame is not None and package != "asyncio":
             code = frame.f_code
             place = f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
 
         awaited = getattr(awaited, "cr_await", None)
 
     return f"  {place}\n"
-
-
-def _outcome(clause: Clause, status: Status, start: float, reason: str) -> Outcome:
-    return Outcome(clause, status, time.monotonic() - start, reason)

@@ -28,12 +28,15 @@ class Worker:
 
     def __init__(self, harness: Harness, job: dict[str, Any]) -> None:
         target = harness.elsewhere()
-        assert target is not None, "the clause needs 'processes'"
+        assert target is not None, "the clause declares that it needs 'processes'"
+        place = {"path": sys.path, "folder": os.getcwd(), "environment": {**os.environ}}
+        # Not as arguments, which other users can see: a URL may contain a password.
+        start = {**place, "harness": address(target), **job}
         self._errors = tempfile.TemporaryFile()
-        its_input, ours = os.pipe()
-        self._input = open(ours, "wb")
-        ours, its_output = os.pipe()
-        self._output = open(ours, "rb")
+        its_input, our_end = os.pipe()
+        self._input = open(our_end, "wb")
+        our_end, its_output = os.pipe()
+        self._output = open(our_end, "rb")
 
         try:
             errors = self._errors.fileno()
@@ -42,16 +45,14 @@ class Worker:
             os.close(its_input)
             os.close(its_output)
 
-        place = {"path": sys.path, "folder": os.getcwd(), "environment": {**os.environ}}
-        # Not as arguments, which other users can see: a URL may contain a password.
-        self._send({**place, "harness": address(target), **job})
+        self._send(start)
 
     async def reaches(self, stage: str) -> None:
-        """Wait until the worker prints ``opening`` or ``ready``."""
+        """Read the next line; fail unless it is the stage ``opening`` or ``ready``."""
         printed = await self.line()
 
         if printed != stage:
-            raise Failure("another process to open the store", self.errors())
+            raise Failure("another process that opens the store", self.errors())
 
     def go(self) -> None:
         """Start the worker's operations."""
@@ -88,12 +89,14 @@ class Worker:
 
     def errors(self) -> str:
         """Return the end of what the worker wrote to its standard error."""
-        self._errors.seek(0)
-        return self._errors.read().decode(errors="replace")[-4000:]
+        # Not by seeking: a worker that still runs writes at the same offset.
+        descriptor = self._errors.fileno()
+        start = max(0, os.fstat(descriptor).st_size - 4000)
+        return os.pread(descriptor, 4000, start).decode(errors="replace")
 
     def close(self) -> None:
         """Kill the worker if it still runs, and close its pipes."""
-        with suppress(Failure):  # without its server it ends when its pipes close
+        with suppress(Failure):  # its fork server died: it ends when its pipes close
             self._process.kill()
             self._process.wait()
 
@@ -122,7 +125,7 @@ async def workers(
 
     try:
         for job in jobs:
-            started.append(Worker(harness, job))  # noqa: PERF401  # a failed start must not lose the earlier ones
+            started.append(Worker(harness, job))  # noqa: PERF401  # if a start fails, those before it are closed
 
         for stage in ("opening", "ready"):
             for worker in started:

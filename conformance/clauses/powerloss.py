@@ -1,9 +1,9 @@
 """A power loss at any instant: what was acknowledged is there, and nothing is torn.
 
-A writer is recorded while it uses a new store. From the trace follows what had reached
-the disk at each instant for certain, and what may have. Each state that a power loss
-can leave is written into the folder and opened. For a server, the process starts it on
-the folder and is recorded together with it; then the server starts on each state.
+A writer is recorded while it uses a new store. The trace shows what was on disk at each
+instant for certain, and what may have been. Each state that a power loss can leave is
+written into the folder and opened. For a server, the writer starts it on the folder and
+is recorded together with it; then the server is started on each state.
 """
 
 from __future__ import annotations
@@ -210,8 +210,8 @@ async def second_loss(case: Case) -> None:
 @clause("powerloss.failed-sync", level=POWERLOSS, deadline=120)
 async def failed_sync(case: Case) -> None:
     """After a failed sync, what is acknowledged later survives a power loss too."""
-    # The kernel takes what a failed sync did not write for written, so that a second
-    # sync does not write it.
+    # After a failed sync the kernel marks the pages as written, so that a second sync
+    # does not write them.
     _needs_machine(case)
 
     async with new_store(case, embedded=True) as trial:
@@ -240,13 +240,13 @@ async def kill_at_every_call(case: Case) -> None:
 @clause("powerloss.one-holder", KeepsReceipts, level=POWERLOSS, deadline=120)
 async def one_holder(case: Case) -> None:
     """After a power loss a key has one holder at most, whatever the store promises."""
-    # A client claims the key as soon as it sees that the other one's attempt failed.
-    # Then that result must be on disk before the claim is.
+    # A client claims the key once it sees that another client's attempt has failed. So
+    # that failure must be on disk before the claim is.
     promise = _promise(case)
     keeps_all = promise is Survives.MACHINE
 
     async with new_store(case) as trial:
-        # The threads exist before, so that a power loss takes a part of them.
+        # The threads are created first, so that a power loss can leave a part of them.
         await trial.run(await trial.job(NAMES, 1, [[0, 1, 2, 3]]))
         trial.keep()
         job = await trial.job(NAMES, STEPS // 2, [[4, 5, 6, 7]], shares=True)

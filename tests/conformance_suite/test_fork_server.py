@@ -290,3 +290,21 @@ async def test_a_closed_server_is_started_again(harness: Harness, folder: Path) 
         (after,) = (one for one in facts(folder) if one != before)
 
     assert before["parent"] != after["parent"]
+
+
+async def test_a_worker_of_a_closed_server_says_so(harness: Harness) -> None:
+    """Its exit code is lost, which is a failure with a reason and no system error."""
+    async with idle(harness, 1) as (worker,):
+        close_server()
+
+        with pytest.raises(Failure, match="fork server"):
+            await asyncio.to_thread(worker._process.wait)
+
+
+async def test_reading_the_errors_of_a_worker_overwrites_none(harness: Harness) -> None:
+    """The worker writes at its own place while they are read."""
+    async with idle(harness, 1) as (worker,):
+        os.write(worker._errors.fileno(), b"one\n")
+        assert worker.errors() == "one\n"
+        os.write(worker._errors.fileno(), b"two\n")
+        assert worker.errors() == "one\ntwo\n"

@@ -150,3 +150,31 @@ def test_the_certificate_says_what_failovers_lost() -> None:
     assert "Failovers lost 2 of 150 acknowledged writes." in found.to_markdown()
     assert json.loads(found.to_json())["lost_in_failovers"] == found.failovers
     assert report(PASSED).failovers == ""
+
+
+def test_what_survived_was_looked_at_after_a_kill() -> None:
+    """A paused server was not killed; one holder of a key says nothing of the rest."""
+    paused = outcome("server.paused-is-honest", Status.PASSED, Level.DURABLE)
+    holder = outcome("powerloss.one-holder", Status.PASSED, Level.POWERLOSS)
+    assert report(paused, holder).survived == "not tested"
+    kill = outcome("powerloss.kill-at-every-call", Status.PASSED, Level.POWERLOSS)
+    assert report(paused, holder, kill).survived == "process"
+    two_holders = replace(holder, status=Status.FAILED)
+    assert report(kill, two_holders).survived == "process"
+
+
+def test_an_interrupted_run_says_so_in_every_form() -> None:
+    """The certificate of a part cannot be taken for that of the whole."""
+    part = replace(report(PASSED), unfinished=12)
+    assert not part.ok
+    assert "The run was interrupted: 12 clauses were not run." in part.to_markdown()
+    (error,) = xml.fromstring(part.to_junit()).iter("error")
+    assert error.get("message") == "12 clauses were not run"
+    assert json.loads(part.to_json())["unfinished"] == 12
+
+
+def test_a_password_is_not_in_the_repr() -> None:
+    """The target as it was given is only in the command that can be pasted."""
+    given = replace(report(FAILED), given="redis://:secret@host")
+    assert "secret" not in repr(given)
+    assert "secret" in given.again(FAILED, as_given=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from conformance import Clause, FactoryHarness, Level, Status, URLHarness, run_clause
 from conformance.case import Case, raises
 from conformance.clause import Check
+from conformance.failure import Failure
 from conformance.runner import GRACE
 from conformance.slowdown import slowdown
 from cpkit import ListsThreads, MemoryCheckpointer, VersionConflict
@@ -175,3 +177,53 @@ def test_random_choices_depend_on_the_seed() -> None:
     choices, ids = zip(*seen, strict=True)
     assert choices[0] == choices[1] != choices[2]
     assert len(set(ids)) == 3
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit, GeneratorExit])
+def test_a_store_that_raises_what_ends_a_program_fails(
+    error: type[BaseException],
+) -> None:
+    """The clause fails, and the run continues."""
+
+    async def check(case: Case) -> None:
+        raise error
+
+    outcome = run_clause(made(check), MEMORY)
+    assert outcome.status is Status.FAILED
+    assert outcome.seen.startswith(error.__name__)
+
+
+def test_a_failure_keeps_what_was_counted() -> None:
+    """A clause that fails in a failover has lost most."""
+
+    async def check(case: Case) -> None:
+        case.acknowledged, case.lost = 10, 3
+        raise Failure("all of them", "7")
+
+    outcome = run_clause(made(check), MEMORY)
+    assert (outcome.status, outcome.acknowledged, outcome.lost) == ("failed", 10, 3)
+
+
+def test_an_error_near_the_deadline_is_not_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To look whether handles share a store takes time that the clause has not."""
+    monkeypatch.setattr("conformance.runner.GRACE", 0.2)
+
+    class Slow(URLHarness):
+        opened = 0
+
+        def open(self, **options: Any) -> Any:
+            Slow.opened += 1
+
+            if Slow.opened > 2:
+                time.sleep(1)
+
+            return super().open(**options)
+
+    async def check(case: Case) -> None:
+        async with case.open():
+            raise Failure("two", "three")
+
+    outcome = run_clause(made(check, "handles", deadline=0.1), Slow("memory://near"))
+    assert (outcome.expected, outcome.seen) == ("two", "three")
