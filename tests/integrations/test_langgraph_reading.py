@@ -16,12 +16,14 @@ from langgraph.checkpoint.base.id import uuid6
 from langgraph.checkpoint.serde.types import INTERRUPT
 
 from cpkit import (
+    CorruptThread,
     MemoryCheckpointer,
     open_checkpointer,
 )
 from cpkit.integrations.langgraph import (
     CheckpointSaver,
     Unsupported,
+    store_thread_id,
 )
 from tests.integrations.langgraph_runs import Recorder, Run, found, thread, values
 
@@ -361,6 +363,18 @@ async def test_a_large_value_is_stored_in_parts(url: str) -> None:
 
     assert there.checkpoint["channel_values"] == {"big": big, "n": 10}
     assert there.pending_writes == [("task", "big", big)]
+
+
+async def test_a_missing_part_is_damage(cp: MemoryCheckpointer[Any]) -> None:
+    """The thread is reported as corrupt, with the message that cannot be read."""
+    await Run(CheckpointSaver(cp)).put(big="x" * 5 * 1024 * 1024)
+    data = await cp.load(store_thread_id("t"))
+    assert data is not None
+    await cp.delete_thread(store_thread_id("t"))
+    await cp.append(store_thread_id("t"), data.messages[1:])
+
+    with pytest.raises(CorruptThread, match="parts are stored before it"):
+        await CheckpointSaver(cp).aget_tuple(thread())
 
 
 async def test_the_threads_used_last_are_cached(cp: MemoryCheckpointer[Any]) -> None:

@@ -246,6 +246,34 @@ async def test_values_can_be_encrypted(cp: MemoryCheckpointer[Any]) -> None:
     assert await values(saver, thread()) == {"log": ["secret"] * 10}
 
 
+class _Secret(JsonPlusSerializer):
+    """A program's own serializer, derived from LangGraph's, that encrypts."""
+
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        kind, data = super().dumps_typed(obj)
+        return f"xor-{kind}", _Xor().encrypt(data)[1]
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        plain = _Xor().decrypt("xor", data[1])
+        return super().loads_typed((data[0].removeprefix("xor-"), plain))
+
+
+async def test_a_derived_serializer_sees_every_value(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """Small values, too, are stored as it says, and never as plain JSON."""
+    saver = CheckpointSaver(cp, serde=_Secret(pickle_fallback=False))
+    await Run(saver).put(password="hunter2", n=1, log=["hunter2"])
+    assert await values(saver, thread()) == {
+        "password": "hunter2",
+        "n": 1,
+        "log": ["hunter2"],
+    }
+    data = await cp.load(store_thread_id("t"))
+    assert data is not None
+    assert "hunter2" not in repr(data.messages)
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -395,3 +395,60 @@ async def test_a_task_writes_once(url: str) -> None:
                 ("task", RESUME, 2),
                 ("task", "ch", "first"),
             ]
+
+
+async def test_every_reader_waits_for_a_cancelled_put() -> None:
+    """Also a second one, and one that comes after a reader that was cancelled."""
+
+    class Slow(MemoryCheckpointer[Any]):
+        may_end = asyncio.Event()
+
+        async def append(self, *args: Any, **options: Any) -> int:
+            await self.may_end.wait()
+            return await super().append(*args, **options)
+
+    async with Slow() as cp:
+        cp.may_end.set()
+        run = Run(CheckpointSaver(cp))
+        await run.put(n=0)
+        cp.may_end.clear()
+        put = asyncio.create_task(run.put(n=1))
+        await asyncio.sleep(0.01)
+        put.cancel()
+        await asyncio.wait([put])
+        reads = [asyncio.create_task(values(run.saver, thread())) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        reads[0].cancel()
+        await asyncio.wait([reads[0]])
+        reads.append(asyncio.create_task(values(run.saver, thread())))
+        await asyncio.sleep(0.01)
+        assert not any(read.done() for read in reads[1:])
+        cp.may_end.set()
+        assert await asyncio.gather(*reads[1:]) == [{"n": 1}] * 3
+
+
+async def test_an_error_that_cannot_be_copied_reaches_every_caller() -> None:
+    """A store's own class may take other arguments than it passes on."""
+
+    class Odd(Exception):
+        def __init__(self, code: int, place: str) -> None:
+            super().__init__(f"{code} at {place}")
+
+    class Broken(MemoryCheckpointer[Any]):
+        is_broken = False
+
+        async def append(self, *args: Any, **options: Any) -> int:
+            if self.is_broken:
+                raise Odd(7, "home")
+
+            return await super().append(*args, **options)
+
+    async with Broken() as cp:
+        run = Run(CheckpointSaver(cp))
+        config = await run.put(n=0)
+        cp.is_broken = True
+        outcomes = await asyncio.gather(
+            *(run.saver.aput_writes(config, [("n", n)], f"{n}") for n in range(3)),
+            return_exceptions=True,
+        )
+        assert [str(one) for one in outcomes] == ["7 at home"] * 3

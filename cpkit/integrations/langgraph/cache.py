@@ -64,7 +64,7 @@ class Threads:
         while len(self._cached) > self._limit or (
             len(self._cached) > 1 and self._bytes() > self._limit_bytes
         ):
-            # An append adds its record to the thread that was cached when it began.
+            # Keep a thread with an append under way, which will add its record to it.
             idle = next(
                 (one for one in self._cached if not self.outbox.is_appending(one)),
                 store_id,
@@ -246,7 +246,7 @@ class Threads:
 
             count *= _GROWTH
 
-        # The id has another thread now, or a window has too many new records.
+        # The thread was deleted and begun again, or a window has too many new records.
         if start >= 0 and (place > 0 or (stop and len(records) == _MANY_RECORDS)):
             return False
 
@@ -299,7 +299,7 @@ class Threads:
         return False
 
     def _is_usable(self, thread: Thread, first: int | None) -> bool:
-        """Return whether a cached thread may have the records that are needed."""
+        """Return whether it is worth to extend a cached thread."""
         if first is None:
             return thread.count > 0 and not thread.is_window
 

@@ -17,6 +17,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from cpkit.integrations.langgraph.found import namespace_in
+from cpkit.integrations.langgraph.serializer import DefaultSerializer
 from cpkit.integrations.langgraph.stored import Draft, Offer, Record
 from cpkit.integrations.langgraph.thread import (
     LARGEST_TEXT,
@@ -38,13 +39,14 @@ from cpkit.integrations.langgraph.values import (
 __all__ = ["Composer"]
 
 # A full checkpoint is stored when the records since the last one have more bytes than
-# half of the state, and more than this. The first read of a process needs both.
+# half of the state, and more than this. The first read of a process loads the full
+# checkpoint and the records after it.
 _FULL_FROM = 32 * 1024
 
-# Fewer versions are stored with every checkpoint.
+# With fewer channels, every checkpoint has all versions.
 _MANY_CHANNELS = 8
 
-# To refer to a smaller value would save little.
+# The least bytes of a write to which a checkpoint refers.
 _OFFERED_FROM = 128
 
 # A checkpoint is also stored with all its values if this adds few bytes.
@@ -56,8 +58,8 @@ class Composer:
 
     def __init__(self, serde: SerializerProtocol) -> None:
         self._serde = serde
-        # Another serializer may encrypt.
-        self._stores_plain = isinstance(serde, JsonPlusSerializer)
+        # Another serializer, also one derived from these, may encrypt.
+        self._stores_plain = type(serde) in (JsonPlusSerializer, DefaultSerializer)
 
     def checkpoint(
         self,
@@ -70,7 +72,8 @@ class Composer:
     ) -> tuple[Draft, dict[tuple[str, str], Known]]:
         """Return the record of a checkpoint, and the lists that it stores.
 
-        It is full if the caller says so, if it is time, and if that adds little.
+        The record is full if any of these is true: the caller asks for it, many bytes
+        were stored since the last full one, or the values that are not new are small.
         """
         ns = namespace_in(config)
         space = thread.namespace(ns)
@@ -118,7 +121,8 @@ class Composer:
             value = values[channel]
             offered = offers.get(channel, ())
 
-            # A value that a task wrote needs no comparison with the list before.
+            # If a task wrote the value, refer to the write. That saves comparing it
+            # with the list before.
             if any(
                 type(value) is not list or one.length == len(value) for one in offered
             ):
@@ -250,7 +254,8 @@ def _may_be_full(
     thread: Thread, ns: str, checkpoint: Checkpoint, new_versions: ChannelVersions
 ) -> bool:
     """Return whether a checkpoint can be stored with all its values."""
-    # A write of this checkpoint, or of a later one, may stand before it.
+    # Writes of this checkpoint or of a later one may be stored already: a reader that
+    # begins here would miss them.
     if thread.first_id is None or thread.early_writes.get(ns, "") >= checkpoint["id"]:
         return False
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 
@@ -18,14 +19,15 @@ from cpkit.protocol import Checkpointer
 
 __all__ = ["Outbox"]
 
-# A checkpoint is put a few turns of the event loop after the append that it waited for.
-# Its task's writes, which are queued already, wait for it.
+# LangGraph puts the next checkpoint a few turns of the event loop after the append that
+# it waited for. The writes that are queued wait as long, so that one append has both.
 _TURNS = 3
 
 # Attempts to append a full checkpoint while others append to the thread.
 _TRIES = 4
 
-# More are not joined: less than `LARGEST_TEXT`, so that a draft in parts is alone.
+# The size of what is joined. It is below `LARGEST_TEXT`, so that a draft that needs
+# parts is appended alone.
 _MOST_BYTES = 1024 * 1024
 
 
@@ -46,8 +48,8 @@ class Outbox:
     ``forget`` is called with a thread that has been deleted. ``catch_up`` reads a
     thread's new records and returns whether it has all.
 
-    What a full checkpoint says of the records before it is true only if its writer has
-    read them all. So it is appended at the position that the writer expects.
+    A full checkpoint says things of all records before it. They are true only if its
+    writer has read them all, so it is appended with an expected version.
     """
 
     def __init__(
@@ -66,7 +68,8 @@ class Outbox:
     async def append(self, thread: Thread, draft: Draft) -> bool:
         """Append a draft; return false if the thread was deleted before.
 
-        A caller that is cancelled before the append begins takes its draft back.
+        Then the draft is stored all the same, and what it builds on is missing. A
+        caller that is cancelled before the append begins takes its draft back.
         """
         name = thread.store_id
         queued = _Queued(thread, draft)
@@ -96,8 +99,12 @@ class Outbox:
 
     async def wait_until_decided(self, store_id: str) -> None:
         """Wait for appends whose callers were cancelled."""
-        if (sender := self._undecided.pop(store_id, None)) is not None:
+        if (sender := self._undecided.get(store_id)) is not None:
             await asyncio.wait([sender])
+
+            # Others may wait for it too, and another one may be undecided by now.
+            if self._undecided.get(store_id) is sender:
+                del self._undecided[store_id]
 
     async def _send(self, name: str) -> None:
         """Append what is queued for a thread, until nothing is."""
@@ -116,7 +123,7 @@ class Outbox:
         finally:
             del self._senders[name], self._waiting[name]
 
-            # The event loop shuts down.
+            # If the event loop shuts down, the callers are cancelled too.
             for queued in batch + waiting:
                 queued.answer.cancel()
 
@@ -142,9 +149,10 @@ class Outbox:
     async def _append_records(
         self, batch: list[_Queued]
     ) -> tuple[list[list[Record]], int, int]:
-        """Append the records of the drafts; return them, and the store's answer.
+        """Append the records of the drafts.
 
-        The last item is the highest version that was known before.
+        Returns them, the version after the append, and the highest version that was
+        known before.
         """
         ids = {queued.draft.record["id"] for queued in batch}
         full = [queued for queued in batch if _is_window_start(queued.draft.record)]
@@ -246,7 +254,7 @@ class Outbox:
 
 
 def _take(waiting: list[_Queued]) -> list[_Queued]:
-    """Take what one append may have off the queue, at least one draft."""
+    """Take drafts off the queue for one append: at least one, if any is left."""
     size = count = 0
 
     if len(waiting) == 1:
@@ -283,8 +291,15 @@ def _is_refused(exc: Exception) -> bool:
 
 
 def _answer_all(batch: list[_Queued], exc: Exception) -> None:
+    """Raise the error for each caller: an object of its own, if it can be copied."""
     for queued in batch:
-        _answer(queued, copy(exc) if len(batch) > 1 else exc)
+        own = exc
+
+        if len(batch) > 1:
+            with suppress(Exception):  # a store's own class may not allow it
+                own = copy(exc)
+
+        _answer(queued, own)
 
 
 def _answer(queued: _Queued, outcome: bool | Exception) -> None:

@@ -15,18 +15,18 @@ __all__ = ["MISSING", "Draft", "Fence", "Offer", "Record", "Stored", "Write"]
 Record: TypeAlias = dict[str, Any]
 
 MISSING: Any = object()
-"""In place of the value of a channel that has a version and no value."""
+"""Marks a channel that has a version and no value."""
 
-# Checkpoints without dicts of their own in a row: they are built from each other when
-# one of them is read, so a longer chain would make that read slow.
+# How many checkpoints in a row may have no dicts of their own. Reading the last one
+# builds them from all of these, so a longer chain would make that read slow.
 _LONGEST_CHAIN = 32
 
 
 class Stored:
     """A checkpoint as the thread has it.
 
-    ``body`` is the serialized checkpoint without its values, and its metadata. It is
-    not complete if a value stands before the first record that was read.
+    ``body`` is the serialized checkpoint without its values, and its metadata. The
+    checkpoint is not complete if one of its values is in a record that was not read.
 
     ``changed`` has all ``versions``, or those that differ from the ``base``. ``found``
     has the values of the channels that changed, and ``loose`` those without a version.
@@ -150,9 +150,10 @@ class Write:
 
 @dataclass(slots=True, eq=False)
 class Offer:
-    """A write that the next checkpoint may refer to, once its record is stored.
+    """A task's write, to which the next checkpoint may refer in place of the value.
 
-    ``length`` is that of a list.
+    The write must be stored before, or in the same append. ``length`` is the number of
+    items if the value is a list.
     """
 
     record_id: str
@@ -177,9 +178,10 @@ class Draft:
     stored: Record = field(default_factory=dict)
 
     def finished(self, together: Collection[str]) -> Record:
-        """Return the record, which refers to writes that are stored or ``together``.
+        """Return the record as it is appended.
 
-        ``together`` has the ids of the records of the same append.
+        Values that are stored as writes become references. The writes are in the store,
+        or among the records ``together``, by their ids, in the same append.
         """
         used = [
             (channel, offer)
@@ -213,10 +215,11 @@ class Draft:
 
 @dataclass(slots=True, eq=False)
 class Fence:
-    """Refuses a change of a thread to which another writer appended after the read.
+    """Lets a change of a thread be refused if another writer appended after the read.
 
     ``version`` is that of the store's thread before the first read with this fence.
-    ``writes`` wait for the checkpoint, so that all are one append at this version.
+    The saver holds ``writes`` back, and appends them with the checkpoint at this
+    version.
     """
 
     version: int | None = None

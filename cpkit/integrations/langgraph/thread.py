@@ -14,8 +14,8 @@ A record is one message of the store's thread. It has an id and a type:
     A *full* checkpoint has all values, so a reader needs no earlier record, except for
     the records of writes in its ``needs``. ``newest`` is the highest checkpoint id that
     its writer knew in the namespace, and ``top`` in all namespaces; each is empty if
-    the checkpoint's own id is the highest. These are true of all records before it,
-    because it is appended at the position that its writer expects.
+    the checkpoint's own id is the highest. The two are right for all records before it:
+    the append is refused if its writer has not seen them all.
 ``writes``
     The writes of one task. The record may be stored before that of its checkpoint.
 ``hidden``
@@ -28,9 +28,9 @@ A record is one message of the store's thread. It has an id and a type:
 
 Each record also names the first record of the thread (``first``), if its writer knew
 it. A record with another ``first`` was meant for a thread that was deleted, and is
-ignored. A full checkpoint is the exception, because it needs no deleted record: it
-counts, and so do the records after it with the same ``first``. A checkpoint that builds
-on a missing record is ignored too.
+ignored. Full checkpoints are not: they need no deleted record. So they count, and so do
+the records after them with the same ``first``. A checkpoint that builds on a missing
+record is ignored too.
 """
 
 from __future__ import annotations
@@ -131,10 +131,10 @@ class Thread:
 
     A *window* begins at a full checkpoint, and a whole thread at the first record. The
     version of a window is ``None`` until the position of one of its records is known.
-    ``top`` is the highest checkpoint id that a record names. ``above`` is for a window:
-    no earlier record has a checkpoint id above the first of the two, in the namespace
-    of the full checkpoint, or above the second, in any namespace. A window is *mixed*
-    if only a reader of all records can tell which of its records are ignored.
+    ``top`` is the highest checkpoint id that a record names. ``above`` bounds the
+    checkpoint ids before a window: in the namespace of the full checkpoint, and in all
+    namespaces. A window is *mixed* if it has a record with an unknown ``first``: only a
+    reader of the whole thread can tell whether that record is ignored.
 
     ``seen`` counts these records and those that this process has appended, and
     ``bytes_seen`` counts their bytes. ``owner`` is the token of the run that owns the
@@ -230,8 +230,8 @@ class Thread:
     def set_back(self, record: Record, ahead: int) -> None:
         """Set how far before a record the last full checkpoint is, if that is known.
 
-        ``ahead`` records of the same append stand before it. The full checkpoint may be
-        farther: the records of others that were not read do not count.
+        ``ahead`` is the number of records before it in the same append. The distance is
+        at least this: records of others that were not read are not counted.
         """
         if "ns" in record and "newest" not in record:
             full_count = self.namespace(record["ns"]).full_count
@@ -311,7 +311,7 @@ class Thread:
         """
         try:
             is_valid = self._take(record)
-        except (AttributeError, KeyError, TypeError, ValueError) as exc:
+        except (AttributeError, LookupError, TypeError, ValueError) as exc:
             raise CorruptThread(
                 self.store_id,
                 f"message {self.count}" + (" of those read" * self.is_window),
@@ -564,12 +564,16 @@ def record_size(record: Record) -> int:
 
 
 def with_parts(record: Record, parts: list[str]) -> Record:
-    """Return the record with the texts that were stored as parts before it."""
-    left = iter(parts)
+    """Put the texts that were stored as parts before the record into it."""
+    used = 0
 
     for data in _each_data(record):
-        if isinstance(data[1], int):
-            data[1] = "".join(next(left) for _ in range(data[1]))
+        if isinstance(count := data[1], int):
+            data[1] = "".join(parts[used : used + count])
+            used += count
+
+    if used > len(parts):
+        raise ValueError(f"{len(parts)} parts are stored before it, and not {used}")
 
     return record
 
