@@ -10,7 +10,7 @@ from cpkit.errors import VersionConflict
 from cpkit.integrations.langgraph.cache import Threads
 from cpkit.integrations.langgraph.errors import NotOwner
 from cpkit.integrations.langgraph.names import FENCE, OWNER
-from cpkit.integrations.langgraph.stored import Draft, Fence, Record
+from cpkit.integrations.langgraph.stored import Draft, Fence, Record, is_full
 from cpkit.integrations.langgraph.thread import Thread, new_record, split
 
 __all__ = ["Appends"]
@@ -94,7 +94,7 @@ class Appends:
             if fence is not None and version != fence.version:
                 raise VersionConflict(thread.store_id, fence.version or 0, version)
 
-            if "newest" in draft.record:
+            if is_full(draft.record):
                 thread.set_higher_ids(draft.record)
 
             ids = {one.record["id"] for one in drafts}

@@ -9,7 +9,7 @@ from typing import Any
 from cpkit.integrations.langgraph.errors import Unsupported
 from cpkit.integrations.langgraph.names import HASHED, PLAIN, store_thread_id
 from cpkit.integrations.langgraph.outbox import Outbox
-from cpkit.integrations.langgraph.stored import Record
+from cpkit.integrations.langgraph.stored import Record, may_begin_window
 from cpkit.integrations.langgraph.thread import Thread
 from cpkit.protocol import Checkpointer, ListsThreads, ReadsRanges
 from cpkit.sessions.fenced import read_range
@@ -323,8 +323,7 @@ def _full_place(records: list[Any], ns: str | None, oldest: bool) -> int | None:
 
         if (
             isinstance(record, dict)
-            and record.get("newest") is not None
-            and record.get("first") is not None
+            and may_begin_window(record)
             and (ns is None or record.get("ns") == ns)
             and place >= int(record.get("parts", 0))
             and len(_needed(records, place)) == len(record.get("needs", ()))

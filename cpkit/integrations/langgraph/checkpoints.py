@@ -29,7 +29,7 @@ from cpkit.integrations.langgraph.found import (
     newest_of,
 )
 from cpkit.integrations.langgraph.names import FENCE, store_thread_id, thread_id_in
-from cpkit.integrations.langgraph.stored import Fence, Stored
+from cpkit.integrations.langgraph.stored import Fence, Stored, is_full
 from cpkit.integrations.langgraph.thread import Namespace, Thread
 from cpkit.integrations.langgraph.values import Known, Value, from_json, load
 
@@ -156,7 +156,7 @@ class Checkpoints:
             thread.empty[ns, channel] = checkpoint["channel_versions"][channel]
 
         # Otherwise it was noted when the thread took the record.
-        if "newest" in record and record["id"] in thread.appended:
+        if is_full(record) and record["id"] in thread.appended:
             thread.note_full(thread.ensure_namespace(ns), record)
 
         return config_for(thread_id, namespace_in(config), checkpoint["id"])

@@ -13,7 +13,7 @@ from copy import copy
 from dataclasses import dataclass, field
 
 from cpkit.errors import BackendUnavailable, CheckpointerError, VersionConflict
-from cpkit.integrations.langgraph.stored import Draft, Record
+from cpkit.integrations.langgraph.stored import Draft, Record, may_begin_window
 from cpkit.integrations.langgraph.thread import Thread, record_size, split
 from cpkit.protocol import Checkpointer
 
@@ -155,7 +155,7 @@ class Outbox:
         known before.
         """
         ids = {queued.draft.record["id"] for queued in batch}
-        full = [queued for queued in batch if _is_window_start(queued.draft.record)]
+        full = [queued for queued in batch if may_begin_window(queued.draft.record)]
 
         # The thread was replaced in the cache: it is not known which one is current.
         if any(queued.thread is not full[0].thread for queued in full):
@@ -271,11 +271,6 @@ def _take(waiting: list[_Queued]) -> list[_Queued]:
     batch = waiting[:count]
     del waiting[:count]
     return batch
-
-
-def _is_window_start(record: Record) -> bool:
-    """Return whether a reader may begin at this record."""
-    return "newest" in record and record["first"] is not None
 
 
 def _make_ordinary(full: list[_Queued]) -> None:

@@ -10,7 +10,17 @@ from langgraph.checkpoint.base import ChannelVersions
 
 from cpkit.integrations.langgraph.values import Typed
 
-__all__ = ["MISSING", "Draft", "Fence", "Offer", "Record", "Stored", "Write"]
+__all__ = [
+    "MISSING",
+    "Draft",
+    "Fence",
+    "Offer",
+    "Record",
+    "Stored",
+    "Write",
+    "is_full",
+    "may_begin_window",
+]
 
 Record: TypeAlias = dict[str, Any]
 
@@ -22,13 +32,24 @@ MISSING: Any = object()
 _LONGEST_CHAIN = 32
 
 
+def is_full(record: Record) -> bool:
+    """Return whether a record is a full checkpoint: no other one has ``newest``."""
+    return "newest" in record
+
+
+def may_begin_window(record: Record) -> bool:
+    """Return whether a reader may begin at this record."""
+    return is_full(record) and record.get("first") is not None
+
+
 class Stored:
     """A checkpoint as the thread has it.
 
     ``body`` is the serialized checkpoint without its values, and its metadata. The
     checkpoint is not complete if one of its values is in a record that was not read.
 
-    ``changed`` has all ``versions``, or those that differ from the ``base``. ``found``
+    ``changed`` has all ``versions`` (``has_all``), or those that differ from the
+    ``base``: the parent, or ``None`` if nothing is taken from it. ``found``
     has the values of the channels that changed, and ``loose`` those without a version.
     The dicts of a checkpoint with a base are built when they are read for the first
     time; ``_chain_length`` counts the checkpoints in a row whose dicts are not built.
@@ -202,7 +223,7 @@ class Draft:
 
         self.stored = {**self.record, "values": values}
 
-        if "newest" in self.record:
+        if is_full(self.record):
             self.stored["needs"] = sorted({offer.record_id for _, offer in used})
 
         return self.stored

@@ -48,7 +48,14 @@ from langgraph.checkpoint.base import ChannelVersions, writes_sort_key
 
 from cpkit.errors import CorruptThread
 from cpkit.integrations.langgraph.names import thread_id_in
-from cpkit.integrations.langgraph.stored import MISSING, Offer, Record, Stored, Write
+from cpkit.integrations.langgraph.stored import (
+    MISSING,
+    Offer,
+    Record,
+    Stored,
+    Write,
+    is_full,
+)
 from cpkit.integrations.langgraph.values import Known, Value
 
 __all__ = [
@@ -233,7 +240,7 @@ class Thread:
         ``ahead`` is the number of records before it in the same append. The distance is
         at least this: records of others that were not read are not counted.
         """
-        if "ns" in record and "newest" not in record:
+        if "ns" in record and not is_full(record):
             full_count = self.namespace(record["ns"]).full_count
 
             if full_count:
@@ -376,7 +383,7 @@ class Thread:
         elif record["type"] == "part":
             pass
         elif first_id is not None and first_id not in self._firsts:
-            if "newest" not in record:
+            if not is_full(record):
                 self.is_mixed = self.is_window
                 self._parts.clear()
                 return False
@@ -405,11 +412,11 @@ class Thread:
         new: dict[tuple[str, object], Any] = {}
 
         for channel, stored in record["values"].items():
-            base = stored.get("base")
-            source = None if base is None else self._values.get((base, channel))
+            base_id = stored.get("base")
+            source = None if base_id is None else self._values.get((base_id, channel))
             data = self._data_of(stored) if "of" in stored else stored["data"]
 
-            if data is None or (base is not None and source is None):
+            if data is None or (base_id is not None and source is None):
                 if self.is_window:
                     is_complete = False
                     continue
@@ -434,11 +441,11 @@ class Thread:
         before: ChannelVersions = {}
         found: dict[str, Any] = {}
 
-        if parent is not None and not parent.is_complete:
-            parent = None
+        # What the checkpoint is built from: its parent, if that is complete.
+        base = None if parent is None or not parent.is_complete else parent
 
-        if has_all and parent is not None:
-            before = parent.versions
+        if has_all and base is not None:
+            before = base.versions
 
         for place in changed.items():
             channel, version = place
@@ -455,7 +462,7 @@ class Thread:
                 found[channel] = value
 
         if has_all and len(found) == len(changed):
-            parent = None
+            base = None
 
         loose = record.get("loose", {})
         checkpoint_id = record["checkpoint_id"]
@@ -464,17 +471,17 @@ class Thread:
         space.latest = max(space.latest, checkpoint_id)
         space.hidden.discard(checkpoint_id)
         space.checkpoints[checkpoint_id] = Stored(
-            _data(record["body"]),
-            record["parent"],
-            parent,
-            changed,
-            found,
-            {name: Value(record_id, _data(data)) for name, data in loose.items()},
-            is_complete,
-            has_all,
+            body=_data(record["body"]),
+            parent=record["parent"],
+            base=base,
+            changed=changed,
+            found=found,
+            loose={name: Value(record_id, _data(data)) for name, data in loose.items()},
+            is_complete=is_complete,
+            has_all=has_all,
         )
 
-        if "newest" in record:
+        if is_full(record):
             space.first_full = space.first_full or checkpoint_id
             self.note_full(space, record)
 
