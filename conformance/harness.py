@@ -41,9 +41,9 @@ class Harness:
     """Opens handles of one store.
 
     Only ``open`` is required. With the other methods the suite can check more clauses.
-    Some clauses start other processes, which build the harness again. So it must be a
-    dataclass in an importable module with JSON values as fields, or `elsewhere` returns
-    such a harness.
+    Some clauses start other processes, which build the harness again. For these the
+    harness, or the one that `elsewhere` returns, must be a dataclass in an importable
+    module, with JSON values as fields.
     """
 
     shared: bool = True
@@ -64,8 +64,8 @@ class Harness:
     appends_in_order: bool = False
     """Whether the engine needs a file system that writes appended bytes in their order.
 
-    If so, the simulated disk of the level ``powerloss`` cuts what is not synced of a
-    file, and leaves no holes in it.
+    If so, the simulated disk of the level ``powerloss`` cuts off the end of a file that
+    is not synced, and leaves no holes in it.
     """
 
     @property
@@ -120,10 +120,10 @@ class Harness:
         """Return a harness for a new store whose files are all in this empty folder.
 
         The level ``powerloss`` uses it; other processes build the harness again. For a
-        server, the harness has `start` and `kill`, for a server of its own with the
-        same settings as this one. `start` creates the data where the folder is empty,
-        and otherwise starts on its files: after a power loss, with what an operator
-        does for recovery. Return ``None`` where that is not possible.
+        server, `start` and `kill` of the returned harness are for a server of its own,
+        with the same settings. `start` creates the data if the folder is empty.
+        Otherwise it starts on the files that are there, and does what an operator does
+        after a power loss. Return ``None`` where that is not possible.
         """
         return None
 
@@ -201,7 +201,7 @@ class URLHarness(Harness):
     url: str
 
     def __post_init__(self) -> None:
-        # Checks the URL, and imports the driver before an event loop runs.
+        # Checks the URL, and imports the driver, which would block an event loop.
         open_checkpointer(self.url)
 
     def __repr__(self) -> str:
@@ -213,7 +213,7 @@ class URLHarness(Harness):
 
     @property
     def shared(self) -> bool:  # type: ignore[override]  # read-only, because it follows from the URL
-        return self.url not in ("memory://", "sqlite:///:memory:")
+        return self.url.partition("?")[0] not in ("memory://", "sqlite:///:memory:")
 
     def open(self, **options: Any) -> AbstractAsyncContextManager[Checkpointer[Any]]:
         return open_checkpointer(self.url, **options)
@@ -224,7 +224,8 @@ class URLHarness(Harness):
     def server_address(self) -> tuple[str, int] | None:
         place = urlsplit(self.url)
 
-        # A certificate has the server's name, and a cluster's nodes name themselves.
+        # TLS checks the server's name, and clients of a cluster connect to the
+        # addresses that its nodes name.
         if place.scheme.startswith("rediss") or "cluster" in place.scheme:
             return None
 
@@ -249,7 +250,7 @@ class URLHarness(Harness):
 
         # With four slashes, because some drivers take a path with three as relative.
         base, question, query = self.url.partition("?")
-        # The driver creates the folder of its store, and has to make it lasting.
+        # The driver creates the folder of its store, and must sync its name.
         path = quote(f"{folder}/new/store")
         scheme = base.partition(":")[0]
         return URLHarness(f"{scheme}:///{path}{question}{query}")
@@ -288,9 +289,9 @@ class FactoryHarness(Harness):
 def harness_for(target: str | Harness) -> Harness:
     """Return the harness of a URL or of ``package.module:factory``.
 
-    The factory is a `Harness`, a callable that returns one, or a callable that takes
-    keyword options and returns an unopened handle. Raises ``InvalidURL`` for a URL
-    that is not valid, and ``ValueError`` for any other target.
+    The name is that of a `Harness`, of a callable that returns one, or of a callable
+    that takes keyword options and returns an unopened handle. Raises ``InvalidURL`` for
+    a URL that is not valid, and ``ValueError`` for any other target.
     """
     if isinstance(target, Harness):
         return target
@@ -348,7 +349,9 @@ def address(harness: Harness) -> str:
         raise TypeError(f"{type(harness).__name__} is not a dataclass")
 
     if type(harness).__module__ == "__main__":
-        raise TypeError("it is in the program that runs: put it into a module")
+        raise TypeError(
+            "it is in the program that runs: put it into a module of its own"
+        )
 
     kind = f"{type(harness).__module__}:{type(harness).__qualname__}"
     values = {field.name: getattr(harness, field.name) for field in fields(made)}

@@ -168,3 +168,11 @@ def test_a_relay_needs_one_server() -> None:
     several = URLHarness("postgresql://u@127.0.0.1:5433,127.0.0.1:5434/d")
     assert several.lacks("proxy") == "the harness does not say where its server listens"
     assert several.lacks("nodes") == "the harness has no nodes that can fail"
+
+
+@pytest.mark.parametrize("url", ["memory://", "sqlite:///:memory:"])
+def test_a_store_of_one_handle_is_not_shared(url: str) -> None:
+    """Also with options in its URL."""
+    assert URLHarness(url).lacks("handles") == "each handle has its own store"
+    with_options = URLHarness(f"{url}?max_payload=1000000")
+    assert with_options.lacks("handles") == "each handle has its own store"
