@@ -117,12 +117,13 @@ def thread_lease(
     """Return a context manager that holds the thread's lease while its block runs.
 
     A holder without a heartbeat for ``stale_after`` seconds loses its term. Waiting
-    runners use the value of the holder, which its claim records. ``timeout`` bounds the
-    wait; ``None`` means without limit. ``holder`` names the runner for people; the
-    default is the host name and the process id. While another runner holds the lease,
-    the log says at once for whom this runner waits and how long, and ``on_wait`` is
-    called with a `LeaseWait`. A task that holds the lease already, and gives no
-    timeout, gets ``LeaseTimeout`` at once: it would wait for itself.
+    runners use the holder's value, which is stored in the term, and not their own.
+    ``timeout`` bounds the wait; ``None`` means without limit. ``holder`` names the
+    runner for people; the default is the host name and the process id. While another
+    runner holds the lease, the log says at once for whom this runner waits and how
+    long, and ``on_wait`` is called with a `LeaseWait`. A task that holds the lease
+    already, and gives no timeout, gets ``LeaseTimeout`` at once: it would wait for
+    itself.
 
     A ``stale_after`` or ``timeout`` that is not a finite number of seconds raises
     ``ValueError``. Entering raises ``LeaseTimeout`` and what the store raises. Leaving
@@ -165,6 +166,7 @@ class Lease:
         self._cancelled_block = False
         self._cancelling = 0
         self._renewed_at = 0.0
+        self._heartbeats = 0
         self._entered = False
         self._task: asyncio.Task[Any] | None = None
         self._renewer: asyncio.Task[None] | None = None
@@ -197,7 +199,7 @@ class Lease:
             raise LeaseLost(self.thread_id, self.token, self._reason)
 
     def keep_mark(self) -> None:
-        """Leave the mark of a dead run: this term only recovers, it runs no agent."""
+        """Do not clear the mark of a dead run at exit: this term runs no agent."""
         self._keeps_mark = True
 
     async def __aenter__(self) -> Self:
@@ -342,7 +344,7 @@ class Lease:
                 return record
 
             if record.status == "issued":
-                # Others measure from the claim or later, so `asked` is the safe start.
+                # Waiting runners count from the claim or later, so this is safe.
                 self._renewed_at = asked
                 self.token = record.attempt
                 return None
@@ -356,32 +358,33 @@ class Lease:
     async def _renew_until_lost(self) -> None:
         """Renew the lease until this task is cancelled or the lease is lost."""
         clock = asyncio.get_running_loop().time
-        count = 0
 
         while self._reason is None:
             # Not from now: the answer to the claim or to a renewal may have come late.
             due = self._renewed_at + self._stale_after / 3
             await asyncio.sleep(max(0.0, due - clock()))
-            count += 1
 
             try:
                 async with asyncio.timeout_at(self._renewed_at + self._stale_after):
-                    await self._renew(count)
+                    await self._renew()
             except TimeoutError:
                 self._lose(f"it could not be renewed for {self._stale_after:g} s")
 
-    async def _renew(self, count: int) -> None:
+    async def _renew(self) -> None:
         clock = asyncio.get_running_loop().time
 
         for pause in self._backoff.pauses(self._stale_after / 4):
             started = clock()
+            # A new heartbeat in each try. The try before may have been applied, and
+            # waiting runners count from what they saw then.
+            self._heartbeats += 1
 
             try:
                 if not await self._holds():
                     self._lose("another runner took it over")
                     return
 
-                await self._terms.renew(self._call, count)
+                await self._terms.renew(self._call, self._heartbeats)
                 self._renewed_at = started
                 return
             except Exception:
@@ -404,7 +407,7 @@ class Lease:
             self._reason = reason
             log.warning("the lease of %r was lost: %s", self.thread_id, reason)
 
-            # A check in the block itself raises the error instead.
+            # If the block itself called `check`, that raises; do not cancel it too.
             if self._task is not None and self._task is not current_task():
                 self._cancelled_block = True
                 self._task.cancel()
@@ -431,8 +434,8 @@ class Lease:
         try:
             await self._end(raises)
         except asyncio.CancelledError:
-            # Record again: it is idempotent. Without it, the next runner must wait
-            # until the term is stale.
+            # Once more: it is idempotent. Without it, the next runner waits until the
+            # term is stale.
             await self._end(raises=False)
             raise
 

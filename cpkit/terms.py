@@ -58,7 +58,7 @@ class LeaseState:
         return named if isinstance(named, str) else self.died
 
     def same_term_and_heartbeat(self, other: LeaseState) -> bool:
-        """Tell whether the lease was neither renewed nor given away between the two."""
+        """Tell whether the lease was neither renewed nor ended between the two."""
         return (self.term, self.heartbeat) == (other.term, other.heartbeat)
 
 
@@ -78,8 +78,8 @@ class LeaseWait:
     def __str__(self) -> str:
         return (
             f"waiting for the lease of thread {self.thread_id!r}: {self.holder} has "
-            f"it (term {self.token}); if it is dead, this runner takes over in "
-            f"{self.stale_after:g} s"
+            f"it (term {self.token}); if it is dead, this runner takes over after "
+            f"{self.stale_after:g} s without a heartbeat"
         )
 
 
@@ -118,12 +118,11 @@ class Terms:
         If the claim was applied, the record is this call's, perhaps already ended by
         another runner.
         """
-        # Issuing a recorded call again writes nothing and returns its record, which has
-        # the token. If the thread was just forgotten, the try is the first one again.
-        while (record := await self._issue(call)) is None:
-            pass
-
-        return record
+        while True:
+            # ``None`` says that the call was recorded now. Issued again, it returns its
+            # record, which has the token.
+            if (record := await self._issue(call)) is not None:
+                return record
 
     async def _issue(self, call: ToolCall) -> CallRecord | None:
         return await retry_unclear(

@@ -297,7 +297,9 @@ class Worker:
         decided = self._measure(await self._open_requests())
         began = clock()
 
-        if began >= self._scan_not_before:
+        is_scan = began >= self._scan_not_before
+
+        if is_scan:
             self._dead = await self._scan()
             self._scan_not_before = clock() + _REST * (clock() - began)
 
@@ -306,11 +308,14 @@ class Worker:
         now = clock()
 
         due = dict.fromkeys([*decided, *self._dead])
-        self._retry = {
-            thread_id: (pause, not_before)
-            for thread_id, (pause, not_before) in self._retry.items()
-            if now < not_before or thread_id in due or thread_id in self._jobs
-        }
+
+        # Between two scans, a thread whose run failed is not known to be due again.
+        if is_scan:
+            self._retry = {
+                thread_id: (pause, not_before)
+                for thread_id, (pause, not_before) in self._retry.items()
+                if now < not_before or thread_id in due or thread_id in self._jobs
+            }
 
         for thread_id in due:
             if len(self._jobs) >= self._concurrency:

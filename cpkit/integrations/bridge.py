@@ -1,4 +1,4 @@
-"""Calls from any thread or event loop to the event loop of a store."""
+"""Run coroutines on a store's event loop, from any thread or other loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Bridge", "completed"]
 
 T = TypeVar("T")
 
-# Seconds after which a caller looks whether the store's loop has ended.
+# Seconds between two looks of a waiting caller whether the store's loop is still open.
 _PAUSE = 1.0
 
 _LOOP_ENDED = (
@@ -75,12 +75,16 @@ class Bridge:
             answer.cancel()
             raise
 
+        # The store's loop cancels its tasks when it ends. This task is not cancelled.
+        if answer.cancelled():
+            raise RuntimeError(_LOOP_ENDED)
+
         return answer.result()
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run the work on the store's loop, and block this thread until it is done.
 
-        Raises ``RuntimeError`` on the store's loop itself, which would block for ever.
+        Raises ``RuntimeError`` on the store's loop itself, which the call would block.
         """
         if running_loop() is self._loop:
             work.close()
@@ -110,7 +114,7 @@ class Bridge:
             del call
 
     def _check_open(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Raise if the store's loop ended just when the work was given to it."""
+        """Raise if the store's loop was closed before it ended the work."""
         if self._loop is not None and self._loop.is_closed():
             work.close()
             raise RuntimeError(_LOOP_ENDED)
@@ -131,7 +135,8 @@ class Bridge:
 async def completed(work: Coroutine[Any, Any, T]) -> T:
     """Complete the work even if the caller is cancelled, then raise the cancellation.
 
-    The SDKs assume that a change is over when its call ends, cancelled or not.
+    The SDKs assume that no write is under way any more when a call ends, cancelled or
+    not.
     """
     task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None

@@ -11,14 +11,15 @@ event and its change of the state are one append at a known version.
 
 The state of an app, and that of a user, are the extra of a thread of their own. A
 change of theirs is first stored with its event, then applied, then marked as applied.
-If the process dies in between, the next use of the session applies it, also over a
-newer change by another session. A process that reads the session in between applies the
-change too. If it does that late, it also replaces a newer change.
+If the process dies in between, or the store fails, the next call that reads the session
+applies it. So does another process that reads the session in between. If either is
+late, the change replaces a newer one that another session made.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,7 +31,7 @@ from weakref import WeakValueDictionary
 from pydantic_core import to_jsonable_python
 
 from cpkit.driver.ids import check_id
-from cpkit.errors import VersionConflict
+from cpkit.errors import CheckpointerError, VersionConflict
 from cpkit.extras import needs_extra
 from cpkit.integrations.bridge import Bridge, completed
 from cpkit.protocol import Checkpointer, ErasesThreads, ListsThreads
@@ -51,6 +52,8 @@ with needs_extra("cpkit.integrations.google_adk", "google-adk"):
 
 __all__ = ["SessionService", "session_thread"]
 
+logger = logging.getLogger(__name__)
+
 _SESSIONS = "cpkit:google-adk:"
 _APPS = "cpkit:google-adk-app:"
 _USERS = "cpkit:google-adk-user:"
@@ -60,9 +63,9 @@ _STATE = "state:"
 _UPDATED = "updated"
 _OWED = "owed"
 
-# A session may be read without its first events. An event that is delivered again is
-# looked for among so many of them.
-_LOOKED_AT = 16
+# How many stored events before those of a session are searched for an event that is
+# delivered again: a session may be read with its newest events only.
+_DUPLICATE_WINDOW = 16
 
 
 class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not followed
@@ -73,11 +76,12 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
 
     `append_event` stores an event and its change of the session's state in one atomic
     step. It raises ``StaleSessionError`` if the stored session has an event that the
-    given session lacks, and writes nothing. An event that is delivered again is stored
-    once, if the session has it, or if it is one of the last 16 that the session was
-    read without. The store compares the number of events only: if another process
-    deleted the session and made one with its id and as many events, that one gets the
-    event.
+    given session lacks, and writes nothing. An event that is delivered again is not
+    stored twice if the session has it, or if it is among the 16 stored events before
+    those of the session. The store compares the number of events only: if another
+    process deleted the session and made one with its id and as many events, that one
+    gets the event.
+
     `delete_session` needs a store that erases, and `list_sessions` one that lists its
     threads; otherwise they raise ``NotImplementedError``.
     """
@@ -150,7 +154,7 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         if event.partial:
             return event
 
-        # Also where the bridge waits for another event loop.
+        # Twice: one completes the work on the store's loop, the other on this loop.
         work = completed(self._append_event(session, event))
         return await completed(self._bridge.go(work))
 
@@ -160,7 +164,7 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         self, app_name: str, user_id: str, session_id: str, state: dict[str, Any]
     ) -> None:
         thread_id = session_thread(app_name, user_id, session_id)
-        _thread(_USERS, app_name, user_id)  # its id may be too long, too
+        _thread(_USERS, app_name, user_id)  # raises if that thread's id is too long
         record = {"created": uuid4().hex}
         extra = {_UPDATED: time.time(), **_changes(state)}
 
@@ -173,7 +177,7 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
                 f"session with id {session_id[:80]} already exists"
             ) from None
 
-        await self._pay(app_name, user_id, thread_id, extra, 1)
+        await self._apply_shared(app_name, user_id, thread_id, extra, 1)
 
     async def _get(
         self,
@@ -188,7 +192,9 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         if data is None or not data.messages:
             return None
 
-        await self._pay(app_name, user_id, thread_id, data.extra, len(data.messages))
+        await self._apply_shared(
+            app_name, user_id, thread_id, data.extra, len(data.messages)
+        )
         records = [record["event"] for record in data.messages if "event" in record]
         events = [Event.model_validate(one) for one in _wanted(records, config)]
         return await self._session(app_name, user_id, session_id, data, events)
@@ -242,7 +248,7 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
 
                 if data is not None and data.messages:
                     version = len(data.messages)
-                    await self._pay(
+                    await self._apply_shared(
                         app_name, owner, info.thread_id, data.extra, version
                     )
                     sessions.append(
@@ -264,7 +270,7 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         if data is not None:
             # The states of the app and the user stay.
             version = len(data.messages)
-            await self._pay(app_name, user_id, thread_id, data.extra, version)
+            await self._apply_shared(app_name, user_id, thread_id, data.extra, version)
 
         await self._cp.delete_thread(thread_id)
 
@@ -280,10 +286,16 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
                 return event
 
             version = await self._append(thread_id, session, record, extra)
-            await self._pay(app_name, user_id, thread_id, extra, version)
             event = await super().append_event(session=session, event=event)
             session.last_update_time = event.timestamp
             _mark(session, version)
+
+            try:
+                await self._apply_shared(app_name, user_id, thread_id, extra, version)
+            except CheckpointerError:
+                # The event is stored, with this change. The next read applies it.
+                logger.warning("%s: a shared state waits", thread_id, exc_info=True)
+
             return event
 
     async def _append(
@@ -340,10 +352,10 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         # The message at position 0 has no event.
         first = 1 if version is None else version - len(session.events)
 
-        if first == 1:
+        if first <= 1:
             return False
 
-        start = max(1, first - _LOOKED_AT)
+        start = max(1, first - _DUPLICATE_WINDOW)
         return record in await read_range(self._cp, thread_id, start, first)
 
     async def _last(self, thread_id: str) -> tuple[int, dict[str, Any]]:
@@ -356,7 +368,7 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
 
         return 0, {}
 
-    async def _pay(
+    async def _apply_shared(
         self,
         app_name: str,
         user_id: str,
@@ -366,8 +378,8 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
     ) -> None:
         """Apply the changes of the app's and the user's state, if the extra has any.
 
-        ``version`` is the session's with this extra. Where a later event is stored, its
-        writer has applied these changes before, and they must not undo newer ones. The
+        ``version`` is that of the thread with this extra. If a later event is stored,
+        its writer has applied these changes, and they must not undo newer ones. The
         check and the change are two steps: a caller that is slow in between may still
         undo a newer change by another session.
         """
@@ -417,13 +429,14 @@ def _thread(prefix: str, *parts: str) -> str:
 def _mark(session: Session, version: int) -> None:
     """Note in a session which version of its thread it is.
 
-    Stores of the ADK keep their revision in this attribute too. Copies have it.
+    Stores of the ADK keep their revision in this attribute too. A copy of the session
+    has it.
     """
     session._storage_update_marker = str(version)
 
 
 def _version_of(session: Session) -> int | None:
-    """Return the version of a session's thread; ``None`` if a program made it."""
+    """Return the version of the thread; ``None`` if no service loaded the session."""
     marker = getattr(session, "_storage_update_marker", None)
     return int(marker) if marker is not None and marker.isdecimal() else None
 
@@ -431,7 +444,7 @@ def _version_of(session: Session) -> int | None:
 def _is_at(session: Session, last: Mapping[str, Any]) -> bool:
     """Return whether the session ends with the last event of the stored session.
 
-    A session without its events has the time of the last one.
+    If the session was loaded without events, compare the times.
     """
     if session.events:
         return bool(session.events[-1].id == last.get("id"))
@@ -441,8 +454,8 @@ def _is_at(session: Session, last: Mapping[str, Any]) -> bool:
 
 def _stale(session: Session) -> StaleSessionError:
     return StaleSessionError(
-        f"session {session.id[:80]!r} has events that the given session lacks; get it "
-        "again"
+        f"session {session.id[:80]!r} has events that the given session lacks, or was "
+        "made again; get it again"
     )
 
 

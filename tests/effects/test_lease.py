@@ -254,6 +254,48 @@ def test_a_claim_whose_answer_was_late_is_renewed_at_once() -> None:
     simulated_loop(Random(1)).run(main())
 
 
+def test_a_heartbeat_is_counted_once_if_its_answer_was_lost() -> None:
+    """Others count from when they saw it, and not from when it was tried again."""
+
+    async def main() -> None:
+        async with Reference() as cp:
+            clock = asyncio.get_running_loop().time
+            flaky = OnlySix(cp)
+            applied: list[float] = []
+
+            async def renew(thread_id: str, extra: Any) -> None:
+                """Lose the answer, then fail, then write once more, then fail."""
+                if not applied or (len(applied) == 1 and clock() > applied[0] + 6):
+                    applied.append(clock())
+                    await cp.save_extra(thread_id, extra)
+
+                    if len(applied) == 2:
+                        return
+
+                raise BackendUnavailable("test", "away", maybe_applied=True)
+
+            flaky.save_extra = renew
+
+            async def hold() -> float:
+                with pytest.raises(LeaseLost):
+                    async with thread_lease(flaky, "thread", stale_after=15):
+                        await asyncio.Event().wait()
+
+                return clock()
+
+            async def follow() -> float:
+                await asyncio.sleep(1)
+
+                async with thread_lease(cp, "thread", stale_after=15):
+                    return clock()
+
+            ended, begun = await asyncio.gather(hold(), follow())
+            assert len(applied) == 2
+            assert ended <= begun
+
+    simulated_loop(Random(1)).run(main())
+
+
 async def test_a_renewal_that_raises_any_exception_is_retried(
     cp: Store, thread: str
 ) -> None:

@@ -86,6 +86,31 @@ def test_the_pauses_after_failures_double(fail: Callable[[], Awaitable[None]]) -
     tell(story)
 
 
+def test_the_pauses_double_where_a_scan_takes_long() -> None:
+    """Between two scans, the worker does not know which threads need a run."""
+
+    async def story(cp: MemoryCheckpointer[Any]) -> None:
+        calls: list[float] = []
+        list_threads = cp.list_threads
+
+        async def slowly(**options: Any) -> Any:
+            await asyncio.sleep(0.2)
+            return await list_threads(**options)
+
+        async def agent(cp: Any, lease: Lease) -> None:
+            calls.append(asyncio.get_running_loop().time())
+            raise RuntimeError("a bug")
+
+        cp.list_threads = slowly  # type: ignore[method-assign]
+        await terms_of(cp).mark_died()
+        await run_for(Worker(cp, agent, poll=0.5), 100)
+        pauses = [late - early for early, late in pairwise(calls)]
+        assert all(late > early - 0.1 for early, late in pairwise(pauses))
+        assert pauses[-1] > 30
+
+    tell(story)
+
+
 def test_the_pauses_end_at_five_minutes() -> None:
     """After days of failures, too."""
 

@@ -251,17 +251,40 @@ class Paused(SessionService):
         self.is_paused = asyncio.Event()
         self.go_on = asyncio.Event()
 
-    async def _pay(self, *args: Any) -> None:
+    async def _apply_shared(self, *args: Any) -> None:
         self.is_paused.set()
         await self.go_on.wait()
-        await super()._pay(*args)
+        await super()._apply_shared(*args)
 
 
 class Dying(SessionService):
     """Dies before it applies changes of shared state."""
 
-    async def _pay(self, *args: Any) -> None:
+    async def _apply_shared(self, *args: Any) -> None:
         raise RuntimeError("died")
+
+
+async def test_a_shared_state_that_cannot_be_written_waits(
+    cp: MemoryCheckpointer[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The event is stored, the session goes on, and the next read applies it."""
+    store = Spy(cp)
+    service: Any = SessionService(store)
+    session: Any = await service.create_session(**IDS)
+    save_extra = store.save_extra
+
+    async def refuse(*_: Any) -> None:
+        raise BackendUnavailable("test", "away")
+
+    store.save_extra = refuse
+    change: Any = {"app:n": 1, "mine": 2}
+    await service.append_event(session, event("a", **change))
+    assert "a shared state waits" in caplog.text
+    assert texts(session) == ["a"]
+    await service.append_event(session, event("b"))
+    store.save_extra = save_extra
+    found: Any = await service.get_session(**IDS)
+    assert (texts(found), found.state) == (["a", "b"], change)
 
 
 @pytest.mark.parametrize("dies", [False, True])

@@ -117,6 +117,30 @@ def test_a_call_ends_if_the_loop_of_the_store_ends(is_async: bool) -> None:
     thread.join()
 
 
+def test_a_caller_is_not_cancelled_if_the_loop_of_the_store_ends() -> None:
+    """The store's loop cancels its tasks when it ends; the caller gets an error."""
+    begun, bridges = threading.Event(), []
+
+    async def work() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def serve() -> None:
+        bridges.append(Bridge(MemoryCheckpointer[Any]()))
+        is_made.set()
+        await asyncio.to_thread(begun.wait, 10)
+
+    is_made = threading.Event()
+    thread = threading.Thread(target=asyncio.run, args=[serve()])
+    thread.start()
+    is_made.wait(10)
+
+    with pytest.raises(RuntimeError, match="does not run any more"):
+        asyncio.run(bridges[0].go(work()))
+
+    thread.join()
+
+
 async def test_a_program_may_close_its_session(
     memory: MemoryCheckpointer[Any],
 ) -> None:
