@@ -118,7 +118,11 @@ class Connections:
             except (asyncio.CancelledError, TimeoutError):
                 raise  # `_connection` closes it when the server has ended the statement
             except BaseException:
-                connection.terminate()  # the server rolls back
+                # The server rolls back. A pool has taken back a connection that is
+                # lost; its own error must not hide that the answer was lost.
+                with suppress(*CLIENT_ERRORS):
+                    connection.terminate()
+
                 raise
 
     @asynccontextmanager

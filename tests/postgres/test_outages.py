@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,37 @@ async def test_the_answer_to_a_call_is_lost(
 
         assert caught.value.maybe_applied
         assert (await cp.record_result("t", "c", "another")).result == "paid"
+
+
+async def test_the_answer_to_the_commit_of_a_pool_is_lost(
+    server: PostgresServer, schema: str
+) -> None:
+    """The pool has taken back the connection by then; the restore is not repeated."""
+
+    class LosesCommit(Proxy):
+        async def pass_on(
+            self, part: str, data: bytes, writer: asyncio.StreamWriter
+        ) -> None:
+            if part == "answer" and b"COMMIT\0" in data:
+                raise ConnectionAbortedError
+
+            await super().pass_on(part, data, writer)
+
+    async with Store(server.url, schema=schema, notify=False) as cp:
+        await cp.append("t", [{"i": 1}])
+        dump = await cp.dump_thread("t")
+        assert dump is not None
+
+    async with (
+        LosesCommit(server.url) as proxy,
+        asyncpg.create_pool(proxy.url, min_size=1, max_size=1) as pool,
+        Store(pool, schema=schema, notify=False) as cp,
+    ):
+        with pytest.raises(BackendUnavailable) as caught:
+            await cp.restore_thread(replace(dump, thread_id="copy"))
+
+        assert caught.value.maybe_applied
+        assert await cp.read("copy") == [{"i": 1}]
 
 
 async def test_a_read_is_repeated(server: PostgresServer, schema: str) -> None:
