@@ -206,13 +206,13 @@ class Connections:
 
                 raise
             finally:
-                # A pool has already taken back a connection that was terminated before.
+                if is_write and not usable:
+                    self._given_up[pid] = begun
+
+                # A pool has already taken back a connection that was lost or closed.
                 with suppress(*CLIENT_ERRORS):
                     if not usable:
                         connection.terminate()
-
-                        if is_write:
-                            self._given_up[pid] = begun
 
                     if not isinstance(self._where, str):
                         await self._where.release(connection)  # type: ignore[arg-type]  # it is of this pool

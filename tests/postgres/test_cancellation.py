@@ -274,17 +274,20 @@ async def test_a_process_that_was_stopped_applies_nothing_late(
         assert await cp.dump_thread("t") == look
 
 
+@pytest.mark.parametrize("is_pool", [False, True])
 async def test_a_write_on_a_cut_connection_is_not_applied_late(
-    server: PostgresServer, schema: str
+    is_pool: bool, server: PostgresServer, schema: str
 ) -> None:
     """Its process waits for a lock, and is ended before the next operation."""
     admin = await asyncpg.connect(server.url)
     waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
 
-    async with (
-        Proxy(server.url) as proxy,
-        Store(proxy.url, schema=schema, notify=False) as cp,
-    ):
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(admin.close)
+        proxy = await stack.enter_async_context(Proxy(server.url))
+        pool = asyncpg.create_pool(proxy.url, min_size=1, max_size=1)
+        where: Any = await stack.enter_async_context(pool) if is_pool else proxy.url
+        cp = await stack.enter_async_context(Store(where, schema=schema, notify=False))
         await prepared(cp)
         await admin.execute("BEGIN")
         await admin.fetch(f"SELECT FROM {schema}.threads FOR UPDATE")
@@ -300,7 +303,7 @@ async def test_a_write_on_a_cut_connection_is_not_applied_late(
 
         await check_not_applied(cp)
         assert await admin.fetchval(waiting) == 0
-        await admin.close()
+        await admin.execute("COMMIT")
         await check_not_applied(cp)
 
 
