@@ -81,14 +81,15 @@ class Connections:
         """Close the connections, unless they are the caller's."""
         limit = self._options.connect_timeout
 
-        if self._given_up:
-            with suppress(TimeoutError, StoreFailure):
-                async with asyncio.timeout(limit):
-                    await self.fetch("SELECT 1")
-
-        closing = [connection.close(timeout=limit) for connection in self._idle]
-        self._idle.clear()
-        await asyncio.gather(*closing, return_exceptions=True)
+        try:
+            if self._given_up:
+                with suppress(TimeoutError, StoreFailure):
+                    async with asyncio.timeout(limit):
+                        await self.fetch("SELECT 1")
+        finally:  # also where the time for closing is over
+            closing = [connection.close(timeout=limit) for connection in self._idle]
+            self._idle.clear()
+            await asyncio.gather(*closing, return_exceptions=True)
 
     async def fetch(self, query: str, *args: object) -> list[Record]:
         """Run one statement that only reads, and return its rows."""

@@ -274,6 +274,38 @@ async def test_a_process_that_was_stopped_applies_nothing_late(
         assert await cp.dump_thread("t") == look
 
 
+async def test_closed_while_processes_are_stopped(
+    server: PostgresServer, schema: str
+) -> None:
+    """`aclose` does not wait for ever, and no connection is left."""
+    url = f"{server.url}?application_name=closed"
+    processes = "SELECT pid FROM pg_stat_activity WHERE application_name = 'closed'"
+    admin = await asyncpg.connect(server.url)
+    cp = await Store(url, schema=schema, timeout=0.5, notify=False).__aenter__()
+    await prepared(cp)
+    await asyncio.gather(*map(cp.load, "abcd"))
+    pids = [row["pid"] for row in await admin.fetch(processes)]
+
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+
+    try:
+        for _ in range(2):  # the second one waits until the first one is given up
+            with pytest.raises(BackendUnavailable):
+                await cp.append("t", [{}])
+
+        with pytest.raises(BackendUnavailable):
+            await cp.aclose()
+    finally:
+        for pid in pids:
+            go_on(pid)
+
+    while await admin.fetch(processes):
+        await admin.execute("SELECT pg_sleep(0.002)")
+
+    await admin.close()
+
+
 @pytest.mark.parametrize("is_pool", [False, True])
 async def test_a_write_on_a_cut_connection_is_not_applied_late(
     is_pool: bool, server: PostgresServer, schema: str
