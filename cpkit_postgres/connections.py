@@ -239,7 +239,12 @@ class Connections:
 
                 self._given_up.pop(pid, None)
         except CLIENT_ERRORS as exc:
-            raise failure(exc, self.name, "not sent") from exc
+            found = failure(exc, self.name, "not sent")
+
+            if isinstance(found, StoreFailure) and found.fate == "rejected":
+                self._given_up.clear()  # this role may not end a process
+            else:
+                raise found from exc
 
     def _is_usable_after(self, exc: BaseException) -> bool:
         """Tell whether the connection of a failed statement can be used again.

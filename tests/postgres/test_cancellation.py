@@ -274,6 +274,46 @@ async def test_a_process_that_was_stopped_applies_nothing_late(
         assert await cp.dump_thread("t") == look
 
 
+async def test_a_role_that_may_not_end_a_process(
+    server: PostgresServer, schema: str
+) -> None:
+    """Its handle still works; the write that was given up is not waited for."""
+    admin = await asyncpg.connect(server.url)
+    function = "EXECUTE ON FUNCTION pg_terminate_backend"
+    await admin.execute(
+        f"REVOKE {function} FROM PUBLIC; CREATE ROLE app LOGIN PASSWORD 'app';"
+        "GRANT CREATE ON DATABASE postgres TO app"
+    )
+
+    try:
+        async with (
+            Proxy(f"postgresql://app:app@127.0.0.1:{server.port}/postgres") as proxy,
+            Store(proxy.url, schema=schema, notify=False) as cp,
+        ):
+            await prepared(cp)
+            await admin.execute("BEGIN")
+            await admin.fetch(f"SELECT FROM {schema}.threads FOR UPDATE")
+            task = asyncio.create_task(cp.save_extra("t", {"late": 1}))
+
+            while not await admin.fetch("SELECT FROM pg_locks WHERE NOT granted"):
+                await admin.execute("SELECT pg_sleep(0.002)")
+
+            proxy.cut()
+
+            with pytest.raises(BackendUnavailable):
+                await task
+
+            await check_not_applied(cp)
+            await admin.execute("ROLLBACK")
+            assert await cp.append("t", [{}]) == 2
+    finally:
+        await admin.execute(
+            f"ROLLBACK; GRANT {function} TO PUBLIC; DROP OWNED BY app CASCADE;"
+            "DROP ROLE app"
+        )
+        await admin.close()
+
+
 async def test_closed_while_processes_are_stopped(
     server: PostgresServer, schema: str
 ) -> None:
