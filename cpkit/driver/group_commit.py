@@ -16,8 +16,10 @@ from cpkit.driver.store import Batching
 from cpkit.driver.writes import (
     Append,
     Claim,
+    Erase,
     Merge,
     Outcome,
+    Resolve,
     Restore,
     StoreFailure,
     Write,
@@ -67,19 +69,23 @@ class _Queued:
         self.in_commit = False
         self.decision: asyncio.Future[None] | None = None
 
-    def concerns(self, thread_id: str | None, keys: Collection[str]) -> bool:
+    def concerns(self, thread_id: str | None, keys: Collection[str] | None) -> bool:
         """Tell whether an operation on this thread, or on a key, waits for the write.
 
-        An operation that names neither waits for every write.
+        ``None`` for the keys: any. An operation that names neither thread nor keys
+        waits for every write.
         """
         if thread_id == self.write.thread_id or (thread_id is None and not keys):
             return True
 
+        if isinstance(self.write, Append | Merge):
+            return False
+
         if isinstance(self.write, Claim):
-            return self.write.call.idempotency_key in keys
+            return keys is None or self.write.call.idempotency_key in keys
 
         # Resolve, Erase and Restore can change any key, so they concern every key.
-        return bool(keys) and not isinstance(self.write, Append | Merge)
+        return keys is None or bool(keys)
 
 
 class _Queue:
@@ -135,7 +141,7 @@ class GroupCommit:
         began = loop.time()
 
         if self._abandoned:
-            late = await self.wait_until_decided(write.thread_id, _named_keys(write))
+            late = await self.wait_until_decided(write.thread_id, _keys_of(write))
 
             if late is not None:
                 return late
@@ -164,11 +170,11 @@ class GroupCommit:
         return bool(self._abandoned)
 
     async def wait_until_decided(
-        self, thread_id: str | None, keys: Collection[str]
+        self, thread_id: str | None, keys: Collection[str] | None
     ) -> StoreFailure | None:
         """Wait until abandoned writes of the thread or of the keys are decided.
 
-        Without both: until all of them are. Returns a failure if that takes too long.
+        `_Queued.concerns` says which. Returns a failure if that takes too long.
         ``close`` waits for the caller, whose operation has begun.
         """
         clock = asyncio.get_running_loop().time
@@ -370,12 +376,14 @@ class GroupCommit:
                 queued.answer.set_result(outcome)
 
 
-def _named_keys(write: Write) -> Collection[str]:
-    """Return the idempotency keys that a write names."""
-    if isinstance(write, Claim):
-        return (write.call.idempotency_key,)
-
-    if isinstance(write, Restore):
-        return {call.idempotency_key for call in write.calls}
+def _keys_of(write: Write) -> Collection[str] | None:
+    """Return the idempotency keys that a write looks at or changes; ``None``: any."""
+    match write:
+        case Claim():
+            return (write.call.idempotency_key,)
+        case Restore():
+            return {call.idempotency_key for call in write.calls}
+        case Resolve() | Erase(forget_keys=True):
+            return None
 
     return ()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from conformance import Harness, Status, all_clauses, run_clause
-from cpkit import BackendUnavailable
+from cpkit import BackendUnavailable, ToolCall
 from cpkit.driver import Decode, FullHandle, Outcome, Snapshot, StoredCall, Timeouts
 from cpkit.driver.writes import Write
 from tests.driver.gated import GatedStore, handle, run_ready_tasks
@@ -150,6 +150,32 @@ async def test_a_write_that_ends_late_is_before_later_ones() -> None:
         store.end.set()
         assert await later == 2
         assert await cp.append("t", [{}]) == 3
+
+
+@pytest.mark.parametrize(
+    "free",
+    [
+        lambda cp: cp.record_result("t", "c", None, success=False),
+        lambda cp: cp.delete_thread("t", forget_keys=True),
+    ],
+)
+async def test_a_claim_that_ends_late_does_not_get_a_key_that_was_freed_later(
+    free: Step,
+) -> None:
+    """What frees the key names another thread and no key, and waits for the claim."""
+    store = Stubborn("u")
+
+    async with handle(store) as cp:
+        await cp.record_issued("t", ToolCall("c", "x", {}, "k"))
+
+        with pytest.raises(BackendUnavailable):
+            await cp.record_issued("u", ToolCall("d", "x", {}, "k"))
+
+        freeing = asyncio.ensure_future(free(cp))
+        await run_ready_tasks()
+        store.end.set()
+        await freeing
+        assert await cp.find_call("k") is None
 
 
 async def test_callers_of_one_batch_all_end() -> None:
