@@ -106,8 +106,8 @@ class GroupCommit:
     later only stops waiting: its write is abandoned, and `wait_until_decided` lets
     later operations wait for the outcome, for at most ``timeout`` seconds.
 
-    A caller waits for at most ``timeout`` and a second, for the commits before its own
-    too; ``None`` means without limit.
+    A caller waits for at most ``timeout`` and a second, for abandoned writes and for
+    the commits before its own too; ``None`` means without limit.
 
     The third argument of ``commit`` is ``None`` for a batch of the common queue. Else
     it has for each write the loop's time when the caller asked.
@@ -138,23 +138,21 @@ class GroupCommit:
     async def run(self, write: Write) -> Outcome | Exception:
         """Return the write's outcome; exceptions are returned, not raised."""
         loop = asyncio.get_running_loop()
-        began = loop.time()
-
-        if self._abandoned:
-            late = await self.wait_until_decided(write.thread_id, _keys_of(write))
-
-            if late is not None:
-                return late
-
-        queued = _Queued(write, began, loop.create_future())
+        queued = _Queued(write, loop.time(), loop.create_future())
         self._limit(queued)
 
-        if self._batching.groups(write):
-            self._enter(queued, self._apart.get(write.thread_id, self._grouped))
-        else:
-            self._enter(queued, _Queue())
-
         try:
+            if self._abandoned:
+                late = await self.wait_until_decided(write.thread_id, _keys_of(write))
+
+                if late is not None:
+                    return late
+
+            if self._batching.groups(write):
+                self._enter(queued, self._apart.get(write.thread_id, self._grouped))
+            else:
+                self._enter(queued, _Queue())
+
             return await queued.answer
         except asyncio.CancelledError:
             if queued.in_commit:

@@ -336,14 +336,25 @@ class Handle(Generic[MessageT]):
         key: str | None = None,
     ) -> T:
         """Wait for abandoned writes that the query must see; run it with retries."""
-        if self._commits.has_abandoned:
-            keys = () if key is None else (key,)
-            late = await self._commits.wait_until_decided(thread_id, keys)
+        if not self._commits.has_abandoned:
+            return await self._query(query)
 
-            if late is not None:
-                raise self._error(late, is_write=False)
+        until = None
 
-        return await self._query(query)
+        if self._limit.seconds is not None:
+            until = asyncio.get_running_loop().time() + self._limit.seconds
+
+        keys = () if key is None else (key,)
+        late = await self._commits.wait_until_decided(thread_id, keys)
+
+        if late is not None:
+            raise self._error(late, is_write=False)
+
+        try:
+            async with asyncio.timeout_at(until):
+                return await self._query(query)
+        except TimeoutError:
+            raise self._error(self._late("not sent"), is_write=False) from None
 
     async def _read_markers(self, thread_ids: Collection[str] | None) -> Markers:
         return await self._query(partial(read_markers, self._store, thread_ids))

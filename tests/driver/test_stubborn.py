@@ -136,6 +136,39 @@ async def test_a_later_operation_ends_too() -> None:
     store.end.set()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["append", "load"])
+async def test_the_wait_for_a_write_before_is_part_of_the_time(name: str) -> None:
+    """The earlier write ends late, and then the store hangs again."""
+
+    class HangsAgain(Stubborn):
+        async def _stand(self, where: str) -> None:
+            end = self.end
+
+            while where in self.stuck and not end.is_set():
+                with suppress(asyncio.CancelledError):
+                    await end.wait()
+
+    store = HangsAgain("t", timeout=1)
+    loop = asyncio.get_running_loop()
+
+    async with handle(store) as cp:
+        with pytest.raises(BackendUnavailable):
+            await cp.append("t", [{}])
+
+        first, store.end = store.end, asyncio.Event()
+        loop.call_later(0.9, first.set)
+        began = loop.time()
+
+        with pytest.raises(BackendUnavailable, match="no answer within 1 s"):
+            await OPERATIONS[name](cp)
+
+        took = loop.time() - began
+        store.end.set()
+
+    assert took < 2.5  # 1 and a second; with both waits it was 2.9
+
+
 async def test_a_write_that_ends_late_is_before_later_ones() -> None:
     """Its outcome shows in what the handle does after it."""
     store = Stubborn("t")
