@@ -395,10 +395,11 @@ ORDER BY c.attempt DESC LIMIT 1
 """
 
 # A marker has the thread's number, its changes that are not appends, and its last
-# position. Without a thread it counts the calls. $1 is NULL for all ids.
+# position. Without a thread it counts the calls, and has the newest of them: others can
+# stand in the place of forgotten ones. $1 is NULL for all ids.
 MARKERS = """
 SELECT w.thread_id, t.number, t.changes, (SELECT m.position FROM {last_message}),
-    calls.number, calls.issued
+    calls.number, calls.issued, calls.newest
 FROM (
     SELECT unnest((SELECT $1::text[]))
     UNION SELECT thread_id FROM {schema}.threads WHERE $1 IS NULL
@@ -406,7 +407,8 @@ FROM (
 ) AS w (thread_id)
 LEFT JOIN {schema}.threads AS t ON t.thread_id = w.thread_id
 LEFT JOIN LATERAL (
-    SELECT count(*) AS number, count(*) FILTER (WHERE c.status = 'issued') AS issued
+    SELECT count(*) AS number, count(*) FILTER (WHERE c.status = 'issued') AS issued,
+        max(c.sequence) AS newest
     FROM {schema}.calls AS c
     WHERE c.thread_id = w.thread_id AND c.call_id > ''
         AND c.call_id < (SELECT repeat(chr(1114111), 129))

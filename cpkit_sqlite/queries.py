@@ -40,13 +40,13 @@ ORDER BY thread_id LIMIT 1
 """
 
 # Each change of a thread changes its row in one of the two; a late result of an erased
-# call changes the second.
+# call changes the second, and so does another call in the place of a forgotten one.
 MARKERS = f"""
 SELECT thread_id, number, created_at, updated_at, {_VERSION} FROM cpkit_threads
 WHERE thread_id BETWEEN ? AND ?
 """
 ERASED_MARKERS = """
-SELECT thread_id, count(*), sum(status = 'issued') FROM cpkit_calls
+SELECT thread_id, count(*), sum(status = 'issued'), max(issued_at) FROM cpkit_calls
 WHERE erased AND thread_id BETWEEN ? AND ? GROUP BY thread_id
 """
 

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import asyncpg
 import pytest
 
+from cpkit import ToolCall
 from cpkit_postgres import PostgresCheckpointer, PostgresStore
 from tests.postgres.conftest import MakeStore
 from tests.servers.postgres import shared_postgres
@@ -136,3 +137,21 @@ async def test_handles_of_one_pool_share_it(
                 listening(cp, raw, "t"),
             ):
                 pass
+
+
+async def test_an_erased_call_in_the_place_of_another_has_another_marker(
+    store: MakeStore,
+) -> None:
+    """A poll sees one issued call of a deleted thread before, and one after."""
+    seen = set()
+
+    async with store() as cp:
+        assert isinstance(cp.store, PostgresStore)
+
+        for call_id in ("a", "b"):
+            await cp.record_issued("t", ToolCall(call_id, "x", {}, call_id))
+            await cp.delete_thread("t")
+            seen.add((await cp.store.markers(["t"]))["t"])
+            await cp.delete_thread("t", forget_keys=True)
+
+    assert len(seen) == 2

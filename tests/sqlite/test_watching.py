@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cpkit import ToolCall
 from cpkit_sqlite import SQLiteCheckpointer, store
 from tests.sqlite.inside import store_of
 
@@ -39,6 +40,22 @@ async def test_a_thread_that_was_replaced_by_an_edited_dump_has_another_marker(
             seen |= {(await store_of(cp).markers(["t"]))["t"]}
             assert len(seen) == count
             assert await cp.dump_thread("t") == edited
+
+
+async def test_an_erased_call_in_the_place_of_another_has_another_marker(
+    path: str,
+) -> None:
+    """A look sees one issued call of a deleted thread before, and one after."""
+    seen = set()
+
+    async with Store(path) as cp:
+        for call_id in ("a", "b"):
+            await cp.record_issued("t", ToolCall(call_id, "x", {}, call_id))
+            await cp.delete_thread("t")
+            seen.add((await store_of(cp).markers(["t"]))["t"])
+            await cp.delete_thread("t", forget_keys=True)
+
+    assert len(seen) == 2
 
 
 async def test_restores_leave_half_of_all_numbers_for_new_threads(
