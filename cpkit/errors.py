@@ -201,7 +201,7 @@ class Closed(CheckpointerError):
 
 
 class WrongEventLoop(CheckpointerError):
-    """The handle was opened on another event loop than the one it is used from."""
+    """The handle was opened on another event loop, or in the process before a fork."""
 
     def __init__(self, store: str) -> None:
         super().__init__(store)
@@ -209,8 +209,9 @@ class WrongEventLoop(CheckpointerError):
 
     def __str__(self) -> str:
         return (
-            f"{self.store} was opened on another event loop; open a handle in each "
-            "loop (handles of one store see each other's writes)"
+            f"{self.store} was opened on another event loop, or before os.fork(); open "
+            "a handle in each loop and process (handles of one store see each other's "
+            "writes)"
         )
 
 

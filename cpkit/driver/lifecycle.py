@@ -4,6 +4,7 @@ operation."""
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ class Lifecycle:
     def __init__(self, name: str) -> None:
         self.name = name
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._process = 0
         self._open = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._background: set[asyncio.Task[Any]] = set()
@@ -40,6 +42,7 @@ class Lifecycle:
             raise Closed(self.name)
 
         self._loop = asyncio.get_running_loop()
+        self._process = os.getpid()
         self._open = True
 
     def on_close(self, stop: Callable[[], None]) -> None:
@@ -56,7 +59,14 @@ class Lifecycle:
         if not self._open:
             raise Closed(self.name)
 
-        if asyncio.get_running_loop() is not self._loop:
+        self._check_loop()
+
+    def _check_loop(self) -> None:
+        """Raise ``WrongEventLoop`` on another loop, or on its copy in a forked child.
+
+        Threads are not copied, and connections would be shared with the parent.
+        """
+        if asyncio.get_running_loop() is not self._loop or os.getpid() != self._process:
             raise WrongEventLoop(self.name)
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -108,9 +118,7 @@ class Lifecycle:
         if self._loop is None:
             return
 
-        if asyncio.get_running_loop() is not self._loop:
-            raise WrongEventLoop(self.name)
-
+        self._check_loop()
         self._open = False
 
         if self._closing is None:

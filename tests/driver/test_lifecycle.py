@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import os
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -305,3 +306,35 @@ async def test_run_returns_the_result_and_raises_the_error_of_its_work() -> None
 
     with pytest.raises(LookupError, match="no row"):
         await life.run(fail())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_child_does_not_use_the_handle_of_its_parent() -> None:
+    """On the copy of its loop; SQLite's thread would be missing, and never answer."""
+
+    async def is_refused(work: Awaitable[object]) -> bool:
+        try:
+            await work
+        except WrongEventLoop:
+            return True
+
+        return False
+
+    with asyncio.Runner() as runner:
+        cp = handle(GatedStore())
+        runner.run(cp.__aenter__())
+        child = os.fork()
+
+        if child == 0:
+            try:
+                refused = [
+                    runner.run(is_refused(x)) for x in (cp.load("t"), cp.aclose())
+                ]
+                os._exit(0 if all(refused) else 1)
+            finally:
+                os._exit(2)
+
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert runner.run(cp.append("t", [{}])) == 1
+        runner.run(cp.aclose())
