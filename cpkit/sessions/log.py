@@ -226,6 +226,9 @@ class SessionLog(SessionEditor):
 
 
 def _header(line: object, session_id: str) -> Entry:
+    if line is None or isinstance(line, (str, int, float, list)):
+        raise NotASession(session_id)
+
     if not isinstance(line, dict):
         raise TypeError(
             f"thread {session_id!r} holds {type(line).__name__} objects, not dicts; "

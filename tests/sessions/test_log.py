@@ -64,6 +64,16 @@ async def test_a_thread_of_plain_messages_is_refused(
         await SessionLog.open(cp, session_id)
 
 
+@pytest.mark.parametrize("message", ["text", 7, 1.5, True, None, [1]])
+async def test_a_thread_of_other_json_is_refused(message: Any, session_id: str) -> None:
+    """A store of any JSON, as the command line opens it, has threads of no objects."""
+    async with open_checkpointer("memory://", message_type=Any) as cp:
+        await cp.append(session_id, [message])
+
+        with pytest.raises(NotASession, match="is a plain thread"):
+            await SessionLog.open(cp, session_id)
+
+
 async def test_a_store_of_typed_messages_is_refused(session_id: str) -> None:
     """The error says how to open the store."""
     async with open_checkpointer("memory://", message_type=Message) as cp:

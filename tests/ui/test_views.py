@@ -285,6 +285,7 @@ async def test_a_lease_is_shown_with_its_holder(cp: Any, client: Client) -> None
         ("/session/state?id=missing&entry=1", 404),
         ("/thread/message?id=plain&at=7", 404),
         ("/waiting/decide?id=plain&request=x", 404),
+        ("/session?id=words", 409),
         ("/nowhere", 404),
     ],
 )
@@ -293,6 +294,7 @@ async def test_a_bad_address_is_explained(
 ) -> None:
     """A wrong link gives a page that says what is wrong, and the same as JSON."""
     await cp.append("plain", [{}])
+    await cp.append("words", ["not an object"])
 
     async with client(cp) as http:
         page = await http.get(path)
