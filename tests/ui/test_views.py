@@ -178,6 +178,18 @@ async def test_a_call_in_doubt_shows_what_verify_said(cp: Any, client: Client) -
         assert_inert(page)
 
 
+async def test_a_foreign_call_may_have_the_name_of_an_approval(
+    cp: Any, client: Client
+) -> None:
+    """The page of calls shows it, although its arguments name no tool."""
+    await cp.record_issued("t", ToolCall("c", "cpkit:approval", {}, "key"))
+
+    async with client(cp) as http:
+        page = await http.get("/thread/calls?id=t")
+        assert page.status_code == 200
+        assert "approval of <bdi>an effect</bdi>" in page.text
+
+
 async def test_damaged_calls_do_not_end_a_list(client: Client, tmp_path: Path) -> None:
     """Of a thread, of a lease, and an answer of verify: each is named."""
     async with open_checkpointer(f"sqlite:///{tmp_path}/store.db") as cp:
