@@ -11,13 +11,19 @@ import subprocess
 import sys
 from collections.abc import MutableMapping
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
-from cpkit import MemoryCheckpointer, VersionConflict, open_checkpointer
+from cpkit import (
+    ErasesThreads,
+    MemoryCheckpointer,
+    VersionConflict,
+    open_checkpointer,
+)
 from cpkit.tail import TailEvents, read_from
 from tests.cli.command import environment
 from tests.driver.gated import run_ready_tasks
@@ -39,6 +45,30 @@ async def test_new_messages_are_read() -> None:
 
         with pytest.raises(ValueError, match="-1"):
             await anext(read_from(cp, "t", -1))
+
+
+@dataclass(eq=False)
+class Said:
+    text: str
+
+
+async def test_messages_may_compare_by_identity() -> None:
+    """Two loads of a message are unequal then, and the thread is still the same."""
+    async with open_checkpointer("memory://", message_type=Said) as cp:
+        await cp.append("t", [Said("one")])
+
+        async with aclosing(read_from(cp, "t")) as tail:
+            assert (await anext(tail)).message.text == "one"
+            later = asyncio.create_task(anext(tail))
+            await run_ready_tasks()
+            await cp.append("t", [Said("two")])
+            assert (await later).message.text == "two"
+            assert isinstance(cp, ErasesThreads)
+            await cp.delete_thread("t")
+            await cp.append("t", [Said("three"), Said("four")])
+
+            with pytest.raises(VersionConflict):
+                await anext(tail)
 
 
 async def test_a_change_is_one_read() -> None:
