@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -167,6 +168,31 @@ def test_a_newer_store_is_refused(tmp_path: Path, kind: str) -> None:
         assert ended.code == 2
         assert "99" in ended.err
         assert "upgrade cpkit" in ended.err
+
+
+def test_a_folder_that_cannot_be_read_is_not_skipped() -> None:
+    """An import that left out its conversations would not say so."""
+    message = '{"role":"user","content":"hello"}\n'
+
+    # Not tmp_path: another user cannot enter the folders around it.
+    with TemporaryDirectory() as name:
+        source, closed = Path(name), Path(name, "closed")
+        closed.mkdir()
+        (source / "talk.jsonl").write_text(message)
+        (closed / "talk-2.jsonl").write_text(message)
+        source.chmod(0o755)
+        closed.chmod(0)
+        words = ["import", name, "sqlite:////nowhere/store.db"]
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.cli.unprivileged", *words],
+            capture_output=True,
+            text=True,
+            env=environment(),
+            check=False,
+        )
+        closed.chmod(0o700)
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        assert done.stderr == f"{closed}: Permission denied\n"
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "file"])

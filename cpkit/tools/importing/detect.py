@@ -91,12 +91,22 @@ def files_of(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
 
-    files = sorted(file for file in path.rglob("*.jsonl") if file.is_file())
+    # Not rglob, which skips a folder that cannot be read without a word.
+    files = sorted(
+        file
+        for folder, _, names in os.walk(path, onerror=_refuse)
+        for file in map(Path(folder).joinpath, names)
+        if file.name.endswith(".jsonl") and file.is_file()
+    )
 
     if not files:
         raise BadSource(f"{path}: no *.jsonl file in this folder")
 
     return files
+
+
+def _refuse(exc: OSError) -> None:
+    raise BadSource(f"{exc.filename}: {exc.strerror}") from exc
 
 
 def _is_postgres(source: str) -> bool:
