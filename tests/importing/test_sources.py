@@ -261,6 +261,24 @@ async def test_a_folder_of_sessions_is_imported(url: str, tmp_path: Path) -> Non
         assert [entry["type"] for entry in await log.refresh()] == ["message"]
 
 
+async def test_files_of_one_name_are_not_mixed(tmp_path: Path) -> None:
+    """Two folders may have a file of one name; the second one is left, and named."""
+    written(tmp_path / "ann" / "chat.jsonl", HELLO)
+    written(tmp_path / "bob" / "chat.jsonl", HELLO, HI)
+    written(tmp_path / "bob" / "more.jsonl", {"messages": [HELLO]})
+    written(tmp_path / "eve" / "more.jsonl", {"messages": [HELLO]}, {"messages": [HI]})
+
+    async with open_checkpointer("memory://") as cp:
+        report = await import_from(str(tmp_path), cp)
+        assert await messages(cp, "chat") == [HELLO]
+        assert (report.counts("new"), report.counts("left")) == (3, 2)
+        assert [name for names in report.left.values() for name in names] == [
+            f"{tmp_path}/bob/chat.jsonl",
+            f"{tmp_path}/eve/more.jsonl, line 1",
+        ]
+        assert not report.ok
+
+
 async def test_sessions_of_the_agents_sdk_are_imported(
     url: str, tmp_path: Path
 ) -> None:

@@ -31,11 +31,14 @@ def read_transcripts(files: list[Path], *, skip_corrupt: bool) -> Iterator[Found
     ``skip_corrupt`` is for files with one message on each line: lines that are not
     messages are skipped. Otherwise such a file is left.
     """
+    made: set[str] = set()
+
     for path in files:
-        yield from _read(path, skip_corrupt)
+        yield from _read(path, skip_corrupt, made)
 
 
-def _read(path: Path, skip_corrupt: bool) -> Iterator[Found]:
+def _read(path: Path, skip_corrupt: bool, made: set[str]) -> Iterator[Found]:
+    """Yield the conversations of a file; ``made`` has the ids made of file names."""
     messages: list[dict[str, Any]] = []
     flaws: list[Left] = []
     has_conversations = False
@@ -56,10 +59,10 @@ def _read(path: Path, skip_corrupt: bool) -> Iterator[Found]:
                 messages.append(line)
             else:
                 has_conversations = True
-                yield from _conversation(path, number, line)
+                yield from _conversation(path, number, line, made)
 
     if messages:
-        yield from _one_conversation(path, messages, flaws, skip_corrupt)
+        yield from _one_conversation(path, messages, flaws, skip_corrupt, made)
     elif has_conversations:
         # Each of the damaged lines is a conversation that is left.
         yield from (Left(flaw.name, flaw.reason, is_thread=True) for flaw in flaws)
@@ -89,6 +92,7 @@ def _one_conversation(
     messages: list[dict[str, Any]],
     flaws: list[Left],
     skip_corrupt: bool,
+    made: set[str],
 ) -> Iterator[Found]:
     """Yield the conversation of a file with one message on each line."""
     yield from flaws
@@ -98,10 +102,12 @@ def _one_conversation(
         reason = "a file with corrupt lines; --skip-corrupt imports the other lines"
         yield Left(path.name, reason, is_thread=True)
     else:
-        yield from _thread(path.name, path.stem, messages)
+        yield from _named_by_file(path, path.name, path.stem, messages, made)
 
 
-def _conversation(path: Path, number: int, line: Any) -> Iterator[Found]:
+def _conversation(
+    path: Path, number: int, line: Any, made: set[str]
+) -> Iterator[Found]:
     """Yield one line's conversation, and its fields that a thread cannot store."""
     name = f"{path.name}, line {number}"
     fields = line if isinstance(line, dict) else {"messages": line}
@@ -121,9 +127,27 @@ def _conversation(path: Path, number: int, line: Any) -> Iterator[Found]:
     for field in sorted(fields.keys() - {"messages", *_ID_FIELDS}):
         yield Left(name, f"field {field!r} is not a message")
 
-    yield from _thread(
-        name, f"{path.stem}:{number}" if given is None else given, messages
-    )
+    if given is None:
+        thread_id = f"{path.stem}:{number}"
+        yield from _named_by_file(path, name, thread_id, messages, made)
+    else:
+        yield from _thread(name, given, messages)
+
+
+def _named_by_file(
+    path: Path,
+    name: str,
+    thread_id: str,
+    messages: list[dict[str, Any]],
+    made: set[str],
+) -> Iterator[Found]:
+    """Yield a conversation, unless a file of another folder has given its id away."""
+    if thread_id in made:
+        reason = f"another file has made the thread {thread_id!r}; rename this one"
+        yield Left(name.replace(path.name, str(path), 1), reason, is_thread=True)
+    else:
+        made.add(thread_id)
+        yield from _thread(name, thread_id, messages)
 
 
 def _thread(
