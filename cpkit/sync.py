@@ -32,6 +32,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -59,6 +60,9 @@ Opener = Callable[[], AbstractAsyncContextManager[Checkpointer[MessageT]]]
 
 # Seconds after which a waiting call looks whether the loop has ended without it.
 _PAUSE = 1.0
+
+# Seconds that a thread may take to begin.
+_START = 1.0
 
 # Methods of the optional protocols. The facade has those that the store has.
 OPTIONAL = {
@@ -543,7 +547,7 @@ class SyncCheckpointer(Generic[MessageT]):
 
     def _end(self) -> None:
         """Let the thread end after the calls in flight, and wait for it."""
-        if self._thread.ident is None:
+        if not self._has_started():
             self._loop.close()
             return
 
@@ -555,6 +559,20 @@ class SyncCheckpointer(Generic[MessageT]):
             pass
 
         self._thread.join()
+
+    def _has_started(self) -> bool:
+        """Return whether the thread runs, or has run.
+
+        An interrupt of ``Thread.start`` can come before the thread's first step. If the
+        thread begins even later, it finds its loop closed, and ends.
+        """
+        tries = 100
+
+        while self._thread.ident is None and tries:
+            time.sleep(_START / 100)
+            tries -= 1
+
+        return self._thread.ident is not None
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

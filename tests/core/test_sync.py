@@ -358,6 +358,28 @@ def test_an_interrupt_while_opening_leaves_nothing() -> None:
         cp.load("t")
 
 
+def test_an_interrupt_of_the_start_leaves_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The interrupt comes after the thread was made, and before its first step."""
+    started: list[threading.Thread] = []
+
+    class Late(threading.Thread):
+        def start(self) -> None:
+            started.append(self)
+            threading.Timer(0.1, super().start).start()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading, "Thread", Late)
+
+    with pytest.raises(KeyboardInterrupt):
+        SyncCheckpointer(MemoryCheckpointer[Any]).__enter__()
+
+    (thread,) = started
+    assert thread.ident is not None
+    assert not thread.is_alive()
+
+
 FORK = """
 import os, warnings
 from cpkit.sync import SyncCheckpointer
