@@ -27,6 +27,8 @@ from psycopg.rows import dict_row
 from cpkit import Checkpointer, open_checkpointer
 from cpkit.integrations.langgraph import CheckpointSaver, store_thread_id
 from cpkit.tools.importing import BadSource, import_from
+from cpkit.tools.importing.langgraph.thread import _in_order
+from cpkit.tools.importing.source import Differs
 from tests.servers.postgres import shared_postgres
 from tests.stores import KINDS, fresh_url
 
@@ -370,6 +372,48 @@ async def test_pickled_and_damaged_values_are_left(source: Path) -> None:
         "the metadata is dama",
         "values stored as 'ms",
     ]
+
+
+def packed(**fields: Any) -> str:
+    """Return the hex digits of a checkpoint that has these fields."""
+    usual = {"id": "1", "channel_versions": {"a": 1}, "channel_values": {"a": 1}}
+    return JsonPlusSerializer().dumps_typed({**usual, **fields})[1].hex()
+
+
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [
+        ("checkpoints", "metadata = 'null'"),
+        ("checkpoints", "metadata = 1.5"),
+        ("checkpoints", f"metadata = '{'[' * 100_000}'"),
+        ("checkpoints", f"checkpoint = x'{packed(v='new')}'"),
+        ("checkpoints", f"checkpoint = x'{packed(channel_values=None)}'"),
+        ("writes", "idx = 'x'"),
+        ("writes", "idx = 1.5"),
+    ],
+)
+async def test_values_of_other_types_are_left(
+    table: str, change: str, source: Path
+) -> None:
+    """A damaged row ends the import of its thread, and of no other one."""
+    with sqlite_saver(source) as saver:
+        talk(build(saver), "other")
+        saver.conn.execute(f"UPDATE {table} SET {change} WHERE rowid = 1")
+        saver.conn.commit()
+
+    async with open_checkpointer("memory://") as cp:
+        report = await import_from(str(source), cp)
+
+    assert (report.counts("left"), report.counts("new")) == (1, 1)
+
+
+def test_a_damaged_index_does_not_fill_the_memory() -> None:
+    """Replaced interrupts leave gaps, but never so many."""
+    interrupts = ("__interrupt__", 1)
+    assert _in_order({-3: interrupts, 2: ("c", 2)})[2:] == [("c", 2), interrupts]
+
+    with pytest.raises(Differs):
+        _in_order({-3: interrupts, 10**12: ("c", 2)})
 
 
 async def test_a_database_without_checkpoints_is_a_bad_source(postgres: str) -> None:

@@ -116,9 +116,12 @@ def _sqlite_rows(connection: Any, thread_id: str, task_path: str) -> list[Row]:
 
 def _metadata(text: str | bytes | None) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(text or "{}")
-    except ValueError as exc:
+        found: Any = json.loads(text or "{}")
+    except (TypeError, ValueError, RecursionError) as exc:
         raise Unreadable(f"the metadata is damaged: {exc}") from exc
+
+    if not isinstance(found, dict):
+        raise Unreadable("the metadata is damaged: it is not an object")
 
     return found
 
@@ -166,5 +169,8 @@ def _add_writes(rows: dict[tuple[str, str], Row], found: Any) -> None:
     for ns, checkpoint_id, task_id, task_path, index, channel, kind, value in found:
         # A write may be stored without its checkpoint, if the run crashed in between.
         if (row := rows.get((ns, checkpoint_id))) is not None:
+            if type(index) is not int:
+                raise Unreadable("a write is damaged: its index is not a number")
+
             task = row.writes.setdefault((task_id, task_path), {})
             task[index] = (channel, decoded(kind, value))

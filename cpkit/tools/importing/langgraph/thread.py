@@ -24,6 +24,9 @@ __all__ = ["CheckpointThread", "Row", "Unreadable", "checkpoint", "decoded"]
 
 Writes = dict[int, tuple[str, Any]]
 
+# Errors, interrupts and resumptions of one task that a saver may have replaced.
+_MOST_GAPS = 1_000
+
 
 class _PackedObjects:
     """LangGraph's serializer, except that packed objects stay packed.
@@ -87,11 +90,12 @@ def checkpoint(body: Any) -> dict[str, Any]:
     """Return what is a checkpoint; raise `Unreadable` for anything else."""
     if (
         isinstance(body, dict)
+        and isinstance(body.get("v", 1), int)
         and isinstance(body.get("id"), str)
         and isinstance(body.get("channel_versions"), dict)
         and isinstance(body.get("channel_values") or {}, dict)
     ):
-        return body
+        return {**body, "channel_values": body.get("channel_values") or {}}
 
     raise Unreadable("a checkpoint is damaged: it lacks its id, versions or values")
 
@@ -255,6 +259,10 @@ def _in_order(writes: Writes) -> list[tuple[str, Any]]:
     special = [write for index, write in writes.items() if index < 0]
     last = max(writes)
     ordered = []
+
+    # A damaged index would fill the memory.
+    if last - len(writes) > _MOST_GAPS:
+        raise Differs("a task's writes are not complete")
 
     for index in range(last + 1):
         if index not in writes and not special:
