@@ -14,6 +14,8 @@ from cpkit.extras import MissingExtra, needs_extra
 
 __all__ = ["main"]
 
+_INTERRUPTED = 130  # Exit.INTERRUPTED; its module is not imported yet
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -22,12 +24,22 @@ def main() -> None:
     _reopen_closed_streams()
 
     try:
+        code = _run()
+    except KeyboardInterrupt:  # also while modules are imported, which takes a moment
+        code = _INTERRUPTED
+
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Run the command, and return its exit code."""
+    try:
         with needs_extra("the command line", "cli"):
             import rich
             import typer
     except MissingExtra as exc:
         sys.stderr.write(f"{exc}\n")
-        sys.exit(2)
+        return 2
 
     del rich
     from cpkit.cli.app import app
@@ -39,9 +51,9 @@ def main() -> None:
 
     try:
         words = sys.argv[1:] or ["--help"]
-        code = app(words, prog_name="cpkit", standalone_mode=False)
-    except (KeyboardInterrupt, typer.Abort):
-        code = Exit.INTERRUPTED
+        code: int = app(words, prog_name="cpkit", standalone_mode=False)
+    except typer.Abort:
+        code = _INTERRUPTED
     except typer.TyperException as exc:
         context = getattr(exc, "ctx", None)
         path = context.command_path if context else "cpkit"
@@ -63,7 +75,7 @@ def main() -> None:
         print_stderr(f"standard output: {exc.strerror}")
         code = Exit.BAD_USE
 
-    sys.exit(code)
+    return code
 
 
 def _reopen_closed_streams() -> None:

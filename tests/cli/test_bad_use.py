@@ -258,6 +258,28 @@ def test_ctrl_c_is_quiet(sqlite_url: str, words: list[str], said: str) -> None:
     assert (process.returncode, err) == (130, said)
 
 
+def test_ctrl_c_is_quiet_while_modules_are_imported() -> None:
+    """The first half second of a command is not its work yet."""
+    program = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'cpkit.cli.app':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from cpkit.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_certify_without_its_packages_says_what_to_install() -> None:
     """The error is one line with the pip command."""
     program = (
