@@ -176,7 +176,12 @@ async def _leases(site: Site, damaged: list[str]) -> list[dict[str, Any]]:
     async def one(info: ThreadInfo) -> list[CallRecord]:
         return await _open_calls(site, info.thread_id, damaged)
 
-    page = await site.cp.list_threads(prefix=_LEASE, limit=_LEASES)
+    try:
+        page = await site.cp.list_threads(prefix=_LEASE, limit=_LEASES)
+    except CorruptThread as exc:  # a person can decide all the same
+        damaged.append(str(exc))
+        return []
+
     return [
         {
             "thread_id": record.call.args.get("thread_id"),

@@ -235,6 +235,23 @@ async def test_damaged_calls_do_not_end_a_list(client: Client, tmp_path: Path) -
     assert [page.count("is corrupt at") for page in pages] == [0, 1, 3]
 
 
+async def test_a_lease_that_cannot_be_listed_is_named(
+    client: Client, tmp_path: Path
+) -> None:
+    """A person can decide all the same."""
+    async with open_checkpointer(f"sqlite:///{tmp_path}/store.db") as cp:
+        async with thread_lease(cp, "t"):
+            pass
+
+        with closing(sqlite3.connect(tmp_path / "store.db")) as raw, raw:
+            raw.execute("UPDATE cpkit_threads SET updated_at = 'x'")
+
+        async with client(cp) as http:
+            page = await http.get("/waiting")
+            assert page.status_code == 200
+            assert "Not shown: <bdi>thread &#39;cpkit:lease:t&#39;" in page.text
+
+
 async def test_the_store_view_shows_the_metrics_of_this_process(
     cp: Any, client: Client
 ) -> None:
