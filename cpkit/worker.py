@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -201,6 +201,7 @@ class Worker:
         # Threads whose run died, from the last scan, that no job has tried since. The
         # value is the lease's state, or None if no runner has the lease.
         self._dead: dict[str, LeaseState | None] = {}
+        self._damaged: set[str] = set()
         self._scan_not_before = -inf
         self._jobs: dict[str, asyncio.Task[None]] = {}
         # By thread: the pause after the last failure, and the time of the next try.
@@ -381,12 +382,7 @@ class Worker:
 
         # The lease of a long id is listed under its hash.
         for prefix in (f"{LEASES}:{self._prefix}", f"{LEASES}-of:"):
-            after = None
-
-            while page := await self._cp.list_threads(
-                prefix=prefix, after=after, limit=_PAGE
-            ):
-                after = page[-1].thread_id
+            async for page in self._pages(self._cp, prefix):
                 listed.update(info.thread_id for info in page)
                 changed = [
                     info
@@ -417,6 +413,39 @@ class Worker:
                 found[thread_id] = seen.state
 
         return found
+
+    async def _pages(
+        self, cp: ListsThreads, prefix: str
+    ) -> AsyncIterator[list[ThreadInfo]]:
+        """Yield the leases that can be listed; log the others, once."""
+        after = None
+        limit = _PAGE
+
+        while True:
+            try:
+                page = await cp.list_threads(prefix=prefix, after=after, limit=limit)
+            except CorruptThread as exc:
+                if limit > 1:  # list one by one up to the damaged one
+                    limit = 1
+                    continue
+
+                damaged = exc.thread_id
+
+                if damaged not in self._damaged:
+                    self._damaged.add(damaged)
+                    log.exception("cannot list the lease %r", damaged)
+
+                if not damaged.startswith(prefix) or damaged <= (after or ""):
+                    return
+
+                after, limit = damaged, _PAGE
+                continue
+
+            if not page:
+                return
+
+            yield page
+            after = page[-1].thread_id
 
     async def _lease_state(self, info: ThreadInfo) -> LeaseState:
         try:

@@ -350,6 +350,60 @@ def test_damage_of_one_thread_does_not_stop_the_others() -> None:
     tell(story)
 
 
+@pytest.mark.parametrize("damaged", ["a", "b", "c"])
+def test_a_lease_that_cannot_be_listed_holds_up_no_other(
+    damaged: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A store that cannot read a lease's times raises for each list that has it."""
+
+    async def story(cp: MemoryCheckpointer[Any]) -> None:
+        for thread in ("a", "b", "c"):
+            await terms_of(cp, thread).mark_died()
+
+        lease_thread = terms_of(cp, damaged).lease_thread
+        store: Any = OnlySix(cp)
+
+        async def list_threads(**options: Any) -> Any:
+            page = await cp.list_threads(**options)
+
+            if lease_thread in [info.thread_id for info in page]:
+                raise CorruptThread(lease_thread, "its times", "not numbers")
+
+            return page
+
+        store.list_threads, store.list_calls = list_threads, cp.list_calls
+        ran: list[str] = []
+
+        async def agent(_: Any, lease: Lease) -> None:
+            ran.append(lease.thread_id)
+
+        worker = Worker(store, agent, poll=0.1)
+        await run_for(worker, 10)
+        assert sorted([*ran, damaged]) == ["a", "b", "c"]
+
+    tell(story)
+    assert [one.getMessage() for one in caplog.records if one.exc_info] == [
+        f"cannot list the lease 'cpkit:lease:{damaged}'"
+    ]
+
+
+def test_a_list_that_names_no_lease_ends_no_worker() -> None:
+    """Damage may hide which thread it is; decisions are acted on all the same."""
+
+    async def story(cp: MemoryCheckpointer[Any]) -> None:
+        store: Any = OnlySix(cp)
+
+        async def list_threads(**_: Any) -> Any:
+            raise CorruptThread("?", "its id", "not text")
+
+        store.list_threads, store.list_calls = list_threads, cp.list_calls
+        worker = Worker(store, well, poll=0.1)
+        await run_for(worker, 1)
+        assert worker.health.ok
+
+    tell(story)
+
+
 def test_a_worker_forgets_the_threads_that_need_no_run() -> None:
     """Another runner had them, and ended them well."""
 
