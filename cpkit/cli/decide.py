@@ -228,7 +228,7 @@ def _parse_args(args: str | None) -> dict[str, Any] | None:
 
     try:
         found = jsonlib.loads(args)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise BadUse(f"--args is not JSON: {exc}") from exc
 
     if not isinstance(found, dict):

@@ -20,7 +20,7 @@ def load(target: str) -> Any:
     """
     name, colon, attribute = target.partition(":")
 
-    if not (name and colon and attribute):
+    if not (name and colon and attribute) or name.startswith("."):
         raise _bad_use(target, "write it as module:name, for instance my_agent:run")
 
     if "" not in sys.path:
