@@ -117,6 +117,7 @@ def certify(
         run = suite.Certification(
             target, levels=levels, clauses=clauses, seed=seed, rounds=rounds, jobs=jobs
         )
+        _check_writable(junit, markdown)
 
         try:
             for n, outcome in enumerate(run, 1):
@@ -152,6 +153,17 @@ def certify(
         _leave_at_once(Exit.NO)
 
     raise typer.Exit(Exit.DONE if report.ok else Exit.NO)
+
+
+def _check_writable(*files: Path | None) -> None:
+    """End the command now, not after a run that may take an hour."""
+    for file in files:
+        if file is not None:
+            try:
+                with file.open("a"):
+                    pass
+            except OSError as exc:
+                fail(Exit.BAD_USE, f"{file}: {exc.strerror}")
 
 
 def _came(console: Console, report: Report, outcome: Outcome, count: str) -> None:

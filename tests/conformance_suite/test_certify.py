@@ -190,6 +190,8 @@ def test_bad_use_of_the_command() -> None:
         ["memory://", "--level", "perfect"],
         ["memory://", "--clause", "append.perfect"],
         ["memory://", "--colour", "red"],
+        ["memory://", "--junit", "/nowhere/report.xml"],
+        ["memory://", "--markdown", "/nowhere/report.md"],
         [],
     ):
         ended = run_main("certify", *args)
