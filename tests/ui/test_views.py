@@ -14,6 +14,7 @@ from cpkit import KeepsReceipts, ToolCall, VersionConflict, open_checkpointer
 from cpkit.effects import Effect, EffectLedger, Tool
 from cpkit.effects.records import heartbeat_thread
 from cpkit.lease import thread_lease
+from cpkit.sessions import SessionLog
 from cpkit.terms import LEASES
 from tests.effects.shop import OnlySix
 from tests.stores import LAYERED, fresh_url
@@ -176,6 +177,18 @@ async def test_a_call_in_doubt_shows_what_verify_said(cp: Any, client: Client) -
         assert "it raised OSError: &lt;b&gt;the bank" in page.text
         assert "not asked" in page.text
         assert_inert(page)
+
+
+async def test_a_state_links_to_no_other_message(cp: Any, client: Client) -> None:
+    """A message of the context has another position than its entry in the thread."""
+    log = await SessionLog.open(cp, "s")
+    entry = await log.append_message({"role": "user", "content": "x" * 5_000})
+
+    async with client(cp) as http:
+        page = (await http.get(f"/session/state?id=s&entry={entry}")).text
+        assert "/thread/message" not in page
+        assert "The message goes on." in page
+        assert "/thread/message?id=s&amp;at=1" in (await http.get("/thread?id=s")).text
 
 
 async def test_a_foreign_call_may_have_the_name_of_an_approval(
