@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Literal
 
 from cpkit.sessions.pictures.describe import describe
@@ -19,6 +20,7 @@ __all__ = ["Block", "Row", "is_entry", "rows_of"]
 BlockKind = Literal["text", "reasoning", "call", "result", "image", "json", "note"]
 
 _IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+_MOST = 100  # blocks of a message; the message's own page has all
 _LARGEST_IMAGE = 4_000_000  # characters of base64 in a page
 
 
@@ -51,6 +53,8 @@ class Row:
     time: str | None = None
     answers: list[str] = field(default_factory=list)
     """The names of the calls above this row that show its results."""
+    has_more: bool = False
+    """Whether the message has more blocks than these."""
 
 
 def rows_of(messages: list[Any], start: int) -> list[Row]:
@@ -95,8 +99,12 @@ def _row(message: Any, position: int) -> Row:
         return _entry_row(message, position)
 
     role = message.get("role") or message.get("kind") or message.get("type")
-    blocks = list(_blocks(message)) or [Block("json", pretty(message))]
-    return Row(position, role if isinstance(role, str) else "", blocks)
+    found = _blocks(message)
+    blocks = list(islice(found, _MOST)) or [Block("json", pretty(message))]
+    has_more = next(found, None) is not None
+    return Row(
+        position, role if isinstance(role, str) else "", blocks, has_more=has_more
+    )
 
 
 def is_entry(message: Any) -> bool:

@@ -22,10 +22,22 @@ __all__ = ["markdown"]
 
 _SCHEMES = ("http", "https", "mailto")
 
+_MOST_CELLS = 5_000
+
 
 def markdown(text: str) -> Markup:
     """Return the text as HTML."""
-    return Markup(_PARSER.render(visible(text)))
+    return Markup(_parser_for(text).render(visible(text)))
+
+
+def _parser_for(text: str) -> MarkdownIt:
+    """Return the parser: one without tables for a text that could have a huge one.
+
+    Each line of a table gets as many cells as its head, so a short text has many.
+    """
+    lines = text.split("\n")
+    cells = len(lines) * max(line.count("|") for line in lines)
+    return _PARSER if cells <= _MOST_CELLS else _WITHOUT_TABLES
 
 
 def _is_safe(url: str) -> bool:
@@ -78,3 +90,4 @@ def _parser() -> MarkdownIt:
 
 
 _PARSER = _parser()
+_WITHOUT_TABLES = _parser().disable("table")

@@ -55,6 +55,30 @@ async def test_a_long_text_is_cut_with_a_link(cp: Any, client: Client) -> None:
         assert text in (await http.get("/thread/message?id=t&at=0")).text
 
 
+async def test_many_parts_are_cut_with_a_link(cp: Any, client: Client) -> None:
+    """A message of many small parts costs as little as one of a long text."""
+    parts = [{"type": "text", "text": f"part {n}"} for n in range(20_000)]
+    await cp.append("t", [{"role": "user", "content": parts}])
+
+    async with client(cp) as http:
+        page = await http.get("/thread?id=t")
+        assert len(page.text) < 20_000
+        assert "Show more: the whole message 0" in page.text
+        assert "part 19999" in (await http.get("/thread/message?id=t&at=0")).text
+
+
+async def test_a_short_text_makes_no_huge_table(cp: Any, client: Client) -> None:
+    """Markdown gives each line of a table as many cells as its head has."""
+    small = "|a|b|\n|-|-|\n|1|2|"
+    huge = "|a" * 600 + "|\n" + "|-" * 600 + "|\n" + "|b|\n" * 400
+    await cp.append("t", [{"role": "user", "content": text} for text in (small, huge)])
+
+    async with client(cp) as http:
+        page = await http.get("/thread?id=t")
+        assert page.text.count("<table>") == 1
+        assert len(page.text) < 20_000
+
+
 async def test_control_characters_are_visible(cp: Any, client: Client) -> None:
     """Characters that a browser hides, or that reorder text, are shown as signs."""
     await cp.append("t", [{"role": "user", "content": "a\x00b\x1b[31m\u202ecod.exe"}])
