@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import operator
 import os
+import socket
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -27,6 +29,7 @@ from psycopg.rows import dict_row
 from cpkit import Checkpointer, open_checkpointer
 from cpkit.integrations.langgraph import CheckpointSaver, store_thread_id
 from cpkit.tools.importing import BadSource, import_from
+from cpkit.tools.importing.langgraph import read
 from cpkit.tools.importing.langgraph.thread import _in_order
 from cpkit.tools.importing.source import Differs
 from tests.servers.postgres import shared_postgres
@@ -414,6 +417,21 @@ def test_a_damaged_index_does_not_fill_the_memory() -> None:
 
     with pytest.raises(Differs):
         _in_order({-3: interrupts, 10**12: ("c", 2)})
+
+
+@pytest.mark.long  # psycopg waits for two seconds at least
+async def test_a_server_that_does_not_answer_is_a_bad_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The import ends by itself; it waited for more than two minutes."""
+    monkeypatch.setattr(read, "_CONNECT_TIMEOUT", 2)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"postgresql://me@127.0.0.1:{server.getsockname()[1]}/db"
+
+        async with asyncio.timeout(20), open_checkpointer("memory://") as cp:
+            with pytest.raises(BadSource, match="timeout"):
+                await import_from(url, cp)
 
 
 async def test_a_database_without_checkpoints_is_a_bad_source(postgres: str) -> None:

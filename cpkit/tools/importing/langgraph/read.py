@@ -28,6 +28,8 @@ __all__ = ["read_langgraph_postgres", "read_langgraph_sqlite"]
 
 _PLACE = "checkpoint_ns, checkpoint_id"
 
+_CONNECT_TIMEOUT = 10  # seconds, unless the URL has another connect_timeout
+
 
 def read_langgraph_sqlite(path: Path) -> Iterator[Found]:
     """Yield the threads by id, each with all its checkpoints, oldest first."""
@@ -52,6 +54,7 @@ def read_langgraph_postgres(url: str) -> Iterator[Found]:
     """Yield the threads by id, from one snapshot of the database."""
     try:
         import psycopg
+        from psycopg.conninfo import conninfo_to_dict
         from psycopg.rows import tuple_row
     except ModuleNotFoundError:
         raise BadSource(
@@ -59,7 +62,11 @@ def read_langgraph_postgres(url: str) -> Iterator[Found]:
         ) from None
 
     try:
-        with psycopg.connect(url, row_factory=tuple_row) as connection:
+        # Ctrl-C waits for the thread that connects; psycopg's own limit is 130 s.
+        options: dict[str, Any] = conninfo_to_dict(url)
+        options.setdefault("connect_timeout", _CONNECT_TIMEOUT)
+
+        with psycopg.connect(**options, row_factory=tuple_row) as connection:
             connection.read_only = True
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             ids = connection.execute(
