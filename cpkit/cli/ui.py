@@ -76,8 +76,15 @@ def ui(
         if not name or "/" in name:
             raise BadUse(f"--allow-host {name!r} is not a host: write agents.example")
 
+    person = by or _user()
+
+    try:
+        person.encode()
+    except UnicodeEncodeError:  # it could not be stored with a decision
+        raise BadUse(f"your name is {person!r}, which is not text: use --by") from None
+
     place = store_url(url)
-    run(_serve(place, host, port, allow_host or [], read_only, open_page, by, json))
+    run(_serve(place, host, port, allow_host or [], read_only, open_page, person, json))
 
 
 async def _serve(
@@ -87,7 +94,7 @@ async def _serve(
     allowed_hosts: list[str],
     read_only: bool,
     open_page: bool,
-    by: str | None,
+    person: str,
     json: bool,
 ) -> None:
     try:
@@ -119,7 +126,7 @@ async def _serve(
                 host=host,
                 port=port,
                 allowed_hosts=allowed_hosts,
-                person=by or _user(),
+                person=person,
                 read_only=read_only,
                 title=display_url(url),
                 url=url,

@@ -85,6 +85,7 @@ def test_a_foreign_file_is_not_changed(tmp_path: Path) -> None:
         (["ui", "{url}", "--host", ""], 2, "--host is empty"),
         (["ui", "{url}", "--allow-host", ""], 2, "'' is not a host"),
         (["ui", "{url}", "--allow-host", "http://a"], 2, "is not a host: write"),
+        (["ui", "{url}", "--by", "an\udcffna"], 2, "'an\\udcffna', which is not text"),
         (["threads", "{url}", "--after", ""], 2, "after must not be empty"),
         (["show"], 2, "Missing argument"),
         (["show", "a", "b", "c"], 2, "expected [URL] THREAD, got 3 words"),
