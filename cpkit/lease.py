@@ -434,7 +434,7 @@ class Lease:
         try:
             await self._end(raises)
         except asyncio.CancelledError:
-            # Once more: it is idempotent. Without it, the next runner waits until the
+            # Try again: it is idempotent. Without it, the next runner waits until the
             # term is stale.
             await self._end(raises=False)
             raise

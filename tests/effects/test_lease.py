@@ -264,7 +264,7 @@ def test_a_heartbeat_is_counted_once_if_its_answer_was_lost() -> None:
             applied: list[float] = []
 
             async def renew(thread_id: str, extra: Any) -> None:
-                """Lose the answer, then fail, then write once more, then fail."""
+                """Lose the answer, then fail, then write again, then fail."""
                 if not applied or (len(applied) == 1 and clock() > applied[0] + 6):
                     applied.append(clock())
                     await cp.save_extra(thread_id, extra)

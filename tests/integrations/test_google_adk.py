@@ -268,7 +268,7 @@ async def test_a_shared_state_that_cannot_be_written_waits(
     cp: MemoryCheckpointer[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The event is stored, the session goes on, and the next read applies it."""
-    store = Spy(cp)
+    store: Any = Spy(cp)
     service: Any = SessionService(store)
     session: Any = await service.create_session(**IDS)
     save_extra = store.save_extra
