@@ -36,10 +36,14 @@ _MIN_WRITES_TO_HALVE = 48
 
 
 class RepeatApart(StoreFailure):
-    """A write did not run, and is repeated beside the writes to other threads."""
+    """A write did not run, and is repeated beside the writes to other threads.
 
-    def __init__(self, reason: str) -> None:
+    With ``alone`` it is repeated in a commit of its own.
+    """
+
+    def __init__(self, reason: str, *, alone: bool = False) -> None:
         super().__init__("not sent", reason)
+        self.alone = alone
 
 
 Committed: TypeAlias = Outcome | Exception
@@ -56,9 +60,10 @@ class _Queued:
     outcome is known, or cancelled with the caller. ``in_commit`` is true while a commit
     has the write. If its caller is cancelled then, or the commit takes too long, the
     write is *abandoned*: ``decision`` is a future that is done when the commit ends.
+    ``alone`` is true if it shares no commit.
     """
 
-    __slots__ = ("answer", "began", "decision", "in_commit", "write")
+    __slots__ = ("alone", "answer", "began", "decision", "in_commit", "write")
 
     def __init__(
         self, write: Write, began: float, answer: asyncio.Future[Outcome | Exception]
@@ -66,6 +71,7 @@ class _Queued:
         self.write = write
         self.began = began
         self.answer = answer
+        self.alone = False
         self.in_commit = False
         self.decision: asyncio.Future[None] | None = None
 
@@ -340,6 +346,9 @@ class GroupCommit:
             most = min(most, -(-len(waiting) // 2))
 
         while waiting and len(batch) < most and size < self._batching.max_bytes:
+            if batch and (batch[0].alone or waiting[0].alone):
+                break
+
             queued = waiting.popleft()
 
             if queued.answer.done():
@@ -369,6 +378,7 @@ class GroupCommit:
             elif outcomes is None:  # the event loop shuts down
                 queued.answer.cancel()
             elif isinstance(outcome, RepeatApart):
+                queued.alone = outcome.alone
                 self._enter_apart(queued)
             else:
                 queued.answer.set_result(outcome)

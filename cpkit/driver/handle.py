@@ -426,37 +426,31 @@ class Handle(Generic[MessageT]):
 
         If the batch is apart from writes to other threads, ``apart`` has for each write
         the loop's time when its caller asked.
+
+        If the store refuses one write, the others of its batch must not fail: each
+        write that may have been refused for another one is repeated alone.
         """
         commit = partial(self._commit_once, batch, apart is not None)
         # Without a time limit, a wait for a lock ends only with the time to retry.
         since = min(apart) if apart and self._limit.seconds is None else None
         outcomes = await self._attempt(commit, "unknown", give_up, since)
-        is_damage = isinstance(outcomes, CorruptThread)  # of one thread of the batch
 
-        if isinstance(outcomes, Exception):
+        if isinstance(outcomes, CorruptThread) and len(batch) > 1:  # of one thread
+            outcomes = [RepeatApart(str(outcomes), alone=True)] * len(batch)
+        elif isinstance(outcomes, Exception):
             # The time of the oldest write is over. The others have time left.
             if since is not None and apart and len(apart) > 1 and is_not_sent(outcomes):
                 outcomes = self._repeat_in_time(outcomes, apart)
             else:
                 outcomes = [outcomes] * len(batch)
 
+        outcomes = _repeat_refused(outcomes)
+
         for metrics in self._metrics:
             metrics.committed(batch, outcomes)
 
         self._watching.changed_by(batch, outcomes)
-
-        if len(batch) == 1:
-            return outcomes
-
-        # If the store refuses one write, the others of its batch must not fail.
-        again = range(len(batch)) if is_damage else _refused_together(outcomes)
-        found = list(outcomes)
-
-        for at in again:
-            began = apart and apart[at : at + 1]
-            (found[at],) = await self._commit([batch[at]], give_up, began)
-
-        return found
+        return outcomes
 
     def _repeat_in_time(
         self, failure: StoreFailure, apart: Sequence[float]
@@ -584,11 +578,16 @@ class Handle(Generic[MessageT]):
         return error
 
 
-def _refused_together(outcomes: Sequence[Committed]) -> Sequence[int]:
-    """Return the places of writes that were rejected with the same failure object."""
+def _repeat_refused(outcomes: Sequence[Committed]) -> Sequence[Committed]:
+    """Let each write that was refused with the failure of another be repeated alone."""
     shared = Counter(
         id(one)
         for one in outcomes
         if isinstance(one, StoreFailure) and one.fate == "rejected"
     )
-    return [at for at, one in enumerate(outcomes) if shared[id(one)] > 1]
+    return [
+        RepeatApart(one.reason, alone=True)
+        if isinstance(one, StoreFailure) and shared[id(one)] > 1
+        else one
+        for one in outcomes
+    ]

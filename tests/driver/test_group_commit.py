@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -460,10 +461,45 @@ async def test_a_repeated_write_has_no_new_time() -> None:
     store = Slow(timeouts=Timeouts(operation=0.05))
 
     async with handle(store) as cp:
-        tasks = [append(cp, f"t{n}") for n in range(5)]
+        tasks = [append(cp, "t", str(n)) for n in range(5)]
         errors = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(one, BackendUnavailable) for one in errors)
         assert len(store.batches) <= 4
+
+
+@pytest.mark.parametrize("ids", [("t", "t", "t"), ("a", "b", "c")])
+async def test_a_repeated_write_that_hangs_puts_no_other_in_doubt(
+    ids: tuple[str, ...],
+) -> None:
+    """What was committed before is acknowledged, though a later repeat has no end."""
+
+    class HangsOnTwo(GatedStore):
+        async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
+            if len(batch) > 1:
+                raise StoreFailure("rejected", "a value is bad")
+
+            while isinstance(batch[0], Append) and b"two" in batch[0].bodies[0]:
+                with suppress(asyncio.CancelledError):
+                    await end.wait()
+                    break
+
+            return await super().commit(batch)
+
+    end = asyncio.Event()
+    store = HangsOnTwo(timeouts=Timeouts(operation=0.05))
+
+    async with handle(store) as cp:
+        tasks = [append(cp, *one) for one in zip(ids, ("1", "two", "3"), strict=True)]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        end.set()
+        error = results[1]
+        assert results[0] == 1
+        assert isinstance(error, BackendUnavailable)
+        assert error.maybe_applied
+        # In the thread of the write that hangs, there is no time left for the third.
+        last = results[2]
+        assert last == 1 or ids[2] == ids[1]
+        assert not isinstance(last, BackendUnavailable) or not last.maybe_applied
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="is new in Python 3.12")
