@@ -231,8 +231,11 @@ class WriteAheadLog:
             while frames > 4 * self._limit:
                 waited = time.monotonic() - began
 
-                if copied == frames or waited > _READERS_TIMEOUT:
+                if copied == frames:
                     time.sleep(min(2 * waited, _READERS_TIMEOUT))
+                    break
+
+                if waited > _READERS_TIMEOUT:
                     break
 
                 time.sleep(0.005)

@@ -157,8 +157,10 @@ def _check_readable(folder: str) -> None:
 
 def look_at(path: str) -> StoreInfo | None:
     """Describe a file without creating anything; ``None`` where it cannot be read."""
+    path = os.path.realpath(path)  # beside it are its -wal and -shm
+
     try:
-        uri = File(os.path.realpath(path), writable=False, seen=_stamp(path)).uri
+        uri = File(path, writable=False, seen=_stamp(path)).uri
 
         with closing(sqlite3.connect(uri, uri=True)) as db:
             version = _version(db)

@@ -530,6 +530,20 @@ async def test_a_log_that_is_removed_during_the_look_is_not_a_missing_store(
     assert (found.exists, found.version, found.path) == (True, 1, path)
 
 
+async def test_a_store_in_use_is_found_by_a_link(path: str, tmp_path: Path) -> None:
+    """Its tables may be in the log alone, which is beside the file."""
+    link = tmp_path / "elsewhere" / "link.db"
+    link.parent.mkdir()
+    link.symlink_to(path)
+
+    async with Store(path) as cp:
+        await cp.append("t", [{}])
+        found = await inspect_store(f"sqlite:///{link}")
+
+    assert found is not None
+    assert (found.exists, found.version) == (True, 1)
+
+
 @pytest.mark.parametrize("content", [b"xy", b"dear diary, today " * 500])
 async def test_looking_at_a_file_creates_and_changes_nothing(
     path: str, content: bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -132,6 +133,35 @@ async def test_an_old_reader_does_not_stop_appends(
             await cp.append("t", [MESSAGE])
 
         assert log_size(path) < 1.5 * grown
+
+
+@pytest.mark.usefixtures("small_log")
+async def test_a_copy_does_not_wait_in_vain(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While an old reader remains, the log cannot restart: writers go on at once."""
+    slept: list[float] = []
+    sleep = time.sleep
+
+    def note(seconds: float) -> None:
+        slept.append(seconds)
+        sleep(seconds)
+
+    monkeypatch.setattr(connection, "_READERS_TIMEOUT", 0.05)
+    monkeypatch.setattr(time, "sleep", note)
+
+    async with Store(path) as cp:
+        await cp.append("t", [{}])
+
+        with closing(sqlite3.connect(path, isolation_level=None)) as old:
+            old.execute("BEGIN")
+            old.execute("SELECT * FROM cpkit_messages").fetchall()
+
+            for _ in range(6 * LIMIT // 4000):
+                await cp.append("t", [MESSAGE])
+
+    assert slept
+    assert max(slept) < connection._READERS_TIMEOUT
 
 
 async def test_readers_that_overlap_do_not_let_the_log_grow_for_ever(
