@@ -9,6 +9,7 @@ thread has ended well, so that a worker knows which threads need a run.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -196,7 +197,12 @@ def holder_of(record: CallRecord) -> str:
 def stale_after_of(record: CallRecord, default: float) -> float:
     """Return the ``stale_after`` that the term's holder recorded."""
     recorded = record.call.args.get("stale_after")
-    return float(recorded) if isinstance(recorded, (int, float)) else default
+
+    # Another program can have written anything. With 0, every lease would be stale.
+    if isinstance(recorded, (int, float)) and 0 < recorded <= sys.float_info.max:
+        return float(recorded)
+
+    return default
 
 
 def _lease_thread_id(thread_id: str) -> str:

@@ -27,7 +27,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -113,11 +120,13 @@ class _SeenLease:
     """A lease as last read."""
 
     def __init__(
-        self, updated_at: datetime, state: LeaseState, stale_after: float
+        self, updated_at: datetime | None, state: LeaseState, stale_after: float
     ) -> None:
         self.updated_at = updated_at
         self.state = state
         self.stale: StaleDetector | None = None
+
+        self.is_stale = False
 
         if state.term is not None:
             self.stale = StaleDetector(stale_after_of(state.term, stale_after))
@@ -226,26 +235,45 @@ class Worker:
             stopping.cancel()
             await self._end_jobs()
 
-    async def run_due(self) -> int:
+    async def run_due(self, *, wait_for_stale: bool = False) -> int:
         """Run the threads that need a run now, and return the number of runs.
 
-        A thread whose runner died without releasing the lease is not due before the
-        lease is stale. If it is cancelled or the store fails, its runs get ``grace``
-        seconds to end, as those of `run` do.
+        A thread whose runner was killed is due when this worker has seen no heartbeat
+        for the ``stale_after`` of its lease. So a new worker finds it only with
+        ``wait_for_stale``: then the call ends when each lease that was held at its
+        begin was renewed, has ended, or was found to be stale.
+
+        If it is cancelled or the store fails, its runs get ``grace`` seconds to end, as
+        those of `run` do.
         """
         before = self.health.ran + self.health.failed
+        held: list[_SeenLease] | None = None
 
         try:
             while True:
                 self._scan_not_before = -inf
                 await self._look()
+                seen = [one for one in self._leases.values() if self._may_be_stale(one)]
+                held = seen if held is None else [one for one in held if one in seen]
 
-                if not self._jobs:
+                if self._jobs:
+                    await asyncio.wait(list(self._jobs.values()))
+                elif wait_for_stale and held:
+                    await asyncio.sleep(self._pause())
+                else:
                     return self.health.ran + self.health.failed - before
-
-                await asyncio.wait(list(self._jobs.values()))
         finally:
             await self._end_jobs()
+
+    def _may_be_stale(self, seen: _SeenLease) -> bool:
+        """Tell whether it is not known yet if the holder of a lease still runs."""
+        return (
+            seen.stale is not None and not seen.is_stale and self._is_mine(seen.state)
+        )
+
+    def _is_mine(self, state: LeaseState) -> bool:
+        """Tell whether the lease is of a thread that this worker runs."""
+        return state.thread_id is not None and state.thread_id.startswith(self._prefix)
 
     async def _look_and_wait(
         self, wakeups: Wakeups, stopping: asyncio.Task[Any]
@@ -301,7 +329,7 @@ class Worker:
         is_scan = began >= self._scan_not_before
 
         if is_scan:
-            self._dead = await self._scan()
+            self._dead = await self._scan(decided)
             self._scan_not_before = clock() + _REST * (clock() - began)
 
         self.health.looks += 1
@@ -372,47 +400,77 @@ class Worker:
 
         return decided
 
-    async def _scan(self) -> dict[str, LeaseState | None]:
-        """Return the threads whose run died; with the lease's state, if it is stale."""
-        if not isinstance(self._cp, ListsThreads):
-            return {}
+    async def _scan(self, decided: Iterable[str]) -> dict[str, LeaseState | None]:
+        """Return the threads whose run died; with the lease's state, if it is stale.
 
-        listed: set[str] = set()
+        If the store cannot list its leases, only those of the decided threads are read.
+        """
+        if isinstance(self._cp, ListsThreads):
+            await self._list_leases(self._cp)
+        else:
+            await self._read_leases(decided)
+
         found: dict[str, LeaseState | None] = {}
-
-        # The lease of a long id is listed under its hash.
-        for prefix in (f"{LEASES}:{self._prefix}", f"{LEASES}-of:"):
-            async for page in self._pages(self._cp, prefix):
-                listed.update(info.thread_id for info in page)
-                changed = [
-                    info
-                    for info in page
-                    if (seen := self._leases.get(info.thread_id)) is None
-                    or seen.updated_at != info.updated_at
-                ]
-                states = await _read_all(self._lease_state, changed)
-
-                for info, state in zip(changed, states, strict=True):
-                    self._leases[info.thread_id] = _SeenLease(
-                        info.updated_at, state, self._stale_after
-                    )
-
-        for lease_thread in self._leases.keys() - listed:
-            del self._leases[lease_thread]
 
         for seen in self._leases.values():
             thread_id = seen.state.thread_id
 
-            if thread_id is None or not thread_id.startswith(self._prefix):
+            if thread_id is None or not self._is_mine(seen.state):
                 continue
 
             if seen.stale is None:
                 if seen.state.died is not None:
                     found[thread_id] = None
-            elif await seen.stale.is_stale(partial(_already_read, seen.updated_at)):
+
+                continue
+
+            read = partial(_already_read, seen.updated_at)
+            seen.is_stale = await seen.stale.is_stale(read)
+
+            if seen.is_stale:
                 found[thread_id] = seen.state
 
         return found
+
+    async def _list_leases(self, cp: ListsThreads) -> None:
+        """Update the leases that were seen; read those that have changed."""
+        listed: set[str] = set()
+
+        # The lease of a long id is listed under its hash.
+        for prefix in (f"{LEASES}:{self._prefix}", f"{LEASES}-of:"):
+            async for page in self._pages(cp, prefix):
+                listed.update(info.thread_id for info in page)
+                changed = {
+                    info.thread_id: info.updated_at
+                    for info in page
+                    if (seen := self._leases.get(info.thread_id)) is None
+                    or seen.updated_at != info.updated_at
+                }
+                states = await _read_all(self._lease_state, list(changed))
+
+                for (name, updated_at), state in zip(
+                    changed.items(), states, strict=True
+                ):
+                    self._leases[name] = _SeenLease(
+                        updated_at, state, self._stale_after
+                    )
+
+        for name in self._leases.keys() - listed:
+            del self._leases[name]
+
+    async def _read_leases(self, thread_ids: Iterable[str]) -> None:
+        """Read the leases of these threads; those that have changed are new ones."""
+        names = [self._terms(thread_id).lease_thread for thread_id in thread_ids]
+        states = await _read_all(self._lease_state, names)
+        before, self._leases = self._leases, {}
+
+        for name, state in zip(names, states, strict=True):
+            seen = before.get(name)
+
+            if seen is None or not seen.state.same_term_and_heartbeat(state):
+                seen = _SeenLease(None, state, self._stale_after)
+
+            self._leases[name] = seen
 
     async def _pages(
         self, cp: ListsThreads, prefix: str
@@ -447,12 +505,15 @@ class Worker:
             yield page
             after = page[-1].thread_id
 
-    async def _lease_state(self, info: ThreadInfo) -> LeaseState:
+    async def _lease_state(self, lease_thread: str) -> LeaseState:
         try:
-            return state_of(await self._cp.load(info.thread_id))
+            return state_of(await self._cp.load(lease_thread))
         except CorruptThread:  # a person repairs it; the other threads go on
-            log.exception("cannot read the lease %r", info.thread_id)
+            log.exception("cannot read the lease %r", lease_thread)
             return state_of(None)
+
+    def _terms(self, thread_id: str) -> Terms:
+        return Terms(self._cp, thread_id, self._backoff, self._stale_after)
 
     # Run a thread
 
@@ -473,7 +534,7 @@ class Worker:
             self._failed(thread_id, exc)
 
     async def _take_and_run(self, thread_id: str, stale: LeaseState | None) -> None:
-        terms = Terms(self._cp, thread_id, self._backoff, self._stale_after)
+        terms = self._terms(thread_id)
         state = await terms.look()
 
         if state.term is not None:
@@ -612,6 +673,6 @@ async def _read_all(read: Callable[[T], Awaitable[R]], items: Sequence[T]) -> li
     return found
 
 
-async def _already_read(updated_at: datetime) -> datetime:
+async def _already_read(updated_at: datetime | None) -> datetime | None:
     """Stand in for a read of the heartbeat: the scan has read it."""
     return updated_at

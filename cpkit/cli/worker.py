@@ -39,7 +39,14 @@ Poll = Annotated[float, typer.Option(help="The longest time between two looks.")
 Grace = Annotated[
     float, typer.Option(help="Seconds that runs get to end after SIGTERM.")
 ]
-Once = Annotated[bool, typer.Option("--once", help="Run what is due now, and exit.")]
+Once = Annotated[
+    bool,
+    typer.Option(
+        "--once",
+        help="Run what is due now, and exit. A lease that another run holds is watched "
+        "until a heartbeat shows that it lives, or the run counts as dead.",
+    ),
+]
 HealthEvery = Annotated[
     float | None,
     typer.Option(
@@ -96,7 +103,7 @@ def worker(
                 raise BadUse(f"{target}: {exc}") from exc
 
             if once:
-                await made.run_due()
+                await made.run_due(wait_for_stale=True)
                 _print_health(made, json)
                 return
 

@@ -20,6 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager, suppress
+from copy import copy
 from typing import Any
 
 from cpkit.driver.announcing import Announcing
@@ -312,8 +313,12 @@ class Watching:
             await asyncio.sleep(next(pauses))
 
     def _heard_from_store(self, thread_id: str | None) -> None:
+        if thread_id is None:
+            self._heard(None)
+            return
+
         with suppress(InvalidId):  # another program sent it
-            self._heard(thread_id and check_id("thread_id", thread_id))
+            self._heard(check_id("thread_id", thread_id))
 
     async def _poll(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -401,7 +406,7 @@ class Watching:
                 self._notify(thread_id)
 
             for watcher in self._of_all:
-                watcher.fail(exc)
+                watcher.fail(copy(exc))  # a raised error gathers tracebacks
 
             return True
 

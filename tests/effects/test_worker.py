@@ -6,13 +6,20 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import product
 from math import inf, nan
 from typing import Any
 
 import pytest
 
-from cpkit import BackendUnavailable, Checkpointer, JsonValue, MemoryCheckpointer
+from cpkit import (
+    BackendUnavailable,
+    Checkpointer,
+    JsonValue,
+    MemoryCheckpointer,
+    SerializationError,
+)
 from cpkit.effects import (
     ApprovalRequest,
     Backoff,
@@ -165,6 +172,58 @@ async def test_a_denial_is_acted_upon_too(cp: Store, thread: str) -> None:
     assert (other.health.ran, other.health.failed) == (1, 0)
     assert await other.run_due() == 0
     assert payer.shop.effects == []
+
+
+async def test_a_new_worker_finds_a_killed_run_if_it_may_wait(
+    cp: Store, thread: str
+) -> None:
+    """As ``cpkit worker --once`` does; a run that lives is left, and ends the wait."""
+    payer = Payer(thread)
+    await die(cp, thread)
+    assert await payer.worker(cp).run_due() == 0
+
+    async with thread_lease(cp, f"{thread}-alive", stale_after=0.6):
+        worker = payer.worker(cp)
+        assert await worker.run_due(wait_for_stale=True) == 1
+        assert payer.calls == [thread]
+        assert await worker.run_due(wait_for_stale=True) == 0
+
+
+async def test_a_decision_is_acted_upon_after_a_killed_run_on_a_store_without_lists(
+    cp: Store, thread: str
+) -> None:
+    """The worker reads the lease of the thread, and takes it over when it is stale."""
+    payer = Payer(thread)
+    six = OnlySix(cp)
+
+    with pytest.raises(EffectTimeout):
+        await payer.ledger(cp).run(thread, "pay", {}, payer.shop.charge)
+
+    assert await quick(cp).approve(quick(cp).key(thread, "pay", {}))
+    await die(cp, thread)
+    worker = payer.worker(six)
+    assert await worker.run_due() == 0
+    assert await worker.run_due(wait_for_stale=True) == 1
+    assert len(payer.shop.effects) == 1
+    assert await worker.run_due(wait_for_stale=True) == 0
+
+
+@pytest.mark.parametrize("recorded", [0, -1, nan, inf, 10**400, "1"])
+async def test_a_forged_lease_does_not_stop_a_worker(recorded: Any) -> None:
+    """The worker's own ``stale_after`` counts."""
+    async with MemoryCheckpointer[Any]() as cp:
+        args = {"thread_id": "t", "holder": "host:7", "stale_after": recorded}
+        terms = Terms(cp, "t", Backoff(), 1.0)
+        term = terms.new_call("host:7", 1.0)
+
+        try:
+            await terms.claim(replace(term, args=args))
+        except SerializationError:
+            return  # no store takes it
+
+        worker = Payer("t").worker(cp, stale_after=0.2)
+        assert await worker.run_due() == 0
+        await until(lambda: due(worker))
 
 
 async def due(worker: Worker) -> bool:

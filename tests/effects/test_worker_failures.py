@@ -256,8 +256,8 @@ def test_a_holder_that_renews_during_a_long_look_keeps_its_lease() -> None:
         looks: list[float] = []
 
         class SlowLook(Worker):
-            async def _scan(self) -> Any:
-                if found := await super()._scan():
+            async def _scan(self, decided: Any) -> Any:
+                if found := await super()._scan(decided):
                     looks.append(asyncio.get_running_loop().time())
                     await terms.renew(call, len(looks))
 
@@ -282,10 +282,10 @@ def test_a_slow_scan_of_the_leases_rests() -> None:
         scans: list[float] = []
 
         class SlowScan(Worker):
-            async def _scan(self) -> Any:
+            async def _scan(self, decided: Any) -> Any:
                 scans.append(asyncio.get_running_loop().time())
                 await asyncio.sleep(5)
-                return await super()._scan()
+                return await super()._scan(decided)
 
         for thread in "abc":
             await terms_of(cp, thread).mark_died()

@@ -136,7 +136,7 @@ def test_a_worker_that_does_not_look_for_dead_runs_is_found() -> None:
 class OnlyDecisions(Worker):
     """A worker that acts on decisions alone."""
 
-    async def _scan(self) -> dict[str, LeaseState | None]:
+    async def _scan(self, _: object) -> dict[str, LeaseState | None]:
         return {}
 
 
