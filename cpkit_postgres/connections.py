@@ -179,46 +179,63 @@ class Connections:
         write first waits until the server has ended the statement, because a statement
         goes on without its client, and would be applied after later operations.
         Where the server does not answer, the next operation ends it: see `_settle`.
+
+        A write that is cancelled before it has a connection was not sent, and says so.
         """
-        async with self._free:
-            while self._idle and self._idle[-1].is_closed():
-                self._idle.pop()
+        wait = "no connection was free in time"
+        sent = usable = False
 
-            connection = self._idle.pop() if self._idle else await self._connected()
-            pid, begun = connection.get_server_pid(), time.monotonic()
-            usable = False
+        try:
+            async with self._free:
+                while self._idle and self._idle[-1].is_closed():
+                    self._idle.pop()
 
-            try:
-                if self._given_up:
-                    await self._settle(connection)
+                wait = "the server gave no connection in time"
+                connection = self._idle.pop() if self._idle else await self._connected()
+                pid, begun = connection.get_server_pid(), time.monotonic()
 
-                yield connection
-                usable = True
-            except CLIENT_ERRORS as exc:
-                usable = self._is_usable_after(exc)
+                try:
+                    if self._given_up:
+                        wait = "an earlier write was not decided in time"
+                        await self._settle(connection)
 
-                if is_write and isinstance(exc, TimeoutError):  # of the caller's pool
-                    await _end_statement(connection)
+                    sent = True
+                    yield connection
+                    usable = True
+                except CLIENT_ERRORS as exc:
+                    usable = self._is_usable_after(exc)
 
-                raise failure(exc, self.name) from exc
-            except asyncio.CancelledError:
-                if is_write:
-                    await _end_statement(connection)
+                    if is_write and isinstance(exc, TimeoutError):  # of a caller's pool
+                        await _end_statement(connection)
 
-                raise
-            finally:
-                if is_write and not usable:
-                    self._given_up[pid] = begun
+                    raise failure(exc, self.name) from exc
+                except asyncio.CancelledError:
+                    if is_write and sent:
+                        await _end_statement(connection)
 
-                # A pool has already taken back a connection that was lost or closed.
-                with suppress(*CLIENT_ERRORS):
-                    if not usable:
-                        connection.terminate()
+                    raise
+                finally:
+                    if is_write and sent and not usable:
+                        self._given_up[pid] = begun
 
-                    if not isinstance(self._where, str):
-                        await self._where.release(connection)  # type: ignore[arg-type]  # it is of this pool
-                    elif usable:
-                        self._idle.append(connection)
+                    await self._return(connection, usable)
+        except asyncio.CancelledError as exc:
+            if is_write and not sent:
+                raise StoreFailure("not sent", wait) from exc
+
+            raise
+
+    async def _return(self, connection: Connection, usable: bool) -> None:
+        """Keep a connection for the next operation, or close it."""
+        # A pool has already taken back a connection that was lost or closed.
+        with suppress(*CLIENT_ERRORS):
+            if not usable:
+                connection.terminate()
+
+            if not isinstance(self._where, str):
+                await self._where.release(connection)  # type: ignore[arg-type]  # it is of this pool
+            elif usable:
+                self._idle.append(connection)
 
     async def _settle(self, connection: Connection) -> None:
         """Wait until the writes that were given up have run, or never will.

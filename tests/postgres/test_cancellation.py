@@ -274,6 +274,52 @@ async def test_a_process_that_was_stopped_applies_nothing_late(
         assert await cp.dump_thread("t") == look
 
 
+async def test_a_write_that_waits_for_a_stopped_process_is_not_in_doubt(
+    server: PostgresServer, schema: str
+) -> None:
+    """It was not sent, and its error says so; another write may have been applied."""
+    url = f"{server.url}?application_name=doubt"
+    process = "SELECT pid FROM pg_stat_activity WHERE application_name = 'doubt'"
+    admin = await asyncpg.connect(server.url)
+
+    async with Store(url, schema=schema, timeout=0.5, notify=False) as cp:
+        await prepared(cp)
+        pid = await admin.fetchval(process)
+        os.kill(pid, signal.SIGSTOP)
+
+        try:
+            with pytest.raises(BackendUnavailable) as first:
+                await cp.append("t", [{}])
+
+            with pytest.raises(BackendUnavailable, match="an earlier write") as second:
+                await cp.append("u", [{}])
+        finally:
+            go_on(pid)
+
+        assert (first.value.maybe_applied, second.value.maybe_applied) == (True, False)
+        assert await cp.append("u", [{}]) == 1
+
+    await admin.close()
+
+
+async def test_a_write_without_a_connection_is_not_in_doubt(
+    server: PostgresServer, schema: str
+) -> None:
+    """A caller's pool may have none left, for a reason that is not the store's."""
+    async with (
+        asyncpg.create_pool(server.url, min_size=1, max_size=1) as pool,
+        Store(pool, schema=schema, timeout=0.3, notify=False) as cp,
+    ):
+        await prepared(cp)
+
+        async with pool.acquire():
+            with pytest.raises(BackendUnavailable, match="no connection") as caught:
+                await cp.append("u", [{}])
+
+        assert not caught.value.maybe_applied
+        assert await cp.append("u", [{}]) == 1
+
+
 async def test_a_role_that_may_not_end_a_process(
     server: PostgresServer, schema: str
 ) -> None:
