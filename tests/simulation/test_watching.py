@@ -15,11 +15,12 @@ from tests.simulation.loop import simulated_loop
 from tests.simulation.watching import READ, Faulty, simulate_watching
 
 SEEDS = round(200 * float(os.environ.get("CPKIT_ROUNDS") or 1))
+LONG = [range(SEEDS * n, SEEDS * (n + 6)) for n in range(1, 25, 6)]
 
 
 @pytest.mark.parametrize(
     "seeds",
-    [range(SEEDS), pytest.param(range(SEEDS, 50 * SEEDS), marks=pytest.mark.long)],
+    [range(SEEDS), *(pytest.param(seeds, marks=pytest.mark.long) for seeds in LONG)],
     ids=str,
 )
 @pytest.mark.timeout(600)
