@@ -4,7 +4,7 @@ A harness without a server does not need it. The tests of a driver may use it to
 
     async with Proxy("127.0.0.1", 5432) as proxy:
         ...  # connect to proxy.port
-        proxy.lose("answer", "cut")
+        proxy.lose(Fault("answer", "cut"))
 """
 
 from __future__ import annotations
