@@ -228,6 +228,12 @@ class VersionConflict(CheckpointerError):
         self.actual = actual
 
     def __str__(self) -> str:
+        if self.expected == self.actual:  # a restore
+            return (
+                f"thread {self.thread_id!r} exists without messages: it has extra or "
+                "calls; delete it before you restore it"
+            )
+
         return (
             f"thread {self.thread_id!r} is at version {self.actual}, "
             f"not {self.expected}: another writer appended; load it again"
@@ -290,7 +296,8 @@ class BackendUnavailable(CheckpointerError):
 class CorruptThread(CheckpointerError):
     """A stored row is not what was written. Nothing was repaired or overwritten.
 
-    ``where`` names the row, or the file and line. If single calls are damaged,
+    ``where`` names the row, or the file and line. ``thread_id`` is empty if the damage
+    is in a file of many threads, such as an export. If single calls are damaged,
     ``damaged_calls`` has their ids, and ``calls`` the other calls of the same read.
     """
 
@@ -310,7 +317,8 @@ class CorruptThread(CheckpointerError):
         self.calls = calls
 
     def __str__(self) -> str:
-        return f"thread {self.thread_id!r} is corrupt at {self.where}: {self.reason}"
+        thread = f"thread {self.thread_id!r}" if self.thread_id else "a thread"
+        return f"{thread} is corrupt at {self.where}: {self.reason}"
 
 
 class SchemaMismatch(CheckpointerError):

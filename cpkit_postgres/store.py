@@ -116,7 +116,7 @@ class PostgresStore:
             check_url(where)
             place = redacted(where.partition("?")[0])
         else:
-            place = "postgresql pool"
+            place = "postgresql:pool"
 
         self.name = f"{place}?schema={quote(options.schema)}"
         self.timeouts = Timeouts(

@@ -26,6 +26,7 @@ LIMIT = 60.0
 CPUS = os.cpu_count() or 1
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Start more workers than processors: many tests wait for a disk or a timer."""
     return min(2 * CPUS, 8)

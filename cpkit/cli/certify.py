@@ -83,8 +83,9 @@ def certify(
     """Check a store against the contract; print a certificate.
 
     Use a store made for the purpose: what the clauses write stays in it. Exits with
-    0 if every clause that was checked holds, 1 if a clause fails, 2 for bad use and 3
-    if the store cannot be opened.
+    0 if every clause that was checked holds, 1 if a clause fails or a level that you
+    name has no clause that could be checked, 2 for bad use and 3 if the store cannot be
+    opened.
     """
     # Find a factory in the current folder, as `python -m` does.
     sys.path.insert(0, os.getcwd())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from types import ModuleType
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ import typer
 
 from cpkit.cli.loading import load
 from cpkit.cli.output import print_json, printable, write
-from cpkit.cli.running import BadUse, Exit, NotFound, print_stderr, run
+from cpkit.cli.running import BadUse, Exit, NotFound, run
 from cpkit.cli.stores import (
     Json,
     Store,
@@ -61,6 +62,7 @@ def recover(
     """
     url, thread_id, target = split_words(words, "THREAD", "MODULE:TOOLS")
     tools = _tools(target)
+    logging.basicConfig(format="%(message)s")  # also says for whom it waits
 
     async def work() -> RecoverReport:
         async with open_store(url) as cp:
@@ -74,10 +76,7 @@ def recover(
 
             try:
                 return await ledger.recover(
-                    thread_id,
-                    tools,
-                    on_wait=lambda wait: print_stderr(f"{wait} …"),
-                    heal=heal_thread if heal else None,
+                    thread_id, tools, heal=heal_thread if heal else None
                 )
             except LeaseTimeout as exc:
                 raise NotFound(str(exc)) from exc

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 import typer
 
 from cpkit.cli.output import printable, stderr
-from cpkit.errors import BackendUnavailable, CheckpointerError
+from cpkit.errors import BackendUnavailable, CheckpointerError, CorruptThread
 
 __all__ = ["BadUse", "Exit", "NoStore", "NotFound", "fail", "print_stderr", "run"]
 
@@ -59,6 +59,9 @@ def run(work: Coroutine[Any, Any, T], interrupted: str = "") -> T:
         raise typer.Exit(Exit.INTERRUPTED) from None
     except NotFound as exc:
         fail(Exit.NO, str(exc))
+    except CorruptThread as exc:
+        # Without a thread, a file that the command was given is damaged.
+        fail(Exit.NO if exc.thread_id else Exit.BAD_USE, str(exc))
     except (BackendUnavailable, NoStore) as exc:
         fail(Exit.UNAVAILABLE, str(exc))
     except (CheckpointerError, BadUse) as exc:

@@ -73,9 +73,14 @@ def threads(
         options += ["--internal"] if internal else []
         print_stderr(f"there are more: {command_line('threads', place, *options)}")
     elif not page:
-        print_stderr(
-            "there are no threads" + (f" that start with {prefix!r}" if prefix else "")
-        )
+        hint = ""
+
+        if not internal and not prefix:
+            own = command_line("threads", place, "--internal")
+            hint = f"; those of cpkit, as of an adapter: {own}"
+
+        what = f" that start with {prefix!r}" if prefix else ""
+        print_stderr(f"there are no threads{what}{hint}")
 
 
 async def _list(

@@ -173,6 +173,13 @@ def test_a_damaged_thread_does_not_hide_the_others(damaged_url: str) -> None:
     assert [one["thread_id"] for one in ended.json["pending"]] == ["a", "c"]
 
 
+@pytest.mark.parametrize("command", ["show", "calls", "heal"])
+def test_the_exit_code_of_a_damaged_thread(damaged_url: str, command: str) -> None:
+    """The store can be read, and what the command asked for cannot: exit code 1."""
+    ended = invoke(command, damaged_url, "broken")
+    assert (ended.code, "'broken' is corrupt at call" in ended.err) == (1, True)
+
+
 def test_a_damaged_thread_is_named_when_it_is_asked_for(damaged_url: str) -> None:
     """As in the list of all threads: standard output is still a list, the code 1."""
     ended = invoke("pending", damaged_url, "broken", "--json")

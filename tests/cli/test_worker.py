@@ -1,4 +1,4 @@
-"""``cpkit worker --once``, as a scheduler calls it: each time in a new process."""
+"""Leases of killed runs: ``cpkit worker --once``, and ``cpkit recover``."""
 
 from __future__ import annotations
 
@@ -38,3 +38,21 @@ def test_a_killed_run_is_found_by_one_call(tmp_path: Path, kind: str) -> None:
     assert (ended.code, ended.json["ran"], ended.json["failed"]) == (0, 1, 0)
     assert in_store(url, lambda cp: cp.read("t")) == [{"text": "ran"}]
     assert once().json["ran"] == 0
+
+
+def test_recover_says_once_for_whom_it_waits(tmp_path: Path) -> None:
+    """The line is on standard error, and the wait ends with ``--timeout``."""
+    url = fresh_url("sqlite", tmp_path)
+    (tmp_path / "my_tools.py").write_text("TOOLS = []\n")
+
+    async def hold(cp: Store) -> None:
+        await cp.append("t", [{}])
+        terms = Terms(cp, "t", Backoff(), 1.0)
+        await terms.claim(terms.new_call("host:7", stale_after=60))
+
+    in_store(url, hold)
+    ended = cpkit(
+        "recover", url, "t", "my_tools:TOOLS", "--timeout", "0.1", cwd=tmp_path
+    )
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.count("waiting for the lease of thread 't': host:7 has it") == 1

@@ -392,6 +392,17 @@ async def test_a_thread_is_moved_exactly() -> None:
             await there.restore_thread(dump)
 
 
+async def test_a_thread_without_messages_is_not_overwritten() -> None:
+    """Its version is that of a missing thread, and the error names its extra."""
+    async with handle(GatedStore()) as cp:
+        await cp.save_extra("t", {"a": 1})
+        dump = await cp.dump_thread("t")
+        assert dump is not None
+
+        with pytest.raises(VersionConflict, match="'t' exists without messages"):
+            await cp.restore_thread(dump)
+
+
 async def test_what_is_left_of_a_deleted_thread_is_moved() -> None:
     """Its keys stay held at the other end."""
     async with (

@@ -128,6 +128,8 @@ async def test_a_callers_pool(schema: str, url: str) -> None:
         for version in (1, 2):
             async with Store(pool, schema=schema) as cp:
                 assert "pool" in repr(cp)
+                # The metrics call the store by what stands before the colon.
+                assert cp.store.name.startswith("postgresql:pool?")
                 versions = await asyncio.gather(
                     *(cp.append(f"{i}", [{}]) for i in range(9))
                 )

@@ -382,7 +382,7 @@ class ExportFile:
             raise self._corrupt(number, reason) from exc
 
     def _corrupt(self, number: int, reason: str) -> CorruptThread:
-        return CorruptThread("of the export", f"{self._path} line {number}", reason)
+        return CorruptThread("", f"{self._path} line {number}", reason)
 
 
 def _line(value: dict[str, Any]) -> bytes:
