@@ -77,6 +77,21 @@ def _steps(case: Case, cp: Store, thread: str) -> dict[str, Callable[[], Any]]:
     }
 
 
+def _endings(case: Case, cp: Any, thread: str) -> dict[str, Callable[[], Any]]:
+    """Return two claims, and the changes of a deletion that come after them."""
+    first, second = case.call(), case.call()
+    return {
+        "a third claim": lambda: cp.record_issued(thread, first),
+        "a fourth claim": lambda: cp.record_issued(thread, second),
+        "a deletion": lambda: cp.delete_thread(thread),
+        "a late result": lambda: cp.record_result(thread, first.call_id, 1),
+        "a late failure": lambda: cp.record_result(
+            thread, second.call_id, None, success=False
+        ),
+        "the end of its calls": lambda: cp.delete_thread(thread, forget_keys=True),
+    }
+
+
 @clause("watch.yields-each-change", WatchesThreads, deadline=300)
 async def yields_each_change(case: Case) -> None:
     """Each append, change of extra, claim and result is followed by a yield."""
@@ -163,16 +178,28 @@ async def yields_restores(case: Case) -> None:
 
 @clause("watch.any-thread", WatchesThreads, ListsThreads, "handles", deadline=200)
 async def any_thread(case: Case) -> None:
-    """Without ids, changes of every thread are yielded, of new ones too."""
+    """Without ids, each change of every thread is yielded, of new ones too."""
     known, new, by_another = case.id(), case.id(), case.id()
     await case.cp.append(known, [{"n": 1}])
 
     async with _watching(case) as cp, cp.watch() as changes:
+
+        async def wait_for(thread: str, change: str) -> None:
+            while await _next(changes, f"{change} of any thread") != thread:
+                pass  # another client of the store may change threads too
+
         for one, thread in ((cp, known), (cp, new), (case.cp, by_another)):
             await one.append(thread, [{"n": 1}])
+            await wait_for(thread, "an append")
 
-            while await _next(changes, "an append to any thread") != thread:
-                pass  # another client of the store may change threads too
+        steps = _steps(case, case.cp, known)
+
+        if isinstance(case.cp, ErasesThreads):
+            steps |= _endings(case, case.cp, known)
+
+        for name, step in steps.items():
+            await step()
+            await wait_for(known, name)
 
 
 @clause("watch.shows-the-last-change", WatchesThreads, "handles", deadline=60)

@@ -88,6 +88,19 @@ class WatchesKnownThreads(_Watches):
     kind = _KnownThreads
 
 
+class _ListedThreads(Watcher):
+    def changed(self) -> list[str]:
+        found, listed = super().changed(), self.handle._store.threads
+        return found if self.thread_ids else [one for one in found if one in listed]
+
+
+@breaks("watch.any-thread")
+class WatchesTheList(_Watches):
+    """Without ids looks at the listed threads only, and so sees no deletion."""
+
+    kind = _ListedThreads
+
+
 class _Forgets(Watcher):
     """Takes what changes within 20 ms of a yield as seen."""
 
