@@ -12,6 +12,7 @@ from typing import Any
 from conformance.case import Case, Store, raises
 from conformance.clause import clause
 from conformance.failure import Failure
+from conformance.sample_dumps import made_dump
 from conformance.sample_ids import invalid_ids, matching_patterns
 from conformance.workers import workers
 from cpkit import (
@@ -247,15 +248,26 @@ async def many_watchers(case: Case) -> None:
 @clause("watch.polls", WatchesThreads, "handles", "notify", deadline=300)
 async def polls(case: Case) -> None:
     """Where every notification is lost, the id is yielded within the poll interval."""
-    thread = case.id()
+    thread, restored = case.id(), case.id()
 
     async with (
         _watching(case, notify=False) as deaf,
-        deaf.watch(thread) as changes,
+        deaf.watch(thread, restored) as changes,
     ):
-        for name, step in _steps(case, case.cp, thread).items():
+        steps = _steps(case, case.cp, thread)
+
+        if isinstance(case.cp, ErasesThreads):
+            steps |= _endings(case, case.cp, thread)
+
+        for name, step in steps.items():
             await step()
             assert await _next(changes, name) == thread
+
+        if isinstance(case.cp, MovesThreads):
+            await case.cp.restore_thread(made_dump(restored))
+
+            while await _next(changes, "a restore") != restored:
+                pass  # an id may be yielded without a change
 
 
 @clause("watch.other-processes", WatchesThreads, "processes", deadline=120)

@@ -144,6 +144,29 @@ class TrustsNotifications(_Watches):
     kind = _OnlyWoken
 
 
+class _PollsTheRest(Watcher):
+    def changed(self) -> list[str]:
+        told = self.handle._notified
+        unpolled = set[str]() if told else DeletesWithoutAMark.unmarked
+        return [one for one in super().changed() if one not in unpolled]
+
+
+@breaks("watch.polls")
+class DeletesWithoutAMark(_Watches):
+    """Notifies of a deletion, which its poll cannot see."""
+
+    kind = _PollsTheRest
+    unmarked: ClassVar[set[str]] = set()
+
+    def _changed(self, thread_id: str, change: str) -> None:
+        if change == "deletion":
+            self.unmarked.add(thread_id)
+        else:
+            self.unmarked.discard(thread_id)
+
+        super()._changed(thread_id, change)
+
+
 @breaks("watch.other-processes", harness=DiskHarness)
 class WatchesThisProcess(Disk):
     _watch = Reference._watch
