@@ -167,6 +167,35 @@ class DeletesWithoutAMark(_Watches):
         super()._changed(thread_id, change)
 
 
+class _ComparesVersions(Watcher):
+    """Takes a change for one only if the version, extra or a call is another."""
+
+    def mark(self, thread_id: str) -> object:
+        store = self.handle._store
+        thread = store.threads.get(thread_id)
+        calls = [(call.call_id, call.status) for call in store.of_thread(thread_id)]
+        return thread and (len(thread.bodies), dict(thread.extra)), calls
+
+    def changed(self) -> list[str]:
+        marks = self.__dict__["marks"]
+        return [one for one in super().changed() if marks.get(one) != self.mark(one)]
+
+    def take(self, thread_id: str) -> str:
+        self.__dict__["marks"][thread_id] = self.mark(thread_id)
+        return super().take(thread_id)
+
+
+@breaks("watch.polls")
+class WatchesVersions(Broken):
+    """Cannot tell a thread that was deleted and begun again from the old one."""
+
+    def _watcher(self, thread_ids: frozenset[str]) -> Watcher:
+        watcher = _ComparesVersions(self, thread_ids)
+        watched = thread_ids or self._store.threads
+        watcher.__dict__["marks"] = {one: watcher.mark(one) for one in watched}
+        return watcher
+
+
 @breaks("watch.other-processes", harness=DiskHarness)
 class WatchesThisProcess(Disk):
     _watch = Reference._watch
