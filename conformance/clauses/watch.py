@@ -143,11 +143,12 @@ async def clock_set_back(case: Case) -> None:
 
 @clause("watch.yields-deletions", WatchesThreads, ErasesThreads, deadline=200)
 async def yields_deletions(case: Case) -> None:
-    """A deletion, and a late result of the deleted thread's call, are yielded."""
+    """A deletion, and the late results of the deleted thread's calls, are yielded."""
     for begins_again in (False, True):
-        thread, call = case.id(), case.call()
+        thread, call, failed = case.id(), case.call(), case.call()
         await case.cp.append(thread, [{"n": 1}])
         await case.cp.record_issued(thread, call)
+        await case.cp.record_issued(thread, failed)
 
         async with case.cp.watch(thread) as changes:
             await case.cp.delete_thread(thread)
@@ -159,6 +160,8 @@ async def yields_deletions(case: Case) -> None:
 
             await case.cp.record_result(thread, call.call_id, 1)
             assert await _next(changes, "a late result") == thread
+            await case.cp.record_result(thread, failed.call_id, None, success=False)
+            assert await _next(changes, "a late failure") == thread
             await case.cp.delete_thread(thread, forget_keys=True)
             assert await _next(changes, "the end of its calls") == thread
 
