@@ -103,6 +103,17 @@ async def yields_each_change(case: Case) -> None:
             await step()
             assert await _next(changes, name) == thread
 
+    several = [case.id() for _ in range(3)]
+
+    async with case.cp.watch(*several) as changes:
+        for one in several:
+            await case.cp.append(one, [{"n": 1}])
+
+        left = {*several}
+
+        while left:
+            left.discard(await _next(changes, "each of three appends in a row"))
+
 
 @clause("watch.yields-changes-of-others", WatchesThreads, "handles", deadline=300)
 async def yields_changes_of_others(case: Case) -> None:

@@ -29,6 +29,20 @@ class MissesClaims(_Misses):
     missed = ("claim",)
 
 
+class _SeesAll(Watcher):
+    def take(self, thread_id: str) -> str:
+        self.seen = dict(self.handle._store.revisions)
+        return thread_id
+
+
+@breaks("watch.yields-each-change")
+class YieldsOneOfSeveral(Broken):
+    """Takes all changes so far as seen with each yield."""
+
+    def _watcher(self, thread_ids: frozenset[str]) -> Watcher:
+        return _SeesAll(self, thread_ids)
+
+
 @breaks("watch.clock-set-back")
 class WatchesTheClock(Broken):
     """Counts a change whose time is later than that of the change before."""
