@@ -240,8 +240,8 @@ async def shows_the_last_change(case: Case) -> None:
 
 @clause("watch.many-watchers", WatchesThreads, "handles", deadline=60)
 async def many_watchers(case: Case) -> None:
-    """Each of a hundred watchers of one handle gets its own thread's change."""
-    threads = [case.id() for _ in range(WATCHERS)]
+    """Each of a hundred watchers of one handle, two a thread, gets its change."""
+    threads = [case.id() for _ in range(WATCHERS // 2)] * 2
     entered = asyncio.Semaphore(0)
 
     async def wait_for(thread: str) -> str:
@@ -255,7 +255,7 @@ async def many_watchers(case: Case) -> None:
         for _ in tasks:
             await entered.acquire()
 
-        await asyncio.gather(*(case.cp.append(one, [{"n": 1}]) for one in threads))
+        await asyncio.gather(*(case.cp.append(one, [{"n": 1}]) for one in {*threads}))
         assert await asyncio.gather(*tasks) == threads
 
 
@@ -349,18 +349,24 @@ async def cancelled(case: Case) -> None:
 
 @clause("watch.ends-with-the-block", WatchesThreads)
 async def ends_with_the_block(case: Case) -> None:
-    """Behind the block the iterator ends, for a task that waits as well."""
+    """Behind the block its iterator ends, for a waiting task too, and no other one."""
 
     async def first(changes: AsyncIterator[str]) -> str | None:
         return await anext(changes, None)
 
-    async with case.cp.watch(case.id()) as changes:
-        waiting = asyncio.create_task(first(changes))
-        await asyncio.sleep(0)
+    thread = case.id()
 
-    async with asyncio.timeout(PATIENCE):
-        assert await waiting is None
-        assert await first(changes) is None
+    async with case.cp.watch(thread) as others:
+        async with case.cp.watch(thread) as changes:
+            waiting = asyncio.create_task(first(changes))
+            await asyncio.sleep(0)
+
+        async with asyncio.timeout(PATIENCE):
+            assert await waiting is None
+            assert await first(changes) is None
+
+        await case.cp.append(thread, [{"n": 1}])
+        assert await _next(others, "the end of another watch of the thread") == thread
 
 
 @clause("watch.close-ends-it", WatchesThreads, deadline=60)

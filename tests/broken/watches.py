@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
@@ -156,6 +156,32 @@ class OneWatcherForEachHandle(_Watches):
             older.thread_ids = frozenset(("replaced",))
 
         return super()._watcher(thread_ids)
+
+
+@breaks("watch.many-watchers")
+class OneWatcherForEachThread(Broken):
+    def _watcher(self, thread_ids: frozenset[str]) -> Watcher:
+        for older in self._watchers():
+            if older.thread_ids & thread_ids:
+                older.thread_ids = frozenset(("replaced",))
+
+        return super()._watcher(thread_ids)
+
+
+@breaks("watch.ends-with-the-block")
+class EndsEveryWatchOfAThread(Broken):
+    """Forgets a thread when a watch of it ends, though another one goes on."""
+
+    @asynccontextmanager
+    async def _watch(
+        self, thread_ids: frozenset[str]
+    ) -> AsyncIterator[AsyncIterator[str]]:
+        async with super()._watch(thread_ids) as changes:
+            yield changes
+
+        for other in self._watchers():
+            if other.thread_ids & thread_ids:
+                other.thread_ids = frozenset(("forgotten",))
 
 
 class _OnlyWoken(Watcher):
