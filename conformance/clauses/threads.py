@@ -299,11 +299,11 @@ async def erased_have_times(case: Case) -> None:
 async def erased_by_pages(case: Case) -> None:
     """Pages and prefixes apply to ids with only erased calls as to other ids."""
     token = case.id("t")
-    tails = "AbCDeFGhIjKL"
+    tails = "AbCDEFGhIjKLm"
     await _with_erased(case, token, tails)
     expected = sorted(f"{token}-{tail}" for tail in tails)
 
-    for limit in (1, 2, 5, 12, 100):
+    for limit in (1, 2, 5, 13, 100):
         seen: list[str] = []
         after = None
 
@@ -315,6 +315,20 @@ async def erased_by_pages(case: Case) -> None:
             after = seen[-1]
 
         assert seen == expected
+
+    alive = [one for one in expected if one[-1].islower()]
+
+    for limit in (1, 2, 5):
+        seen = []
+        after = None
+
+        while page := await case.cp.list_threads(
+            prefix=token, after=after, limit=limit
+        ):
+            seen += [info.thread_id for info in page]
+            after = seen[-1]
+
+        assert seen == alive, "without the erased ones"
 
     one = await case.cp.list_threads(prefix=f"{token}-G", erased=True)
     assert [info.thread_id for info in one] == [f"{token}-G"]

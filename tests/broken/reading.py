@@ -168,6 +168,17 @@ class FillsPagesWithThreadsFirst(Broken):
         return sorted(page, key=lambda info: info.thread_id)
 
 
+@breaks("threads.erased-by-pages")
+class DropsErasedFromFullPages(Broken):
+    """Leaves out erased ids after the page was cut, so a page can be empty too soon."""
+
+    async def list_threads(
+        self, *, erased: bool = False, **options: Any
+    ) -> list[ThreadInfo]:
+        page = await super().list_threads(erased=True, **options)
+        return [one for one in page if erased or one.thread_id in self._store.threads]
+
+
 @breaks("threads.erased-until-forgotten")
 class ListsForgottenIds(Broken):
     async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
