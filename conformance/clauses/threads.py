@@ -43,7 +43,7 @@ async def pages(case: Case) -> None:
     for thread in threads:
         await case.cp.append(thread, [{"n": 1}])
 
-    for limit in (1, 7, 22, 23, 24, 10**9):
+    for limit in (1, 7, 22, 23, 24, 10**9, 2**70):
         seen: list[str] = []
         after = None
 

@@ -31,6 +31,19 @@ class IgnoresLimits(Broken):
         return await super().list_threads(prefix=prefix, after=after, **options)
 
 
+@breaks("threads.pages", raises="OverflowError")
+class PassesLimitsOn(Broken):
+    """Gives a limit to an engine whose integers have 64 bits."""
+
+    async def list_threads(
+        self, *, limit: Any = 100, **options: Any
+    ) -> list[ThreadInfo]:
+        if type(limit) is int:
+            limit.to_bytes(8, signed=True)
+
+        return await super().list_threads(limit=limit, **options)
+
+
 @breaks("threads.limit-is-100")
 class ListsFifty(Broken):
     async def list_threads(
