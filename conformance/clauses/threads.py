@@ -21,7 +21,7 @@ async def _info(case: Case, thread: str) -> ThreadInfo | None:
 
 @clause("threads.ordered-by-code-point", ListsThreads)
 async def ordered_by_code_point(case: Case) -> None:
-    """Each thread is listed once, ordered by the code points of the ids."""
+    """Each thread is listed once, ordered by code point, and so are pages."""
     token = case.id("t")
     tails = ["b", "a", "B", "\uffff", "\U0001f600", "é", "e\u0301", "~", "10", "9", ""]
     threads = [token + tail for tail in tails]
@@ -32,6 +32,10 @@ async def ordered_by_code_point(case: Case) -> None:
 
     listed = await case.cp.list_threads(prefix=token)
     assert [info.thread_id for info in listed] == sorted(threads)
+
+    for n, thread in enumerate(sorted(threads)):
+        rest = await case.cp.list_threads(prefix=token, after=thread)
+        assert [info.thread_id for info in rest] == sorted(threads)[n + 1 :]
 
 
 @clause("threads.pages", ListsThreads)

@@ -18,6 +18,21 @@ class ListsByCase(Broken):
         return sorted(listed, key=lambda info: info.thread_id.casefold())
 
 
+@breaks("threads.ordered-by-code-point")
+class PagesByUtf16(Broken):
+    """Sorts a page by code point, but finds its start in the order of UTF-16."""
+
+    async def list_threads(
+        self, *, after: str | None = None, limit: int = 100, **options: Any
+    ) -> list[ThreadInfo]:
+        await super().list_threads(after=after, limit=limit, **options)
+        every = await super().list_threads(limit=10**9, **options)
+        start = (after or "").encode("utf-16-be")
+        return [one for one in every if one.thread_id.encode("utf-16-be") > start][
+            :limit
+        ]
+
+
 @breaks("threads.pages")
 class IgnoresLimits(Broken):
     async def list_threads(
