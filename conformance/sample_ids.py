@@ -58,6 +58,8 @@ def similar_ids(token: str) -> list[str]:
         f"{token}-\u200d",
         f"{token}-\ufeff",
         f"\ufeff{token}",
+        f"{token}\ud7ff",
+        f"{token}\ue000",
         f"{token}\uffff",
         f"{token}\U0001f600",
         f"{token}\U0010ffff",

@@ -121,7 +121,7 @@ async def prefix_is_literal(case: Case) -> None:
         ".",
         "{",
     ]
-    tails += ["\uffff", "\U0010ffff", "x" * 100]
+    tails += ["\ud7ff", "\uffff", "\U0010ffff", "x" * 100]
 
     for prefix in (*(token + tail for tail in tails), f"%{token}", f"{{{token}"):
         listed = await case.cp.list_threads(prefix=prefix, limit=1000)

@@ -106,6 +106,19 @@ class TreatsPrefixAsPattern(Broken):
         ]
 
 
+@breaks("threads.prefix-is-literal", raises="UnicodeEncodeError")
+class CountsThePrefixUp(Broken):
+    """Lists up to the prefix with its last character counted up by one."""
+
+    async def list_threads(self, *, prefix: str = "", **options: Any) -> list[Any]:
+        listed = await super().list_threads(prefix=prefix, **options)
+
+        if prefix and ord(prefix[-1]) < 0x10FFFF:
+            (prefix[:-1] + chr(ord(prefix[-1]) + 1)).encode()
+
+        return listed
+
+
 class _Infos(Broken):
     """Changes the listed data of a thread."""
 
