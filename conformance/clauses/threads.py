@@ -298,6 +298,20 @@ async def erased_have_times(case: Case) -> None:
     assert info.created_at == loaded.pending[0].issued_at
     assert info.updated_at == done.resolved_at
 
+    late = await case.cp.record_result(thread, last.call_id, "paid")
+    (info,) = await case.cp.list_threads(prefix=thread, erased=True)
+    assert info.updated_at == late.resolved_at, "a late result"
+
+    thread, first = case.id(), case.call()
+    await case.cp.record_issued(thread, first)
+    await case.cp.record_result(thread, first.call_id, "no", success=False)
+    await case.cp.record_issued(thread, case.call())
+    loaded = await case.cp.load(thread)
+    assert loaded is not None
+    await case.cp.delete_thread(thread)
+    (info,) = await case.cp.list_threads(prefix=thread, erased=True)
+    assert info.updated_at == loaded.pending[0].issued_at, "a claim after a result"
+
 
 @clause("threads.erased-by-pages", ListsThreads, ErasesThreads)
 async def erased_by_pages(case: Case) -> None:

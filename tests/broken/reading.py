@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from cpkit import CallRecord, ThreadInfo, ToolCall
+from cpkit.driver import from_micros
 from tests.broken.store import Broken, breaks
 
 
@@ -188,6 +189,44 @@ class ListsErasedWithoutTimes(Broken):
             info
             if info.thread_id in self._store.threads
             else replace(info, created_at=epoch, updated_at=epoch)
+            for info in await super().list_threads(**options)
+        ]
+
+
+@breaks("threads.erased-have-times")
+class PrefersResultsToClaims(Broken):
+    """Takes the last result for the last change, if there is a result."""
+
+    async def list_threads(self, **options: Any) -> list[ThreadInfo]:
+        return [
+            info
+            if info.thread_id in self._store.threads
+            else replace(info, updated_at=from_micros(self._last(info.thread_id)))
+            for info in await super().list_threads(**options)
+        ]
+
+    def _last(self, thread_id: str) -> int:
+        calls = self._store.of_thread(thread_id)
+        results = [call.resolved_at for call in calls if call.resolved_at]
+        return max(results or [call.issued_at for call in calls])
+
+
+@breaks("threads.erased-have-times")
+class ListsTheTimeOfTheDeletion(Broken):
+    """Keeps the time of the last change before a deletion, without late results."""
+
+    async def delete_thread(self, thread_id: str, **options: Any) -> None:
+        await super().delete_thread(thread_id, **options)
+
+        if listed := await super().list_threads(prefix=thread_id, erased=True):
+            self.__dict__.setdefault("_last", {})[thread_id] = listed[0].updated_at
+
+    async def list_threads(self, **options: Any) -> list[ThreadInfo]:
+        last = self.__dict__.get("_last", {})
+        return [
+            info
+            if info.thread_id in self._store.threads
+            else replace(info, updated_at=last.get(info.thread_id, info.updated_at))
             for info in await super().list_threads(**options)
         ]
 
