@@ -158,13 +158,17 @@ async def _clock_passes(case: Case, time: datetime) -> None:
 
 def _changes(case: Case, thread: str) -> dict[str, Callable[[], Awaitable[object]]]:
     """Return writes that change a thread, by name, in the order to do them."""
-    call = case.call()
+    call, failed = case.call(), case.call()
     return {
         "append": lambda: case.cp.append(thread, [{"n": 2}]),
         "save_extra": lambda: case.cp.save_extra(thread, {"k": 1}),
         "record_issued": lambda: case.cp.record_issued(thread, call),
         "record_result": lambda: case.cp.record_result(thread, call.call_id, 1),
         "append of extra": lambda: case.cp.append(thread, [], extra={"k": 2}),
+        "another claim": lambda: case.cp.record_issued(thread, failed),
+        "a failure": lambda: case.cp.record_result(
+            thread, failed.call_id, None, success=False
+        ),
     }
 
 

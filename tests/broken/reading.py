@@ -147,6 +147,21 @@ class IgnoresResultsInUpdatedAt(Broken):
         return record
 
 
+@breaks("threads.updated-by-every-change")
+class IgnoresFailuresInUpdatedAt(Broken):
+    async def record_result(
+        self, thread_id: str, *args: Any, **options: Any
+    ) -> CallRecord:
+        thread = self._store.threads.get(thread_id)
+        before = thread and thread.updated_at
+        record = await super().record_result(thread_id, *args, **options)
+
+        if thread and before and record.status == "failed":
+            thread.updated_at = before
+
+        return record
+
+
 @breaks("threads.updated-never-goes-back")
 class ListsItsClock(Broken):
     async def save_extra(self, thread_id: str, extra: Any) -> None:
