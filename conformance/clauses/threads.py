@@ -11,7 +11,15 @@ from conformance.clause import clause
 from conformance.clauses.claim import is_utc
 from conformance.sample_dumps import made_dump
 from conformance.sample_ids import similar_ids
-from cpkit import ErasesThreads, ListsThreads, MovesThreads, ThreadInfo
+from cpkit import (
+    CallMismatch,
+    ErasesThreads,
+    ListsThreads,
+    MovesThreads,
+    ThreadInfo,
+    UnknownCall,
+    VersionConflict,
+)
 
 
 async def _info(case: Case, thread: str) -> ThreadInfo | None:
@@ -207,7 +215,7 @@ async def updated_never_goes_back(case: Case) -> None:
 
 @clause("threads.updated-by-changes-only", ListsThreads)
 async def updated_by_changes_only(case: Case) -> None:
-    """updated_at does not move with a read, or a write that changed nothing."""
+    """updated_at does not move with a read, or a write that changes nothing."""
     thread, call = case.id(), case.call()
     cp = case.cp
     await cp.append(thread, [{"n": 1}])
@@ -223,6 +231,16 @@ async def updated_by_changes_only(case: Case) -> None:
     await cp.record_issued(thread, call)
     await cp.record_issued(thread, case.call(call.idempotency_key))
     await cp.record_result(thread, call.call_id, 2)
+
+    with raises(VersionConflict):
+        await cp.append(thread, [{"n": 2}], expected_version=7, extra={"k": 1})
+
+    with raises(CallMismatch):
+        await cp.record_issued(thread, case.call(call_id=call.call_id))
+
+    with raises(UnknownCall):
+        await cp.record_result(thread, case.id("call"), 1)
+
     after = await _info(case, thread)
     assert after == before
 

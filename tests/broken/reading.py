@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
-from cpkit import CallRecord, ThreadInfo, ToolCall
+from cpkit import CallMismatch, CallRecord, ThreadInfo, ToolCall, VersionConflict
 from cpkit.driver import from_micros
 from tests.broken.store import Broken, breaks
 
@@ -173,6 +173,34 @@ class ListsItsClock(Broken):
 class UpdatesOnList(_Infos):
     def changed(self, info: ThreadInfo) -> ThreadInfo:
         return replace(info, updated_at=datetime.now(UTC))
+
+
+@breaks("threads.updated-by-changes-only")
+class UpdatesBeforeItChecks(Broken):
+    """Sets updated_at of an existing thread, and then compares the version."""
+
+    async def append(self, thread_id: str, *args: Any, **options: Any) -> int:
+        try:
+            return await super().append(thread_id, *args, **options)
+        except VersionConflict:
+            if thread_id in self._store.threads:
+                self._store.touch(thread_id)
+
+            raise
+
+
+@breaks("threads.updated-by-changes-only")
+class UpdatesForAMismatch(Broken):
+    """Sets updated_at of an existing thread, and then compares the call."""
+
+    async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+        try:
+            return await super().record_issued(thread_id, call)
+        except CallMismatch:
+            if thread_id in self._store.threads:
+                self._store.touch(thread_id)
+
+            raise
 
 
 @breaks("threads.knows-those-without-messages")
