@@ -153,6 +153,18 @@ async def lists_version_and_times(case: Case) -> None:
     assert first.created_at == second.created_at
     assert first.created_at <= first.updated_at <= second.updated_at
 
+    thread = case.id()
+    await case.cp.save_extra(thread, {"k": 0})
+    created = await _info(case, thread)
+    assert created is not None
+    await _clock_passes(case, created.updated_at)
+
+    for name, change in _changes(case, thread).items():
+        await change()
+        info = await _info(case, thread)
+        assert info is not None
+        assert info.created_at == created.created_at, name
+
 
 async def _clock_passes(case: Case, time: datetime) -> None:
     """Wait until the store's clock is past a time. Writes to another thread."""

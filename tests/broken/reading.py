@@ -136,6 +136,20 @@ class ListsTheCurrentTime(_Infos):
         return replace(info, created_at=datetime.now(UTC))
 
 
+@breaks("threads.tells-version-and-times")
+class CreatesWithTheFirstMessage(Broken):
+    """Sets created_at again where a thread that had only extra gets a message."""
+
+    async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
+        version = await super().append(thread_id, messages, **options)
+
+        if messages and version == len(messages):
+            thread = self._store.threads[thread_id]
+            thread.created_at = thread.updated_at
+
+        return version
+
+
 @breaks("threads.updated-by-every-change")
 class IgnoresResultsInUpdatedAt(Broken):
     async def record_result(
