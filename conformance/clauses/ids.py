@@ -55,9 +55,28 @@ async def keys_never_meet(case: Case) -> None:
 @clause("ids.calls-never-meet")
 async def calls_never_meet(case: Case) -> None:
     """Two call ids or tool names are never mixed up, however similar or long."""
-    thread, call_ids = case.id(), similar_ids(case.id("c"))
+    call_ids = similar_ids(case.id("c"))
     calls = [case.call(call_id=one, tool=one, args={"id": one}) for one in call_ids]
+    await _all_separate(case, case.id(), calls)
 
+    for thread in filter(_is_longest, similar_ids(case.id("t"))):
+        keys = [case.id("k").ljust(512, "x") for _ in call_ids]
+        await _all_separate(
+            case,
+            thread,
+            [
+                case.call(key, call_id=one, tool=one, args={"id": one})
+                for key, one in zip(keys, call_ids, strict=True)
+                if _is_longest(one)
+            ],
+        )
+
+
+def _is_longest(text: str) -> bool:
+    return len(text.encode()) == 512
+
+
+async def _all_separate(case: Case, thread: str, calls: list[ToolCall]) -> None:
     for call in calls:
         seen = await case.cp.record_issued(thread, call)
         assert seen is None, f"{call.call_id!r:.120} mixed up with another call"

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
 from cpkit import (
+    BackendUnavailable,
     CallRecord,
     CheckpointData,
     InvalidId,
@@ -175,6 +176,19 @@ class NormalizesIds(Broken):
             _folded(call.idempotency_key),
         )
         return await super().record_issued(thread_id, folded)
+
+
+@breaks("ids.calls-never-meet", raises="BackendUnavailable")
+class IndexesAThousandBytes(Broken):
+    """Has an index of thread id and call id, with room for 1,000 bytes of both."""
+
+    async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+        record = await super().record_issued(thread_id, call)
+
+        if len((thread_id + call.call_id).encode()) > 1000:
+            raise BackendUnavailable("write", "key too long", maybe_applied=False)
+
+        return record
 
 
 @breaks("ids.parts-never-mix")
