@@ -10,6 +10,7 @@ from conformance.case import Case, raises
 from conformance.clause import clause
 from conformance.clauses.claim import is_utc
 from conformance.sample_dumps import CREATED, UPDATED, made_call, made_dump
+from conformance.sample_ids import invalid_ids, matching_patterns
 from conformance.sample_values import JSON_VALUES, exactly
 from cpkit import (
     CallRecord,
@@ -81,10 +82,18 @@ async def _answers(case: Case, thread: str, keys: list[str]) -> dict[str, Any]:
 
 @clause("move.missing-is-none", MovesThreads)
 async def missing_returns_none(case: Case) -> None:
-    """A dump of a missing thread is None, and records nothing."""
+    """A dump of a missing thread is None, records nothing, and takes no pattern."""
     thread = case.id()
     assert await case.cp.dump_thread(thread) is None
     assert await case.cp.load(thread) is None
+    threads, patterns = matching_patterns(case.id("t"))
+
+    for thread in threads:
+        await case.cp.append(thread, [{"id": thread}])
+
+    for pattern in patterns:
+        seen = await case.cp.dump_thread(pattern)
+        assert seen is None, f"dump_thread of {pattern!r}"
 
 
 @clause("move.dumps-everything", MovesThreads)
@@ -443,7 +452,7 @@ async def refusal_changes_nothing(case: Case) -> None:
 
 @clause("move.refuses-invalid-dumps", MovesThreads)
 async def refuses_invalid_dumps(case: Case) -> None:
-    """A dump that no store could have made is a ValueError or TypeError."""
+    """A dump that no store could have made is an error, and so is an invalid id."""
     thread = case.id()
     call = made_call(thread)
     key = call.call.idempotency_key
@@ -523,8 +532,12 @@ async def refuses_invalid_dumps(case: Case) -> None:
     with raises(SerializationError, "a message that is not JSON"):
         await case.cp.restore_thread(replace(good, messages=[{"n": {1}}]))
 
-    with raises(InvalidId, "an empty thread id"):
-        await case.cp.restore_thread(made_dump(""))
+    for name, value in invalid_ids().items():
+        with raises(InvalidId, f"a dump of {name}"):
+            await case.cp.dump_thread(value)
+
+        with raises(InvalidId, f"a restore of {name}"):
+            await case.cp.restore_thread(made_dump(value))
 
     assert await case.cp.load(thread) is None
     assert await case.cp.record_issued(thread, call.call) is None, "the key is free"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from cpkit import (
     CallRecord,
     CheckpointData,
+    InvalidId,
     KeyTaken,
     ThreadDump,
     ToolCall,
@@ -34,6 +36,25 @@ class DumpsAnEmptyThread(Broken):
     async def dump_thread(self, thread_id: str) -> ThreadDump | None:
         empty = ThreadDump(thread_id, [], {}, [], None, None)
         return await super().dump_thread(thread_id) or empty
+
+
+@breaks("move.missing-is-none")
+class DumpsByPattern(Broken):
+    async def dump_thread(self, thread_id: str) -> ThreadDump | None:
+        found = [one for one in self._store.threads if fnmatchcase(one, thread_id)]
+        exact = await super().dump_thread(thread_id)
+        return exact or (await super().dump_thread(found[0]) if found else None)
+
+
+@breaks("move.refuses-invalid-dumps")
+class DumpsInvalidIds(Broken):
+    """Has nothing under an id that cannot exist, and says so."""
+
+    async def dump_thread(self, thread_id: str) -> ThreadDump | None:
+        try:
+            return await super().dump_thread(thread_id)
+        except InvalidId:
+            return None
 
 
 @breaks("move.dumps-everything")
