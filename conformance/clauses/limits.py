@@ -61,6 +61,9 @@ async def too_large_is_refused(case: Case) -> None:
             with raises(PayloadTooLarge, "an extra value"):
                 await cp.save_extra(thread, {"a": 1, "k": value})
 
+            with raises(PayloadTooLarge, "an extra value beside a message"):
+                await cp.append(thread, [{"n": 0}], extra={"a": 1, "k": value})
+
             with raises(PayloadTooLarge, "args"):
                 await cp.record_issued(thread, case.call(args=value))
 

@@ -264,6 +264,23 @@ class CountsCharacters(Broken):
         super().__init__(max_payload=max_payload * 4, **options)
 
 
+@breaks("limits.too-large-is-refused")
+class AppendsAnyExtra(Broken):
+    """Limits the messages of an append, and the extra of a merge only."""
+
+    async def append(
+        self, thread_id: str, messages: Any, *, extra: Any = None, **options: Any
+    ) -> int:
+        limit = self._codec.max_payload
+
+        try:
+            self._codec.append(thread_id, messages, None)
+            self._codec.max_payload = 2**30
+            return await super().append(thread_id, messages, extra=extra, **options)
+        finally:
+            self._codec.max_payload = limit
+
+
 @breaks("limits.too-large-tells-the-facts")
 class RaisesWithoutSize(Broken):
     async def append(self, *args: Any, **options: Any) -> int:
