@@ -144,6 +144,12 @@ async def append_too_large(case: Case) -> None:
         with raises(PayloadTooLarge, "a merge"):
             await cp.save_extra(thread, dict.fromkeys("abcde", quarter))
 
+        with raises(PayloadTooLarge, "a long key"):
+            await cp.save_extra(thread, {"x" * LIMIT: 1})
+
+        with raises(PayloadTooLarge, "a long key beside a message"):
+            await cp.append(thread, [{"n": 0}], extra={"x" * LIMIT: 1})
+
         assert caught.error.limit == LIMIT
         assert caught.error.size > LIMIT
         assert await cp.load(thread) is None

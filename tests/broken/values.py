@@ -271,6 +271,7 @@ class AppendsAnyExtra(Broken):
     async def append(
         self, thread_id: str, messages: Any, *, extra: Any = None, **options: Any
     ) -> int:
+        self._check_usable()
         limit = self._codec.max_payload
 
         try:
@@ -320,6 +321,32 @@ class LimitsTheMessagesOnly(Broken):
             await self.save_extra(thread_id, extra)
 
         return version
+
+
+@breaks("limits.append-too-large")
+class CountsNoKeys(Broken):
+    """Does not count the keys of extra."""
+
+    def __init__(self, *, max_append: int = 2**26, **options: Any) -> None:
+        super().__init__(max_append=2**30, **options)
+        self._limit = max_append
+
+    async def append(
+        self, thread_id: str, messages: Any, *, extra: Any = None, **options: Any
+    ) -> int:
+        self._check_usable()
+        write = self._codec.append(thread_id, messages, None, extra)
+        self._check_bytes([*write.bodies, *(value for _, value in write.items)])
+        return await super().append(thread_id, messages, extra=extra, **options)
+
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        self._check_usable()
+        self._check_bytes([v for _, v in self._codec.merge(thread_id, extra).items])
+        await super().save_extra(thread_id, extra)
+
+    def _check_bytes(self, values: list[bytes]) -> None:
+        if (size := sum(map(len, values))) > self._limit:
+            raise PayloadTooLarge((), size, self._limit, "max_append")
 
 
 @breaks("limits.a-megabyte-by-default", raises="PayloadTooLarge")
