@@ -6,7 +6,8 @@ from typing import Any
 
 from conformance.case import Case, Store, raises
 from conformance.clause import clause
-from cpkit import PayloadTooLarge
+from conformance.sample_dumps import made_call, made_dump
+from cpkit import MovesThreads, PayloadTooLarge
 
 LIMIT = 1000
 
@@ -72,6 +73,22 @@ async def too_large_is_refused(case: Case) -> None:
 
         after = await cp.load(thread)
         assert after == before
+
+        if isinstance(cp, MovesThreads):
+            moved = case.id()
+            value = _of_size(LIMIT + 1)
+            done = made_call(moved, "completed", result=value)
+
+            for dump in (
+                made_dump(moved, messages=[value]),
+                made_dump(moved, extra={"k": value}),
+                made_dump(moved, made_call(moved, args=value)),
+                made_dump(moved, done),
+            ):
+                with raises(PayloadTooLarge, "a dump"):
+                    await cp.restore_thread(dump)
+
+            assert await cp.load(moved) is None
 
 
 @clause("limits.too-large-tells-the-facts", "max_payload")

@@ -315,6 +315,19 @@ class DropsResultsInSilence(Broken):
             await super().restore_thread(replace(dump, calls=calls))
 
 
+@breaks("limits.too-large-is-refused")
+class RestoresWithoutLimits(Broken):
+    """Trusts that what another store could keep is not too large for this one."""
+
+    async def restore_thread(self, dump: ThreadDump) -> None:
+        limit, self._codec.max_payload = self._codec.max_payload, 2**40
+
+        try:
+            await super().restore_thread(dump)
+        finally:
+            self._codec.max_payload = limit
+
+
 @breaks("move.large-thread")
 class DumpsAThousandMessages(Broken):
     async def dump_thread(self, thread_id: str) -> ThreadDump | None:
