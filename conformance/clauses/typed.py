@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from conformance.case import Case, raises
 from conformance.clause import clause
-from cpkit import SerializationError
+from cpkit import ReadsRanges, SerializationError
 from cpkit.messages import AssistantMessage, Message, UserMessage
 
 
@@ -76,6 +76,12 @@ async def comes_back(case: Case) -> None:
             assert loaded is not None
             assert loaded.messages == messages
             assert [type(m) for m in loaded.messages] == [type(m) for m in messages]
+
+            if isinstance(cp, ReadsRanges):
+                assert await cp.read(thread, 0, 1) == messages[:1]
+                assert [type(m) for m in await cp.read(thread)] == [
+                    type(m) for m in messages
+                ]
 
 
 @clause("typed.keeps-unknown-fields", "message_type")
@@ -163,4 +169,13 @@ async def misfit_raises_at_load(case: Case) -> None:
 
         assert caught.error.thread_id == thread
         assert caught.error.path[0] == 1
+
+        if isinstance(cp, ReadsRanges):
+            with raises(SerializationError, "a read") as caught:
+                await cp.read(thread, 1)
+
+            assert caught.error.thread_id == thread
+            assert caught.error.path[0] == 1, "the position in the thread"
+            assert await cp.read(thread, 0, 1) == [Circle(radius=1)]
+
         assert await cp.append(thread, [Circle(radius=2)]) == 3

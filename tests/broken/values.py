@@ -21,6 +21,7 @@ from cpkit import (
     ThreadInfo,
     ToolCall,
 )
+from cpkit.driver.codec import Codec
 from tests.broken.store import Broken, breaks
 
 
@@ -402,3 +403,30 @@ class IgnoresAliases(Broken):
             loaded.messages[:] = map(self._type.validate_python, loaded.messages)
 
         return loaded
+
+
+@breaks("typed.comes-back")
+class ReadsPlainMessages(Broken):
+    """Validates messages in load, and not in read."""
+
+    async def read(self, *args: Any, **options: Any) -> list[Any]:
+        codec, self._codec = self._codec, Codec()
+
+        try:
+            return await super().read(*args, **options)
+        finally:
+            self._codec = codec
+
+
+@breaks("typed.misfit-is-told-at-load")
+class CountsFromTheStartOfARead(Broken):
+    """Names the position of a misfit among the messages that were read."""
+
+    async def read(
+        self, thread_id: str, start: int = 0, stop: int | None = None
+    ) -> list[Any]:
+        try:
+            return await super().read(thread_id, start, stop)
+        except SerializationError as exc:
+            exc.path = (int(exc.path[0]) - start, *exc.path[1:])
+            raise
