@@ -59,12 +59,21 @@ async def mismatch_of_args(case: Case) -> None:
         ({"n": 2**53}, {"n": 2**53 + 1}),
         ({"n": "é"}, {"n": "e\u0301"}),
         ({"n": {"a": {"b": 1}}}, {"n": {"a": {"b": 2}}}),
+        ({"n": 0.3}, {"n": 0.1 + 0.2}),
+        ({"n": 1e300}, {"n": 10**300}),
+        ({"n": "a"}, {"n": "A"}),
+        ({"n": "a"}, {"n": "a "}),
+        ({"n": "a\0b"}, {"n": "a\0c"}),
+        ({"n": 1}, {"N": 1}),
+        ({"n": "x" * 100_000 + "a"}, {"n": "x" * 100_000 + "b"}),
     ]
 
     for args, others in pairs:
         call = case.call(args=args)
         other = ToolCall(call.call_id, call.tool_name, others, call.idempotency_key)
-        await _check_mismatch(case, call, other, f"args ({others} for {args})")
+        await _check_mismatch(
+            case, call, other, f"args ({others!s:.200} for {args!s:.200})"
+        )
 
 
 @clause("claim.mismatch-tells-the-facts")

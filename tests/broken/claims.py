@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 from cpkit import (
@@ -12,6 +13,7 @@ from cpkit import (
     CheckpointData,
     ToolCall,
 )
+from cpkit.canonical import canonical_json
 from tests.broken.store import Broken, breaks
 
 
@@ -237,3 +239,61 @@ class AcceptsDicts(Broken):
     async def record_issued(self, thread_id: str, call: Any) -> CallRecord | None:
         given = call if isinstance(call, ToolCall) else ToolCall(**call)
         return await super().record_issued(thread_id, given)
+
+
+class _ComparesArgs(Broken):
+    """Takes other args for the same where a shorter text of both is the same."""
+
+    def shortened(self, args: str) -> str:
+        raise NotImplementedError
+
+    async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
+        try:
+            return await super().record_issued(thread_id, call)
+        except CallMismatch:
+            stored = self._codec.record(self._store.calls[thread_id, call.call_id])
+            texts = [canonical_json(one.args) for one in (stored.call, call)]
+            same = replace(call, args=stored.call.args)
+
+            if self.shortened(texts[0]) != self.shortened(texts[1]):
+                raise
+
+            return await super().record_issued(thread_id, same)
+
+
+@breaks("claim.mismatch-of-args")
+class ComparesArgsInAnyCase(_ComparesArgs):
+    def shortened(self, args: str) -> str:
+        return args.casefold()
+
+
+@breaks("claim.mismatch-of-args")
+class ComparesTheStartOfArgs(_ComparesArgs):
+    def shortened(self, args: str) -> str:
+        return args[: 2**16]
+
+
+@breaks("claim.mismatch-of-args")
+class ComparesArgsWithoutSpaces(_ComparesArgs):
+    def shortened(self, args: str) -> str:
+        return args.replace(" ", "")
+
+
+@breaks("claim.mismatch-of-args")
+class ComparesFifteenDigits(_ComparesArgs):
+    """Rounds floats, as a column of decimal digits does."""
+
+    def shortened(self, args: str) -> str:
+        return repr(json.loads(args, parse_float=lambda text: f"{float(text):.15g}"))
+
+
+@breaks("claim.mismatch-of-args")
+class ComparesNumbersByValue(_ComparesArgs):
+    """Takes 1e300 for the integer of that value, which is written in full."""
+
+    def shortened(self, args: str) -> str:
+        return repr(json.loads(args, parse_int=_decimal, parse_float=_decimal))
+
+
+def _decimal(text: str) -> Decimal:
+    return Decimal(text).normalize()
