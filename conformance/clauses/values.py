@@ -245,3 +245,11 @@ async def subclasses_are_their_base(case: Case) -> None:
         for name, (value, expected) in SUBCLASSES.items():
             seen = await _round_trip(case, place, value)
             assert exactly(seen, expected), f"a subclass of {name} in {place}"
+
+    for name, (value, expected) in SUBCLASSES.items():
+        if isinstance(value, dict):
+            thread = case.id()
+            await case.cp.append(thread, [value])
+            loaded = await case.cp.load(thread)
+            assert loaded is not None
+            assert exactly(loaded.messages, [expected]), f"a {name} as a message"

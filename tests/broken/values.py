@@ -142,6 +142,18 @@ class RefusesSubclasses(_Changed):
         return value
 
 
+@breaks("values.subclasses-are-their-base", raises="SerializationError")
+class WantsPlainDicts(Broken):
+    """Refuses a message of a subclass of dict, such as OrderedDict."""
+
+    async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
+        for i, message in enumerate(messages or ()):
+            if isinstance(message, dict) and type(message) is not dict:
+                raise SerializationError((i,), "a message is a dict")
+
+        return await super().append(thread_id, messages, **options)
+
+
 @breaks("values.tuples-are-arrays", raises="SerializationError")
 class RefusesFloatsInTuples(_Changed):
     def changed(self, value: Any) -> Any:
