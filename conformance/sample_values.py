@@ -46,6 +46,8 @@ TEXTS = {
     "spaces": "  \t a \u00a0\u3000 ",
     "markup": "<script>&amp;]]>--%s{0}$1;DROP TABLE",
     "a number": "1e5",
+    "a word of JSON": "null",
+    "an object": '{"a": [1]}',
     "long": "x\u20ac" * 20_000,
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -71,6 +72,20 @@ class NormalizesUnicode(_Changed):
         return (
             [self.changed(one) for one in value] if isinstance(value, list) else value
         )
+
+
+@breaks("values.results-come-back")
+class KeepsTextsAsTheyAre(Broken):
+    """Writes no JSON for a result that is a text, and so may read another value."""
+
+    async def record_result(
+        self, thread_id: str, call_id: str, result: JsonValue, **options: Any
+    ) -> CallRecord:
+        if isinstance(result, str):
+            with suppress(ValueError):
+                result = json.loads(result)
+
+        return await super().record_result(thread_id, call_id, result, **options)
 
 
 @breaks("values.any-object-is-a-message", raises="SerializationError")
