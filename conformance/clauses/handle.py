@@ -10,10 +10,15 @@ from conformance.case import Case, Store, raises
 from conformance.clause import clause
 from conformance.sample_dumps import made_dump
 from cpkit import (
+    CallRecord,
     Checkpointer,
     Closed,
     Durability,
     InvalidId,
+    KeepsReceipts,
+    ListsThreads,
+    MovesThreads,
+    ReadsRanges,
     StatesDurability,
     VersionConflict,
     WrongEventLoop,
@@ -188,6 +193,25 @@ async def shares_the_store(case: Case) -> None:
             assert seen is not None
             assert seen.messages == [{"n": i} for i in range(n + 1)]
 
+            for cp in (here, there):
+                assert await cp.append(thread, []) == n + 1
+                await _check_looks(cp, thread, seen.messages)
+
+
+async def _check_looks(cp: Any, thread: str, messages: list[Any]) -> None:
+    """Check that every look at a thread that the store has shows the messages."""
+    if isinstance(cp, ReadsRanges):
+        assert await cp.read(thread) == messages
+
+    if isinstance(cp, ListsThreads):
+        listed = await cp.list_threads(prefix=thread)
+        assert [info.version for info in listed] == [len(messages)]
+
+    if isinstance(cp, MovesThreads):
+        dump = await cp.dump_thread(thread)
+        assert dump is not None
+        assert list(dump.messages) == messages
+
 
 @clause("handle.shares-calls", "handles")
 async def shares_calls(case: Case) -> None:
@@ -207,12 +231,24 @@ async def shares_calls(case: Case) -> None:
             assert [record.call for record in seen.pending] == [call]
             assert holder is not None
             assert holder.call == call
+            await _check_receipts(here, holder)
+            await _check_receipts(there, holder)
 
             done = await there.record_result(thread, call.call_id, "done")
             seen = await here.load(thread)
             assert seen is not None
             assert seen.pending == []
             assert await here.find_completed(call.idempotency_key) == done
+            await _check_receipts(there, done)
+            await _check_receipts(here, done)
+
+
+async def _check_receipts(cp: object, record: CallRecord) -> None:
+    """Check that a record is the last of its thread, and holds its key."""
+    if isinstance(cp, KeepsReceipts):
+        listed = await cp.list_calls(record.thread_id)
+        assert listed[-1] == record
+        assert await cp.find_call(record.call.idempotency_key) == record
 
 
 @clause("handle.wrong-loop")

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Self
+from copy import deepcopy
+from typing import Any, Self, TypeVar
 
 from cpkit import (
     BackendUnavailable,
+    CallRecord,
     CheckpointData,
     Closed,
     Durability,
     Survives,
+    ThreadDump,
+    ThreadInfo,
     VersionConflict,
     WrongEventLoop,
 )
 from cpkit.driver.ids import check_id
 from tests.broken.reference import Reference
 from tests.broken.store import Broken, breaks, pause
+
+T = TypeVar("T")
 
 
 @breaks("handle.is-a-checkpointer")
@@ -120,3 +126,63 @@ class StatesNoText(Broken):
     @property
     def durability(self) -> Durability:
         return Durability(Survives.MACHINE)
+
+
+class _Remembers(Broken):
+    """Remembers what it saw, until this handle itself changes something."""
+
+    def _changed(self, thread_id: str, change: str) -> None:
+        self.__dict__["_seen"] = {}
+        super()._changed(thread_id, change)
+
+    def remembered(self, what: object, fresh: T) -> T:
+        seen = self.__dict__.setdefault("_seen", {})
+        kept: T = deepcopy(seen.setdefault(repr(what), fresh))
+        return kept
+
+
+@breaks("handle.shares-the-store")
+class RemembersMessages(_Remembers):
+    async def read(self, *args: Any, **options: Any) -> list[Any]:
+        fresh = await super().read(*args, **options)
+        return self.remembered(("read", args, options), fresh)
+
+
+@breaks("handle.shares-the-store")
+class RemembersLists(_Remembers):
+    async def list_threads(self, **options: Any) -> list[ThreadInfo]:
+        fresh = await super().list_threads(**options)
+        return self.remembered(("list", options), fresh)
+
+
+@breaks("handle.shares-the-store")
+class RemembersDumps(_Remembers):
+    async def dump_thread(self, thread_id: str) -> ThreadDump | None:
+        fresh = await super().dump_thread(thread_id)
+        return self.remembered(("dump", thread_id), fresh)
+
+
+@breaks("handle.shares-the-store")
+class RemembersVersions(_Remembers):
+    async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
+        version = await super().append(thread_id, messages, **options)
+        nothing = not messages and not options
+        return self.remembered(thread_id, version) if nothing else version
+
+
+@breaks("handle.shares-calls")
+class RemembersReceipts(_Remembers):
+    async def list_calls(self, thread_id: str) -> list[CallRecord]:
+        fresh = await super().list_calls(thread_id)
+        return self.remembered(("calls", thread_id), fresh)
+
+
+@breaks("handle.shares-calls")
+class RemembersHolders(_Remembers):
+    async def find_call(self, idempotency_key: str) -> CallRecord | None:
+        fresh = await super().find_call(idempotency_key)
+        return self.remembered(("key", idempotency_key), fresh)
+
+    async def find_completed(self, idempotency_key: str) -> CallRecord | None:
+        record = await super().find_call(idempotency_key)
+        return record if record and record.status == "completed" else None
