@@ -127,7 +127,8 @@ class _Moves(BufferedCheckpointer[MessageT]):
         self._lifecycle.check()
 
         if isinstance(dump, ThreadDump):  # the store refuses anything else
-            await self._lifecycle.run_shielded(self._flush(dump.thread_id))
+            thread_id = check_id("thread_id", dump.thread_id)
+            await self._lifecycle.run_shielded(self._flush(thread_id))
 
         await self._inner.restore_thread(dump)
 
