@@ -52,6 +52,15 @@ async def large_values(case: Case) -> None:
         assert done.result == {"text": text}
         assert found == done
 
+    await case.cp.append(thread, [{"text": text}] * 4)
+    loaded = await case.cp.load(thread)
+    assert loaded is not None
+    assert loaded.version == 6
+    cp: Any = case.cp
+
+    if isinstance(cp, ReadsRanges):
+        assert await cp.read(thread) == loaded.messages, "read of over a megabyte"
+
 
 @clause("sizes.many-calls", deadline=40)
 async def many_calls(case: Case) -> None:
@@ -109,7 +118,14 @@ async def long_thread(case: Case) -> None:
     cp: Any = case.cp
 
     if isinstance(cp, ReadsRanges):
-        for start, stop in ((0, 3), (9_990, 10_010), (LONG - 2, None), (-3, None)):
+        for start, stop in (
+            (0, 3),
+            (9_990, 10_010),
+            (LONG - 2, None),
+            (-3, None),
+            (1, 5_000),
+            (0, None),
+        ):
             read = [message["n"] for message in await case.cp.read(thread, start, stop)]
             assert read == list(range(LONG + 1))[start:stop]
 

@@ -54,6 +54,25 @@ class LoadsTenThousandMessages(Broken):
         return CheckpointData(loaded.messages[:10_000], loaded.extra, loaded.pending)
 
 
+@breaks("sizes.long-thread")
+class ReadsAThousandMessages(Broken):
+    async def read(self, *args: Any, **options: Any) -> list[Any]:
+        return (await super().read(*args, **options))[:1000]
+
+
+@breaks("sizes.large-values")
+class ReadsAMegabyte(Broken):
+    """Reads one page of a query, as large as the engine makes it, and not the next."""
+
+    async def read(self, *args: Any, **options: Any) -> list[Any]:
+        found = await super().read(*args, **options)
+
+        while len(str(found)) > 2**20:
+            found.pop()
+
+        return found
+
+
 @breaks("sizes.many-appends")
 class LosesEvery300thAppend(Broken):
     appends: ClassVar[int] = 0
