@@ -187,10 +187,21 @@ async def keeps_times(case: Case) -> None:
         (info,) = await cp.list_threads(prefix=thread)
         assert (info.created_at, info.updated_at) == (CREATED, UPDATED)
 
+    first = datetime(1970, 1, 1, microsecond=1, tzinfo=UTC)
+    last = datetime(2254, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
+
+    for time in (last, last.replace(microsecond=123_457), first):
+        thread = case.id()
+        call = replace(made_call(thread, "completed"), issued_at=time, resolved_at=time)
+        expected, answer = await _moved(
+            case, made_dump(thread, call, created_at=time, updated_at=time)
+        )
+        assert answer == expected, f"{time}"
+
 
 @clause("move.keeps-attempts", MovesThreads)
 async def keeps_attempts(case: Case) -> None:
-    """Restored calls have the status and the attempt number of the dump."""
+    """Restored calls have the status and the attempt number of the dump, up to 10^9."""
     thread, key = case.id(), case.id("key")
     dump = made_dump(
         thread,
@@ -198,11 +209,17 @@ async def keeps_attempts(case: Case) -> None:
         made_call(thread, "completed", attempt=7, result="yes"),
         made_call(thread, "failed", key=key, attempt=12),
         made_call(thread, "issued", attempt=2),
+        made_call(thread, "failed", attempt=1_000_000_000),
     )
     await case.cp.restore_thread(dump)
     seen = await case.cp.dump_thread(thread)
     assert seen is not None
     assert list(seen.calls) == list(dump.calls)
+    last, other = dump.calls[-1].call.idempotency_key, case.id()
+    await case.cp.record_issued(other, case.call(last))
+    loaded = await case.cp.load(other)
+    assert loaded is not None
+    assert [record.attempt for record in loaded.pending] == [1_000_000_001]
 
 
 @clause("move.keeps-order", MovesThreads)

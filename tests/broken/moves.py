@@ -142,6 +142,38 @@ class RestoresWithSeconds(_Restores):
         return replace(dump, created_at=dump.created_at.replace(microsecond=0))
 
 
+@breaks("move.keeps-times", raises="ValueError")
+class EndsIn2038(_Restores):
+    """Has columns for the seconds since 1970 with 32 bits."""
+
+    def changed(self, dump: ThreadDump) -> ThreadDump:
+        if dump.updated_at and dump.updated_at.timestamp() >= 2**31:
+            raise ValueError("the time is out of range")
+
+        return dump
+
+
+@breaks("move.keeps-times")
+class KeepsSecondsAsFloats(Broken):
+    """Keeps times as floats of seconds, which is exact today."""
+
+    async def restore_thread(self, dump: ThreadDump) -> None:
+        await super().restore_thread(dump)
+        thread = self._store.threads.get(dump.thread_id)
+
+        if thread is not None:
+            thread.updated_at = int(thread.updated_at / 1e6 * 1e6)
+
+
+@breaks("move.keeps-attempts", raises="ValueError")
+class CountsWith16Bits(_Restores):
+    def changed(self, dump: ThreadDump) -> ThreadDump:
+        if any(record.attempt >= 2**15 for record in dump.calls):
+            raise ValueError("the attempt is out of range")
+
+        return dump
+
+
 @breaks("move.keeps-attempts")
 class CountsAttemptsAgain(_Restores):
     """Numbers the attempts of each key from 1."""
