@@ -232,10 +232,16 @@ async def keeps_order(case: Case) -> None:
     await case.cp.record_issued(thread, later)
     loaded = await case.cp.load(thread)
     assert loaded is not None
-    assert [record.call for record in loaded.pending] == [
-        *(record.call for record in calls),
-        later,
-    ]
+    expected = [*(record.call for record in calls), later]
+    assert [record.call for record in loaded.pending] == expected
+    dump = await case.cp.dump_thread(thread)
+    assert dump is not None
+    assert [record.call for record in dump.calls] == expected
+    cp: object = case.cp
+
+    if isinstance(cp, KeepsReceipts):
+        listed = await cp.list_calls(thread)
+        assert [record.call for record in listed] == expected
 
 
 @clause("move.keeps-erasure", MovesThreads, ErasesThreads)

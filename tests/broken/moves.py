@@ -197,6 +197,21 @@ class OrdersCallsByTime(_Restores):
         return replace(dump, calls=calls)
 
 
+@breaks("move.keeps-order")
+class DumpsCallsByTime(Broken):
+    async def dump_thread(self, thread_id: str) -> ThreadDump | None:
+        dump = await super().dump_thread(thread_id)
+        calls = sorted(dump.calls, key=lambda one: one.issued_at) if dump else []
+        return dump and replace(dump, calls=calls)
+
+
+@breaks("move.keeps-order")
+class ListsCallsByTime(Broken):
+    async def list_calls(self, thread_id: str) -> list[CallRecord]:
+        calls = await super().list_calls(thread_id)
+        return sorted(calls, key=lambda one: one.issued_at)
+
+
 @breaks("move.keeps-erasure")
 class RevivesErasedCalls(Broken):
     async def restore_thread(self, dump: ThreadDump) -> None:
