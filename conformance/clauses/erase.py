@@ -174,13 +174,17 @@ async def own_call_again(case: Case) -> None:
 async def late_result(case: Case) -> None:
     """A late result of an erased call sets its status once and drops the content."""
     thread, call = await _filled(case)
+    loaded = await case.cp.load(thread)
+    assert loaded is not None
+    (issued,) = loaded.pending
     await case.cp.delete_thread(thread)
     done = await case.cp.record_result(thread, call.call_id, {"secret": 1})
     again = await case.cp.record_result(thread, call.call_id, 2, success=False)
     found = await case.cp.find_completed(call.idempotency_key)
     assert (done.status, done.result, done.erased) == ("completed", None, True)
     assert is_utc(done.resolved_at)
-    assert again == found == done
+    resolved = replace(issued, status="completed", resolved_at=done.resolved_at)
+    assert again == found == done == _erased(resolved)
     assert await case.cp.load(thread) is None, "a late result creates no thread"
 
 

@@ -99,6 +99,24 @@ class RefusesLateResults(Broken):
         return await super().record_result(thread_id, call_id, result, **options)
 
 
+@breaks("erase.late-result")
+class WritesErasedRecordsAnew(Broken):
+    """Puts a new record in the place of an erased one that gets a late result."""
+
+    async def record_result(
+        self, thread_id: str, call_id: str, *args: Any, **options: Any
+    ) -> CallRecord:
+        record = await super().record_result(thread_id, call_id, *args, **options)
+
+        if record.erased:
+            stored = self._store.calls[thread_id, call_id]
+            stored = stored._replace(issued_at=stored.resolved_at or 0)
+            self._store.calls[thread_id, call_id] = stored
+            record = self._codec.record(stored)
+
+        return record
+
+
 @breaks("erase.late-failure-frees")
 class HoldsErasedKeys(Broken):
     async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
