@@ -91,7 +91,18 @@ async def any_key(case: Case) -> None:
         " ",
         "__proto__",
     ]
-    keys += ["'; --", "%", "*", "x" * 2000, "😀", "\n", "constructor", "0", "00"]
+    keys += [
+        "'; --",
+        "%",
+        "*",
+        "x" * 2000,
+        "x" * 1999 + "y",
+        "😀",
+        "\n",
+        "constructor",
+        "0",
+        "00",
+    ]
     expected: dict[str, JsonValue] = {key: n for n, key in enumerate(keys)}
 
     for key, n in expected.items():

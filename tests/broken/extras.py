@@ -63,6 +63,25 @@ class FoldsKeys(Broken):
         await super().save_extra(thread_id, {k.casefold(): v for k, v in extra.items()})
 
 
+@breaks("extra.any-key")
+class IndexesTheStartOfKeys(Broken):
+    """Takes two keys for one if they start with the same 512 bytes."""
+
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        loaded = await self.load(thread_id)
+        known = {key.encode()[:512]: key for key in (loaded.extra if loaded else ())}
+        await super().save_extra(
+            thread_id,
+            {known.get(key.encode()[:512], key): one for key, one in extra.items()}
+            if isinstance(extra, dict) and all(map(_is_text, extra))
+            else extra,
+        )
+
+
+def _is_text(key: object) -> bool:
+    return isinstance(key, str) and key.isprintable()
+
+
 @breaks("extra.many-keys")
 class SavesAThousandKeys(Broken):
     async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
