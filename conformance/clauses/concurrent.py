@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -69,6 +70,52 @@ async def one_wins_a_version(case: Case) -> None:
             assert len(lost) == 11
             assert loaded is not None
             assert loaded.messages[version:] == [{"n": won[0]}]
+
+
+@clause(
+    "concurrent.event-loops-share-the-store",
+    "handles",
+    level=CONCURRENT,
+    deadline=40,
+)
+async def event_loops_share_the_store(case: Case) -> None:
+    """Of handles in several event loops one wins each version, and one each key."""
+    thread, count, loops = case.id(), case.times(60), 3
+    keys = [case.id("key") for _ in range(count)]
+    begin = threading.Barrier(loops)
+
+    async def use() -> tuple[list[int], list[str]]:
+        won: list[int] = []
+        claimed: list[str] = []
+        version = 0
+
+        async with case.open() as cp:
+            await asyncio.to_thread(begin.wait, 20)
+
+            for key in keys:
+                try:
+                    version = await cp.append(
+                        thread, [{"n": version + 1}], expected_version=version
+                    )
+                    won.append(version)
+                except VersionConflict as exc:
+                    version = exc.actual
+
+                if await cp.record_issued(thread, case.call(key)) is None:
+                    claimed.append(key)
+
+        return won, claimed
+
+    answers = await asyncio.gather(
+        *(asyncio.to_thread(asyncio.run, use()) for _ in range(loops))
+    )
+    loaded = await case.cp.load(thread)
+    assert loaded is not None
+    versions = sorted(version for won, _ in answers for version in won)
+    assert versions == list(range(1, loaded.version + 1))
+    assert [message["n"] for message in loaded.messages] == versions
+    assert sorted(key for _, claimed in answers for key in claimed) == sorted(keys)
+    assert len(loaded.pending) == count
 
 
 @clause("concurrent.merges-are-not-lost", level=CONCURRENT)

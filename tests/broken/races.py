@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -150,3 +151,20 @@ class WaitsForIdleReaders(Broken):
                 await pause()
 
         return await super().append(thread_id, *args, **options)
+
+
+@breaks("concurrent.event-loops-share-the-store")
+class LocksOneEventLoop(Broken):
+    """Checks, then writes: nothing comes between in one event loop, but in two."""
+
+    async def append(
+        self,
+        thread_id: str,
+        messages: Any,
+        *,
+        expected_version: int | None = None,
+        **options: Any,
+    ) -> int:
+        await super().append(thread_id, [], expected_version=expected_version)
+        time.sleep(0.0002)  # noqa: ASYNC251  # only other threads may run
+        return await super().append(thread_id, messages, **options)
