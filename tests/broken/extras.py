@@ -68,18 +68,12 @@ class IndexesTheStartOfKeys(Broken):
     """Takes two keys for one if they start with the same 512 bytes."""
 
     async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
-        loaded = await self.load(thread_id)
-        known = {key.encode()[:512]: key for key in (loaded.extra if loaded else ())}
-        await super().save_extra(
-            thread_id,
-            {known.get(key.encode()[:512], key): one for key, one in extra.items()}
-            if isinstance(extra, dict) and all(map(_is_text, extra))
-            else extra,
-        )
+        await super().save_extra(thread_id, extra)
+        stored = self._store.threads[thread_id].extra if extra else {}
+        first = {key[:512]: key for key in reversed(stored)}
 
-
-def _is_text(key: object) -> bool:
-    return isinstance(key, str) and key.isprintable()
+        for key in [key for key in stored if first[key[:512]] != key]:
+            stored[first[key[:512]]] = stored.pop(key)
 
 
 @breaks("extra.many-keys")

@@ -143,14 +143,17 @@ class RestoresWithSeconds(_Restores):
 
 
 @breaks("move.keeps-times", raises="ValueError")
-class EndsIn2038(_Restores):
+class EndsIn2038(Broken):
     """Has columns for the seconds since 1970 with 32 bits."""
 
-    def changed(self, dump: ThreadDump) -> ThreadDump:
-        if dump.updated_at and dump.updated_at.timestamp() >= 2**31:
+    async def restore_thread(self, dump: ThreadDump) -> None:
+        self._check_usable()
+        times = self._codec.restore(dump)
+
+        if times.updated_at and times.updated_at >= 2**31 * 1_000_000:
             raise ValueError("the time is out of range")
 
-        return dump
+        await super().restore_thread(dump)
 
 
 @breaks("move.keeps-times")
@@ -166,12 +169,14 @@ class KeepsSecondsAsFloats(Broken):
 
 
 @breaks("move.keeps-attempts", raises="ValueError")
-class CountsWith16Bits(_Restores):
-    def changed(self, dump: ThreadDump) -> ThreadDump:
-        if any(record.attempt >= 2**15 for record in dump.calls):
+class CountsWith16Bits(Broken):
+    async def restore_thread(self, dump: ThreadDump) -> None:
+        self._check_usable()
+
+        if any(call.attempt >= 2**15 for call in self._codec.restore(dump).calls):
             raise ValueError("the attempt is out of range")
 
-        return dump
+        await super().restore_thread(dump)
 
 
 @breaks("move.keeps-attempts")

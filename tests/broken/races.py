@@ -165,6 +165,8 @@ class LocksOneEventLoop(Broken):
         expected_version: int | None = None,
         **options: Any,
     ) -> int:
+        self._check_usable()
+        self._codec.append(thread_id, messages, expected_version, options.get("extra"))
         await super().append(thread_id, [], expected_version=expected_version)
         time.sleep(0.0002)  # noqa: ASYNC251  # only other threads may run
         return await super().append(thread_id, messages, **options)

@@ -166,12 +166,12 @@ class IgnoresFailuresInUpdatedAt(Broken):
     async def record_result(
         self, thread_id: str, *args: Any, **options: Any
     ) -> CallRecord:
-        thread = self._store.threads.get(thread_id)
-        before = thread and thread.updated_at
+        threads = self._store.threads
+        before = {one: thread.updated_at for one, thread in threads.items()}
         record = await super().record_result(thread_id, *args, **options)
 
-        if thread and before and record.status == "failed":
-            thread.updated_at = before
+        if record.status == "failed" and thread_id in before:
+            threads[thread_id].updated_at = before[thread_id]
 
         return record
 
