@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, field_serializer
@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from conformance.case import Case, raises
 from conformance.clause import clause
-from cpkit import ReadsRanges, SerializationError
+from cpkit import MovesThreads, ReadsRanges, SerializationError
 from cpkit.messages import AssistantMessage, Message, UserMessage
 
 
@@ -82,6 +82,16 @@ async def comes_back(case: Case) -> None:
                 assert [type(m) for m in await cp.read(thread)] == [
                     type(m) for m in messages
                 ]
+
+            if isinstance(cp, MovesThreads):
+                dump = await cp.dump_thread(thread)
+                assert dump is not None
+                moved = replace(dump, thread_id=case.id())
+                await cp.restore_thread(moved)
+                loaded = await cp.load(moved.thread_id)
+                assert all(type(one) is dict for one in dump.messages)
+                assert loaded is not None
+                assert loaded.messages == messages
 
 
 @clause("typed.keeps-unknown-fields", "message_type")

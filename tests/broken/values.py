@@ -6,6 +6,7 @@ import json
 import unicodedata
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -19,6 +20,7 @@ from cpkit import (
     JsonValue,
     PayloadTooLarge,
     SerializationError,
+    ThreadDump,
     ThreadInfo,
     ToolCall,
 )
@@ -457,3 +459,12 @@ class CountsFromTheStartOfARead(Broken):
         except SerializationError as exc:
             exc.path = (int(exc.path[0]) - start, *exc.path[1:])
             raise
+
+
+@breaks("typed.comes-back", raises="SerializationError")
+class DumpsTypedMessages(Broken):
+    """Dumps messages as ``load`` returns them, and so cannot restore them."""
+
+    async def dump_thread(self, thread_id: str) -> ThreadDump | None:
+        dump, loaded = await super().dump_thread(thread_id), await self.load(thread_id)
+        return replace(dump, messages=loaded.messages) if dump and loaded else dump
