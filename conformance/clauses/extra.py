@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
+from types import MappingProxyType
 from typing import Any
 
 from conformance.case import Case, raises
@@ -151,7 +153,7 @@ async def leaves_the_rest(case: Case) -> None:
 
 @clause("extra.takes-a-mapping-only")
 async def takes_a_mapping_only(case: Case) -> None:
-    """An extra that is not a mapping is a TypeError; nothing is written."""
+    """Extra is any mapping; anything else is a TypeError, and writes nothing."""
     thread = case.id()
     wrong: list[Any] = [None, [("a", 1)], "a", 1]
 
@@ -160,3 +162,6 @@ async def takes_a_mapping_only(case: Case) -> None:
             await case.cp.save_extra(thread, value)
 
     assert await case.cp.load(thread) is None
+    await case.cp.save_extra(thread, MappingProxyType({"a": 1}))
+    await case.cp.append(thread, [], extra=ChainMap({"b": 2}, {"b": 3, "c": 3}))
+    assert await _extra(case, thread) == {"a": 1, "b": 2, "c": 3}

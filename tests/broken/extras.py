@@ -108,3 +108,15 @@ class AppendsMergesAsMessages(Broken):
 class AcceptsPairs(Broken):
     async def save_extra(self, thread_id: str, extra: Any) -> None:
         await super().save_extra(thread_id, dict(extra or ()))
+
+
+@breaks("extra.takes-a-mapping-only", raises="TypeError")
+class TakesDictsOnly(Broken):
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        self._check_usable()
+        self._codec.merge(thread_id, extra)
+
+        if not isinstance(extra, dict):
+            raise TypeError("extra must be a dict")
+
+        await super().save_extra(thread_id, extra)
