@@ -231,7 +231,7 @@ class VersionConflict(CheckpointerError):
         if self.expected == self.actual:  # a restore
             return (
                 f"thread {self.thread_id!r} exists without messages: it has extra or "
-                "calls; delete it before you restore it"
+                "calls on record"
             )
 
         return (

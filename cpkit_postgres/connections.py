@@ -6,8 +6,8 @@ import asyncio
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cache, partial
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
@@ -182,48 +182,47 @@ class Connections:
 
         A write that is cancelled before it has a connection was not sent, and says so.
         """
-        wait = "no connection was free in time"
-        sent = usable = False
+        with _not_sent(is_write, "no connection was free in time"):
+            await self._free.acquire()
 
         try:
-            async with self._free:
-                while self._idle and self._idle[-1].is_closed():
-                    self._idle.pop()
+            while self._idle and self._idle[-1].is_closed():
+                self._idle.pop()
 
-                wait = "the server gave no connection in time"
+            with _not_sent(is_write, "the server gave no connection in time"):
                 connection = self._idle.pop() if self._idle else await self._connected()
-                pid, begun = connection.get_server_pid(), time.monotonic()
 
-                try:
-                    if self._given_up:
-                        wait = "an earlier write was not decided in time"
+            pid, begun = connection.get_server_pid(), time.monotonic()
+            usable = False
+
+            try:
+                if self._given_up:
+                    with _not_sent(
+                        is_write, "an earlier write was not decided in time"
+                    ):
                         await self._settle(connection)
 
-                    sent = True
-                    yield connection
-                    usable = True
-                except CLIENT_ERRORS as exc:
-                    usable = self._is_usable_after(exc)
+                yield connection
+                usable = True
+            except CLIENT_ERRORS as exc:
+                usable = self._is_usable_after(exc)
 
-                    if is_write and isinstance(exc, TimeoutError):  # of a caller's pool
-                        await _end_statement(connection)
+                if is_write and isinstance(exc, TimeoutError):  # of the caller's pool
+                    await _end_statement(connection)
 
-                    raise failure(exc, self.name) from exc
-                except asyncio.CancelledError:
-                    if is_write and sent:
-                        await _end_statement(connection)
+                raise failure(exc, self.name) from exc
+            except asyncio.CancelledError:
+                if is_write:
+                    await _end_statement(connection)
 
-                    raise
-                finally:
-                    if is_write and sent and not usable:
-                        self._given_up[pid] = begun
+                raise
+            finally:
+                if is_write and not usable:
+                    self._given_up[pid] = begun
 
-                    await self._return(connection, usable)
-        except asyncio.CancelledError as exc:
-            if is_write and not sent:
-                raise StoreFailure("not sent", wait) from exc
-
-            raise
+                await self._return(connection, usable)
+        finally:
+            self._free.release()
 
     async def _return(self, connection: Connection, usable: bool) -> None:
         """Keep a connection for the next operation, or close it."""
@@ -319,6 +318,18 @@ class Connections:
                 self._where = next_url
 
             raise failure(exc, self.name, "not sent") from exc
+
+
+@contextmanager
+def _not_sent(is_write: bool, reason: str) -> Iterator[None]:
+    """Raise a failure with this reason if a write is cancelled within the block."""
+    try:
+        yield
+    except asyncio.CancelledError as exc:
+        if is_write:
+            raise StoreFailure("not sent", reason) from exc
+
+        raise
 
 
 async def _end_statement(connection: Connection) -> None:

@@ -93,6 +93,24 @@ def _endings(case: Case, cp: Any, thread: str) -> dict[str, Callable[[], Any]]:
     }
 
 
+async def _wait_for(changes: AsyncIterator[str], thread: str, change: str) -> None:
+    """Step to a thread's id; other clients, and no change at all, may yield others."""
+    while await _next(changes, change) != thread:
+        pass
+
+
+async def _check_steps(case: Case, changes: AsyncIterator[str], thread: str) -> None:
+    """Check that each kind of change is followed by the thread's id."""
+    steps = _steps(case, case.cp, thread)
+
+    if isinstance(case.cp, ErasesThreads):
+        steps |= _endings(case, case.cp, thread)
+
+    for name, step in steps.items():
+        await step()
+        await _wait_for(changes, thread, name)
+
+
 @clause("watch.yields-each-change", WatchesThreads, deadline=300)
 async def yields_each_change(case: Case) -> None:
     """Each append, change of extra, claim and result is followed by a yield."""
@@ -198,23 +216,11 @@ async def any_thread(case: Case) -> None:
     await case.cp.append(known, [{"n": 1}])
 
     async with _watching(case) as cp, cp.watch() as changes:
-
-        async def wait_for(thread: str, change: str) -> None:
-            while await _next(changes, f"{change} of any thread") != thread:
-                pass  # another client of the store may change threads too
-
         for one, thread in ((cp, known), (cp, new), (case.cp, by_another)):
             await one.append(thread, [{"n": 1}])
-            await wait_for(thread, "an append")
+            await _wait_for(changes, thread, "an append to any thread")
 
-        steps = _steps(case, case.cp, known)
-
-        if isinstance(case.cp, ErasesThreads):
-            steps |= _endings(case, case.cp, known)
-
-        for name, step in steps.items():
-            await step()
-            await wait_for(known, name)
+        await _check_steps(case, changes, known)
 
 
 @clause("watch.shows-the-last-change", WatchesThreads, "handles", deadline=60)
@@ -269,28 +275,16 @@ async def polls(case: Case) -> None:
         _watching(case, notify=False) as deaf,
         deaf.watch(thread, restored, begun) as changes,
     ):
-
-        async def wait_for(thread: str, change: str) -> None:
-            while await _next(changes, change) != thread:
-                pass  # an id may be yielded without a change
-
-        steps = _steps(case, case.cp, thread)
-
-        if isinstance(case.cp, ErasesThreads):
-            steps |= _endings(case, case.cp, thread)
-
-        for name, step in steps.items():
-            await step()
-            await wait_for(thread, name)
+        await _check_steps(case, changes, thread)
 
         if isinstance(case.cp, MovesThreads):
             await case.cp.restore_thread(made_dump(restored))
-            await wait_for(restored, "a restore")
+            await _wait_for(changes, restored, "a restore")
 
         if isinstance(case.cp, ErasesThreads):
             await case.cp.delete_thread(begun)
             await case.cp.append(begun, [{"n": 2}])
-            await wait_for(begun, "a new beginning at the same version")
+            await _wait_for(changes, begun, "a new beginning at the same version")
 
 
 @clause("watch.other-processes", WatchesThreads, "processes", deadline=120)

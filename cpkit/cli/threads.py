@@ -77,7 +77,7 @@ def threads(
 
         if not internal and not prefix:
             own = command_line("threads", place, "--internal")
-            hint = f"; those of cpkit, as of an adapter: {own}"
+            hint = f"; list cpkit's own, for instance those of an adapter: {own}"
 
         what = f" that start with {prefix!r}" if prefix else ""
         print_stderr(f"there are no threads{what}{hint}")

@@ -444,7 +444,8 @@ class Handle(Generic[MessageT]):
             else:
                 outcomes = [outcomes] * len(batch)
 
-        outcomes = _repeat_refused(outcomes)
+        if len(batch) > 1:
+            outcomes = _repeat_refused(outcomes)
 
         for metrics in self._metrics:
             metrics.committed(batch, outcomes)

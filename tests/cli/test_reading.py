@@ -97,6 +97,15 @@ def test_threads_are_listed(url: str) -> None:
     )
 
 
+def test_an_empty_list_says_how_to_see_threads_of_adapters(sqlite_url: str) -> None:
+    """A store that an adapter alone has written looks empty without that option."""
+    in_store(sqlite_url, lambda cp: cp.append("cpkit:langgraph:t", [{}]))
+    ended = invoke("threads", sqlite_url)
+    assert (ended.code, ended.err.count("\n")) == (0, 1)
+    assert ended.err.endswith(f"cpkit threads {sqlite_url} --internal\n")
+    assert "cpkit:langgraph:t" in invoke("threads", sqlite_url, "--internal").out
+
+
 @pytest.mark.parametrize("last", ["1", "zoo"])
 def test_internal_threads_are_listed_on_request(sqlite_url: str, last: str) -> None:
     """Leases and the like are not work for a person."""

@@ -496,7 +496,7 @@ async def test_a_repeated_write_that_hangs_puts_no_other_in_doubt(
         assert results[0] == 1
         assert isinstance(error, BackendUnavailable)
         assert error.maybe_applied
-        # In the thread of the write that hangs, there is no time left for the third.
+        # The third may wait for the one that hangs until its own time is over.
         last = results[2]
         assert last == 1 or ids[2] == ids[1]
         assert not isinstance(last, BackendUnavailable) or not last.maybe_applied
