@@ -19,7 +19,7 @@ def canonical_json(value: JsonValue | Mapping[str, JsonValue]) -> str:
 
     Values that differ only in key order have the same text, and so have ``1`` and
     ``1.0``; ``true`` has another. The value must be valid JSON: finite floats, string
-    keys, no lone surrogates.
+    keys. A surrogate stays as it is in the text.
     """
     if value is None:
         return "null"
@@ -42,7 +42,9 @@ def canonical_json(value: JsonValue | Mapping[str, JsonValue]) -> str:
 
     if isinstance(value, Mapping):
         # RFC 8785, 3.2.3: names are sorted as arrays of UTF-16 code units.
-        names = sorted(value, key=lambda name: name.encode("utf-16-be"))
+        names = sorted(
+            value, key=lambda name: name.encode("utf-16-be", "surrogatepass")
+        )
         members = (f"{encode_basestring(n)}:{canonical_json(value[n])}" for n in names)
         return "{" + ",".join(members) + "}"
 

@@ -201,13 +201,23 @@ class Closed(CheckpointerError):
 
 
 class WrongEventLoop(CheckpointerError):
-    """The handle was opened on another event loop, or in the process before a fork."""
+    """The handle is not used on the asyncio event loop on which it was opened.
 
-    def __init__(self, store: str) -> None:
+    ``is_running`` is ``False`` if no asyncio loop is running at all, as under trio.
+    """
+
+    def __init__(self, store: str, *, is_running: bool = True) -> None:
         super().__init__(store)
         self.store = store
+        self.is_running = is_running
 
     def __str__(self) -> str:
+        if not self.is_running:
+            return (
+                f"{self.store}: no asyncio event loop is running here; cpkit runs on "
+                "asyncio (with anyio too), and not on trio"
+            )
+
         return (
             f"{self.store} was opened on another event loop, or before os.fork(); open "
             "a handle in each loop and process (handles of one store see each other's "

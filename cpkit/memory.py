@@ -25,7 +25,6 @@ from urllib.parse import unquote
 
 from cpkit.driver import (
     Append,
-    Batching,
     Claim,
     Conflict,
     Decode,
@@ -42,7 +41,6 @@ from cpkit.driver import (
     Snapshot,
     StoredCall,
     StoredDump,
-    Timeouts,
     Write,
     erased_call,
     from_micros,
@@ -105,7 +103,9 @@ class _Data:
     def tell(self, thread_id: str) -> None:
         """Count a change, and tell the listeners."""
         self.changes += 1
-        self.thread(thread_id).revision = self.changes
+
+        if thread := self.threads.get(thread_id):
+            thread.revision = self.changes
 
         for loop, heard in self.listeners:
             with suppress(RuntimeError):  # the loop has been closed
@@ -117,7 +117,11 @@ class _Data:
         return [self.threads[thread].calls[call] for _, (thread, call) in places]
 
     def newest(self, key: str) -> StoredCall | None:
-        return next(reversed(self.attempts(key)), None)
+        if not (attempts := self.keys.get(key)):
+            return None
+
+        thread_id, call_id = attempts[max(attempts)]
+        return self.threads[thread_id].calls[call_id]
 
     def put(self, call: StoredCall) -> None:
         self.threads[call.thread_id].calls[call.call_id] = call
@@ -135,8 +139,9 @@ class MemoryStore:
     Options: ClassVar[type[DriverOptions]] = DriverOptions
     client_options: ClassVar[frozenset[str]] = frozenset()
     limits = Limits()
-    batching = Batching(max_writes=1)
-    timeouts = Timeouts()
+    max_writes = 1
+    timeout: float | None = None
+    locks_threads = False
     erases = True
     one_process = True
 
@@ -193,9 +198,9 @@ class MemoryStore:
             case Merge():
                 data.change(write.thread_id, thread)
                 thread.extra.update(write.items)
-            case Claim(call=call):
-                known = thread.calls.get(call.call_id)
-                newest = data.newest(call.idempotency_key)
+            case Claim():
+                known = thread.calls.get(write.call_id)
+                newest = data.newest(write.idempotency_key)
 
                 if known or (newest and newest.status != "failed"):
                     return known or newest
@@ -216,6 +221,9 @@ class MemoryStore:
                 data.put(resolved := resolved_call(found, write, now))
                 return resolved
             case Erase():
+                if write.expected_version not in (None, version):
+                    return Conflict(version)
+
                 calls = [erased_call(call) for call in thread.calls.values()]
                 data.threads.pop(write.thread_id, None)
 
@@ -244,40 +252,44 @@ class MemoryStore:
 
         return None
 
-    async def snapshot(self, thread_id: str, decode: Decode) -> Snapshot | None:
+    # A read yields to the event loop, as every other store's does.
+
+    async def snapshot(
+        self, thread_id: str, start: int, stop: int | None, decode: Decode
+    ) -> Snapshot | None:
+        await asyncio.sleep(0)
+
         with self._data.lock:
             thread = self._data.thread(thread_id)
 
             if thread.created_at is None:
                 return None
 
-            bodies, items = list(thread.bodies), list(thread.extra.items())
+            version, items = len(thread.bodies), list(thread.extra.items())
+            first, last = span(start, stop, version)
+            bodies = thread.bodies[first:last]
             calls = thread.calls.values()
             pending = [c for c in calls if c.status == "issued" and not c.erased]
 
-        return Snapshot(decode(bodies, 0), items, pending)
-
-    async def messages(
-        self, thread_id: str, start: int, stop: int | None, decode: Decode
-    ) -> list[Any]:
-        with self._data.lock:
-            bodies = self._data.thread(thread_id).bodies
-            first, last = span(start, stop, len(bodies))
-            found = bodies[first:last]
-
-        return decode(found, first)
+        return Snapshot(decode(bodies, first), items, pending, version, first)
 
     async def holder(self, key: str) -> StoredCall | None:
+        await asyncio.sleep(0)
+
         with self._data.lock:
             return self._data.newest(key)
 
     async def calls(self, thread_id: str) -> list[StoredCall]:
+        await asyncio.sleep(0)
+
         with self._data.lock:
             return list(self._data.thread(thread_id).calls.values())
 
     async def threads(
         self, prefix: str, after: str | None, limit: int, erased: bool
     ) -> list[ThreadInfo]:
+        await asyncio.sleep(0)
+
         with self._data.lock:
             page = sorted(
                 (thread_id, thread)
@@ -289,6 +301,8 @@ class MemoryStore:
             return [thread.info(thread_id) for thread_id, thread in page[:limit]]
 
     async def dump(self, thread_id: str) -> StoredDump | None:
+        await asyncio.sleep(0)
+
         with self._data.lock:
             thread = self._data.threads.get(thread_id)
 
@@ -304,6 +318,8 @@ class MemoryStore:
             )
 
     async def markers(self, thread_ids: Sequence[str] | None) -> Mapping[str, Hashable]:
+        await asyncio.sleep(0)
+
         with self._data.lock:
             found = self._data.threads
             ids = found if thread_ids is None else found.keys() & set(thread_ids)

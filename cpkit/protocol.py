@@ -166,6 +166,16 @@ class ReadsRanges(Protocol[MessageT]):
         """Return ``messages[start:stop]``; a missing thread is ``[]``."""
         ...
 
+    async def load_range(
+        self, thread_id: str, start: int = 0, stop: int | None = None
+    ) -> CheckpointData[MessageT] | None:
+        """Return what `load` returns, with ``messages[start:stop]`` only.
+
+        The slice is Python's: ``start=-20`` gives the newest twenty, ``stop=0`` none.
+        ``version`` is the thread's, and ``first`` the position of the first message.
+        """
+        ...
+
 
 @runtime_checkable
 class KeepsReceipts(Protocol):
@@ -187,13 +197,22 @@ class KeepsReceipts(Protocol):
 class ErasesThreads(Protocol):
     """Can delete a thread without undoing what its calls did."""
 
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+    async def delete_thread(
+        self,
+        thread_id: str,
+        *,
+        expected_version: int | None = None,
+        forget_keys: bool = False,
+    ) -> None:
         """Erase messages, extra, args and results; keep the status of each key.
 
         The id starts again at version 0 and ``load`` gives ``None``. Each call stays
         on record, ``erased``, and holds its key as before; it shows in ``list_calls``
         and ``find_call``, not in ``load().pending``. With ``forget_keys`` the thread's
         records go too, and its keys are free. A missing thread is not an error.
+
+        Raises ``VersionConflict``, and deletes nothing, unless the thread is at
+        ``expected_version``; a missing thread is at version 0.
         """
         ...
 

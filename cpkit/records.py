@@ -70,16 +70,15 @@ class CheckpointData(Generic[MessageT]):
     """One consistent snapshot of a thread, the caller's to keep and to change.
 
     ``pending`` holds the issued calls, in the order in which they were claimed.
+    ``version`` is how many messages the thread has, and what ``expected_version``
+    compares. ``first`` is the position of ``messages[0]``: 0 after ``load``.
     """
 
     messages: list[MessageT]
     extra: dict[str, JsonValue]
     pending: list[CallRecord]
-
-    @property
-    def version(self) -> int:
-        """How many messages the thread has; what ``expected_version`` compares."""
-        return len(self.messages)
+    version: int
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)

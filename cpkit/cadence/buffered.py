@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Self, TypeVar, cast
 from weakref import WeakValueDictionary
 
@@ -16,11 +16,11 @@ from cpkit.driver.codec import Codec
 from cpkit.driver.ids import check_id
 from cpkit.driver.lifecycle import Lifecycle
 from cpkit.driver.store import Limits
-from cpkit.driver.writes import Append, stored_size
+from cpkit.driver.writes import Append
 from cpkit.errors import BackendUnavailable, CheckpointerError, VersionConflict
+from cpkit.fenced import append_once
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, CheckpointData, JsonValue, ToolCall
-from cpkit.sessions.fenced import append_once
 
 __all__ = ["BufferedCheckpointer"]
 
@@ -89,8 +89,7 @@ class BufferedCheckpointer(Generic[MessageT]):
         limits = getattr(self._inner, "limits", None)
 
         if isinstance(limits, Limits):
-            self._codec.max_payload = min(self._codec.max_payload, limits.max_value)
-            self._codec.max_append = min(self._codec.max_append, limits.max_append)
+            self._codec.lower_limits(limits)
 
         return self
 
@@ -166,10 +165,10 @@ class BufferedCheckpointer(Generic[MessageT]):
             if buffer is None:
                 return data
 
-            data = data or CheckpointData([], {}, [])
+            data = data or CheckpointData([], {}, [], 0)
             buffer.check(data.version)
-            data.messages[buffer.base :] = self._messages(buffer)
-            return data
+            messages = [*data.messages[: buffer.base], *self._messages(buffer)]
+            return replace(data, messages=messages, version=buffer.version)
 
     async def append(
         self,
@@ -239,7 +238,7 @@ class BufferedCheckpointer(Generic[MessageT]):
             if write.expected_version not in (None, version):
                 raise VersionConflict(write.thread_id, write.expected_version, version)
 
-            if buffer.size + stored_size(write) > self._codec.max_append:
+            if buffer.size + write.size > self._codec.max_append:
                 await self._write(buffer)  # one append cannot hold both
                 return await self._append_first(write, extra, is_due)
 
@@ -252,7 +251,7 @@ class BufferedCheckpointer(Generic[MessageT]):
                 await self._write(buffer, write.bodies, extra)
             else:
                 buffer.bodies += write.bodies
-                buffer.size += stored_size(write)
+                buffer.size += write.size
 
             return version + len(write.bodies)
 
@@ -271,7 +270,7 @@ class BufferedCheckpointer(Generic[MessageT]):
         if is_due or not write.bodies:
             return version
 
-        buffer = _Buffer(write.thread_id, version, write.bodies, stored_size(write))
+        buffer = _Buffer(write.thread_id, version, write.bodies, write.size)
         self._buffers[write.thread_id] = buffer
         self._start_timer(buffer)
         return buffer.version

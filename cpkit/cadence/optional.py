@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from cpkit.cadence.buffered import BufferedCheckpointer
@@ -22,7 +23,14 @@ from cpkit.protocol import (
     StatesDurability,
     WatchesThreads,
 )
-from cpkit.records import CallRecord, Durability, Survives, ThreadDump, ThreadInfo
+from cpkit.records import (
+    CallRecord,
+    CheckpointData,
+    Durability,
+    Survives,
+    ThreadDump,
+    ThreadInfo,
+)
 
 __all__ = ["with_cadence"]
 
@@ -69,6 +77,21 @@ class _Reads(BufferedCheckpointer[MessageT]):
             stored[buffer.base - known :] = self._messages(buffer)
             return stored[first - known : last - known]
 
+    async def load_range(
+        self, thread_id: str, start: int = 0, stop: int | None = None
+    ) -> CheckpointData[MessageT] | None:
+        self._lifecycle.check()
+        span(start, stop, 0)  # checks them
+
+        if thread_id not in self._unwritten():
+            return await self._inner.load_range(thread_id, start, stop)
+
+        if (data := await self.load(thread_id)) is None:
+            return None
+
+        first, last = span(start, stop, data.version)
+        return replace(data, messages=data.messages[first:last], first=first)
+
 
 class _Receipts(BufferedCheckpointer[MessageT]):
     async def list_calls(self, thread_id: str) -> list[CallRecord]:
@@ -81,15 +104,31 @@ class _Receipts(BufferedCheckpointer[MessageT]):
 
 
 class _Erases(BufferedCheckpointer[MessageT]):
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+    async def delete_thread(
+        self,
+        thread_id: str,
+        *,
+        expected_version: int | None = None,
+        forget_keys: bool = False,
+    ) -> None:
         """Erase the thread and its buffer."""
         self._lifecycle.check()
         thread_id = check_id("thread_id", thread_id)
-        await self._lifecycle.run_shielded(self._delete(thread_id, forget_keys))
+        await self._lifecycle.run_shielded(
+            self._delete(thread_id, expected_version, forget_keys)
+        )
 
-    async def _delete(self, thread_id: str, forget_keys: bool) -> None:
+    async def _delete(
+        self, thread_id: str, expected_version: int | None, forget_keys: bool
+    ) -> None:
         async with self._locked(thread_id) as buffer:
-            await self._inner.delete_thread(thread_id, forget_keys=forget_keys)
+            if buffer is not None and expected_version is not None:
+                await self._write(buffer)  # the store compares the version
+                buffer = None
+
+            await self._inner.delete_thread(
+                thread_id, expected_version=expected_version, forget_keys=forget_keys
+            )
 
             if buffer is not None:
                 self._drop(buffer)

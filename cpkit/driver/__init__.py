@@ -8,7 +8,6 @@ from cpkit.driver.abilities import FullHandle, handle_over
 from cpkit.driver.backoff import Backoff
 from cpkit.driver.codec import (
     Codec,
-    check_same_call,
     decode_rows,
     from_micros,
     to_micros,
@@ -20,7 +19,6 @@ from cpkit.driver.listening import listen_in_thread
 from cpkit.driver.options import DriverOptions, ServerOptions
 from cpkit.driver.store import (
     AnnouncesChanges,
-    Batching,
     Decode,
     Heard,
     Limits,
@@ -32,7 +30,6 @@ from cpkit.driver.store import (
     StoresMarkers,
     StoresReceipts,
     StoresThreadLists,
-    Timeouts,
 )
 from cpkit.driver.tally import Tally
 from cpkit.driver.writes import (
@@ -55,14 +52,12 @@ from cpkit.driver.writes import (
     key_is_held,
     may_have_changed,
     resolved_call,
-    stored_size,
 )
 
 __all__ = [
     "AnnouncesChanges",
     "Append",
     "Backoff",
-    "Batching",
     "Claim",
     "Codec",
     "Conflict",
@@ -92,11 +87,9 @@ __all__ = [
     "StoresReceipts",
     "StoresThreadLists",
     "Tally",
-    "Timeouts",
     "Write",
     "check_id",
     "check_page",
-    "check_same_call",
     "create_folder",
     "decode_rows",
     "erased_call",
@@ -109,7 +102,6 @@ __all__ = [
     "prefix_end",
     "resolved_call",
     "span",
-    "stored_size",
     "sync_folder",
     "to_micros",
 ]

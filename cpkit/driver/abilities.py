@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import lru_cache
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
+from cpkit.driver.codec import check_version
+from cpkit.driver.dumps import decode_dump, encode_dump
 from cpkit.driver.handle import Handle
 from cpkit.driver.ids import check_id, check_page
 from cpkit.driver.options import DriverOptions
 from cpkit.driver.store import Store, StoresDumps, StoresReceipts, StoresThreadLists
-from cpkit.driver.writes import Erase, stored_size
+from cpkit.driver.writes import Erase
 from cpkit.errors import PayloadTooLarge
 from cpkit.records import CallRecord, ThreadDump, ThreadInfo
 
@@ -19,8 +21,8 @@ __all__ = ["FullHandle", "handle_over"]
 MessageT = TypeVar("MessageT")
 
 _REQUIRED = (
-    "name limits batching timeouts erases open close durability commit snapshot "
-    "messages holder"
+    "name limits max_writes timeout locks_threads erases open close durability commit "
+    "snapshot holder"
 ).split()
 
 
@@ -33,20 +35,18 @@ class _Lists(Handle[MessageT]):
         limit: int = 100,
         erased: bool = False,
     ) -> list[ThreadInfo]:
-        self._lifecycle.check()
+        self._check()
         prefix, after, limit = check_page(prefix, after, limit)
         store: Any = self._store
-        return await self._read(
-            partial(store.threads, prefix, after, limit, bool(erased))
-        )
+        return await self._read(None, store.threads, prefix, after, limit, bool(erased))
 
 
 class _Receipts(Handle[MessageT]):
     async def list_calls(self, thread_id: str) -> list[CallRecord]:
-        self._lifecycle.check()
+        self._check()
         thread_id = check_id("thread_id", thread_id)
         store: Any = self._store
-        calls = await self._read(partial(store.calls, thread_id), thread_id)
+        calls = await self._read(thread_id, store.calls, thread_id)
         return self._codec.records(calls)
 
     async def find_call(self, idempotency_key: str) -> CallRecord | None:
@@ -59,28 +59,38 @@ class _Receipts(Handle[MessageT]):
 
 
 class _Erases(Handle[MessageT]):
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
-        self._lifecycle.check()
+    async def delete_thread(
+        self,
+        thread_id: str,
+        *,
+        expected_version: int | None = None,
+        forget_keys: bool = False,
+    ) -> None:
+        self._check()
         thread_id = check_id("thread_id", thread_id)
-        await self._write(Erase(thread_id, bool(forget_keys)))
+
+        if expected_version is not None:
+            expected_version = check_version(expected_version)
+
+        await self._write(Erase(thread_id, bool(forget_keys), expected_version))
 
 
 class _Moves(Handle[MessageT]):
     async def dump_thread(self, thread_id: str) -> ThreadDump | None:
-        self._lifecycle.check()
+        self._check()
         thread_id = check_id("thread_id", thread_id)
         store: Any = self._store
-        dump = await self._read(partial(store.dump, thread_id), thread_id)
-        return None if dump is None else self._codec.dump(thread_id, dump)
+        dump = await self._read(thread_id, store.dump, thread_id)
+        return None if dump is None else decode_dump(self._codec, thread_id, dump)
 
     async def restore_thread(self, dump: ThreadDump) -> None:
-        self._lifecycle.check()
-        write = self._codec.restore(dump)
+        self._check()
+        write = encode_dump(self._codec, dump)
         limits = self._store.limits
         limit = limits.max_append if limits.max_restore is None else limits.max_restore
 
-        if (size := stored_size(write)) > limit:
-            raise PayloadTooLarge((), size, limit, "the engine's limit")
+        if write.size > limit:
+            raise PayloadTooLarge((), write.size, limit, "the engine's limit")
 
         await self._write(write)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 
 from cpkit.driver.lifecycle import Lifecycle
 from cpkit.driver.store import AnnouncesChanges
-from cpkit.driver.writes import StoreFailure
+from cpkit.driver.writes import Outcome, StoreFailure, Write, may_have_changed
 
 __all__ = ["Announcing"]
 
@@ -43,11 +44,15 @@ class Announcing:
         self._closing = asyncio.Event()
         lifecycle.on_close(self._close)
 
-    def add(self, thread_id: str) -> None:
-        """Announce a change of the thread soon."""
-        self._changed[thread_id] = None
+    def committed(
+        self, batch: Sequence[Write], outcomes: Sequence[Outcome | Exception]
+    ) -> None:
+        """Announce soon what a commit changed."""
+        for write, outcome in zip(batch, outcomes, strict=True):
+            if may_have_changed(write, outcome):
+                self._changed[write.thread_id] = None
 
-        if self._task is None:
+        if self._changed and self._task is None:
             self._task = self._lifecycle.spawn_in_background(self._announce())
 
     def _close(self) -> None:

@@ -14,6 +14,11 @@ def check_id(name: str, value: object) -> str:
 
     An id has 1 to 512 bytes of UTF-8 and no NUL, and is otherwise opaque.
     """
+    # Most ids are short ASCII. A slice costs less than len().
+    if type(value) is str and value and not value[MAX_ID_BYTES:] and value.isascii():
+        if "\0" not in value:
+            return value
+
     if not isinstance(value, str):
         raise InvalidId(name, f"must be a str, not {type(value).__name__}")
 

@@ -19,19 +19,19 @@ _BACKGROUND_TIMEOUT = 10.0
 
 
 class Lifecycle:
-    """Knows whether a handle may be used, and which operations are in flight.
+    """Knows whether a handle may be used, and how many operations are in flight.
 
-    ``name`` is how errors call the handle; it must not hold a password.
+    ``name`` is how errors call the handle; it must not hold a password. Each operation
+    adds one to ``in_flight`` when it begins, and calls `ended` at its end.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.is_open = False
+        self.in_flight = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process = 0
-        self._open = False
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._background: set[asyncio.Task[Any]] = set()
-        self._callers = 0
         self._idle: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._on_close: list[Callable[[], None]] = []
@@ -41,22 +41,17 @@ class Lifecycle:
         if self._loop is not None:
             raise Closed(self.name)
 
-        self._loop = asyncio.get_running_loop()
+        self._loop = _running_loop(self.name)
         self._process = os.getpid()
-        self._open = True
+        self.is_open = True
 
     def on_close(self, stop: Callable[[], None]) -> None:
         """Call ``stop`` when `close` begins, to end background tasks."""
         self._on_close.append(stop)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the handle was opened, and no `close` has begun."""
-        return self._open
-
     def check(self) -> None:
         """Raise ``Closed`` or ``WrongEventLoop`` unless the handle may be used here."""
-        if not self._open:
+        if not self.is_open:
             raise Closed(self.name)
 
         self._check_loop()
@@ -66,66 +61,54 @@ class Lifecycle:
 
         Threads are not copied, and connections would be shared with the parent.
         """
-        if asyncio.get_running_loop() is not self._loop or os.getpid() != self._process:
+        if _running_loop(self.name) is not self._loop or os.getpid() != self._process:
             raise WrongEventLoop(self.name)
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start a task that `close` waits for; it begins in the loop's next turn."""
-        task = self._task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self.abandon)
-        return task
+        """Start a task; it begins in the loop's next turn.
+
+        With an eager task factory, ``create_task`` would run the work before its caller
+        has noted the task.
+        """
+        return asyncio.Task(work, loop=self._loop)
+
+    async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await an operation that goes on if the caller is cancelled."""
+        self.in_flight += 1
+        task = self.spawn(work)
+        task.add_done_callback(lambda _: self.ended())
+        return await asyncio.shield(task)
 
     def spawn_in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task that goes on until `close`, which waits for it for 10 s."""
-        task = self._task(work)
+        task = self.spawn(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
 
-    def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        assert self._loop is not None
-        # With an eager task factory, `create_task` would run the work before it returns
-        # the task, and so before its caller has noted the task.
-        return asyncio.Task(work, loop=self._loop)
+    def ended(self) -> None:
+        """Note the end of an operation; `close` waits for the last one."""
+        self.in_flight -= 1
 
-    def abandon(self, task: asyncio.Task[Any]) -> None:
-        """Do not let `close` wait for a task: it has ended, or it may never end."""
-        self._tasks.discard(task)
-        self._check_idle()
-
-    async def run_shielded(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await work that goes on even where the caller is cancelled."""
-        task = self.spawn(work)
-        task.add_done_callback(_mark_error_as_seen)
-        return await asyncio.shield(task)
-
-    async def run(self, work: Awaitable[T]) -> T:
-        """Await work that is cancelled with its caller; `close` waits for it."""
-        self._callers += 1
-
-        try:
-            return await work
-        finally:
-            self._callers -= 1
-            self._check_idle()
+        if self._idle is not None and not self.in_flight and not self._idle.done():
+            self._idle.set_result(None)
 
     async def close(self, release: Callable[[], Awaitable[None]]) -> None:
         """Refuse new work, wait for what is in flight, and release, once.
 
-        Idempotent, and completed even where the caller is cancelled.
+        Idempotent, and completed even if the caller is cancelled.
         """
         if self._loop is None:
             return
 
         self._check_loop()
-        self._open = False
+        self.is_open = False
 
         if self._closing is None:
             for stop in self._on_close:
                 stop()
 
-            self._closing = self._loop.create_task(self._release(release))
+            self._closing = self.spawn(self._release(release))
 
         await asyncio.shield(self._closing)
 
@@ -137,23 +120,17 @@ class Lifecycle:
                 await asyncio.wait(self._background, timeout=_BACKGROUND_TIMEOUT)
                 await self._wait_until_idle()  # operations of background tasks
         finally:
-            # Also where this task is cancelled: asyncio.run cancels what is left.
+            # Also if this task is cancelled: asyncio.run cancels what is left.
             await release()
 
     async def _wait_until_idle(self) -> None:
-        while self._tasks or self._callers:
+        while self.in_flight:
             self._idle = asyncio.get_running_loop().create_future()
             await self._idle
 
-    def _check_idle(self) -> None:
-        if self._idle is None or self._tasks or self._callers:
-            return
 
-        if not self._idle.done():
-            self._idle.set_result(None)
-
-
-def _mark_error_as_seen(task: asyncio.Task[Any]) -> None:
-    """Keep asyncio from logging an error that a cancelled caller cannot get."""
-    if not task.cancelled():
-        task.exception()
+def _running_loop(name: str) -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:  # under trio, for instance
+        raise WrongEventLoop(name, is_running=False) from None

@@ -64,7 +64,7 @@ async def _digest(store: Store, thread_id: str) -> Hashable:
 
     # A change between the two reads shows in the next digest at the latest.
     calls = await store.calls(thread_id) if isinstance(store, StoresReceipts) else []
-    found = await store.snapshot(thread_id, digest)
+    found = await store.snapshot(thread_id, 0, None, digest)
 
     if found is None and not calls:
         return None

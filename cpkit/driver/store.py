@@ -9,31 +9,14 @@ a read sees one moment.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import (
-    Any,
-    ClassVar,
-    NamedTuple,
-    Protocol,
-    TypeAlias,
-    get_args,
-    runtime_checkable,
-)
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from cpkit.driver.options import DriverOptions
-from cpkit.driver.writes import (
-    Append,
-    Merge,
-    Outcome,
-    Snapshot,
-    StoredCall,
-    StoredDump,
-    Write,
-)
+from cpkit.driver.writes import Outcome, Snapshot, StoredCall, StoredDump, Write
 from cpkit.records import Durability, ThreadInfo
 
 __all__ = [
     "AnnouncesChanges",
-    "Batching",
     "Decode",
     "Heard",
     "ListensForChanges",
@@ -45,7 +28,6 @@ __all__ = [
     "StoresMarkers",
     "StoresReceipts",
     "StoresThreadLists",
-    "Timeouts",
 ]
 
 Decode: TypeAlias = Callable[[Iterable[bytes | str], int], list[Any]]
@@ -75,65 +57,16 @@ class Limits(NamedTuple):
     max_restore: int | None = None
 
 
-class Batching(NamedTuple):
-    """How the handle groups writes into calls of ``commit``.
-
-    One call has at most ``max_writes`` (1: no grouping) and roughly ``max_bytes``.
-    Calls with grouped writes follow each other. Only writes of the ``kinds`` are
-    grouped; a write of another kind gets a call of its own at once. An append without
-    messages is of the kind `Merge`.
-
-    With ``halves`` the writes of 48 callers or more are committed in two halves by
-    turns: while the store commits one half, the callers of the other one go on. It is
-    for stores in another process: 64 tasks on Postgres and Redis were measured to
-    append a third to a half faster. In a thread of this process they are slower.
-
-    With ``merges_appends`` the handle merges appends to one thread into one `Append`,
-    if they name no version and no other write to the thread is between them. It is for
-    stores that pay for each write, and not only for each batch: 64 tasks that append to
-    one thread of Redis were measured to be a third faster.
-    """
-
-    max_writes: int = 256
-    max_bytes: int = 4 * 1024 * 1024
-    halves: bool = False
-    kinds: tuple[type[Write], ...] = get_args(Write)
-    merges_appends: bool = False
-
-    def groups(self, write: Write) -> bool:
-        """Tell whether a write is grouped."""
-        is_merge = isinstance(write, Append) and not write.bodies
-        return (Merge if is_merge else type(write)) in self.kinds
-
-
-class Timeouts(NamedTuple):
-    """Limits of time, in seconds, that the handle enforces.
-
-    ``operation`` limits one operation with all its retries. The handle cancels an
-    operation that takes longer; if it does not end within a second, the handle answers
-    the caller without it. ``None`` is for a store whose calls cannot be cancelled,
-    because they run in a thread; such a store limits its own waiting. ``retry`` is for
-    how long the handle repeats an operation that was proven not to have run.
-
-    ``cancels_reads``: a read of this store always ends at once when it is cancelled.
-    The handle then needs no task of its own for it, which saves 10 µs.
-    """
-
-    operation: float | None = None
-    retry: float = 0.0
-    cancels_reads: bool = False
-
-
 class Store(Protocol):
     """Keeps bytes for one URL.
 
     The handle calls ``open`` first and ``close`` last, all in one event loop, and
-    checks ids and values before it calls anything. Calls may overlap. Reads may be
-    cancelled at any ``await``; ``commit`` is cancelled only by the time limit and by an
-    event loop that shuts down.
+    checks ids and values before it calls anything. Calls may overlap. A read may be
+    cancelled at any ``await``, and ends then with ``CancelledError``; ``commit`` is
+    cancelled only by the time limit and by an event loop that shuts down.
 
     A store raises `StoreFailure` in place of its client's errors. It raises
-    ``CorruptThread`` for a stored row that is not what was written, and, in ``open``,
+    ``CorruptThread`` for a stored row that cannot be decoded, and, in ``open``,
     ``SchemaMismatch`` or ``InvalidURL``.
     """
 
@@ -148,13 +81,27 @@ class Store(Protocol):
         ...
 
     @property
-    def batching(self) -> Batching:
-        """How writes are grouped."""
+    def max_writes(self) -> int:
+        """How many writes one call of ``commit`` takes; 256 serves most stores."""
         ...
 
     @property
-    def timeouts(self) -> Timeouts:
-        """How long an operation may take."""
+    def timeout(self) -> float | None:
+        """How many seconds an operation may take, with all its repeats.
+
+        The handle cancels an operation that takes longer, and repeats one that is
+        proven not to have run. ``None`` is for a store whose calls cannot be cancelled,
+        because they run in a thread; such a store limits its own waiting.
+        """
+        ...
+
+    @property
+    def locks_threads(self) -> bool:
+        """Whether the store locks each thread for itself, and not all of them.
+
+        All writes of one ``commit`` are of one thread then, and ``commit`` may be
+        called for several threads at once. Otherwise one call follows the other.
+        """
         ...
 
     @property
@@ -184,27 +131,20 @@ class Store(Protocol):
         The result is as if the writes ran one after another in the order given. A
         write that is refused changes nothing. When ``commit`` returns, everything that
         was applied is as durable as `durability` says. What it raises is the outcome
-        of every write of the batch. Cancelled before it sent anything, it may raise
-        ``StoreFailure("not sent", …)`` in place of ``CancelledError``.
-
-        If one write would have to wait for something that the others do not need, such
-        as the lock of its thread, its outcome is ``StoreFailure("not sent", …)``. The
-        handle answers the others, and repeats the writes to this thread separately. The
-        same failure object for every write of several threads is a failure of the
-        whole batch.
+        of every write of the batch. Where that proves that nothing was written, the
+        handle repeats the writes one at a time, so that one write cannot fail others.
+        Cancelled before it sent anything, it may raise ``StoreFailure("not sent", …)``
+        in place of ``CancelledError``.
         """
         ...
 
-    async def snapshot(self, thread_id: str, decode: Decode) -> Snapshot | None:
-        """Return the thread as it is at one moment; ``None`` for a missing thread."""
-        ...
-
-    async def messages(
+    async def snapshot(
         self, thread_id: str, start: int, stop: int | None, decode: Decode
-    ) -> list[Any]:
-        """Return ``messages[start:stop]`` with the meaning of a Python slice.
+    ) -> Snapshot | None:
+        """Return the thread as it is at one moment; ``None`` for a missing thread.
 
-        The price is that of the messages returned, not of the thread.
+        Of the messages it has ``messages[start:stop]``, with the meaning of a Python
+        slice. Their price is that of the messages returned, not of the thread.
         """
         ...
 
@@ -259,9 +199,8 @@ class StoresMarkers(Protocol):
         """Return a marker for each of these threads; of all, where it is ``None``.
 
         Each change gives a thread another marker: an append, a change of extra, a
-        claim, a result (of an erased call too), a deletion, a restore. It must not
-        rest on a clock that may step back. An id of which nothing is on record has no
-        marker.
+        claim, a result, a deletion, a restore. It must not rest on a clock that may
+        step back. An id of which nothing is on record has no marker.
         """
         ...
 

@@ -7,11 +7,11 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import CoreConfig, PydanticSerializationError, SchemaSerializer
 
-from cpkit.driver.jsontext import encode_json, parse_json
+from cpkit.driver.jsontext import ESCAPE, encode_json, parse_json
 from cpkit.errors import SerializationError
 from cpkit.records import JsonValue
 
-__all__ = ["TypedMessages"]
+__all__ = ["TypedMessages", "is_misfit"]
 
 
 class TypedMessages:
@@ -47,9 +47,9 @@ class TypedMessages:
             try:
                 again = self.decode(body)
             except ValidationError as exc:
-                raise SerializationError(
-                    path, f"could not be loaded again: {exc}"
-                ) from exc
+                where = (*path, *exc.errors()[0]["loc"])
+                fault = f"could not be loaded again: {exc}"
+                raise SerializationError(where, fault) from exc
 
         # The JSON is compared too: the type's equality may leave fields out.
         if self._strict and (
@@ -63,6 +63,9 @@ class TypedMessages:
 
     def decode(self, body: bytes | str) -> Any:
         """Return the message; ``ValidationError`` if it does not fit the type."""
+        if ESCAPE[type(body)] in body:
+            return self._one.validate_python(parse_json(body))
+
         return self._one.validate_json(body)
 
     def _with_computed(
@@ -115,6 +118,14 @@ class TypedMessages:
             raise SerializationError(path, f"does not fit message_type: {exc}") from exc
 
         return encode_json(dumped, path)
+
+
+def is_misfit(error: Exception) -> bool:
+    """Tell whether a message could not be decoded because of its type."""
+    return (
+        isinstance(error, ValidationError)
+        and error.errors(include_url=False)[0]["type"] != "json_invalid"
+    )
 
 
 def _has_computed(schema: object) -> bool:

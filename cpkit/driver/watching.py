@@ -25,12 +25,13 @@ from typing import Any
 
 from cpkit.driver.announcing import Announcing
 from cpkit.driver.backoff import Backoff
-from cpkit.driver.group_commit import Committed
+from cpkit.driver.group_commit import Observer
 from cpkit.driver.ids import check_id
 from cpkit.driver.lifecycle import Lifecycle
 from cpkit.driver.markers import Markers
+from cpkit.driver.options import DriverOptions
 from cpkit.driver.store import AnnouncesChanges, ListensForChanges, Store
-from cpkit.driver.writes import StoreFailure, Write, may_have_changed
+from cpkit.driver.writes import Outcome, StoreFailure, Write, may_have_changed
 from cpkit.errors import BackendUnavailable, InvalidId
 
 __all__ = ["Watching"]
@@ -39,47 +40,15 @@ logger = logging.getLogger(__name__)
 
 _NOT_READ = object()
 
-# Seconds for which the listener and the poll continue after the last watcher left:
+# Seconds for which the listener and the scans continue after the last watcher left:
 # the next watch often follows soon, and a new connection costs more than an idle one.
 _LINGER = 5.0
 
-# The longest rest after a scan, in seconds: of all threads, and of named threads. For
-# many named threads it is _REST_PER_THREAD for each of them. A scan of few threads is
-# slow only on a busy machine, and a long rest would delay their watchers.
+# A scan is followed by a rest of nine times as long, of at most so many seconds: after
+# one of all threads, and of named threads. For many named threads it is _PER_THREAD for
+# each of them. A scan of few is slow only on a busy machine, and its watchers wait.
 _LONGEST_REST = 60.0
-_LONGEST_NAMED_REST, _REST_PER_THREAD = 0.02, 0.0002
-
-
-class _Scan:
-    """Decides when to read markers again: those of the named threads, or all."""
-
-    def __init__(self, interval: float) -> None:
-        self.is_wanted = False
-        """Whether notifications may be lost: then do not wait for the interval."""
-        self._interval = interval
-        self._began = 0.0
-        self._rests_until = 0.0
-        self._last_durations = 0.0, 0.0
-
-    @property
-    def due(self) -> float:
-        if self.is_wanted:
-            return self._rests_until
-
-        return max(self._rests_until, self._began + self._interval)
-
-    def begin(self, now: float) -> None:
-        self.is_wanted = False
-        self._began = now
-
-    def end(self, now: float, longest_rest: float) -> None:
-        """Rest for nine times as long as the scan took, but not for too long.
-
-        The faster of the last two scans counts, so that one stall of the server does
-        not slow the poll. A scan without an answer does not count at all.
-        """
-        self._last_durations = self._last_durations[1], now - self._began
-        self._rests_until = now + min(9 * min(self._last_durations), longest_rest)
+_LONGEST_NAMED_REST, _PER_THREAD = 0.02, 0.0002
 
 
 class Watcher:
@@ -137,8 +106,10 @@ class Watcher:
 class Watching:
     """All watchers of a handle.
 
-    ``read`` returns the markers of these threads, or of all for ``None``. The handle
-    calls `changed_by` after each commit.
+    ``read`` returns the markers of these threads, or of all for ``None``. While a
+    thread is watched, ``observers`` of commits tell which threads changed. One task
+    looks at the threads of which a hint came. Two others scan: the threads that are
+    watched by name, and all if one watch is without ids.
     """
 
     def __init__(
@@ -146,20 +117,14 @@ class Watching:
         lifecycle: Lifecycle,
         store: Store,
         read: Callable[[Collection[str] | None], Awaitable[Markers]],
-        *,
-        poll: float,
-        notify: bool,
+        observers: list[Observer],
+        options: DriverOptions,
     ) -> None:
         self._lifecycle = lifecycle
         self._read = read
-        self._scan_of_named, self._scan_of_all = _Scan(poll), _Scan(poll)
-        self._store: Any = store
-        self._listens = notify and isinstance(store, ListensForChanges)
-        self._announcing: Announcing | None = None
-
-        if notify and isinstance(store, AnnouncesChanges):
-            self._announcing = Announcing(lifecycle, store)
-
+        self._observers = observers
+        self._poll = options.poll
+        self._listener: Any = None
         self._by_id: dict[str, set[Watcher]] = {}
         self._of_all: set[Watcher] = set()
         self._markers: dict[str, Hashable] = {}
@@ -167,14 +132,19 @@ class Watching:
         self._knows_all = False
         self._hints: set[str] = set()
         self._hinted = asyncio.Event()
+        self._scans_wanted = asyncio.Event(), asyncio.Event()
         self.on_wake: list[Callable[[float], None]] = []
         """Each is called with the seconds from a hint to the wake-up that it led to."""
         self._hinted_at: float | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        # A scan of all threads that is under way.
-        self._scanning: asyncio.Task[None] | None = None
         self._stop_timer: asyncio.TimerHandle | None = None
         lifecycle.on_close(self._close)
+
+        if options.notify and isinstance(store, ListensForChanges):
+            self._listener = store
+
+        if options.notify and isinstance(store, AnnouncesChanges):
+            observers.append(Announcing(lifecycle, store).committed)
 
     @asynccontextmanager
     async def watch(
@@ -194,22 +164,6 @@ class Watching:
             watcher.wake()
             self._unregister(watcher)
 
-    def changed_by(self, batch: Sequence[Write], outcomes: Sequence[Committed]) -> None:
-        """Tell watchers of this handle, and listeners elsewhere, of a commit."""
-        if self._announcing is None and not self._is_watched:
-            return
-
-        for write, outcome in zip(batch, outcomes, strict=True):
-            if may_have_changed(write, outcome):
-                self._heard(write.thread_id)
-
-                if self._announcing is not None:
-                    self._announcing.add(write.thread_id)
-
-    @property
-    def _is_watched(self) -> bool:
-        return bool(self._by_id or self._of_all)
-
     # Watchers
 
     def _register(self, watcher: Watcher) -> None:
@@ -224,10 +178,16 @@ class Watching:
             self._stop_timer = None
 
         if not self._tasks:
-            self._tasks.append(self._lifecycle.spawn_in_background(self._poll()))
+            spawn = self._lifecycle.spawn_in_background
+            self._observers.append(self._committed)
+            self._tasks = [
+                spawn(self._follow_hints()),
+                spawn(self._scan(self._scans_wanted[0], of_all=False)),
+                spawn(self._scan(self._scans_wanted[1], of_all=True)),
+            ]
 
-            if self._listens:
-                self._tasks.append(self._lifecycle.spawn_in_background(self._listen()))
+            if self._listener is not None:
+                self._tasks.append(spawn(self._listen()))
 
     def _unregister(self, watcher: Watcher) -> None:
         for thread_id in watcher.thread_ids:
@@ -245,17 +205,16 @@ class Watching:
             self._knows_all = False
             self._markers = {one: self._markers.get(one) for one in self._by_id}
 
-        if not self._is_watched and self._tasks:
+        if not self._by_id and not self._of_all and self._tasks:
             loop = asyncio.get_running_loop()
             self._stop_timer = loop.call_later(_LINGER, self._stop)
 
     def _stop(self) -> None:
+        if self._tasks:
+            self._observers.remove(self._committed)
+
         for task in self._tasks:
             task.cancel()
-
-        if self._scanning is not None:
-            self._scanning.cancel()
-            self._scanning = None
 
         self._tasks.clear()
         self._stop_timer = None
@@ -267,27 +226,32 @@ class Watching:
 
         self._stop()
 
-        for watcher in {
-            *self._of_all,
-            *(w for some in self._by_id.values() for w in some),
-        }:
+        for watcher in self._of_all.union(*self._by_id.values()):
             watcher.wake()
 
-    # Hints, and the poll
+    # Hints
+
+    def _committed(
+        self, batch: Sequence[Write], outcomes: Sequence[Outcome | Exception]
+    ) -> None:
+        """Look at the threads that a commit of this handle changed."""
+        for write, outcome in zip(batch, outcomes, strict=True):
+            if may_have_changed(write, outcome):
+                self._heard(write.thread_id)
 
     def _heard(self, thread_id: str | None) -> None:
         """Note a hint for one thread, or for all of them (``None``)."""
         if thread_id is None:
-            self._scan_of_named.is_wanted = self._scan_of_all.is_wanted = True
-        elif thread_id in self._by_id or self._of_all:
+            for wanted in self._scans_wanted:
+                wanted.set()
+        elif self._watches(thread_id):
             self._hints.add(thread_id)
+            self._hinted.set()
         else:
             return
 
-        if self.on_wake and self._hinted_at is None:
+        if self._hinted_at is None:
             self._hinted_at = time.monotonic()
-
-        self._hinted.set()
 
     async def _listen(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -298,7 +262,7 @@ class Watching:
             began = clock()
 
             try:
-                await self._store.listen(self._heard_from_store)
+                await self._listener.listen(self._heard_from_store)
                 return
             except StoreFailure as exc:
                 logger.info("%s: listening again: %s", self._lifecycle.name, exc)
@@ -313,85 +277,63 @@ class Watching:
             await asyncio.sleep(next(pauses))
 
     def _heard_from_store(self, thread_id: str | None) -> None:
-        if thread_id is None:
-            self._heard(None)
-            return
-
         with suppress(InvalidId):  # another program sent it
-            self._heard(check_id("thread_id", thread_id))
+            self._heard(thread_id and check_id("thread_id", thread_id))
 
-    async def _poll(self) -> None:
+    async def _follow_hints(self) -> None:
+        while True:
+            await self._hinted.wait()
+            self._hinted.clear()
+            hints, self._hints = self._hints, set()
+            await self._look({one for one in hints if self._watches(one)})
+
+    # Scans
+
+    async def _scan(self, wanted: asyncio.Event, *, of_all: bool) -> None:
+        """Look at watched threads in each poll interval, or if hints may be lost."""
         clock = asyncio.get_running_loop().time
-        self._scan_of_named.begin(clock())
-        self._scan_of_all.begin(clock())
+        durations = 0.0, 0.0
 
         while True:
-            scan = self._next_scan()
             began = clock()
+            asked = self._scope(of_all)
 
-            if not self._hints and began < scan.due:
-                self._hinted.clear()
+            if asked != set() and await self._look(asked):
+                durations = durations[1], clock() - began
 
-                with suppress(TimeoutError):
-                    async with asyncio.timeout_at(scan.due):
-                        await self._hinted.wait()
+            # Of the last two scans the faster one counts: a server may have stalled.
+            rest = min(9 * min(durations), self._longest_rest(of_all))
+            await asyncio.sleep(rest)
 
-                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(began + self._poll):
+                    await wanted.wait()
 
-            is_scan = began >= scan.due
+            wanted.clear()
 
-            if is_scan and scan is self._scan_of_all:
-                # In a task of its own, so that the named threads do not wait for it.
-                scan.begin(began)
-                work = self._scan_all(None if self._hints else self._take_hinted_at())
-                self._scanning = self._lifecycle.spawn_in_background(work)
-                continue
+    def _scope(self, of_all: bool) -> set[str] | None:
+        """Return the threads to scan, ``None`` for all."""
+        if of_all:
+            return None if self._of_all else set()
 
-            hints, self._hints = self._hints, set()
-            asked = {one for one in hints if self._watches(one)}
+        return {*self._by_id}
 
-            if is_scan:
-                scan.begin(began)
-                asked = {*hints, *self._by_id}
+    def _longest_rest(self, of_all: bool) -> float:
+        if of_all:
+            return _LONGEST_REST
 
-            # A hint for all threads, during a scan of them, is for the next such scan.
-            is_for_all = self._scanning is not None and not asked
-            hinted_at = None if is_for_all else self._take_hinted_at()
-            has_answered = await self._look(asked, hinted_at)
+        return max(_LONGEST_NAMED_REST, len(self._by_id) * _PER_THREAD)
 
-            if is_scan and has_answered:
-                named_rest = len(self._by_id) * _REST_PER_THREAD
-                scan.end(clock(), max(_LONGEST_NAMED_REST, named_rest))
-
-    async def _scan_all(self, hinted_at: float | None) -> None:
-        try:
-            if await self._look(None, hinted_at):
-                self._scan_of_all.end(asyncio.get_running_loop().time(), _LONGEST_REST)
-        finally:
-            if self._scanning is asyncio.current_task():
-                self._scanning = None
-                self._hinted.set()  # `_poll` waits for the next such scan, too
-
-    def _next_scan(self) -> _Scan:
-        can_scan_all = self._of_all and self._scanning is None
-
-        if can_scan_all and self._scan_of_all.due <= self._scan_of_named.due:
-            return self._scan_of_all
-
-        return self._scan_of_named
-
-    def _take_hinted_at(self) -> float | None:
-        hinted_at, self._hinted_at = self._hinted_at, None
-        return hinted_at
-
-    async def _look(self, asked: set[str] | None, hinted_at: float | None) -> bool:
+    async def _look(self, asked: set[str] | None) -> bool:
         """Read and compare markers; return whether the store answered.
 
         After an error that a retry would not fix, wake the watchers of the threads:
         their own read raises the error. A watcher of all threads has no id to read, so
-        its iterator raises it. ``hinted_at`` is when the hint came that led here.
+        its iterator raises it.
         """
-        if asked is not None and not asked:
+        hinted_at, self._hinted_at = self._hinted_at, None
+
+        if asked == set():
             return True
 
         try:

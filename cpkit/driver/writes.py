@@ -2,16 +2,15 @@
 
 The handle checks and encodes every value. A store puts the bytes away and never looks
 into them. ``items`` and ``bodies`` are JSON texts in UTF-8; times are microseconds
-since 1970, UTC.
+since 1970, UTC. ``size`` is how many bytes of JSON a write stores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeGuard
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from cpkit.errors import CorruptThread
-from cpkit.records import CallStatus, ToolCall
+from cpkit.records import CallStatus
 
 __all__ = [
     "Append",
@@ -30,12 +29,10 @@ __all__ = [
     "StoredDump",
     "Write",
     "erased_call",
-    "is_not_sent",
     "issued_call",
     "key_is_held",
     "may_have_changed",
     "resolved_call",
-    "stored_size",
 ]
 
 
@@ -71,13 +68,15 @@ class Append(NamedTuple):
     bodies: list[bytes]
     expected_version: int | None
     items: Sequence[tuple[bytes, bytes]] = ()
+    size: int = 0
 
 
 class Merge(NamedTuple):
     """Set keys of a thread's extra. Outcome: ``None``."""
 
     thread_id: str
-    items: list[tuple[bytes, bytes]]
+    items: Sequence[tuple[bytes, bytes]]
+    size: int = 0
 
 
 class Claim(NamedTuple):
@@ -90,8 +89,11 @@ class Claim(NamedTuple):
     """
 
     thread_id: str
-    call: ToolCall
+    call_id: str
+    tool_name: str
     args: bytes
+    idempotency_key: str
+    size: int = 0
 
 
 class Resolve(NamedTuple):
@@ -106,18 +108,23 @@ class Resolve(NamedTuple):
     call_id: str
     status: CallStatus
     result: bytes
+    size: int = 0
 
 
 class Erase(NamedTuple):
     """Delete a thread: messages, extra, and the args and results of its calls.
 
     Each call stays on record, ``erased``, with args ``{}`` and without a result. With
-    ``forget_keys`` the calls are deleted too. Outcome: ``None``, for a missing thread
+    ``forget_keys`` the calls are deleted too. Nothing is deleted, and the outcome is
+    `Conflict`, unless the thread is at ``expected_version`` (``None``: at any version;
+    a missing thread is at 0). Otherwise the outcome is ``None``, for a missing thread
     as well.
     """
 
     thread_id: str
     forget_keys: bool
+    expected_version: int | None = None
+    size: int = 0
 
 
 class Restore(NamedTuple):
@@ -135,6 +142,7 @@ class Restore(NamedTuple):
     calls: list[StoredCall]
     created_at: int | None
     updated_at: int | None
+    size: int = 0
 
 
 Write: TypeAlias = Append | Merge | Claim | Resolve | Erase | Restore
@@ -178,21 +186,22 @@ class StoreFailure(Exception):
         return f"{self.reason} ({self.fate})"
 
 
-Outcome: TypeAlias = (
-    int | None | StoredCall | Conflict | KeyHeld | StoreFailure | CorruptThread
-)
-"""The result of one write. An exception here concerns this write alone."""
+Outcome: TypeAlias = int | None | StoredCall | Conflict | KeyHeld
+"""What a store answers to one write."""
 
 
 class Snapshot(NamedTuple):
-    """A thread at one moment: decoded messages, extra's items, issued calls.
+    """A thread, or a range of its messages, at one moment.
 
-    ``pending`` has the calls that are issued and not erased, in the order of claims.
+    ``messages`` are decoded; the first one stands at position ``first``. ``pending``
+    has the calls that are issued and not erased, in the order of claims.
     """
 
     messages: list[Any]
     items: Sequence[tuple[bytes | str, bytes | str]]
     pending: Sequence[StoredCall]
+    version: int
+    first: int = 0
 
 
 class StoredDump(NamedTuple):
@@ -210,24 +219,9 @@ class StoredDump(NamedTuple):
 
 
 def issued_call(write: Claim, newest: StoredCall | None, now: int) -> StoredCall:
-    """Return the call to put on record for a claim; ``newest`` is of the same key.
-
-    Raises ``CorruptThread`` if ``newest`` has no number.
-    """
-    call = write.call
-    attempt = 1
-
-    if newest is not None:
-        if type(newest.attempt) is not int:
-            where = f"call {newest.call_id!r}"
-            raise CorruptThread(newest.thread_id, where, f"attempt {newest.attempt!r}")
-
-        attempt = newest.attempt + 1
-
-    head = (write.thread_id, call.call_id, call.tool_name, write.args)
-    return StoredCall(
-        *head, call.idempotency_key, "issued", attempt, now, None, None, False
-    )
+    """Return the call to put on record for a claim; ``newest`` is of the same key."""
+    attempt = 1 if newest is None else newest.attempt + 1
+    return StoredCall(*write[:5], "issued", attempt, now, None, None, False)
 
 
 def resolved_call(call: StoredCall, write: Resolve, now: int) -> StoredCall:
@@ -257,46 +251,13 @@ def key_is_held(call: StoredCall, others: Sequence[StoredCall]) -> bool:
     return False
 
 
-def is_not_sent(outcome: object) -> TypeGuard[StoreFailure]:
-    """Tell whether a write is proven not to have run, and may be repeated."""
-    return isinstance(outcome, StoreFailure) and outcome.fate == "not sent"
-
-
 def may_have_changed(write: Write, outcome: object) -> bool:
     """Tell whether a write with this outcome may have changed its thread."""
-    match outcome:
-        case Conflict() | KeyHeld() | CorruptThread():
-            return False
-        case StoreFailure():
-            return outcome.fate == "unknown"
-
-    if isinstance(write, Append):
+    if type(write) is Append and type(outcome) is int:
         return bool(write.bodies or write.items)
 
-    return outcome is None or not isinstance(write, Claim)
+    if type(write) is Resolve and outcome is not None:
+        return True
 
-
-def stored_size(write: Write) -> int:
-    """Return how many bytes of JSON a write stores."""
-    match write:
-        case Append(bodies=bodies, items=items):
-            return sum(map(len, bodies)) + (_items_size(items) if items else 0)
-        case Merge():
-            return _items_size(write.items)
-        case Claim():
-            return len(write.args)
-        case Resolve():
-            return len(write.result)
-        case Erase():
-            return 0
-        case Restore():
-            size = sum(map(len, write.bodies)) + _items_size(write.items)
-
-            for call in write.calls:
-                size += len(call.args) + len(call.result or b"")
-
-            return size
-
-
-def _items_size(items: Sequence[tuple[bytes, bytes]]) -> int:
-    return sum(len(key) + len(value) for key, value in items)
+    # A hint too many does no harm: a failed write may have been applied.
+    return outcome is None or isinstance(outcome, Exception)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from cpkit.effects.records import effect_of
 from cpkit.effects.waiting_tools import waiting_tools
+from cpkit.fenced import append_once
 from cpkit.heal.forms import (
     OpenCall,
     Result,
@@ -21,7 +22,6 @@ from cpkit.heal.forms import (
 )
 from cpkit.protocol import Checkpointer, KeepsReceipts
 from cpkit.records import CallRecord
-from cpkit.sessions.fenced import append_once
 
 __all__ = ["Closed", "HealReport", "Left", "heal", "result_text"]
 

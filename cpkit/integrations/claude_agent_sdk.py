@@ -29,10 +29,11 @@ from cpkit.driver.ids import check_id
 from cpkit.driver.jsontext import encode_json, parse_json
 from cpkit.errors import CorruptThread, VersionConflict
 from cpkit.extras import needs_extra
+from cpkit.fenced import append_once, read_range
 from cpkit.integrations.bridge import Bridge
 from cpkit.protocol import Checkpointer, ErasesThreads, ListsThreads
 from cpkit.records import ThreadInfo
-from cpkit.sessions.fenced import Follower, append_once, read_range
+from cpkit.sessions.follower import Follower
 from cpkit.sync import SyncCheckpointer
 
 with needs_extra("cpkit.integrations.claude_agent_sdk", "claude-agent-sdk"):

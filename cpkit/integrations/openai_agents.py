@@ -24,11 +24,12 @@ from cpkit.driver.backoff import Backoff
 from cpkit.driver.jsontext import encode_json, parse_json
 from cpkit.errors import CorruptThread, VersionConflict
 from cpkit.extras import needs_extra
+from cpkit.fenced import append_once
 from cpkit.integrations.bridge import Bridge, completed
 from cpkit.integrations.openai_thread import session_thread
 from cpkit.protocol import Checkpointer
 from cpkit.sessions.context import copied
-from cpkit.sessions.fenced import Follower, append_once
+from cpkit.sessions.follower import Follower
 from cpkit.sync import SyncCheckpointer
 
 with needs_extra("cpkit.integrations.openai_agents", "openai-agents"):

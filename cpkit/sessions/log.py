@@ -10,12 +10,13 @@ from typing import Any, Literal, Self
 
 from cpkit.effects.waiting_tools import waiting_tools
 from cpkit.errors import CorruptThread
+from cpkit.fenced import append_once
 from cpkit.protocol import Checkpointer
 from cpkit.sessions.context import CustomMessages
 from cpkit.sessions.editor import SessionEditor
 from cpkit.sessions.entries import VERSION, Entry, draft, new_header
 from cpkit.sessions.errors import NotASession
-from cpkit.sessions.fenced import Follower, append_once
+from cpkit.sessions.follower import Follower
 from cpkit.sessions.jsonl import SessionFile, read_jsonl, write_jsonl
 from cpkit.sessions.migrate import migrate, version_of
 from cpkit.sessions.typed import TypedMessages

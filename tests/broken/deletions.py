@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from cpkit import BackendUnavailable, CheckpointData, ThreadDump, VersionConflict
@@ -27,7 +28,7 @@ class ReadsOnlyTheTail(Broken):
         known = self._known.get(thread_id, [])
         messages = known + loaded.messages[len(known) :]
         self._known[thread_id] = list(messages)
-        return CheckpointData(messages, loaded.extra, loaded.pending)
+        return replace(loaded, messages=messages, version=len(messages))
 
 
 @breaks("linearizable.deleted-threads")

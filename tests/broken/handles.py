@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from cpkit import (
@@ -86,7 +87,7 @@ class CachesPending(Broken):
     async def load(self, thread_id: str) -> CheckpointData[Any] | None:
         loaded = await super().load(thread_id)
         known = self.__dict__.setdefault("_known", {}).setdefault(thread_id, [])
-        return loaded and CheckpointData(loaded.messages, loaded.extra, known)
+        return loaded and replace(loaded, pending=known)
 
 
 @breaks("handle.wrong-loop")

@@ -25,7 +25,7 @@ class _Changed(Broken):
 @breaks("load.nothing-is-none")
 class LoadsMissingAsEmpty(Broken):
     async def load(self, thread_id: str) -> CheckpointData[Any] | None:
-        return await super().load(thread_id) or CheckpointData([], {}, [])
+        return await super().load(thread_id) or CheckpointData([], {}, [], 0)
 
 
 @breaks("load.reading-records-nothing")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from cpkit import CallRecord, CheckpointData, JsonValue, ToolCall, VersionConflict
@@ -104,7 +105,7 @@ class LoadsInTwoSteps(Broken):
     def _joined(
         self, first: CheckpointData[Any], second: CheckpointData[Any]
     ) -> CheckpointData[Any]:
-        return CheckpointData(first.messages, second.extra, second.pending)
+        return replace(second, messages=first.messages, version=first.version)
 
 
 @breaks("concurrent.loads-are-of-one-moment")
@@ -114,7 +115,7 @@ class LoadsMessagesLast(LoadsInTwoSteps):
     def _joined(
         self, first: CheckpointData[Any], second: CheckpointData[Any]
     ) -> CheckpointData[Any]:
-        return CheckpointData(second.messages, first.extra, second.pending)
+        return replace(second, extra=first.extra)
 
 
 @breaks("concurrent.a-slow-load-is-of-one-moment")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from cpkit import (
@@ -35,7 +35,7 @@ class LoadsInTwoTurns(Disk):
         if first is None or second is None:
             return second
 
-        return CheckpointData(first.messages, second.extra, first.pending)
+        return replace(first, extra=second.extra)
 
 
 @breaks("linearizable.threads-at-one-instant", harness=DiskHarness)

@@ -246,6 +246,7 @@ class Reference:
                 for call in calls
                 if call.status == "issued" and not call.erased
             ],
+            len(bodies),
         )
 
     async def append(
@@ -289,18 +290,17 @@ class Reference:
     async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
         self._check_usable()
         write = self._codec.claim(thread_id, call)
-        call = write.call
-        place = (write.thread_id, call.call_id)
+        place = (write.thread_id, write.call_id)
 
         with self._store.lock:
             known = self._store.calls.get(place)
 
             if known is not None:
                 record = self._codec.record(known)
-                check_same_call(record, call)
+                check_same_call(record, write)
                 return record
 
-            last = self._store.last_attempt(call.idempotency_key)
+            last = self._store.last_attempt(write.idempotency_key)
 
             if last is not None and last.status != "failed":
                 return self._codec.record(last)
@@ -308,10 +308,10 @@ class Reference:
             self._store.touch(write.thread_id)
             self._store.calls[place] = StoredCall(
                 thread_id=write.thread_id,
-                call_id=call.call_id,
-                tool_name=call.tool_name,
+                call_id=write.call_id,
+                tool_name=write.tool_name,
                 args=write.args,
-                idempotency_key=call.idempotency_key,
+                idempotency_key=write.idempotency_key,
                 status="issued",
                 attempt=1 if last is None else last.attempt + 1,
                 issued_at=self._store.now(),
@@ -320,7 +320,7 @@ class Reference:
                 erased=False,
             )
             self._store.calls_of.setdefault(write.thread_id, []).append(place)
-            self._store.attempts.setdefault(call.idempotency_key, []).append(place)
+            self._store.attempts.setdefault(write.idempotency_key, []).append(place)
             self._changed(write.thread_id, "claim")
             return None
 
@@ -512,7 +512,7 @@ class Reference:
                 place = (call.thread_id, call.call_id)
                 self._store.calls[place] = call
                 self._store.calls_of.setdefault(call.thread_id, []).append(place)
-                attempts = self._store.attempts.setdefault(call.idempotency_key, [])
+                attempts = self._store.attempts.setdefault(write.idempotency_key, [])
                 attempts.append(place)
                 attempts.sort(key=lambda one: self._store.calls[one].attempt)
 

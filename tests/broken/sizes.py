@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from cpkit import CallRecord, CheckpointData, JsonValue, ToolCall
@@ -34,7 +35,7 @@ class LoadsAHundredCalls(Broken):
         if loaded is None:
             return None
 
-        return CheckpointData(loaded.messages, loaded.extra, loaded.pending[:100])
+        return replace(loaded, pending=loaded.pending[:100])
 
 
 @breaks("sizes.many-receipts")
@@ -51,7 +52,7 @@ class LoadsTenThousandMessages(Broken):
         if loaded is None:
             return None
 
-        return CheckpointData(loaded.messages[:10_000], loaded.extra, loaded.pending)
+        return replace(loaded, messages=loaded.messages[:10_000])
 
 
 @breaks("sizes.long-thread")

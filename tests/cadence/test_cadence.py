@@ -325,7 +325,7 @@ async def test_reads_include_buffered_messages(store: MemoryCheckpointer[Any]) -
 
         new = await cp.append("new", [user("a")])
         data = await cp.load("new")
-        assert data == CheckpointData([user("a")], {}, [])
+        assert data == CheckpointData([user("a")], {}, [], 1)
         assert (new, await store.load("new")) == (1, None)
 
 

@@ -200,7 +200,7 @@ def test_a_message_of_another_type_is_refused(message_type: Any, message: Any) -
 def test_a_message_that_could_not_be_loaded_is_refused() -> None:
     """Its stored form does not validate against its own type."""
     error = refusal(OtherWayBack, OtherWayBack.model_validate({"value_in": 1}))
-    assert error.path == (0,)
+    assert error.path == (0, "value_in")
     assert "could not be loaded again" in error.reason
 
 
@@ -208,8 +208,8 @@ def test_a_message_changed_without_validation_is_refused() -> None:
     """Assignment and ``model_construct`` skip validation; append does not."""
     user = User(text="")
     user.text = 5  # type: ignore[assignment]  # the mistake under test
-    assert refusal(User, User(text=""), user).path == (1,)
-    assert refusal(User, User.model_construct(text=None)).path == (0,)
+    assert refusal(User, User(text=""), user).path[0] == 1
+    assert refusal(User, User.model_construct(text=None)).path[0] == 0
 
 
 @pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
@@ -253,9 +253,30 @@ def test_integer_keys_are_kept_or_refused_by_strict_roundtrip() -> None:
     assert through(dict[int, str], {1: "a"}, strict_roundtrip=True) == [{1: "a"}]
 
 
-def test_a_lone_surrogate_in_a_model_is_refused() -> None:
-    """pydantic's fallback serializer does not store it either."""
-    assert refusal(Holder, Holder(anything="\ud800")).path[0] == 0
+class Short(BaseModel):
+    text: Annotated[str, Field(pattern=".*")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Holder, Holder(anything=["\ud800", {"key": "\ud83d\ude00"}])),
+        (User, User(text="\ude00")),
+        (Any, "\udfff"),
+    ],
+)
+def test_a_lone_surrogate_comes_back(kind: Any, message: Any) -> None:
+    """Wherever the type takes it."""
+    codec: Codec[Any] = Codec(kind, strict_roundtrip=True)
+    body = codec.append("t", [message], None).bodies[0]
+    assert body.isascii()
+    assert codec.messages([body], "t") == [message]
+
+
+def test_a_lone_surrogate_that_pydantic_refuses_is_named() -> None:
+    """As in a text with a pattern; the path leads to the field."""
+    short = Short.model_construct(text="\ud800")
+    assert refusal(Short, short).path == (0, "text")
 
 
 @pytest.mark.parametrize("position", [0, 3, 700])

@@ -76,7 +76,7 @@ def test_every_method_works(url: str) -> None:
         assert found is not None
         assert found.result == "paid"
         data = cp.load(thread)
-        assert data == CheckpointData([{"n": 1}, {"n": 2}, {"n": 3}], {"a": 1}, [])
+        assert data == CheckpointData([{"n": 1}, {"n": 2}, {"n": 3}], {"a": 1}, [], 3)
         assert cp.read(thread, 1) == [{"n": 2}, {"n": 3}]
         assert cp.read(thread, start=-1) == [{"n": 3}]
         assert [one.thread_id for one in cp.list_threads(prefix=thread)] == [thread]
@@ -111,7 +111,7 @@ def test_a_thread_is_moved(kind: str, tmp_path: Path) -> None:
                 destination.restore_thread(dump)
 
         assert destination.load("t") == CheckpointData(
-            [{"n": 1}], {"a": 1, "b": None}, []
+            [{"n": 1}], {"a": 1, "b": None}, [], 1
         )
 
 

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from cpkit.driver import (
-    Batching,
     DriverOptions,
     FullHandle,
     Outcome,
     StoredCall,
     StoreFailure,
-    Timeouts,
     Write,
 )
 from cpkit.memory import MemoryStore
@@ -32,12 +30,14 @@ class GatedStore(MemoryStore):
         self,
         *,
         open_gate: bool = True,
-        batching: Batching | None = None,
-        timeouts: Timeouts | None = None,
+        max_writes: int = 256,
+        timeout: float | None = None,
+        locks_threads: bool = False,
     ) -> None:
         super().__init__()
-        self.batching = batching or Batching()
-        self.timeouts = timeouts or Timeouts()
+        self.max_writes = max_writes
+        self.timeout = timeout
+        self.locks_threads = locks_threads
         self.gate = asyncio.Semaphore(1_000_000 if open_gate else 0)
         self.batches: list[list[Write]] = []
         self.failures: list[Exception] = []

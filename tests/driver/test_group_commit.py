@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
-from random import Random
 from typing import Any
 
 import pytest
@@ -18,19 +16,8 @@ from cpkit import (
     ToolCall,
     VersionConflict,
 )
-from cpkit.driver import (
-    Append,
-    Batching,
-    FullHandle,
-    Merge,
-    Outcome,
-    StoreFailure,
-    Timeouts,
-    Write,
-)
-from cpkit.driver.writes import stored_size
+from cpkit.driver import FullHandle, Outcome, StoreFailure, Write, group_commit
 from tests.driver.gated import GatedStore, handle, not_sent, run_ready_tasks
-from tests.simulation.loop import simulated_loop
 
 Message = dict[str, Any]
 Ask = Callable[[], Coroutine[Any, Any, Any]]
@@ -85,17 +72,10 @@ async def test_callers_answered_together_share_their_next_commit() -> None:
     assert store.sizes() == [8, 8, 8]
 
 
-@pytest.mark.parametrize(
-    ("batching", "sizes"),
-    [
-        (Batching(max_writes=4), [4, 4, 2]),
-        (Batching(max_writes=1), [1] * 10),
-        (Batching(max_bytes=40), [2, 2, 2, 2, 2]),
-    ],
-)
-async def test_a_batch_is_bounded(batching: Batching, sizes: list[int]) -> None:
-    """In writes, and roughly in bytes."""
-    store = GatedStore(batching=batching)
+@pytest.mark.parametrize(("most", "sizes"), [(4, [4, 4, 2]), (1, [1] * 10)])
+async def test_a_batch_is_bounded_in_writes(most: int, sizes: list[int]) -> None:
+    """As the store says."""
+    store = GatedStore(max_writes=most)
 
     async with handle(store) as cp:
         await asyncio.gather(*(append(cp, f"t{n}", "y" * 10) for n in range(10)))
@@ -103,214 +83,61 @@ async def test_a_batch_is_bounded(batching: Batching, sizes: list[int]) -> None:
     assert store.sizes() == sizes
 
 
-@pytest.mark.parametrize(("callers", "sizes"), [(47, [47]), (64, [32])])
-async def test_a_crowd_is_divided_where_the_store_asks_for_halves(
-    callers: int, sizes: list[int]
-) -> None:
-    """Only where enough writes wait."""
-    store = GatedStore(open_gate=False, batching=Batching(halves=True))
+async def test_a_batch_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that is larger is committed alone."""
+    monkeypatch.setattr(group_commit, "_MAX_BYTES", 50)
+    store = GatedStore()
 
     async with handle(store) as cp:
-        tasks = [append(cp, f"t{n}") for n in range(callers)]
+        texts = ["y" * 10, "y" * 10, "y" * 100, "y" * 10]
+        await asyncio.gather(*(append(cp, "t", one) for one in texts))
+
+    assert store.sizes() == [2, 1, 1]
+
+
+async def test_every_kind_of_write_shares_the_queue() -> None:
+    """In the order in which the writes came."""
+    store = GatedStore(open_gate=False)
+
+    async with handle(store) as cp:
+        call = ToolCall("c", "tool", {}, "k")
+        tasks: list[asyncio.Task[Any]] = [
+            asyncio.create_task(one)
+            for one in (
+                cp.append("t", [{}]),
+                cp.record_issued("t", call),
+                cp.record_result("t", "c", None),
+                cp.save_extra("t", {"a": 1}),
+                cp.delete_thread("t", expected_version=1),
+                cp.append("t", [], expected_version=0),
+            )
+        ]
         await run_ready_tasks()
-        assert store.sizes() == sizes
-        store.gate.release()
         store.gate.release()
         await asyncio.gather(*tasks)
 
+    kinds = [type(write).__name__ for write in store.batches[0]]
+    assert kinds == ["Append", "Claim", "Resolve", "Merge", "Erase", "Append"]
 
-async def test_the_halves_of_a_crowd_are_committed_by_turns() -> None:
-    """The store has the next half before the callers of the last one go on."""
-    store = GatedStore(open_gate=False, batching=Batching(halves=True))
-    commits_seen: list[int] = []
+
+async def test_a_store_that_locks_threads_has_a_queue_for_each() -> None:
+    """A commit has writes of one thread, and does not wait for another thread's."""
+    store = GatedStore(open_gate=False, locks_threads=True)
 
     async with handle(store) as cp:
+        tasks = [append(cp, thread) for thread in ("a", "b", "a")]
+        await run_ready_tasks()
+        assert sorted(store.sizes()) == [1, 2]
+        later = append(cp, "b")
+        await run_ready_tasks()
+        assert len(store.batches) == 2
 
-        async def writer(thread: str) -> None:
-            await cp.append(thread, [{}])
-            commits_seen.append(len(store.sizes()))
-            await cp.append(thread, [{}])
-
-        tasks = [asyncio.create_task(writer(f"t{n}")) for n in range(64)]
-
-        for _ in range(4):
-            await run_ready_tasks()
+        for _ in range(3):
             store.gate.release()
 
-        await asyncio.gather(*tasks)
-
-    assert store.sizes() == [32, 32, 32, 32]
-    assert commits_seen == [2] * 32 + [3] * 32
-
-
-async def test_only_the_kinds_that_a_store_asks_for_are_grouped() -> None:
-    """A write of another kind neither waits for a batch nor joins one.
-
-    An append without messages is a merge that returns a version.
-    """
-    store = GatedStore(open_gate=False, batching=Batching(kinds=(Append,)))
-
-    async with handle(store) as cp:
-        tasks: list[asyncio.Task[Any]] = [append(cp, "t") for _ in range(3)]
-        tasks += [asyncio.create_task(cp.append("t", []))]
-        tasks += [asyncio.create_task(cp.save_extra("t", {"n": n})) for n in range(2)]
-        await run_ready_tasks()
-        assert sorted(store.sizes()) == [1, 1, 1, 3]
-        tasks[-1].cancel()
-        await run_ready_tasks()
-        looking = asyncio.create_task(cp.load("t"))
-        await run_ready_tasks()
-        assert not looking.done()
-
-        for _ in store.sizes():
-            store.gate.release()
-
-        await asyncio.wait(tasks)
-        data = await looking
-        assert data is not None
-        assert (data.version, data.extra) == (3, {"n": 1})
-
-
-class LockedStore(GatedStore):
-    """Cannot write to the threads that are locked."""
-
-    def __init__(self, locked: set[str] | None = None, *, retry: float = 60) -> None:
-        super().__init__(timeouts=Timeouts(retry=retry))
-        self.locked = {"locked"} if locked is None else locked
-
-    async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
-        outcomes: list[Outcome] = []
-
-        for write in batch:
-            if write.thread_id in self.locked:
-                outcomes.append(not_sent())
-            else:
-                outcomes += await super().commit([write])
-
-        return outcomes
-
-
-async def test_a_lone_write_that_waits_for_a_lock_holds_up_no_other_thread() -> None:
-    """It is repeated apart from the writes that come after it."""
-    store = LockedStore()
-
-    async with handle(store) as cp:
-        locked = append(cp, "locked")
-        await run_ready_tasks()
-        assert await append(cp, "t") == 1
-        assert not locked.done()
-        store.locked.clear()
-        assert await locked == 1
-
-
-async def test_two_locked_threads_hold_up_no_third() -> None:
-    """A batch of which nothing ran is divided too, if each write has its own reason."""
-    store = LockedStore({"a", "b"})
-
-    async with handle(store) as cp:
-        locked = [append(cp, "a"), append(cp, "b")]
-        await run_ready_tasks()
-        assert await append(cp, "t") == 1
-        assert not any(one.done() for one in locked)
-        store.locked.clear()
-        assert [await one for one in locked] == [1, 1]
-
-
-async def test_a_write_that_waits_for_a_lock_does_not_hold_up_the_others() -> None:
-    """It is repeated apart from them, in order; closing waits for it."""
-    store = LockedStore()
-
-    async with handle(store) as cp:
-        first = append(cp, "t"), append(cp, "locked"), append(cp, "u")
-        assert [await first[0], await first[2]] == [1, 1]
-        later = [append(cp, "locked", str(n)) for n in range(3)]
-        assert await append(cp, "t") == 2
-        assert not first[1].done()
-        later[1].cancel()
-        await run_ready_tasks()
-        closing = asyncio.create_task(cp.aclose())
-        await run_ready_tasks()
-        assert not any(task.done() for task in [first[1], later[0], later[2], closing])
-        store.locked.clear()
-        assert [await first[1], await later[0], await later[2]] == [1, 2, 3]
-        await closing
-
-
-def test_writes_that_queue_for_a_lock_wait_no_longer_than_the_first() -> None:
-    """The time of each one counts from its call; ``aclose`` does not add them up."""
-
-    async def main() -> None:
-        clock = asyncio.get_running_loop().time
-        store = LockedStore(retry=10)
-        store.batching = Batching(max_writes=1)
-        waited: list[float] = []
-
-        async def write(cp: FullHandle[Message]) -> None:
-            began = clock()
-
-            with pytest.raises(BackendUnavailable) as caught:
-                await cp.append("locked", [{}])
-
-            waited.append(clock() - began)
-            assert not caught.value.maybe_applied
-
-        async with handle(store) as cp:
-            tasks = [asyncio.create_task(write(cp)) for _ in range(6)]
-            await asyncio.sleep(1)
-            tasks += [asyncio.create_task(write(cp)) for _ in range(6)]
-            await asyncio.sleep(1)
-            cancelled = append(cp, "locked")
-            await asyncio.sleep(1)
-            cancelled.cancel()
-            await cp.aclose()
-            assert clock() < 13
-            await asyncio.gather(*tasks)
-
-        assert len(waited) == 12
-        assert 10 <= min(waited) <= max(waited) < 11
-
-    simulated_loop(Random(0)).run(main())
-
-
-def test_a_later_write_to_a_locked_thread_has_its_own_time() -> None:
-    """It does not fail with an older write of its batch."""
-
-    async def main() -> None:
-        store = LockedStore(retry=10)
-
-        async with handle(store) as cp:
-            tasks = []
-
-            # The first one is alone in its batch. The others share the next batch.
-            for _ in range(4):
-                tasks.append(append(cp, "locked"))
-                await asyncio.sleep(3)
-
-            await asyncio.sleep(6)
-            store.locked.clear()
-            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-
-        assert [type(one) for one in outcomes[:3]] == [BackendUnavailable] * 3
-        assert outcomes[3] == 1
-
-    simulated_loop(Random(0)).run(main())
-
-
-async def test_a_cancelled_write_that_waits_for_a_lock_is_not_repeated() -> None:
-    """Nothing of it was written, and a later look does not wait for the lock."""
-    store = LockedStore()
-    store.gate = asyncio.Semaphore(0)
-
-    async with handle(store) as cp:
-        tasks = append(cp, "locked"), append(cp, "t")
-        await run_ready_tasks()
-        tasks[0].cancel()
-        looking = asyncio.create_task(cp.load("locked"))
-        await run_ready_tasks()
-        assert not looking.done()
-        store.gate.release()
-        assert await looking is None
-        assert await tasks[1] == 1
+        assert [await one for one in tasks] == [1, 1, 2]
+        assert await later == 2
+        assert not cp._commits._queues
 
 
 async def test_a_refused_write_is_refused_alone() -> None:
@@ -350,25 +177,20 @@ async def test_a_batch_that_is_rejected_is_committed_write_by_write(
         assert isinstance(results[0], (BackendUnavailable, CorruptThread))
 
 
-async def test_writes_that_are_rejected_together_are_repeated_one_by_one() -> None:
-    """As by a disk that has room for most writes to a thread, and not for all."""
+async def test_the_repeats_of_a_refused_batch_keep_its_order() -> None:
+    """The write that the engine refuses fails; the others are applied."""
 
-    class FullDisk(GatedStore):
-        """Writes all lines of a thread at once, or refuses them with one failure."""
-
+    class SmallDisk(GatedStore):
         async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
-            too_large = StoreFailure("rejected", "no space left on device")
-            refused = {one.thread_id for one in batch if stored_size(one) > 100}
-            kept = [one for one in batch if one.thread_id not in refused]
-            outcomes = iter(await super().commit(kept) if kept else [])
-            return [
-                too_large if one.thread_id in refused else next(outcomes)
-                for one in batch
-            ]
+            if any(one.size > 100 for one in batch):
+                self.batches.append(list(batch))
+                raise StoreFailure("rejected", "no space left on device")
 
-    store = FullDisk()
+            return await super().commit(batch)
 
-    async with handle(store) as cp, cp.watch("t", "u") as changes:
+    store = SmallDisk()
+
+    async with handle(store) as cp, cp.watch("t") as changes:
         tasks: list[asyncio.Task[Any]] = [
             append(cp, "t", "first"),
             append(cp, "u", "of another thread"),
@@ -381,13 +203,24 @@ async def test_writes_that_are_rejected_together_are_repeated_one_by_one() -> No
         assert results == [1, 1, None, 2]
         assert isinstance(error, BackendUnavailable)
         assert error.rejected
-        assert {await anext(changes), await anext(changes)} == {"t", "u"}
+        assert await anext(changes) == "t"
         data = await cp.load("t")
         assert data is not None
         assert [one["text"] for one in data.messages] == ["first", "last"]
         assert data.extra == {"a": 1}
 
-    assert store.sizes() == [1, 1, 1, 1]
+    assert store.sizes() == [5, 1, 1, 1, 1, 1]
+
+
+async def test_a_batch_that_was_not_sent_is_repeated_whole_at_first() -> None:
+    """One write at a time only when the time for repeats is over."""
+    store = GatedStore(timeout=60)
+    store.failures = [not_sent()]
+
+    async with handle(store) as cp:
+        assert [*await asyncio.gather(append(cp, "a"), append(cp, "b"))] == [1, 1]
+
+    assert store.sizes() == [2, 2]
 
 
 async def test_every_caller_gets_an_error_of_its_own() -> None:
@@ -426,16 +259,12 @@ async def test_a_caller_cancelled_in_the_queue_takes_its_write_back() -> None:
 
 async def test_a_write_behind_slow_commits_ends_in_time() -> None:
     """Its own time is over before its commit begins, so it is not sent."""
-    store = GatedStore(
-        open_gate=False,
-        batching=Batching(max_writes=1),
-        timeouts=Timeouts(operation=0.05),
-    )
+    store = GatedStore(open_gate=False, max_writes=1, timeout=0.05)
 
     async with handle(store) as cp:
         tasks = [append(cp, f"t{n}") for n in range(5)]
         errors = await asyncio.gather(*tasks, return_exceptions=True)
-        assert len(store.batches) <= 3
+        assert len(store.batches) <= 2
 
     maybe = [
         isinstance(one, BackendUnavailable) and one.maybe_applied for one in errors
@@ -445,8 +274,8 @@ async def test_a_write_behind_slow_commits_ends_in_time() -> None:
     assert not maybe[-1]
 
 
-async def test_a_repeated_write_has_no_new_time() -> None:
-    """Each write of a rejected batch is committed alone, in the time of all."""
+async def test_the_repeats_of_a_batch_share_its_time() -> None:
+    """What has not begun when the time is over was not sent."""
 
     class Slow(GatedStore):
         async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
@@ -455,51 +284,22 @@ async def test_a_repeated_write_has_no_new_time() -> None:
             if len(batch) > 1:
                 raise StoreFailure("rejected", "a value is bad")
 
-            await asyncio.Event().wait()
-            return []
-
-    store = Slow(timeouts=Timeouts(operation=0.05))
-
-    async with handle(store) as cp:
-        tasks = [append(cp, "t", str(n)) for n in range(5)]
-        errors = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(one, BackendUnavailable) for one in errors)
-        assert len(store.batches) <= 4
-
-
-@pytest.mark.parametrize("ids", [("t", "t", "t"), ("a", "b", "c")])
-async def test_a_repeated_write_that_hangs_puts_no_other_in_doubt(
-    ids: tuple[str, ...],
-) -> None:
-    """What was committed before is acknowledged, though a later repeat has no end."""
-
-    class HangsOnTwo(GatedStore):
-        async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
-            if len(batch) > 1:
-                raise StoreFailure("rejected", "a value is bad")
-
-            while isinstance(batch[0], Append) and b"two" in batch[0].bodies[0]:
-                with suppress(asyncio.CancelledError):
-                    await end.wait()
-                    break
+            if len(self.batches) > 2:
+                await asyncio.Event().wait()
 
             return await super().commit(batch)
 
-    end = asyncio.Event()
-    store = HangsOnTwo(timeouts=Timeouts(operation=0.05))
+    store = Slow(timeout=0.05)
 
     async with handle(store) as cp:
-        tasks = [append(cp, *one) for one in zip(ids, ("1", "two", "3"), strict=True)]
+        tasks = [append(cp, "t", str(n)) for n in range(4)]
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        end.set()
-        error = results[1]
-        assert results[0] == 1
-        assert isinstance(error, BackendUnavailable)
-        assert error.maybe_applied
-        # The third may wait for the one that hangs until its own time is over.
-        last = results[2]
-        assert last == 1 or ids[2] == ids[1]
-        assert not isinstance(last, BackendUnavailable) or not last.maybe_applied
+
+    assert results[0] == 1
+    maybe = [
+        one.maybe_applied for one in results if isinstance(one, BackendUnavailable)
+    ]
+    assert maybe == [True, False, False]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="is new in Python 3.12")
@@ -527,7 +327,7 @@ async def test_a_restored_thread_waits_for_a_cancelled_claim_of_its_key() -> Non
         dump = await source.dump_thread("restored")
 
     assert dump is not None
-    store = GatedStore(open_gate=False, batching=Batching(kinds=(Append,)))
+    store = GatedStore(open_gate=False, locks_threads=True)
 
     async with handle(store) as cp:
         claim = asyncio.create_task(cp.record_issued("other", call))
@@ -547,14 +347,14 @@ async def test_a_restored_thread_waits_for_a_cancelled_claim_of_its_key() -> Non
     ("kind", "waits"),
     [
         ("append", ["load t", "list_threads"]),
-        ("claim", ["load t", "list_threads", "find k"]),
+        ("claim", ["load t", "list_threads", "find k", "find other"]),
         ("result", ["load t", "list_threads", "find k", "find other"]),
     ],
 )
 async def test_a_cancelled_write_is_waited_for_by_what_must_see_it(
     kind: str, waits: list[str]
 ) -> None:
-    """A list names no thread, so it waits; a load of another thread does not."""
+    """A list names no thread, so it waits. A claim or a result may change any key."""
     store = GatedStore(open_gate=False)
 
     async with handle(store) as cp:
@@ -650,14 +450,14 @@ def test_the_end_of_the_loop_leaves_no_caller_waiting() -> None:
     assert late == [1]
 
 
-@pytest.mark.parametrize("kind", [Append, Merge])
+@pytest.mark.parametrize("locks_threads", [False, True])
 def test_a_commit_cancelled_before_it_started_is_started_again(
-    kind: type[Write],
+    locks_threads: bool,
 ) -> None:
     """As by a loop that shuts down in the turn in which a write came."""
 
     async def main() -> int:
-        store = GatedStore(batching=Batching(kinds=(kind,)))
+        store = GatedStore(locks_threads=locks_threads)
 
         async with handle(store) as cp:
             before = asyncio.all_tasks()
@@ -665,6 +465,8 @@ def test_a_commit_cancelled_before_it_started_is_started_again(
             await asyncio.sleep(0)
             (commit,) = asyncio.all_tasks() - before - {writer}
             commit.cancel()
+            await asyncio.sleep(0)
+            assert await cp.append("t", [{}]) == 2
             return await writer
 
     assert asyncio.run(main()) == 1

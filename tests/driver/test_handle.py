@@ -30,7 +30,7 @@ from cpkit import (
     VersionConflict,
     open_checkpointer,
 )
-from cpkit.driver import FullHandle, Limits, StoreFailure, Timeouts, handle_over
+from cpkit.driver import FullHandle, Limits, StoreFailure, handle_over
 from cpkit.memory import MemoryStore
 from tests.driver.gated import GatedStore, handle, not_sent, run_ready_tasks
 from tests.stores import KINDS, fresh_url
@@ -62,6 +62,7 @@ WRITES: dict[str, Step] = {
 READS: dict[str, Step] = {
     "load": lambda cp: cp.load("t"),
     "read": lambda cp: cp.read("t"),
+    "load_range": lambda cp: cp.load_range("t", -1),
     "list_calls": lambda cp: cp.list_calls("t"),
     "dump_thread": lambda cp: cp.dump_thread("t"),
     "list_threads": lambda cp: cp.list_threads(),
@@ -113,8 +114,8 @@ async def test_a_later_look_at_the_key_waits_as_well(write: str) -> None:
     assert (found.status if found else None) == expected.get(write)
 
 
-async def test_other_threads_and_keys_do_not_wait() -> None:
-    """Only the same thread and the same key are ordered."""
+async def test_other_threads_do_not_wait() -> None:
+    """Only the same thread is ordered, and what looks at keys."""
     store = GatedStore(open_gate=False)
 
     async with handle(store) as cp:
@@ -122,7 +123,7 @@ async def test_other_threads_and_keys_do_not_wait() -> None:
         await run_ready_tasks()
         await cancelled(writing)
         assert await cp.load("other") is None
-        assert await cp.find_completed("other key") is None
+        assert await cp.load_range("other") is None
         store.gate.release()
 
 
@@ -148,7 +149,7 @@ async def test_closing_waits_for_a_cancelled_write() -> None:
 
 async def test_what_was_not_sent_is_repeated() -> None:
     """The caller does not notice."""
-    store = GatedStore(timeouts=Timeouts(operation=60, retry=60))
+    store = GatedStore(timeout=60)
     store.failures = [not_sent(), not_sent()]
 
     async with handle(store) as cp:
@@ -159,7 +160,7 @@ async def test_what_was_not_sent_is_repeated() -> None:
 
 async def test_repeating_ends() -> None:
     """And nothing was written, provably."""
-    store = GatedStore()  # retries for 0 seconds
+    store = GatedStore()  # without a limit of time nothing is repeated
     store.failures = [not_sent()]
 
     async with handle(store) as cp:
@@ -172,7 +173,7 @@ async def test_repeating_ends() -> None:
 
 async def test_a_write_whose_answer_was_lost_is_not_repeated() -> None:
     """It may have been applied; here it was."""
-    store = GatedStore(timeouts=Timeouts(operation=60, retry=60))
+    store = GatedStore(timeout=60)
     store.lost = [StoreFailure("unknown", "connection reset")]
 
     async with handle(store) as cp:
@@ -185,7 +186,7 @@ async def test_a_write_whose_answer_was_lost_is_not_repeated() -> None:
 
 async def test_a_read_whose_answer_was_lost_is_repeated() -> None:
     """A read changes nothing."""
-    store = GatedStore(timeouts=Timeouts(operation=60, retry=60))
+    store = GatedStore(timeout=60)
 
     async with handle(store) as cp:
         store.failures = [StoreFailure("unknown", "connection reset")]
@@ -194,7 +195,7 @@ async def test_a_read_whose_answer_was_lost_is_repeated() -> None:
 
 async def test_a_rejection_is_final() -> None:
     """It would be rejected again."""
-    store = GatedStore(timeouts=Timeouts(operation=60, retry=60))
+    store = GatedStore(timeout=60)
     store.failures = [StoreFailure("rejected", "disk full")]
 
     async with handle(store) as cp:
@@ -223,7 +224,7 @@ async def test_an_unexpected_error_of_a_store_is_an_error_of_the_contract() -> N
 
 async def test_a_write_without_an_answer_ends_in_time() -> None:
     """It may have been applied."""
-    store = GatedStore(open_gate=False, timeouts=Timeouts(operation=0.01))
+    store = GatedStore(open_gate=False, timeout=0.01)
 
     async with handle(store) as cp:
         with pytest.raises(BackendUnavailable, match="within 0.01 s") as caught:
@@ -234,7 +235,7 @@ async def test_a_write_without_an_answer_ends_in_time() -> None:
 
 async def test_a_write_that_was_never_sent_ends_in_time_without_a_doubt() -> None:
     """Between two tries the handle knows that nothing was written."""
-    store = GatedStore(timeouts=Timeouts(operation=0.2, retry=60))
+    store = GatedStore(timeout=0.2)
     store.failures = [not_sent() for _ in range(10_000)]
 
     async with handle(store) as cp:
@@ -247,28 +248,44 @@ async def test_a_write_that_was_never_sent_ends_in_time_without_a_doubt() -> Non
 
 @pytest.mark.parametrize("limit", [None, 60])
 async def test_a_cancelled_read_stays_cancelled(limit: float | None) -> None:
-    """Also where the store answers its cancellation with a failure."""
+    """It runs in the caller's task."""
+    ended = []
+
+    class Waits(GatedStore):
+        async def holder(self, key: str) -> Any:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(asyncio.current_task())
+
+    async with handle(Waits(timeout=limit)) as cp:
+        reading = asyncio.create_task(cp.find_completed("k"))
+        await run_ready_tasks()
+        await cancelled(reading)
+
+    assert ended == [reading]
+
+
+async def test_a_read_that_is_late_is_an_error_however_its_store_ends() -> None:
+    """A store may answer its cancellation with a failure."""
 
     class Answers(GatedStore):
         async def holder(self, key: str) -> Any:
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
-                raise StoreFailure(
-                    "not sent", "still waiting for a connection"
-                ) from None
+                raise StoreFailure("not sent", "no connection") from None
 
-    store = Answers(timeouts=Timeouts(operation=limit, retry=60))
+    async with handle(Answers(timeout=0.01)) as cp:
+        with pytest.raises(BackendUnavailable, match=r"within 0\.01 s") as caught:
+            await cp.find_completed("k")
 
-    async with handle(store) as cp:
-        reading = asyncio.create_task(cp.find_completed("k"))
-        await run_ready_tasks()
-        await cancelled(reading)
+    assert not caught.value.maybe_applied
 
 
 async def test_a_cancelled_caller_is_not_a_timeout() -> None:
     """It gets its CancelledError."""
-    store = GatedStore(open_gate=False, timeouts=Timeouts(operation=60))
+    store = GatedStore(open_gate=False, timeout=60)
 
     async with handle(store) as cp:
         writing = asyncio.create_task(cp.append("t", [{}]))
@@ -619,15 +636,15 @@ async def test_a_handle_has_the_protocols_of_its_store() -> None:
             self._inner = GatedStore()
             self.name = "small"
             self.limits = self._inner.limits
-            self.batching = self._inner.batching
-            self.timeouts = self._inner.timeouts
+            self.max_writes = self._inner.max_writes
+            self.timeout = self._inner.timeout
+            self.locks_threads = self._inner.locks_threads
             self.erases = False
             self.open = self._inner.open
             self.close = self._inner.close
             self.durability = self._inner.durability
             self.commit = self._inner.commit
             self.snapshot = self._inner.snapshot
-            self.messages = self._inner.messages
             self.holder = self._inner.holder
 
     small, full = handle_over(Small()), handle_over(GatedStore())

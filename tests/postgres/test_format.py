@@ -111,6 +111,7 @@ async def test_what_was_written_can_be_read(
             [{"role": "user", "content": "é\0'"}, {"n": 10**20}],
             {"plan": [1.5, None], "\0": {}},
             [_call("c3", "pay", {}, "key 2", "issued", 2)],
+            2,
         )
         assert await cp.list_calls("thread é") == [
             _call("c1", "pay", {"a": 1}, "key 1", "completed", 1, {"ok": True}),

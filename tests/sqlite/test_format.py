@@ -71,6 +71,7 @@ async def test_a_file_of_version_1_is_read(path: str, raw: sqlite3.Connection) -
             [{"role": "user", "content": "é\0'"}, {"n": 10**20}],
             {"plan": [1.5, None], "": {}},
             [CallRecord("thread é", pending, "issued", 2, at(8), None, None)],
+            2,
         )
         assert await cp.list_threads() == [
             ThreadInfo("only extra", 0, at(3), at(3)),

@@ -73,7 +73,8 @@ class _Cubeloop(_NoCalls):
         if data is None:
             return None
 
-        return CheckpointData([one.metadata for one in data.messages], data.extra, [])
+        messages = [one.metadata for one in data.messages]
+        return CheckpointData(messages, data.extra, [], len(messages))
 
     async def append(
         self,
@@ -152,7 +153,7 @@ class _Agents(_NoCalls):
 
     async def load(self, thread_id: str) -> CheckpointData[Message] | None:
         items = await self.of(thread_id).get_items()
-        return CheckpointData(items, {}, []) if items else None
+        return CheckpointData(items, {}, [], len(items)) if items else None
 
     async def append(
         self,

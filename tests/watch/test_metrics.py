@@ -125,7 +125,7 @@ async def test_without_a_provider_nothing_is_in_the_way() -> None:
     """A handle's methods are then those of its class."""
     async with MemoryCheckpointer[Any]() as cp:
         assert "append" not in vars(cp)
-        assert cp._metrics == []
+        assert cp._commits.observers == []
 
 
 async def test_a_tally_counts_without_a_provider() -> None:

@@ -6,13 +6,13 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from cpkit.fenced import read_range
 from cpkit.integrations.langgraph.errors import Unsupported
 from cpkit.integrations.langgraph.names import HASHED, PLAIN, store_thread_id
 from cpkit.integrations.langgraph.outbox import Outbox
 from cpkit.integrations.langgraph.stored import Record, may_begin_window
 from cpkit.integrations.langgraph.thread import Thread
 from cpkit.protocol import Checkpointer, ListsThreads, ReadsRanges
-from cpkit.sessions.fenced import read_range
 
 __all__ = ["Threads"]
 

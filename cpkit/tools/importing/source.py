@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from cpkit.errors import VersionConflict
+from cpkit.fenced import append_once, read_range
 from cpkit.protocol import Checkpointer
-from cpkit.sessions.fenced import append_once, read_range
 from cpkit.tools.copying.compare import are_equal
 
 __all__ = [
