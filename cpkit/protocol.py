@@ -23,7 +23,8 @@ Cancellation
 
 Time and size
     No operation waits for ever: it raises ``BackendUnavailable`` after the driver's
-    ``timeout``. ``max_payload`` bounds one value, ``max_append`` one append.
+    ``timeout``. A write whose fate is unknown then may take effect later; no later
+    operation waits for it. ``max_payload`` bounds one value, ``max_append`` one append.
 
 Errors that every method may raise
     ``InvalidId``, ``BackendUnavailable``, ``CorruptThread``, ``Closed``,
@@ -244,11 +245,11 @@ class WatchesThreads(Protocol):
     ) -> AbstractAsyncContextManager[AsyncIterator[str]]:
         """Yield a thread's id after it changed; without ids, that of any thread.
 
-        Entering registers. Each append, change of extra, claim, result, deletion or
-        restore that is committed after the entering is followed by a yield of its
-        thread's id. Changes are coalesced, and an id may be yielded without a change,
-        so look at the thread after each yield. A thread that was created and deleted
-        again meanwhile may be skipped.
+        Entering registers. Each append, change of extra, claim, result or deletion that
+        is committed after the entering is followed by a yield of its thread's id.
+        Changes are coalesced, and an id may be yielded without a change, so look at the
+        thread after each yield. A thread that was created and deleted again meanwhile
+        may be skipped.
 
         A notification makes the yield quick. Where one is lost, the id is yielded
         within the poll interval. The iterator ends with the block, and raises
