@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         VersionConflict,
         WrongEventLoop,
     )
+    from cpkit.fenced import append_once, read_range
     from cpkit.memory import MemoryCheckpointer
     from cpkit.protocol import (
         Checkpointer,
@@ -84,7 +85,9 @@ __all__ = [
     "VersionConflict",
     "WatchesThreads",
     "WrongEventLoop",
+    "append_once",
     "open_checkpointer",
+    "read_range",
 ]
 
 # A name is imported when it is first used, as pydantic does it. A program that needs
@@ -104,6 +107,8 @@ _HOMES = {
     "UnknownCall": "cpkit.errors",
     "VersionConflict": "cpkit.errors",
     "WrongEventLoop": "cpkit.errors",
+    "append_once": "cpkit.fenced",
+    "read_range": "cpkit.fenced",
     "MemoryCheckpointer": "cpkit.memory",
     "Checkpointer": "cpkit.protocol",
     "ErasesThreads": "cpkit.protocol",

@@ -71,6 +71,7 @@ OPTIONAL = {
     "find_call",
     "list_calls",
     "list_threads",
+    "load_range",
     "read",
     "restore_thread",
 }

@@ -259,9 +259,11 @@ class Codec(Generic[MessageT]):
                 ),
                 stored.status,
                 stored.attempt,
-                from_micros(stored.issued_at),
+                _EPOCH + timedelta(microseconds=stored.issued_at),
                 None if result is None else parse_json(result),
-                None if resolved_at is None else from_micros(resolved_at),
+                None
+                if resolved_at is None
+                else _EPOCH + timedelta(microseconds=resolved_at),
                 bool(stored.erased),
             )
         except (ValueError, TypeError, KeyError, OverflowError) as exc:

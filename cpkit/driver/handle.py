@@ -182,12 +182,14 @@ class Handle(Generic[MessageT]):
     async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
         self._check()
         write = self._codec.claim(thread_id, call)
-        stored = await self._write(write)
+        stored = await self._commits.run(write)
 
         if stored is None:
             return None
 
-        assert isinstance(stored, StoredCall)
+        if type(stored) is not StoredCall:
+            raise self._refusal(write, stored)
+
         record = self._codec.record(stored)
 
         if stored[:2] == write[:2]:
@@ -205,12 +207,14 @@ class Handle(Generic[MessageT]):
     ) -> CallRecord:
         self._check()
         write = self._codec.resolve(thread_id, call_id, result, success)
-        stored = await self._write(write)
+        stored = await self._commits.run(write)
 
         if stored is None:
             raise UnknownCall(write.thread_id, write.call_id)
 
-        assert isinstance(stored, StoredCall)
+        if type(stored) is not StoredCall:
+            raise self._refusal(write, stored)
+
         return self._codec.record(stored)
 
     async def find_completed(self, idempotency_key: str) -> CallRecord | None:
@@ -301,14 +305,12 @@ class Handle(Generic[MessageT]):
 
         return await self._calls.read(query, *args)
 
-    async def _write(self, write: Write) -> int | StoredCall | None:
-        """Commit a write; raise if it was refused."""
+    async def _write(self, write: Write) -> None:
+        """Commit a write that returns nothing; raise if it was refused."""
         outcome = await self._commits.run(write)
 
-        if outcome is None or type(outcome) is StoredCall or type(outcome) is int:
-            return outcome
-
-        raise self._refusal(write, outcome)
+        if outcome is not None:
+            raise self._refusal(write, outcome)
 
     def _refusal(self, write: Write, outcome: Outcome | Exception) -> Exception:
         """Return the contract's error for the outcome of a write."""

@@ -187,23 +187,25 @@ class StoreCalls:
         self, writes: list[Write], limit: _TimeLimit | None, failure: Exception
     ) -> Sequence[Outcome | Exception]:
         """Repeat a refused batch one write at a time: one of them may be the reason."""
-        if len(writes) == 1 or not _wrote_nothing(failure):
-            return [failure] * len(writes)
-
         outcomes: list[Outcome | Exception] = []
 
-        try:
+        if len(writes) > 1 and _wrote_nothing(failure):
             for write in writes:
+                if limit is not None and limit.is_over:
+                    break
+
                 try:
-                    outcomes += await self._store.commit([write])
+                    (outcome,) = await self._store.commit([write])
+                    outcomes.append(outcome)
+                except asyncio.CancelledError:
+                    if limit is None or not limit.is_over:
+                        raise
+
+                    outcomes.append(self._late("unknown"))
                 except Exception as exc:
                     outcomes.append(exc)
-        except asyncio.CancelledError:
-            if limit is None or not limit.is_over:
-                raise
 
-            outcomes.append(self._late("unknown"))
-
+        # The others were not tried again: nothing of them was written.
         return outcomes + [failure] * (len(writes) - len(outcomes))
 
     def _give_up(self, give_up: Callable[[Exception], None]) -> None:

@@ -28,9 +28,9 @@ DESIGNED = """
 """.split()
 
 MODULES = """
-    canonical driver.codec driver.group_commit driver.handle driver.ids driver.jsontext
-    driver.lifecycle driver.writes errors extras memory messages protocol records
-    registry
+    canonical driver.codec driver.dumps driver.group_commit driver.handle driver.ids
+    driver.jsontext driver.lifecycle driver.store_calls driver.writes errors extras
+    fenced memory messages protocol records registry
 """.split()
 
 PYDANTIC = {"pydantic", "pydantic_core"}
