@@ -31,7 +31,6 @@ from cpkit.driver.store import (
     StoresReceipts,
     StoresThreadLists,
 )
-from cpkit.driver.tally import Tally
 from cpkit.driver.writes import (
     Append,
     Claim,
@@ -86,7 +85,6 @@ __all__ = [
     "StoresMarkers",
     "StoresReceipts",
     "StoresThreadLists",
-    "Tally",
     "Write",
     "check_id",
     "check_page",

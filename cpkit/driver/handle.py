@@ -22,7 +22,6 @@ from cpkit.driver.metrics import Metrics, provided_meter
 from cpkit.driver.options import DriverOptions, ServerOptions
 from cpkit.driver.store import Limits, Store
 from cpkit.driver.store_calls import StoreCalls
-from cpkit.driver.tally import Tally
 from cpkit.driver.watching import Watching
 from cpkit.driver.writes import Conflict, KeyHeld, Outcome, StoredCall, Write
 from cpkit.errors import KeyTaken, UnknownCall, VersionConflict
@@ -82,7 +81,6 @@ class Handle(Generic[MessageT]):
             self._commits.observers,
             options,
         )
-        self._tally: Tally | None = None
 
     async def __aenter__(self) -> Self:
         self._lifecycle.begin()
@@ -97,7 +95,10 @@ class Handle(Generic[MessageT]):
         self._codec.lower_limits(self._store.limits)
 
         if (meter := provided_meter()) is not None:
-            self._measure(meter)
+            metrics = Metrics(meter, self._store.name.partition(":")[0])
+            metrics.time_operations(self)
+            self._commits.observers.append(metrics.committed)
+            self._watching.on_wake.append(metrics.woken)
 
         return self
 
@@ -135,17 +136,6 @@ class Handle(Generic[MessageT]):
     def limits(self) -> Limits:
         """The largest value and the largest append that this handle takes, in bytes."""
         return Limits(self._codec.max_payload, self._codec.max_append)
-
-    def tally(self) -> Tally:
-        """Return what this handle did, counted in memory since the first call.
-
-        After the call each operation takes about four microseconds longer.
-        """
-        if self._tally is None:
-            self._tally = Tally()
-            self._measure(self._tally)
-
-        return self._tally
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._store.name}>"
@@ -325,9 +315,3 @@ class Handle(Generic[MessageT]):
             outcome = TypeError(f"commit returned {outcome!r:.100} for a write")
 
         return self._calls.error(outcome, is_write=True)
-
-    def _measure(self, meter: Any) -> None:
-        metrics = Metrics(meter, self._store.name.partition(":")[0])
-        metrics.time_operations(self)
-        self._commits.observers.append(metrics.committed)
-        self._watching.on_wake.append(metrics.woken)

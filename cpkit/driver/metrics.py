@@ -2,7 +2,7 @@
 
 ``docs/metrics.md`` lists them. A handle asks once, when it opens. A program without a
 meter provider pays nothing: OpenTelemetry is not imported here, and no method is
-wrapped unless `Handle.tally` was called.
+wrapped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cpkit.driver.writes import Conflict, Write
 __all__ = ["OPERATIONS", "Metrics", "provided_meter"]
 
 OPERATIONS = (
-    "load append save_extra record_issued record_result find_completed read "
+    "load append save_extra record_issued record_result find_completed read load_range "
     "list_threads list_calls find_call delete_thread dump_thread restore_thread"
 ).split()
 

@@ -131,7 +131,6 @@ def _environment() -> Environment:
         duration=formats.duration,
         markdown=markdown,
         pretty=visible.pretty,
-        took=visible.took,
         utc=visible.utc,
     )
     environment.globals.update(rows_of=rows_of, LONGEST=visible.LONGEST)

@@ -10,7 +10,6 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from cpkit.driver import Handle, Tally
 from cpkit.effects import EffectLedger
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord
@@ -37,8 +36,6 @@ class Site:
     read_only: bool
     stopping: asyncio.Event
     """Set when the server stops: streams of events end then."""
-    tally: Tally | None
-    """What the handle did since the page was made; only cpkit's handles count."""
 
     @classmethod
     def over(
@@ -50,8 +47,7 @@ class Site:
         stopping: asyncio.Event,
     ) -> Site:
         """Return the site of a store."""
-        tally = cp.tally() if isinstance(cp, Handle) else None
-        return cls(cp, EffectLedger(cp), title, url, read_only, stopping, tally)
+        return cls(cp, EffectLedger(cp), title, url, read_only, stopping)
 
 
 @dataclass(frozen=True)

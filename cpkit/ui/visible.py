@@ -14,7 +14,7 @@ from typing import Any
 
 from cpkit.tools.formats import age, utc_time
 
-__all__ = ["LONGEST", "ago", "cut", "pretty", "took", "utc", "visible"]
+__all__ = ["LONGEST", "ago", "cut", "pretty", "utc", "visible"]
 
 LONGEST = 4_000
 """Characters of one text in a conversation; the message's own page shows all."""
@@ -62,8 +62,3 @@ def utc(time: str | None) -> str:
 def ago(time: str | None) -> str:
     """Return how long ago an ISO time was, in the largest unit that fits."""
     return "–" if time is None else age(datetime.fromisoformat(time))
-
-
-def took(seconds: float) -> str:
-    """Return the time of an operation in milliseconds."""
-    return f"{seconds * 1e3:,.{2 if seconds < 0.1 else 0}f} ms"

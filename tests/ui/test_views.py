@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from cpkit import KeepsReceipts, ToolCall, VersionConflict, open_checkpointer
+from cpkit import KeepsReceipts, ToolCall, open_checkpointer
 from cpkit.effects import Effect, EffectLedger, Tool
 from cpkit.effects.records import heartbeat_thread
 from cpkit.lease import thread_lease
 from cpkit.sessions import SessionLog
 from cpkit.terms import LEASES
-from tests.effects.shop import OnlySix
 from tests.stores import LAYERED, fresh_url
 from tests.ui.checks import assert_inert
 from tests.ui.conftest import Client
@@ -265,28 +264,6 @@ async def test_a_lease_that_cannot_be_listed_is_named(
             assert "Not shown: <bdi>thread &#39;cpkit:lease:t&#39;" in page.text
 
 
-async def test_the_store_view_shows_the_metrics_of_this_process(
-    cp: Any, client: Client
-) -> None:
-    """Operations with durations and errors, commits and conflicts since the start."""
-    async with client(cp) as http:
-        await cp.append("t", [{}])
-        await cp.append("t", [{}])
-
-        with pytest.raises(VersionConflict):
-            await cp.append("t", [{}], expected_version=7)
-
-        found = (await http.get("/store.json")).json()["metrics"]
-        by_name = {one["operation"]: one for one in found["operations"]}
-        assert by_name["append"]["count"] == 2
-        assert by_name["append"]["errors"] == {"VersionConflict": 1}
-        assert 0 < by_name["append"]["median"] <= by_name["append"]["slowest"]
-        assert (found["commits"], found["writes"], found["conflicts"]) == (3, 3, 1)
-        page = await http.get("/store")
-        assert "1 VersionConflict" in page.text
-        assert_inert(page)
-
-
 async def test_the_store_view_shows_path_and_size(
     tmp_path: Path, client: Client
 ) -> None:
@@ -299,13 +276,6 @@ async def test_the_store_view_shows_path_and_size(
             assert data["bytes"] > 0
             page = (await http.get("/store")).text
             assert f"<dt>Path</dt><dd><bdi>{tmp_path}/agent.db</bdi>" in page
-
-
-async def test_a_store_that_does_not_count_says_so(cp: Any, client: Client) -> None:
-    """A checkpointer that is not cpkit's handle has no metrics."""
-    async with client(OnlySix(cp)) as http:
-        assert (await http.get("/store.json")).json()["metrics"] is None
-        assert "Not counted" in (await http.get("/store")).text
 
 
 async def test_a_lease_is_shown_with_its_holder(cp: Any, client: Client) -> None:

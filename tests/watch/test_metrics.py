@@ -14,7 +14,6 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from cpkit import Checkpointer, MemoryCheckpointer, VersionConflict, WatchesThreads
 from cpkit.driver import FullHandle
 from cpkit.driver.metrics import OPERATIONS
-from cpkit.driver.tally import Figure
 from cpkit.effects import ApprovalRequest, EffectLedger, EffectTimeout
 from cpkit.lease import Lease
 from cpkit.worker import Worker
@@ -126,45 +125,3 @@ async def test_without_a_provider_nothing_is_in_the_way() -> None:
     async with MemoryCheckpointer[Any]() as cp:
         assert "append" not in vars(cp)
         assert cp._commits.observers == []
-
-
-async def test_a_tally_counts_without_a_provider() -> None:
-    """From the first call on, with the same names and attributes."""
-    cp = MemoryCheckpointer[Any]()
-    tally = cp.tally()
-    assert cp.tally() is tally
-
-    async with cp:
-        assert isinstance(cp, WatchesThreads)
-
-        async with cp.watch("t") as changes:
-            await cp.append("t", [{"n": 1}])
-            assert await anext(changes) == "t"
-
-        with pytest.raises(VersionConflict):
-            await cp.append("t", [{"n": 1}], expected_version=7)
-
-    found = {
-        (one.attributes["cpkit.operation"], one.attributes.get("error.type")): one
-        for one in tally.of("cpkit.operation.duration")
-    }
-    assert {name: one.count for name, one in found.items()} == {
-        ("append", None): 1,
-        ("append", "VersionConflict"): 1,
-    }
-    took = found["append", None]
-    assert 0 < took.at(0.5) == took.at(0.99) == took.largest == took.total
-    assert [one.total for one in tally.of("cpkit.commit.writes")] == [2]
-    assert [one.total for one in tally.of("cpkit.conflicts")] == [1]
-    assert [one.count for one in tally.of("cpkit.watch.wake")] == [1]
-
-
-def test_a_figure_keeps_its_newest_values() -> None:
-    """Quantiles are of the last thousand values; the largest is of all."""
-    figure = Figure({})
-
-    for value in [5_000, *range(1_000)]:
-        figure.record(value)
-
-    assert (figure.at(0.5), figure.at(0.99), figure.at(1.0)) == (500, 990, 999)
-    assert (figure.count, figure.largest) == (1_001, 5_000)
