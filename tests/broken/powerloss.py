@@ -7,33 +7,19 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from types import FunctionType
-from typing import Any, BinaryIO, ClassVar, Self
+from typing import Any, BinaryIO, Self
 from zlib import crc32
 
 from conformance import Harness
-from cpkit import BackendUnavailable, Durability, Survives
-from cpkit.driver import (
-    Claim,
-    FullHandle,
-    Outcome,
-    Resolve,
-    StoredCall,
-    Write,
-    sync_folder,
-)
+from cpkit import BackendUnavailable, CallRecord, Durability, Survives, ToolCall
+from cpkit.driver import Handle
 from cpkit.records import ThreadInfo
-from cpkit_file import claims
-from cpkit_file.log import Folder
-from cpkit_file.schema import log_name, opened, sync_content
-from cpkit_file.store import FileOptions, FileStore
-from cpkit_sqlite import SQLiteCheckpointer
 from tests.broken.crashes import Disk, DiskHarness
-from tests.broken.store import breaks
+from tests.broken.store import breaks, promising
 
 
 class Synced(Disk):
@@ -54,6 +40,8 @@ class Synced(Disk):
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[BinaryIO]:
+        await asyncio.sleep(0)
+
         with self._log.open("ab+") as log:
             fcntl.flock(log, fcntl.LOCK_EX)
 
@@ -156,15 +144,9 @@ class RenamesUnsynced(Synced):
 
 
 @breaks("powerloss.acknowledged-survives", harness=DiskHarness)
-class ClaimsMoreThanNormal(SQLiteCheckpointer[Any]):
+def claims_more_than_normal(folder: str, **options: Any) -> Handle[Any]:
     """SQLite with ``synchronous=NORMAL``, which promises to survive a power loss."""
-
-    def __init__(self, folder: str, **options: Any) -> None:
-        super().__init__(f"{folder}/agent.db", durability="normal", **options)
-
-    @property
-    def durability(self) -> Durability:
-        return Durability(Survives.MACHINE, {"synchronous": "NORMAL"})
+    return promising(f"sqlite:///{folder}/agent.db?durability=normal", **options)
 
 
 @breaks("powerloss.next-write-works", harness=DiskHarness)
@@ -221,6 +203,8 @@ class ForgetsAnError(Synced):
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[BinaryIO]:
+        await asyncio.sleep(0)
+
         with self._log.open("ab+") as log:
             fcntl.flock(log, fcntl.LOCK_EX)
 
@@ -294,71 +278,75 @@ class ForgetsRestoredCalls(Synced):
         super()._write(log, kept)
 
 
-class _Key(claims._Key):
-    def newest(self, *, synced: bool = False) -> tuple[int, StoredCall | None]:
-        return super().newest()
+class _KeepsResultsApart(Synced):
+    """Writes results into a second log, and takes every claim on record as valid."""
+
+    def __init__(self, folder: str, **options: Any) -> None:
+        super().__init__(folder, **options)
+        self._results = self._folder / "results"
+        self._results_read = 0
+
+    async def __aenter__(self) -> Self:
+        self._results.touch()
+        return await super().__aenter__()
+
+    async def _read_on(self, log: BinaryIO) -> None:
+        await super()._read_on(log)
+
+        with self._results.open("rb") as results:
+            results.seek(self._results_read)
+
+            for line in results:
+                if not line.endswith(b"\n") or line[:8] != _checksum(line[9:-1]):
+                    break
+
+                await self._replay(*json.loads(line[9:]))
+                self._results_read += len(line)
+
+    async def _replay(self, kind: str, thread_id: str, *args: Any) -> None:
+        if kind != "record_issued":
+            await super()._replay(kind, thread_id, *args)
+            return
+
+        # The results of earlier attempts come later.
+        call = ToolCall(**args[0])
+        attempts = self._store.attempts
+        earlier = attempts.pop(call.idempotency_key, [])
+        await super()._replay(kind, thread_id, *args)
+        stored = self._store.calls[thread_id, call.call_id]
+        stored = stored._replace(attempt=len(earlier) + 1)
+        self._store.calls[thread_id, call.call_id] = stored
+        attempts[call.idempotency_key][:0] = earlier
+
+    def _write(self, log: BinaryIO, values: list[Any]) -> None:
+        if values[0] != "record_result":
+            super()._write(log, values)
+            return
+
+        with self._results.open("ab") as results:
+            text = json.dumps(values).encode()
+            results.write(_checksum(text) + b" " + text + b"\n")
+            self._results_read = results.tell()
 
 
-_claim: Callable[[Folder, Claim], StoredCall | None] = FunctionType(
-    claims.claim.__code__, {**vars(claims), "_Key": _Key}
-)
-"""A claim of the file store that leaves the failed attempt before it unsynced."""
+@breaks("powerloss.one-holder", harness=DiskHarness)
+class ClaimsAfterAnUnsyncedFailure(_KeepsResultsApart):
+    """Promises to survive a kill. Syncs a claim, and no failure before it."""
 
-
-class _FileStore(FileStore):
-    async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
-        if isinstance(batch[0], Claim):
-            return [await self._run(_claim, batch[0])]
-
-        return await super().commit(batch)
-
-
-class _SyncsResultsLater(_FileStore):
-    """Promises to survive a power loss. Collects results for a moment, and syncs them.
-
-    Others can see them meanwhile.
-    """
-
+    @property
     def durability(self) -> Durability:
-        return Durability(Survives.MACHINE)
-
-    async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
-        outcomes = await super().commit(batch)
-
-        if isinstance(batch[0], Resolve):
-            await asyncio.sleep(0.03)
-
-        await self._run(_sync, {write.thread_id for write in batch})
-        return outcomes
-
-
-def _sync(folder: Folder, thread_ids: set[str]) -> None:
-    for thread_id in thread_ids:
-        with (
-            suppress(FileNotFoundError),
-            opened(f"{folder.threads}/{log_name(thread_id)}") as fd,
-        ):
-            sync_content(fd)
-
-    sync_folder(folder.threads)
+        return Durability(Survives.PROCESS)
 
 
 @breaks("powerloss.one-holder", harness=DiskHarness)
-class ClaimsAfterAnUnsyncedFailure(FullHandle[Any]):
-    """Files with ``durability=normal``, and no sync of the failure before a claim."""
+class ClaimsWhileTheFailureIsSynced(_KeepsResultsApart):
+    """Collects results for a moment, and syncs them; others see them meanwhile."""
 
-    kind: ClassVar[type[FileStore]] = _FileStore
+    async def record_result(self, *args: Any, **options: Any) -> CallRecord:
+        record = await super().record_result(*args, **options)
+        await asyncio.sleep(0.03)
 
-    def __init__(
-        self, folder: str, *, message_type: Any = dict, **options: Any
-    ) -> None:
-        known = FileOptions(durability="normal", **options)
-        store = self.kind(f"{folder}/files", known)
-        super().__init__(store, message_type=message_type, options=known)
+        with self._results.open("ab") as results:
+            os.fsync(results.fileno())
 
-
-@breaks("powerloss.one-holder", harness=DiskHarness)
-class ClaimsWhileTheFailureIsSynced(ClaimsAfterAnUnsyncedFailure):
-    """A claim may be on disk while the failure before it is not."""
-
-    kind: ClassVar[type[FileStore]] = _SyncsResultsLater
+        return record

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from conformance.harness import FactoryHarness, Harness
+from cpkit import Durability, Survives, open_checkpointer
+from cpkit.driver import Handle
 from tests.broken.reference import Reference
 
-__all__ = ["BROKEN", "Break", "Broken", "breaks", "pause"]
+__all__ = ["BROKEN", "AtOnce", "Break", "Broken", "breaks", "pause", "promising"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Break:
 
 BROKEN: list[Break] = []
 
-ClassT = TypeVar("ClassT", bound=type)
+OpenT = TypeVar("OpenT", bound=Callable[..., Any])
 
 
 class Broken(Reference):
@@ -46,6 +48,13 @@ class Broken(Reference):
         super().__init__(
             f"{type(self).__module__}.{type(self).__qualname__}", **options
         )
+
+
+class AtOnce(Broken):
+    """Yields to other tasks only where a subclass pauses."""
+
+    async def _begin(self) -> None:
+        self._check_usable()
 
 
 @dataclass
@@ -59,14 +68,14 @@ def breaks(
     harness: Callable[[str, str], Harness] | None = None,
     hangs: bool = False,
     raises: str = "",
-) -> Callable[[ClassT], ClassT]:
-    """Register the clauses that must fail on a class.
+) -> Callable[[OpenT], OpenT]:
+    """Register the clauses that must fail on a class, or a function that opens handles.
 
     ``harness`` takes the dotted name of the class and a folder. Without it handles are
     opened in this process only.
     """
 
-    def register(broken: ClassT) -> ClassT:
+    def register(broken: OpenT) -> OpenT:
         dotted = f"{broken.__module__}:{broken.__qualname__}"
 
         def make(folder: str) -> Harness:
@@ -82,3 +91,11 @@ def breaks(
 async def pause() -> None:
     """Yield to other tasks, in the middle of an operation that must be atomic."""
     await asyncio.sleep(0)
+
+
+def promising(url: str, **options: Any) -> Handle[Any]:
+    """Return an unopened handle of a store that promises to survive a power loss."""
+    opened: Any = open_checkpointer(url, **options)
+    handle: Handle[Any] = opened
+    handle.store.durability = lambda: Durability(Survives.MACHINE)  # type: ignore[method-assign]  # the point
+    return handle

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from conformance import Harness
 from conformance.harness import find
-from cpkit import Checkpointer, Durability, Survives
-from cpkit_postgres import PostgresCheckpointer
-from cpkit_redis import RedisCheckpointer
-from tests.broken.store import breaks
+from cpkit.driver import Handle
+from tests.broken.store import breaks, promising
 from tests.servers.in_folder import (
     PostgresInFolder,
     RedisInFolder,
@@ -24,23 +21,16 @@ from tests.servers.redis import shared_redis
 ACKNOWLEDGED = "powerloss.acknowledged-survives"
 
 
-class PromisesMachine:
-    @property
-    def durability(self) -> Durability:
-        return Durability(Survives.MACHINE)
-
-
 @dataclass(repr=False)
 class Promising(ServerInFolder):
-    """Opens handles of a class, on a server with the class's settings."""
+    """Opens handles on a server with the settings of a class."""
 
     kind: str
 
     own: ClassVar[dict[str, str]]
 
-    def open(self, **options: Any) -> AbstractAsyncContextManager[Checkpointer[Any]]:
-        opened: Checkpointer[Any] = find(self.kind)(self.url, **self.own, **options)
-        return opened  # type: ignore[return-value]  # every handle is one
+    def open(self, **options: Any) -> Handle[Any]:
+        return promising(self.url, **self.own, **options)
 
     async def in_folder(self, folder: str) -> Harness:
         url, settings = on_a_free_port(self.url), find(self.kind).settings
@@ -67,20 +57,20 @@ def on_redis(kind: str, folder: str) -> Harness:
 
 
 @breaks(ACKNOWLEDGED, harness=on_redis)
-class RedisSyncsEverySecond(PromisesMachine, RedisCheckpointer[Any]):
+class RedisSyncsEverySecond:
     settings: ClassVar = {"appendfsync": "everysec"}
 
 
 @breaks(ACKNOWLEDGED, harness=on_redis)
-class RedisNeverSyncs(PromisesMachine, RedisCheckpointer[Any]):
+class RedisNeverSyncs:
     settings: ClassVar = {"appendfsync": "no"}
 
 
 @breaks(ACKNOWLEDGED, harness=on_postgres)
-class PostgresNeverSyncs(PromisesMachine, PostgresCheckpointer[Any]):
+class PostgresNeverSyncs:
     settings: ClassVar = {"fsync": "off"}
 
 
 @breaks(ACKNOWLEDGED, harness=on_postgres)
-class PostgresSyncsAfterTheAnswer(PromisesMachine, PostgresCheckpointer[Any]):
+class PostgresSyncsAfterTheAnswer:
     settings: ClassVar = {"synchronous_commit": "off"}
