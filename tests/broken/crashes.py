@@ -58,6 +58,9 @@ class Disk(Reference):
         self._log = self._folder / "log"
         self._read = 0
 
+    async def _begin(self) -> None:
+        self._check_usable()  # `_turn` yields, before it has the lock
+
     async def load(self, thread_id: str) -> CheckpointData[Any] | None:
         async with self._turn():
             return await super().load(thread_id)
@@ -109,9 +112,17 @@ class Disk(Reference):
         async with self._turn():
             return await super().read(thread_id, start, stop)
 
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+    async def load_range(
+        self, thread_id: str, start: int = 0, stop: int | None = None
+    ) -> CheckpointData[Any] | None:
+        async with self._turn():
+            return await super().load_range(thread_id, start, stop)
+
+    async def delete_thread(
+        self, thread_id: str, *, forget_keys: bool = False, **options: Any
+    ) -> None:
         async with self._turn() as log:
-            await super().delete_thread(thread_id, forget_keys=forget_keys)
+            await super().delete_thread(thread_id, forget_keys=forget_keys, **options)
             self._write(log, ["delete_thread", thread_id, forget_keys])
 
     async def restore_thread(self, dump: ThreadDump) -> None:
@@ -146,6 +157,8 @@ class Disk(Reference):
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[BinaryIO]:
         """Lock the log, and replay what other handles wrote."""
+        await asyncio.sleep(0)
+
         with self._log.open("ab+") as log:  # never awaits while it holds the lock
             fcntl.flock(log, fcntl.LOCK_EX)
             log.seek(self._read)

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from cpkit import BackendUnavailable, CheckpointData, ThreadDump, VersionConflict
+from cpkit.driver.dumps import encode_dump
 from tests.broken.reference import Thread
-from tests.broken.store import Broken, breaks, pause
+from tests.broken.store import AtOnce, Broken, breaks, pause
 
 
 @breaks("linearizable.deleted-threads")
@@ -51,16 +52,16 @@ class BringsDeletedMessagesBack(Broken):
         self._known[thread_id] = list(thread.bodies) if thread else []
         return version
 
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+    async def delete_thread(self, thread_id: str, **options: Any) -> None:
         self._known.pop(thread_id, None)
-        await super().delete_thread(thread_id, forget_keys=forget_keys)
+        await super().delete_thread(thread_id, **options)
 
 
 @breaks("linearizable.deleted-threads")
 class DeletesWithoutALock(Broken):
     """Looks up which messages there are, and then deletes those."""
 
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+    async def delete_thread(self, thread_id: str, **options: Any) -> None:
         thread = self._store.threads.get(thread_id)
         count = len(thread.bodies) if thread else 0
         await pause()
@@ -68,7 +69,7 @@ class DeletesWithoutALock(Broken):
         if thread is not None and len(thread.bodies) > count:
             del thread.bodies[:count]
         else:
-            await super().delete_thread(thread_id, forget_keys=forget_keys)
+            await super().delete_thread(thread_id, **options)
 
 
 @breaks("linearizable.deleted-threads")
@@ -79,7 +80,7 @@ class RestoresInTwoSteps(Broken):
         if thread is not None:
             raise VersionConflict(dump.thread_id, 0, len(thread.bodies))
 
-        write = self._codec.restore(dump)
+        write = encode_dump(self._codec, dump)
         await pause()
         restored = Thread(0, 0, list(write.bodies))
         restored.extra.update(write.items)
@@ -102,11 +103,11 @@ class DeletesTheDraftOfARestore(Broken):
         self.drafts.remove(dump.thread_id)
         await super().restore_thread(dump)
 
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+    async def delete_thread(self, thread_id: str, **options: Any) -> None:
         if thread_id not in self._store.threads:
             self.drafts.discard(thread_id)
 
-        await super().delete_thread(thread_id, forget_keys=forget_keys)
+        await super().delete_thread(thread_id, **options)
 
 
 @breaks("linearizable.threads-in-handles")
@@ -135,10 +136,12 @@ class ReadsAStaleCopy(Broken):
 
 
 @breaks("linearizable.deleted-calls")
-class ErasesAnOldCopy(Broken):
+class ErasesAnOldCopy(AtOnce):
     """Writes back the erased calls as they were before, without their new results."""
 
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+    async def delete_thread(
+        self, thread_id: str, *, forget_keys: bool = False, **options: Any
+    ) -> None:
         before = {
             place: self._store.calls[place]
             for place in self._store.calls_of.get(thread_id, ())
@@ -148,14 +151,14 @@ class ErasesAnOldCopy(Broken):
         if not forget_keys:
             self._store.calls.update(before)
 
-        await super().delete_thread(thread_id, forget_keys=forget_keys)
+        await super().delete_thread(thread_id, forget_keys=forget_keys, **options)
 
 
 @breaks("linearizable.deleted-calls")
 class ForgetsInTwoSteps(Broken):
     """Looks up the calls, frees their keys, and deletes new calls too."""
 
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
-        await super().delete_thread(thread_id, forget_keys=forget_keys)
+    async def delete_thread(self, thread_id: str, **options: Any) -> None:
+        await super().delete_thread(thread_id, **options)
         await pause()
-        await super().delete_thread(thread_id, forget_keys=forget_keys)
+        await super().delete_thread(thread_id, **options)

@@ -17,16 +17,16 @@ from tests.broken.store import Broken, breaks
 
 @breaks("erase.thread-is-gone")
 class DeletesOnlyMessages(Broken):
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+    async def delete_thread(self, thread_id: str, **options: Any) -> None:
         if thread_id in self._store.threads:
             self._store.threads[thread_id].bodies.clear()
 
 
 @breaks("erase.starts-again-at-0")
 class KeepsExtra(Broken):
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+    async def delete_thread(self, thread_id: str, **options: Any) -> None:
         loaded = await self.load(thread_id)
-        await super().delete_thread(thread_id, forget_keys=forget_keys)
+        await super().delete_thread(thread_id, **options)
         self.__dict__.setdefault("_extra", {})[thread_id] = loaded and loaded.extra
 
     async def append(self, thread_id: str, *args: Any, **options: Any) -> int:
@@ -39,40 +39,43 @@ class KeepsExtra(Broken):
 
 @breaks("erase.missing-is-no-error", raises="KeyError")
 class RaisesOnMissingDelete(Broken):
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+    async def delete_thread(self, thread_id: str, **options: Any) -> None:
         self._store.threads[thread_id]
-        await super().delete_thread(thread_id, forget_keys=forget_keys)
+        await super().delete_thread(thread_id, **options)
 
 
 @breaks("erase.leaves-the-neighbours")
 class DeletesByPrefix(Broken):
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+    async def delete_thread(self, thread_id: str, **options: Any) -> None:
         for thread in list(self._store.threads):
             if thread.startswith(thread_id):
-                await super().delete_thread(thread, forget_keys=forget_keys)
+                await super().delete_thread(thread, **options)
 
 
 @breaks("erase.completed-stays-paid", "erase.receipts-stay")
 class AlwaysForgetsKeys(Broken):
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
-        await super().delete_thread(thread_id, forget_keys=True)
+    async def delete_thread(self, thread_id: str, **options: Any) -> None:
+        await super().delete_thread(thread_id, **{**options, "forget_keys": True})
 
 
 @breaks("erase.issued-stays-issued")
 class FailsPendingCalls(Broken):
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+    async def delete_thread(self, thread_id: str, **options: Any) -> None:
         for record in await self.list_calls(thread_id):
             await self.record_result(thread_id, record.call.call_id, 0, success=False)
 
-        await super().delete_thread(thread_id, forget_keys=forget_keys)
+        await super().delete_thread(thread_id, **options)
 
 
 @breaks("erase.failed-stays-free")
 class ForgetsFailedCalls(Broken):
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+    async def delete_thread(self, thread_id: str, **options: Any) -> None:
         calls = await self.list_calls(thread_id)
-        failed = all(one.status == "failed" for one in calls)
-        await super().delete_thread(thread_id, forget_keys=forget_keys or failed)
+
+        if all(one.status == "failed" for one in calls):
+            options["forget_keys"] = True
+
+        await super().delete_thread(thread_id, **options)
 
 
 @breaks("erase.own-call-again", raises="CallMismatch")
@@ -130,22 +133,24 @@ class HoldsErasedKeys(Broken):
 
 @breaks("erase.forget-frees-keys", "erase.forget-leaves-no-receipt")
 class NeverForgetsKeys(Broken):
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
-        await super().delete_thread(thread_id)
+    async def delete_thread(self, thread_id: str, **options: Any) -> None:
+        await super().delete_thread(thread_id, **{**options, "forget_keys": False})
 
 
 @breaks("erase.forget-after-delete")
 class ForgetsOnlyOnce(Broken):
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+    async def delete_thread(self, thread_id: str, **options: Any) -> None:
         if thread_id in self._store.threads:
-            await super().delete_thread(thread_id, forget_keys=forget_keys)
+            await super().delete_thread(thread_id, **options)
 
 
 @breaks("erase.forget-is-of-one-thread")
 class ForgetsWholeKeys(Broken):
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+    async def delete_thread(
+        self, thread_id: str, *, forget_keys: bool = False, **options: Any
+    ) -> None:
         keys = {one.call.idempotency_key for one in await self.list_calls(thread_id)}
-        await super().delete_thread(thread_id, forget_keys=forget_keys)
+        await super().delete_thread(thread_id, forget_keys=forget_keys, **options)
 
         for key in keys if forget_keys else ():
             self._store.attempts.pop(key, None)

@@ -58,13 +58,13 @@ class ResolvesByPattern(Broken):
 
 @breaks("erase.id-is-not-a-pattern")
 class DeletesByGlob(Broken):
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+    async def delete_thread(self, thread_id: str, **options: Any) -> None:
         if isinstance(thread_id, str):
             for known in list(self._store.threads):
                 if self.matches(known, thread_id):
-                    await super().delete_thread(known, forget_keys=forget_keys)
+                    await super().delete_thread(known, **options)
 
-        await super().delete_thread(thread_id, forget_keys=forget_keys)
+        await super().delete_thread(thread_id, **options)
 
     def matches(self, known: str, pattern: str) -> bool:
         return fnmatchcase(known, pattern)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from cpkit import CallRecord, CheckpointData, JsonValue, ToolCall, VersionConflict
-from tests.broken.store import Broken, breaks, pause
+from tests.broken.store import AtOnce, Broken, breaks, pause
 
 
 @breaks("concurrent.appends-are-all-there", "linearizable.threads-in-tasks")
@@ -119,7 +119,7 @@ class LoadsMessagesLast(LoadsInTwoSteps):
 
 
 @breaks("concurrent.a-slow-load-is-of-one-moment")
-class LoadsWithoutASnapshot(LoadsInTwoSteps):
+class LoadsWithoutASnapshot(LoadsInTwoSteps, AtOnce):
     """As `LoadsInTwoSteps`, and no other task of its event loop can write between."""
 
     async def load(self, thread_id: str) -> CheckpointData[Any] | None:

@@ -318,8 +318,10 @@ class DropsErasedFromFullPages(Broken):
 
 @breaks("threads.erased-until-forgotten")
 class ListsForgottenIds(Broken):
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
-        await super().delete_thread(thread_id, forget_keys=forget_keys)
+    async def delete_thread(
+        self, thread_id: str, *, forget_keys: bool = False, **options: Any
+    ) -> None:
+        await super().delete_thread(thread_id, forget_keys=forget_keys, **options)
 
         if forget_keys:
             self.__dict__.setdefault("_forgotten", []).append(thread_id)

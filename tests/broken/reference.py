@@ -5,9 +5,9 @@ backends inherit from it and break one promise each. It passes every clause itse
 it also proves that the suite certifies a store that does not use `cpkit.driver`'s
 handle.
 
-Every operation takes one lock and never awaits while it holds the lock. So each
-operation is atomic, cannot be cancelled in the middle, and is never in flight when the
-handle closes.
+Every operation yields to other tasks once, before it checks the handle. Then it takes
+one lock, and never awaits while it holds the lock. So each operation is atomic, cannot
+be cancelled in the middle, and is never in flight when the handle closes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from cpkit import (
     VersionConflict,
     WrongEventLoop,
 )
-from cpkit.driver.codec import Codec, check_same_call, from_micros
+from cpkit.driver.codec import Codec, check_same_call, check_version, from_micros
+from cpkit.driver.dumps import decode_dump, encode_dump
 from cpkit.driver.ids import check_id, check_page, span
 from cpkit.driver.writes import StoredCall, StoredDump, key_is_held
 
@@ -222,11 +223,22 @@ class Reference:
     def durability(self) -> Durability:
         return Durability(Survives.NONE, {"kept": "until this process ends"})
 
+    async def _begin(self) -> None:
+        """Yield to other tasks, and check the handle, before anything else."""
+        await asyncio.sleep(0)
+        self._check_usable()
+
     # The six methods
 
     async def load(self, thread_id: str) -> CheckpointData[Any] | None:
-        self._check_usable()
+        await self._begin()
+        return self._snapshot(thread_id, 0, None)
+
+    def _snapshot(
+        self, thread_id: str, start: int, stop: int | None
+    ) -> CheckpointData[Any] | None:
         thread_id = check_id("thread_id", thread_id)
+        span(start, stop, 0)  # checks them
 
         with self._store.lock:
             thread = self._store.threads.get(thread_id)
@@ -234,19 +246,22 @@ class Reference:
             if thread is None:
                 return None
 
-            bodies = list(thread.bodies)
+            version = len(thread.bodies)
+            first, last = span(start, stop, version)
+            bodies = thread.bodies[first:last]
             extra = list(thread.extra.items())
             calls = self._store.of_thread(thread_id)
 
         return CheckpointData(
-            self._codec.messages(bodies, thread_id),
+            self._codec.messages(bodies, thread_id, first),
             self._codec.extra(extra, thread_id),
             [
                 self._codec.record(call)
                 for call in calls
                 if call.status == "issued" and not call.erased
             ],
-            len(bodies),
+            version,
+            first,
         )
 
     async def append(
@@ -257,7 +272,7 @@ class Reference:
         expected_version: int | None = None,
         extra: Mapping[str, JsonValue] | None = None,
     ) -> int:
-        self._check_usable()
+        await self._begin()
         write = self._codec.append(thread_id, messages, expected_version, extra)
 
         with self._store.lock:
@@ -277,7 +292,7 @@ class Reference:
             return len(thread.bodies)
 
     async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
-        self._check_usable()
+        await self._begin()
         write = self._codec.merge(thread_id, extra)
 
         if not write.items:
@@ -288,7 +303,7 @@ class Reference:
             self._changed(write.thread_id, "extra")
 
     async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
-        self._check_usable()
+        await self._begin()
         write = self._codec.claim(thread_id, call)
         place = (write.thread_id, write.call_id)
 
@@ -332,7 +347,7 @@ class Reference:
         *,
         success: bool = True,
     ) -> CallRecord:
-        self._check_usable()
+        await self._begin()
         write = self._codec.resolve(thread_id, call_id, result, success)
         place = (write.thread_id, write.call_id)
 
@@ -372,7 +387,7 @@ class Reference:
         limit: int = 100,
         erased: bool = False,
     ) -> list[ThreadInfo]:
-        self._check_usable()
+        await self._begin()
         prefix, after, limit = check_page(prefix, after, limit)
 
         with self._store.lock:
@@ -408,19 +423,18 @@ class Reference:
     async def read(
         self, thread_id: str, start: int = 0, stop: int | None = None
     ) -> list[Any]:
-        self._check_usable()
-        thread_id = check_id("thread_id", thread_id)
+        await self._begin()
+        found = self._snapshot(thread_id, start, stop)
+        return [] if found is None else found.messages
 
-        with self._store.lock:
-            thread = self._store.threads.get(thread_id)
-            bodies = thread.bodies if thread else []
-            first, last = span(start, stop, len(bodies))
-            bodies = bodies[first:last]
-
-        return self._codec.messages(bodies, thread_id, first)
+    async def load_range(
+        self, thread_id: str, start: int = 0, stop: int | None = None
+    ) -> CheckpointData[Any] | None:
+        await self._begin()
+        return self._snapshot(thread_id, start, stop)
 
     async def list_calls(self, thread_id: str) -> list[CallRecord]:
-        self._check_usable()
+        await self._begin()
         thread_id = check_id("thread_id", thread_id)
 
         with self._store.lock:
@@ -429,7 +443,7 @@ class Reference:
         return [self._codec.record(call) for call in calls]
 
     async def find_call(self, idempotency_key: str) -> CallRecord | None:
-        self._check_usable()
+        await self._begin()
         key = check_id("idempotency_key", idempotency_key)
 
         with self._store.lock:
@@ -440,11 +454,26 @@ class Reference:
 
         return self._codec.record(last)
 
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
-        self._check_usable()
+    async def delete_thread(
+        self,
+        thread_id: str,
+        *,
+        expected_version: int | None = None,
+        forget_keys: bool = False,
+    ) -> None:
+        await self._begin()
         thread_id = check_id("thread_id", thread_id)
 
+        if expected_version is not None:
+            expected_version = check_version(expected_version)
+
         with self._store.lock:
+            thread = self._store.threads.get(thread_id)
+            version = len(thread.bodies) if thread else 0
+
+            if expected_version not in (None, version):
+                raise VersionConflict(thread_id, expected_version or 0, version)
+
             self._store.threads.pop(thread_id, None)
             self._changed(thread_id, "deletion")
 
@@ -464,7 +493,7 @@ class Reference:
                     del self._store.attempts[key]
 
     async def dump_thread(self, thread_id: str) -> ThreadDump | None:
-        self._check_usable()
+        await self._begin()
         thread_id = check_id("thread_id", thread_id)
 
         with self._store.lock:
@@ -483,11 +512,11 @@ class Reference:
                 None if thread is None else thread.updated_at,
             )
 
-        return self._codec.dump(thread_id, dump)
+        return decode_dump(self._codec, thread_id, dump)
 
     async def restore_thread(self, dump: ThreadDump) -> None:
-        self._check_usable()
-        write = self._codec.restore(dump)
+        await self._begin()
+        write = encode_dump(self._codec, dump)
 
         with self._store.lock:
             thread = self._store.threads.get(write.thread_id)
@@ -512,7 +541,7 @@ class Reference:
                 place = (call.thread_id, call.call_id)
                 self._store.calls[place] = call
                 self._store.calls_of.setdefault(call.thread_id, []).append(place)
-                attempts = self._store.attempts.setdefault(write.idempotency_key, [])
+                attempts = self._store.attempts.setdefault(call.idempotency_key, [])
                 attempts.append(place)
                 attempts.sort(key=lambda one: self._store.calls[one].attempt)
 

@@ -12,10 +12,10 @@ from cpkit import (
     SerializationError,
     ToolCall,
 )
-from tests.broken.store import Broken, breaks
+from tests.broken.store import AtOnce, Broken, breaks
 
 
-class _Result(Broken):
+class _Result(AtOnce):
     """Sets a call back to issued if `reopens` returns true."""
 
     async def record_result(
