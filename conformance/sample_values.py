@@ -99,7 +99,6 @@ JSON_VALUES: dict[str, Any] = {
 }
 """JSON values; each must come back unchanged, compared by `exactly`."""
 
-_SURROGATE = "a\ud800b"
 _CYCLE: list[Any] = []
 _CYCLE.append(_CYCLE)
 
@@ -107,9 +106,6 @@ NOT_JSON: dict[str, tuple[Any, tuple[str | int, ...]]] = {
     "NaN": (float("nan"), ()),
     "infinity": ({"a": [0, float("inf")]}, ("a", 1)),
     "minus infinity": ([float("-inf")], (0,)),
-    "a high surrogate": ({"a": {"b": _SURROGATE}}, ("a", "b")),
-    "a low surrogate": (["\udfff"], (0,)),
-    "a swapped pair of surrogates": ("\ude00\ud83d", ()),
     "bytes": ({"a": b"x"}, ("a",)),
     "a bytearray": (bytearray(b"x"), ()),
     "a set": ([1, [{1}]], (1, 0)),

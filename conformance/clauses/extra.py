@@ -8,7 +8,8 @@ from typing import Any
 
 from conformance.case import Case, raises
 from conformance.clause import clause
-from cpkit import JsonValue, SerializationError
+from conformance.sample_dumps import made_dump
+from cpkit import JsonValue, MovesThreads, SerializationError
 
 
 async def _extra(case: Case, thread: str) -> dict[str, Any]:
@@ -78,7 +79,7 @@ async def all_or_none(case: Case) -> None:
 
 @clause("extra.any-key")
 async def any_key(case: Case) -> None:
-    """Any string is a key, compared exactly: empty, with dots, NUL, in any case."""
+    """Any text of up to 512 bytes of JSON is a key: empty, with NUL, in any case."""
     thread = case.id()
     keys = [
         "",
@@ -97,8 +98,11 @@ async def any_key(case: Case) -> None:
         "'; --",
         "%",
         "*",
-        "x" * 2000,
-        "x" * 1999 + "y",
+        "x" * 512,
+        "x" * 511 + "y",
+        "é" * 256,
+        "é" * 255 + "è",
+        "\n" * 256,
         "😀",
         "\n",
         "constructor",
@@ -112,6 +116,29 @@ async def any_key(case: Case) -> None:
 
     extra = await _extra(case, thread)
     assert extra == expected
+
+
+@clause("extra.long-key-is-refused")
+async def long_key_is_refused(case: Case) -> None:
+    """A key of more than 512 bytes of JSON is refused, and nothing is written."""
+    thread = case.id()
+
+    for key in ("x" * 513, "é" * 256 + "x", "\n" * 257, "\x01" * 86, "x" * 100_000):
+        with raises(SerializationError, f"a merge of {len(key)} characters") as caught:
+            await case.cp.save_extra(thread, {"a": 1, key: 2})
+
+        (start,) = caught.error.path
+        assert start
+        assert key.startswith(start), "the path is the key, which may be cut"
+
+        with raises(SerializationError, f"an append of {len(key)} characters"):
+            await case.cp.append(thread, [{"n": 1}], extra={"a": 1, key: 2})
+
+        if isinstance(case.cp, MovesThreads):
+            with raises(SerializationError, f"a dump of {len(key)} characters"):
+                await case.cp.restore_thread(made_dump(thread, extra={key: 2}))
+
+    assert await case.cp.load(thread) is None
 
 
 @clause("extra.many-keys")

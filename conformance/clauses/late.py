@@ -1,4 +1,4 @@
-"""Writes that a store applies late: after a kill or a pause, and unanswered."""
+"""Writes that a store applies late: after a kill, a pause or a timeout."""
 
 from __future__ import annotations
 

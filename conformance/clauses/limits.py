@@ -144,6 +144,7 @@ async def append_too_large(case: Case) -> None:
     """More than max_append bytes raise PayloadTooLarge, and nothing is written."""
     thread = case.id()
     quarter: Any = _of_size(LIMIT // 4, "€")
+    long_keys = {letter * (LIMIT // 4): 1 for letter in "abcd"}
 
     async with case.open(max_append=LIMIT) as cp:
         with raises(PayloadTooLarge, "messages"):
@@ -161,11 +162,11 @@ async def append_too_large(case: Case) -> None:
         with raises(PayloadTooLarge, "a merge"):
             await cp.save_extra(thread, dict.fromkeys("abcde", quarter))
 
-        with raises(PayloadTooLarge, "a long key"):
-            await cp.save_extra(thread, {"x" * LIMIT: 1})
+        with raises(PayloadTooLarge, "long keys"):
+            await cp.save_extra(thread, long_keys)
 
-        with raises(PayloadTooLarge, "a long key beside a message"):
-            await cp.append(thread, [{"n": 0}], extra={"x" * LIMIT: 1})
+        with raises(PayloadTooLarge, "long keys beside a message"):
+            await cp.append(thread, [{"n": 0}], extra=long_keys)
 
         assert caught.error.limit == LIMIT
         assert caught.error.size > LIMIT

@@ -51,7 +51,7 @@ _json = st.recursive(
     ),
     max_leaves=5,
 )
-_values = _json | st.sampled_from([float("nan"), "\ud800", b"x", {1: 2}])
+_values = _json | st.sampled_from([float("nan"), b"x", {1: 2}])
 _objects = st.dictionaries(st.text(max_size=4), _values, max_size=3)
 _threads = st.sampled_from(["a", "A"])
 _keys = st.sampled_from(KEYS)

@@ -191,7 +191,7 @@ async def refused_in_extra(case: Case) -> None:
     await _refused(
         case, lambda value: case.cp.save_extra(thread, {"a": 1, "v": value}), ("v",)
     )
-    keys: list[Any] = [1, None, True, b"k", ("a",), "\ud800"]
+    keys: list[Any] = [1, None, True, b"k", ("a",)]
 
     for key in keys:
         with raises(SerializationError, f"the key {key!r}"):

@@ -10,6 +10,7 @@ from typing import Any
 
 from conformance.case import Case, Store
 from conformance.clause import Level, clause
+from conformance.clauses.late import append_at_loaded_version
 from conformance.failure import Failure, Skip
 from conformance.harness import Harness
 from conformance.proxy import FAULTS, Fault, Proxy
@@ -132,7 +133,7 @@ async def _do(case: Case, cp: Store, write: _Write, proxy: Proxy) -> None:
     }[write.name]
 
     # The handle works as before, whatever the fault has left behind.
-    assert await cp.append(thread, [{"n": 2}]) == loaded.version + 1
+    await append_at_loaded_version(cp, thread, late=1)
 
 
 async def _all_writes(case: Case) -> list[_Write]:
@@ -260,8 +261,7 @@ async def one_way_is_unavailable(case: Case) -> None:
             for answer in answers:
                 assert isinstance(answer, BackendUnavailable), f"the link loses {cut}"
 
-            version = await cp.append(thread, [])
-            assert await cp.append(thread, [{"n": 3}]) == version + 1
+            await append_at_loaded_version(cp, thread, late=1)
 
 
 async def _load(cp: Store, thread: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cpkit import CheckpointData, JsonValue
+from cpkit import BackendUnavailable, CheckpointData, JsonValue, SerializationError
 from tests.broken.store import Broken, breaks
 
 
@@ -65,15 +65,32 @@ class FoldsKeys(Broken):
 
 @breaks("extra.any-key")
 class IndexesTheStartOfKeys(Broken):
-    """Takes two keys for one if they start with the same 512 bytes."""
+    """Takes two keys for one if they start with the same 500 bytes."""
 
     async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
         await super().save_extra(thread_id, extra)
         stored = self._store.threads[thread_id].extra if extra else {}
-        first = {key[:512]: key for key in reversed(stored)}
+        first = {key[:500]: key for key in reversed(stored)}
 
-        for key in [key for key in stored if first[key[:512]] != key]:
-            stored[first[key[:512]]] = stored.pop(key)
+        for key in [key for key in stored if first[key[:500]] != key]:
+            stored[first[key[:500]]] = stored.pop(key)
+
+
+@breaks("extra.long-key-is-refused")
+class CutsLongKeys(Broken):
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        await super().save_extra(thread_id, {k[:200]: v for k, v in extra.items()})
+
+
+@breaks("extra.long-key-is-refused")
+class LeavesKeysToItsEngine(Broken):
+    """Has an index of the keys, and hands the engine's error on."""
+
+    async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
+        try:
+            await super().save_extra(thread_id, extra)
+        except SerializationError as exc:
+            raise BackendUnavailable("broken", "key too long") from exc
 
 
 @breaks("extra.many-keys")

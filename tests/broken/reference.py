@@ -367,9 +367,7 @@ class Reference:
 
                 if not stored.erased:
                     self._store.touch(write.thread_id)
-
-                late = "late " if stored.erased else ""
-                self._changed(write.thread_id, f"{late}result")
+                    self._changed(write.thread_id, "result")
 
             return self._codec.record(stored)
 

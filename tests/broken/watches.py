@@ -58,20 +58,8 @@ class WatchesTheClock(Broken):
 
 
 @breaks("watch.yields-deletions")
-class MissesLateResults(_Misses):
-    missed = ("late result",)
-
-
-@breaks("watch.yields-deletions")
-class MissesLateFailures(Broken):
-    """Counts a late result only if it is a success: only then is a key paid."""
-
-    def _changed(self, thread_id: str, change: str) -> None:
-        late = [call for call in self._store.of_thread(thread_id) if call.resolved_at]
-        last = max(late, key=lambda call: call.resolved_at or 0, default=None)
-
-        if change != "late result" or (last and last.status == "completed"):
-            super()._changed(thread_id, change)
+class MissesDeletions(_Misses):
+    missed = ("deletion",)
 
 
 @breaks("watch.yields-restores")
