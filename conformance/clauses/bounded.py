@@ -190,6 +190,18 @@ async def read_memory(case: Case) -> None:
     await _check_memory(case, lambda thread, _: case.cp.read(thread, -5))
 
 
+@clause("bounded.range-memory", ReadsRanges, level=BOUNDED, deadline=50)
+async def range_memory(case: Case) -> None:
+    """The memory of a load_range depends on the range, not on the thread's length."""
+
+    async def load(thread: str, _: int) -> None:
+        await case.cp.load_range(thread, -5)
+        await case.cp.load_range(thread, 1, 3)
+        await case.cp.load_range(thread, stop=0)
+
+    await _check_memory(case, load)
+
+
 @clause("bounded.list-memory", ListsThreads, level=BOUNDED, deadline=50)
 async def list_memory(case: Case) -> None:
     """Listing threads does not read their messages."""

@@ -92,6 +92,11 @@ def _forget(cp: Store, at: _Target) -> tuple[str, str, Work]:
     return at.thread, at.call.idempotency_key, work
 
 
+def _delete(cp: Store, at: _Target) -> tuple[str, str, Work]:
+    work = cp.delete_thread(at.thread, expected_version=1)
+    return at.thread, at.call.idempotency_key, work
+
+
 def _restore(cp: Store, at: _Target) -> tuple[str, str, Work]:
     done = made_call(at.fresh, "completed", result="paid")
     work = cp.restore_thread(made_dump(at.fresh, done))
@@ -100,15 +105,15 @@ def _restore(cp: Store, at: _Target) -> tuple[str, str, Work]:
 
 def _writes(cp: Store, always: list[Write]) -> list[Write]:
     """Return these writes, and the optional ones that the store supports."""
-    optional = {ErasesThreads: _forget, MovesThreads: _restore}
-    return [*always, *(w for kind, w in optional.items() if isinstance(cp, kind))]
+    erases = [_delete, _forget] if isinstance(cp, ErasesThreads) else []
+    return [*always, *erases, *([_restore] if isinstance(cp, MovesThreads) else [])]
 
 
 def _looks_at_thread(cp: Store, thread: str) -> list[Look]:
     looks: list[Look] = [partial(cp.load, thread)]
 
     if isinstance(cp, ReadsRanges):
-        looks.append(partial(cp.read, thread))
+        looks += [partial(cp.read, thread), partial(cp.load_range, thread)]
 
     if isinstance(cp, KeepsReceipts):
         looks.append(partial(cp.list_calls, thread))

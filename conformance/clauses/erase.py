@@ -261,12 +261,15 @@ async def not_listed(case: Case) -> None:
 
 @clause("erase.reads-nothing", ErasesThreads, ReadsRanges)
 async def reads_nothing(case: Case) -> None:
-    """read returns no message of a deleted thread."""
+    """read and load_range return nothing of a deleted thread."""
     thread, _ = await _filled(case)
+    assert await case.cp.load_range(thread) is not None
     await case.cp.delete_thread(thread)
     assert await case.cp.read(thread) == []
+    assert await case.cp.load_range(thread) is None
     await case.cp.append(thread, [{"n": 3}])
     assert await case.cp.read(thread) == [{"n": 3}]
+    assert await case.cp.load_range(thread) == await case.cp.load(thread)
 
 
 @clause("erase.receipts-stay", ErasesThreads, KeepsReceipts)

@@ -38,6 +38,7 @@ def _calls(case: Case, cp: Store) -> dict[str, Callable[[], Awaitable[object]]]:
         "record_result": lambda: cp.record_result(thread, case.id("call"), 1),
         "find_completed": lambda: cp.find_completed(case.id("key")),
         "read": lambda: cp.read(thread),
+        "load_range": lambda: cp.load_range(thread),
         "list_threads": lambda: cp.list_threads(prefix=thread),
         "list_calls": lambda: cp.list_calls(thread),
         "find_call": lambda: cp.find_call(case.id("key")),
@@ -55,6 +56,7 @@ def _wrong_calls(case: Case, cp: Store) -> dict[str, Callable[[], Awaitable[obje
         "append": lambda: cp.append(case.id(), [object()]),
         "find_completed": lambda: cp.find_completed(""),
         "read": lambda: cp.read(""),
+        "load_range": lambda: cp.load_range(""),
         "list_threads": lambda: cp.list_threads(limit=0),
         "list_calls": lambda: cp.list_calls(""),
         "find_call": lambda: cp.find_call(""),
@@ -202,6 +204,9 @@ async def _check_looks(cp: Any, thread: str, messages: list[Any]) -> None:
     """Check that every look at a thread that the store has shows the messages."""
     if isinstance(cp, ReadsRanges):
         assert await cp.read(thread) == messages
+        loaded = await cp.load_range(thread, -2)
+        assert loaded is not None
+        assert (loaded.messages, loaded.version) == (messages[-2:], len(messages))
 
     if isinstance(cp, ListsThreads):
         listed = await cp.list_threads(prefix=thread)

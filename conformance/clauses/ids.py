@@ -281,8 +281,13 @@ async def refused_in_list(case: Case) -> None:
 
 @clause("ids.refused-in-read", ReadsRanges)
 async def refused_in_read(case: Case) -> None:
-    """read refuses an invalid id."""
-    await _refused({"read": lambda bad: case.cp.read(bad, 0, 1)})
+    """read and load_range refuse an invalid id."""
+    await _refused(
+        {
+            "read": lambda bad: case.cp.read(bad, 0, 1),
+            "load_range": lambda bad: case.cp.load_range(bad, 0, 1),
+        }
+    )
 
 
 @clause("ids.refused-in-receipts", KeepsReceipts)

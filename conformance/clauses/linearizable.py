@@ -90,14 +90,14 @@ async def _keys(case: Case, cps: list[Store], *, deletes: bool = False) -> None:
 
 @clause("linearizable.threads-in-tasks", level=CONCURRENT, deadline=50)
 async def threads_in_tasks(case: Case) -> None:
-    """Appends, merges, loads and reads of concurrent tasks are linearizable."""
+    """Appends, merges, loads and ranges of concurrent tasks are linearizable."""
     for _ in range(case.times(4)):
         await _threads(case, [case.cp] * CLIENTS)
 
 
 @clause("linearizable.threads-in-handles", "handles", level=CONCURRENT, deadline=50)
 async def threads_in_handles(case: Case) -> None:
-    """Appends, merges, loads and reads of concurrent handles are linearizable."""
+    """Appends, merges, loads and ranges of concurrent handles are linearizable."""
     async with handles(case) as cps:
         for _ in range(case.times(4)):
             await _threads(case, [cps[n % 3] for n in range(CLIENTS)])
@@ -120,7 +120,7 @@ async def keys_in_handles(case: Case) -> None:
 
 @clause("linearizable.deleted-threads", ErasesThreads, level=CONCURRENT, deadline=50)
 async def deleted_threads(case: Case) -> None:
-    """Deletions, restores, dumps, reads and writes of a thread are linearizable."""
+    """Deletions, fenced ones too, restores, dumps and writes are linearizable."""
     async with handles(case) as cps:
         for _ in range(case.times(6)):
             await _threads(case, [cps[n % 3] for n in range(CLIENTS)], deletes=True)
@@ -144,15 +144,12 @@ async def _restored_beside_deletions(case: Case, cps: list[Store]) -> None:
             for n in range(3):
                 token = f"{recorder.client}.{n}"
                 await recorder.restore_thread(thread, [token], {"a": token})
-                await asyncio.sleep(0)
         finally:
             left -= 1
 
     async def delete(recorder: Recorder) -> None:
-        # At least once: a store in memory restores without a pause.
         for _ in range(40):
             await recorder.delete_thread(thread)
-            await asyncio.sleep(0)
 
             if not left:
                 break
@@ -232,7 +229,7 @@ async def _in_processes(case: Case, does: str, **options: Any) -> list[Op]:
 
 @clause("linearizable.threads-in-processes", "processes", level=CONCURRENT, deadline=50)
 async def threads_in_processes(case: Case) -> None:
-    """Appends, merges, loads and reads of concurrent processes are linearizable."""
+    """Appends, merges, loads and ranges of concurrent processes are linearizable."""
     threads = [case.id() for _ in range(2)]
     history = await _in_processes(
         case, "threads", threads=threads, count=case.times(25)

@@ -41,7 +41,7 @@ async def all_three_fields(case: Case) -> None:
 
 @clause("load.version-counts-messages")
 async def version_counts_messages(case: Case) -> None:
-    """The version of a loaded thread is the number of its messages."""
+    """The version of a loaded thread is the number of its messages; first is 0."""
     thread = case.id()
 
     for n in range(1, 4):
@@ -49,6 +49,7 @@ async def version_counts_messages(case: Case) -> None:
         loaded = await case.cp.load(thread)
         assert loaded is not None
         assert loaded.version == len(loaded.messages) == written == n
+        assert loaded.first == 0
 
 
 @clause("load.only-extra")

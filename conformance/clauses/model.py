@@ -168,6 +168,7 @@ class _Machine(RuleBasedStateMachine):
     @rule(thread=_threads, start=st.integers(-6, 6), stop=_bounds)
     def read(self, thread: str, start: int, stop: int | None) -> None:
         self.do("read", thread, start, stop)
+        self.do("load_range", thread, start, stop)
 
     @precondition(lambda self: isinstance(self.bench.store, ListsThreads))
     @rule(prefix=st.sampled_from(["", "a", "A", "ab"]), erased=st.booleans())
@@ -185,9 +186,18 @@ class _Machine(RuleBasedStateMachine):
         self.do("find_call", key)
 
     @precondition(lambda self: isinstance(self.bench.store, ErasesThreads))
-    @rule(thread=_threads, forget_keys=st.booleans())
-    def delete_thread(self, thread: str, forget_keys: bool) -> None:
-        self.do("delete_thread", thread, forget_keys=forget_keys)
+    @rule(
+        thread=_threads,
+        expected_version=st.none() | st.integers(0, 3),
+        forget_keys=st.booleans(),
+    )
+    def delete_thread(
+        self, thread: str, expected_version: int | None, forget_keys: bool
+    ) -> None:
+        fence = (
+            {} if expected_version is None else {"expected_version": expected_version}
+        )
+        self.do("delete_thread", thread, **fence, forget_keys=forget_keys)
         self.do("load", thread)
 
         for key in KEYS:

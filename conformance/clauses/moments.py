@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import asynccontextmanager
+from functools import partial
+from itertools import cycle
 from random import Random
 from typing import Annotated, Any
 
@@ -18,6 +20,7 @@ from conformance.clauses.concurrent import handles
 from conformance.history.moments import check_moment, write_moments
 from conformance.history.recorder import Recorder
 from conformance.workers import workers
+from cpkit import CheckpointData, ReadsRanges
 
 CONCURRENT = Level.CONCURRENT
 
@@ -37,21 +40,30 @@ async def _begun(case: Case) -> str:
 
 @asynccontextmanager
 async def _readers(
-    cps: list[Store], thread: str, writers: list[str]
+    cps: list[Store], thread: str, writers: list[str], *, by_range: bool = False
 ) -> AsyncIterator[None]:
-    """Load and check the thread of `_begun` with each handle until the block ends."""
+    """Load and check the thread of `_begun` with each handle until the block ends.
+
+    ``by_range``: load the newest messages, and no message, by turns.
+    """
     done = asyncio.Event()
 
     async def read(cp: Store) -> None:
         version = LONG
+        looks: list[Callable[[str], Awaitable[CheckpointData[Any] | None]]] = [cp.load]
 
-        while not done.is_set():
-            loaded = await cp.load(thread)
+        if by_range:
+            looks = [partial(cp.load_range, start=-3), partial(cp.load_range, stop=0)]
+
+        for look in cycle(looks):
+            if done.is_set():
+                break
+
+            loaded = await look(thread)
             assert loaded is not None
             assert loaded.version >= version, "a later load of the same handle"
             version = loaded.version
             check_moment(loaded, writers, LONG)
-            await asyncio.sleep(0)  # an in-memory store never yields to the event loop
 
     readers = [asyncio.create_task(read(cp)) for cp in cps]
 
@@ -62,23 +74,36 @@ async def _readers(
         await asyncio.gather(*readers)
 
 
+async def _write(case: Case, cps: list[Store], writers: list[str], thread: str) -> None:
+    await asyncio.gather(
+        *(
+            write_moments(
+                Recorder(cp, writer),
+                Random(case.random.random()),
+                thread,
+                case.times(15),
+            )
+            for cp, writer in zip(cps, writers, strict=True)
+        )
+    )
+
+
 @clause("concurrent.loads-are-of-one-moment", level=CONCURRENT, deadline=40)
 async def loads_are_of_one_moment(case: Case) -> None:
     """The messages, extra and pending calls of a load are of one moment."""
     thread, writers = await _begun(case), ["writer 1", "writer 2"]
 
     async with handles(case) as cps, _readers(cps, thread, writers):
-        await asyncio.gather(
-            *(
-                write_moments(
-                    Recorder(cp, writer),
-                    Random(case.random.random()),
-                    thread,
-                    case.times(15),
-                )
-                for cp, writer in zip(cps[1:], writers, strict=True)
-            )
-        )
+        await _write(case, cps[1:], writers, thread)
+
+
+@clause("concurrent.ranges-are-of-one-moment", ReadsRanges, level=CONCURRENT)
+async def ranges_are_of_one_moment(case: Case) -> None:
+    """All that load_range returns is of one moment, for no message too."""
+    thread, writers = await _begun(case), ["writer 1", "writer 2"]
+
+    async with handles(case) as cps, _readers(cps, thread, writers, by_range=True):
+        await _write(case, cps[1:], writers, thread)
 
 
 @clause(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from conformance.answers import answers
 from conformance.case import Case, raises
 from conformance.clause import clause
 from conformance.clauses.claim import is_utc
@@ -20,7 +21,6 @@ from cpkit import (
     KeyTaken,
     ListsThreads,
     MovesThreads,
-    ReadsRanges,
     SerializationError,
     ThreadDump,
     VersionConflict,
@@ -55,29 +55,6 @@ async def _moved(case: Case, dump: ThreadDump) -> tuple[list[Any], list[Any]]:
     """Restore a dump, and return it and a new dump of the thread, for comparison."""
     await case.cp.restore_thread(dump)
     return _parts(dump), _parts(await case.cp.dump_thread(dump.thread_id))
-
-
-async def _answers(case: Case, thread: str, keys: list[str]) -> dict[str, Any]:
-    """Return what every read says about a thread and its keys."""
-    cp: Any = case.cp
-    found = {"load": await cp.load(thread)}
-
-    for key in keys:
-        found[f"find_completed {key}"] = await cp.find_completed(key)
-
-    if isinstance(cp, KeepsReceipts):
-        found["list_calls"] = await cp.list_calls(thread)
-
-        for key in keys:
-            found[f"find_call {key}"] = await cp.find_call(key)
-
-    if isinstance(cp, ReadsRanges):
-        found["read"] = await cp.read(thread)
-
-    if isinstance(cp, ListsThreads):
-        found["list_threads"] = await cp.list_threads(prefix=thread, erased=True)
-
-    return found
 
 
 @clause("move.missing-is-none", MovesThreads)
@@ -131,12 +108,12 @@ async def round_trip(case: Case) -> None:
     await case.cp.record_issued(thread, done)
     await case.cp.record_result(thread, done.call_id, {"receipt": 1})
     keys = [key, done.idempotency_key]
-    before = await _answers(case, thread, keys)
+    before = await answers(case.cp, thread, keys)
     dump = await case.cp.dump_thread(thread)
     assert dump is not None
     await case.cp.delete_thread(thread, forget_keys=True)
     expected, seen = await _moved(case, dump)
-    after = await _answers(case, thread, keys)
+    after = await answers(case.cp, thread, keys)
     assert exactly(seen, expected)
 
     for name, answer in before.items():
@@ -257,14 +234,14 @@ async def keeps_erasure(case: Case) -> None:
             await case.cp.record_issued(thread, case.call())
 
         keys = [call.idempotency_key for call in calls]
-        before = await _answers(case, thread, keys)
+        before = await answers(case.cp, thread, keys)
         dump = await case.cp.dump_thread(thread)
         assert dump is not None
         assert [record.erased for record in dump.calls][:2] == [True, True]
         assert (dump.created_at is None) == (dump.updated_at is None) == (not again)
         await case.cp.delete_thread(thread, forget_keys=True)
         expected, seen = await _moved(case, dump)
-        after = await _answers(case, thread, keys)
+        after = await answers(case.cp, thread, keys)
         assert exactly(seen, expected)
         assert after == before
 

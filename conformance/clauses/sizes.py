@@ -60,6 +60,7 @@ async def large_values(case: Case) -> None:
 
     if isinstance(cp, ReadsRanges):
         assert await cp.read(thread) == loaded.messages, "read of over a megabyte"
+        assert await cp.load_range(thread) == loaded, "a range of over a megabyte"
 
 
 @clause("sizes.many-calls", deadline=40)
@@ -126,8 +127,11 @@ async def long_thread(case: Case) -> None:
             (1, 5_000),
             (0, None),
         ):
-            read = [message["n"] for message in await case.cp.read(thread, start, stop)]
+            read = [message["n"] for message in await cp.read(thread, start, stop)]
+            part: Any = await cp.load_range(thread, start, stop)
             assert read == list(range(LONG + 1))[start:stop]
+            assert [message["n"] for message in part.messages] == read
+            assert (part.first, part.version) == (read[0], LONG + 1)
 
 
 @clause("sizes.many-appends", level=CONCURRENT, deadline=60)
@@ -164,8 +168,8 @@ async def large_batch_is_one(case: Case) -> None:
         return version
 
     async def watch(cp: Store, thread: str) -> None:
-        while not await is_whole(cp, thread):  # noqa: ASYNC110  # each look is the point
-            await asyncio.sleep(0)
+        while not await is_whole(cp, thread):
+            pass
 
     async with handles(case) as cps:
         for n in range(case.times(6)):

@@ -82,6 +82,7 @@ async def comes_back(case: Case) -> None:
                 assert [type(m) for m in await cp.read(thread)] == [
                     type(m) for m in messages
                 ]
+                assert await cp.load_range(thread) == loaded
 
             if isinstance(cp, MovesThreads):
                 dump = await cp.dump_thread(thread)
@@ -185,6 +186,10 @@ async def misfit_raises_at_load(case: Case) -> None:
                 await cp.read(thread, 1)
 
             assert caught.error.thread_id == thread
+            assert caught.error.path[0] == 1, "the position in the thread"
+            with raises(SerializationError, "a range") as caught:
+                await cp.load_range(thread, 1)
+
             assert caught.error.path[0] == 1, "the position in the thread"
             assert await cp.read(thread, 0, 1) == [Circle(radius=1)]
 

@@ -19,16 +19,17 @@ async def use_threads(
     *,
     deletes: bool = False,
 ) -> None:
-    """Append, merge, load and read, on threads that other clients use too.
+    """Append, merge, load and load ranges, on threads that other clients use too.
 
-    ``pace`` is in seconds between operations. Even with 0 the client yields to other
-    tasks, because an in-memory store never yields. With ``deletes`` the client also
-    deletes threads, and dumps and restores them where the store can.
+    ``pace`` is in seconds between operations. With ``deletes`` the client also deletes
+    threads, and dumps and restores them where the store can.
     """
     versions = dict.fromkeys(threads, 0)
 
     for n in range(count):
-        await asyncio.sleep(pace)
+        if pace:
+            await asyncio.sleep(pace)
+
         thread = random.choice(threads)
         tokens = [f"{recorder.client}.{n}.{i}" for i in range(random.choice((1, 1, 3)))]
         keys = random.sample("abc", random.randint(1, 3))
@@ -51,14 +52,17 @@ async def use_threads(
         else:
             await recorder.load(thread)
 
-        if recorder.reads_ranges and random.random() < 0.15:
-            start = random.randint(0, 3)
-            await recorder.read(thread, start, random.choice((None, start + 4)))
-
-        if deletes:
-            await _delete(recorder, random, thread, f"{recorder.client}.{n}")
+        if recorder.reads_ranges and random.random() < 0.2:
+            look = random.choice((recorder.read, recorder.load_range))
+            start = random.choice((0, 1, 3, -2))
+            await look(thread, start, random.choice((None, 0, start + 4)))
 
         versions[thread] = _last_version(recorder, thread, versions[thread])
+
+        if deletes:
+            token = f"{recorder.client}.{n}"
+            await _delete(recorder, random, thread, token, versions[thread])
+            versions[thread] = _last_version(recorder, thread, versions[thread])
 
 
 async def use_keys(
@@ -78,7 +82,9 @@ async def use_keys(
     call. With ``deletes`` the client also deletes threads, its own or another one's.
     """
     for n in range(count):
-        await asyncio.sleep(pace)
+        if pace:
+            await asyncio.sleep(pace)
+
         key = random.choice(keys)
         call_id = f"{recorder.client}.{n}.{keys.index(key)}"
         claimed = await recorder.record_issued(threads[recorder.client], call_id, key)
@@ -118,15 +124,19 @@ async def use_keys(
             )
 
 
-async def _delete(recorder: Recorder, random: Random, thread: str, token: str) -> None:
+async def _delete(
+    recorder: Recorder, random: Random, thread: str, token: str, version: int
+) -> None:
     """Now and then delete, dump or restore a thread."""
     dice = random.random()
 
-    if dice < 0.15:
+    if dice < 0.1:
         await recorder.delete_thread(thread)
-    elif dice < 0.25 and recorder.moves_threads:
+    elif dice < 0.15:
+        await recorder.delete_thread(thread, version)
+    elif dice < 0.3 and recorder.moves_threads:
         await recorder.restore_thread(thread, [f"{token}.r"], {"a": f"{token}.r"})
-    elif dice < 0.35 and recorder.moves_threads:
+    elif dice < 0.4 and recorder.moves_threads:
         await recorder.dump_thread(thread)
 
 
@@ -144,5 +154,8 @@ def _last_version(recorder: Recorder, thread: str, known: int) -> int:
 
     if kind in ("version", "conflict"):
         return int(rest[0])
+
+    if kind == "part":
+        return int(rest[2])
 
     return len(rest[0]) if kind == "loaded" else known

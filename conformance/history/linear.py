@@ -189,7 +189,14 @@ def _without_effect_on_answers(history: list[Op]) -> list[Op]:
 
 
 def _is_read(op: Op) -> bool:
-    return op.kind in ("load", "read", "dump_thread", "find_completed", "find_call")
+    return op.kind in (
+        "load",
+        "load_range",
+        "read",
+        "dump_thread",
+        "find_completed",
+        "find_call",
+    )
 
 
 def _texts(value: Any) -> set[str]:

@@ -24,6 +24,12 @@ __all__ = ["meet_at_keys", "meet_at_threads", "slots"]
 LENGTH = 12
 """How many operations of the usual duration fit in a slot."""
 
+_WITH_DELETIONS: list[tuple[str, ...]] = [
+    ("append", "delete", "load", "append", "load"),
+    ("append at the version", *("append or delete at the version",) * 5),
+]
+"""What the clients do one after another, where the store can delete threads."""
+
 SPIN = 300_000
 """Nanoseconds before a slot begins when a client stops to sleep and only waits."""
 
@@ -65,7 +71,7 @@ async def meet_at_threads(
         ("append", "load", "append", "load", "load"),
         ("append with extra", "load", "append with extra", "load"),
         ("save_extra", "load") * 4,
-        *([("append", "delete", "load", "append", "load")] if deletes else []),
+        *(_WITH_DELETIONS if deletes else []),
     ]
 
     async for slot in slots(random, usual, count):
@@ -77,11 +83,19 @@ async def meet_at_threads(
             tokens = [f"{word}.{i}" for i in range(3)]
             extra = {"all": word, name: word, f"{name} {step}": word}
 
+            if what == "append or delete at the version":
+                deleting = Random(f"{seed} {word}").random() < 0.5
+                what = f"{'delete' if deleting else 'append'} at the version"
+
             if what == "append":
                 await recorder.append(subject, tokens)
             elif what == "append at the version":
                 await recorder.append(subject, tokens, version)
                 version = int(recorder.last[subject][1])
+            elif what == "delete at the version":
+                await recorder.delete_thread(subject, version)
+                _, *actual = recorder.last[subject]
+                version = int(actual[0]) if actual else 0
             elif what == "append with extra":
                 await recorder.append(subject, tokens, extra=extra)
             elif what == "save_extra":

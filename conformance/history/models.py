@@ -46,6 +46,11 @@ class _Thread:
             return (tokens, _merged(extra, op.args)), ("done",)
 
         if op.kind == "delete_thread":
+            (expected,) = op.args
+
+            if expected not in (None, len(tokens)):
+                return state, ("conflict", len(tokens))
+
             return self.initial, ("deleted",)
 
         if op.kind == "restore_thread":
@@ -58,10 +63,14 @@ class _Thread:
             start, stop = op.args
             return state, ("read", tokens[start:stop])
 
-        assert op.kind in ("load", "dump_thread")
+        assert op.kind in ("load", "load_range", "dump_thread")
 
         if state == self.initial:
             return state, ("nothing",)
+
+        if op.kind == "load_range":
+            start, stop = op.args
+            return state, ("part", tokens[start:stop], extra, len(tokens))
 
         return state, ("loaded", tokens, extra)
 

@@ -82,6 +82,8 @@ def _given(op: Op) -> str:
             given = [f"messages={shown(list(tokens))}", f"extra={shown(dict(items))}"]
         case "record_result", (call_id, status, result):
             given = [shown(call_id), shown(result), f"success={status == 'completed'}"]
+        case "delete_thread", (expected,):
+            given = [] if expected is None else [f"expected_version={expected}"]
         case "delete_thread", (client, forget_keys):
             given = [f"thread of {client}", f"forget_keys={forget_keys}"]
         case _, args:
@@ -100,6 +102,9 @@ def _answer(op: Op) -> str:
             return f"VersionConflict: the thread is at version {version}"
         case "loaded", tokens, items:
             return f"messages {shown(list(tokens))}, extra {shown(dict(items))}"
+        case "part", tokens, items, version:
+            part = f"messages {shown(list(tokens))}, extra {shown(dict(items))}"
+            return f"{part}, version {version}"
         case "read", tokens:
             return f"messages {shown(list(tokens))}"
         case "record", call_id, status, result, attempt:

@@ -92,12 +92,28 @@ class Recorder:
 
         await self._record(thread, "read", (start, stop), run)
 
-    async def delete_thread(self, thread: str) -> None:
+    async def load_range(self, thread: str, start: int, stop: int | None) -> None:
         async def run() -> tuple[Any, ...]:
-            await self.cp.delete_thread(thread)
+            loaded = await self.cp.load_range(thread, start, stop)
+
+            if loaded is None:
+                return ("nothing",)
+
+            items = _items(loaded.extra)
+            return "part", _tokens(loaded.messages), items, loaded.version
+
+        await self._record(thread, "load_range", (start, stop), run)
+
+    async def delete_thread(self, thread: str, expected: int | None = None) -> None:
+        async def run() -> tuple[Any, ...]:
+            try:
+                await self.cp.delete_thread(thread, expected_version=expected)
+            except VersionConflict as exc:
+                return "conflict", exc.actual
+
             return ("deleted",)
 
-        await self._record(thread, "delete_thread", (), run)
+        await self._record(thread, "delete_thread", (expected,), run)
 
     async def dump_thread(self, thread: str) -> None:
         async def run() -> tuple[Any, ...]:

@@ -118,7 +118,8 @@ class Script:
         """Return an answer without its times and without the order of extra's keys."""
         if isinstance(value, CheckpointData):
             extra = [list(item) for item in sorted(value.extra.items())]
-            return [value.messages, extra, self._comparable(value.pending)]
+            pending = self._comparable(value.pending)
+            return [value.messages, extra, pending, value.version, value.first]
 
         if isinstance(value, ThreadDump):
             extra = [list(item) for item in sorted(value.extra.items())]

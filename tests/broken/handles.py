@@ -129,7 +129,7 @@ class StatesNoText(Broken):
         return Durability(Survives.MACHINE)
 
 
-class _Remembers(Broken):
+class RemembersUntilItChanges(Broken):
     """Remembers what it saw, until this handle itself changes something."""
 
     def _changed(self, thread_id: str, change: str) -> None:
@@ -143,28 +143,28 @@ class _Remembers(Broken):
 
 
 @breaks("handle.shares-the-store")
-class RemembersMessages(_Remembers):
+class RemembersMessages(RemembersUntilItChanges):
     async def read(self, *args: Any, **options: Any) -> list[Any]:
         fresh = await super().read(*args, **options)
         return self.remembered(("read", args, options), fresh)
 
 
 @breaks("handle.shares-the-store")
-class RemembersLists(_Remembers):
+class RemembersLists(RemembersUntilItChanges):
     async def list_threads(self, **options: Any) -> list[ThreadInfo]:
         fresh = await super().list_threads(**options)
         return self.remembered(("list", options), fresh)
 
 
 @breaks("handle.shares-the-store")
-class RemembersDumps(_Remembers):
+class RemembersDumps(RemembersUntilItChanges):
     async def dump_thread(self, thread_id: str) -> ThreadDump | None:
         fresh = await super().dump_thread(thread_id)
         return self.remembered(("dump", thread_id), fresh)
 
 
 @breaks("handle.shares-the-store")
-class RemembersVersions(_Remembers):
+class RemembersVersions(RemembersUntilItChanges):
     async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
         version = await super().append(thread_id, messages, **options)
         nothing = not messages and not options
@@ -172,14 +172,14 @@ class RemembersVersions(_Remembers):
 
 
 @breaks("handle.shares-calls")
-class RemembersReceipts(_Remembers):
+class RemembersReceipts(RemembersUntilItChanges):
     async def list_calls(self, thread_id: str) -> list[CallRecord]:
         fresh = await super().list_calls(thread_id)
         return self.remembered(("calls", thread_id), fresh)
 
 
 @breaks("handle.shares-calls")
-class RemembersHolders(_Remembers):
+class RemembersHolders(RemembersUntilItChanges):
     async def find_call(self, idempotency_key: str) -> CallRecord | None:
         fresh = await super().find_call(idempotency_key)
         return self.remembered(("key", idempotency_key), fresh)

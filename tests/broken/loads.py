@@ -48,6 +48,14 @@ class LoadsAWindow(_Changed):
         return replace(loaded, messages=loaded.messages[-2:])
 
 
+@breaks("load.version-counts-messages")
+class CountsFromOne(_Changed):
+    """Numbers messages from 1, as some engines number rows."""
+
+    def changed(self, loaded: CheckpointData[Any]) -> CheckpointData[Any]:
+        return replace(loaded, first=1)
+
+
 @breaks("load.only-extra", "load.only-calls")
 class NeedsMessages(_Changed):
     def changed(self, loaded: CheckpointData[Any]) -> CheckpointData[Any] | None:
