@@ -11,6 +11,7 @@ __all__ = [
     "JSON_VALUES",
     "NOT_JSON",
     "SUBCLASSES",
+    "SURROGATES",
     "exactly",
     "nested",
 ]
@@ -101,6 +102,18 @@ JSON_VALUES: dict[str, Any] = {
 
 _CYCLE: list[Any] = []
 _CYCLE.append(_CYCLE)
+
+SURROGATES = {
+    "a high surrogate": "a\ud83db",
+    "a low surrogate": "\ude00",
+    "a pair of two code points": "\ud83d\ude00",
+    "a swapped pair": "\ude00\ud83d",
+    "beside an emoji": "\U0001f600\ud83d\U0001f600",
+    "beside its escape": "\\ud83d\ud83d\\\ud83d",
+    "beside quotes and NUL": "\"\ud800\0\n'\udfff\\",
+    "every surrogate": "".join(map(chr, range(0xD800, 0xE000))),
+}
+"""Texts that UTF-8 cannot hold; JSON can, and each must come back unchanged."""
 
 NOT_JSON: dict[str, tuple[Any, tuple[str | int, ...]]] = {
     "NaN": (float("nan"), ()),

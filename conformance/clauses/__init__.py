@@ -11,6 +11,7 @@ from conformance.clauses import (  # noqa: F401, I001  # the order of the report
     result,
     find,
     values,
+    text,
     ids,
     limits,
     sizes,

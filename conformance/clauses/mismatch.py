@@ -64,6 +64,8 @@ async def mismatch_of_args(case: Case) -> None:
         ({"n": "a"}, {"n": "A"}),
         ({"n": "a"}, {"n": "a "}),
         ({"n": "a\0b"}, {"n": "a\0c"}),
+        ({"n": "\ud83d"}, {"n": "\ude00"}),
+        ({"n": "\ud83d\ude00"}, {"n": "\U0001f600"}),
         ({"n": 1}, {"N": 1}),
         ({"n": "x" * 100_000 + "a"}, {"n": "x" * 100_000 + "b"}),
     ]
@@ -97,6 +99,7 @@ async def same_args_by_canonical_json(case: Case) -> None:
         ({"n": 10**20}, {"n": 1e20}),
         ({"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"d": 3.0, "c": 2}, "a": 1}),
         ({"n": [1, 2]}, {"n": (1, 2)}),
+        ({"\ud83d": "\ude00"}, {"\ud83d": "\ude00"}),
     ]
 
     for args, same in pairs:

@@ -40,19 +40,19 @@ SHRINKING = 6.0
 
 KEYS = ["k", "l"]
 
+_texts = st.text(st.characters(), max_size=5)  # with lone surrogates
+
 _json = st.recursive(
     st.none()
     | st.booleans()
     | st.integers()
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=6),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner)
-    ),
+    | _texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_texts, inner),
     max_leaves=5,
 )
 _values = _json | st.sampled_from([float("nan"), b"x", {1: 2}])
-_objects = st.dictionaries(st.text(max_size=4), _values, max_size=3)
+_objects = st.dictionaries(_texts, _values, max_size=3)
 _threads = st.sampled_from(["a", "A"])
 _keys = st.sampled_from(KEYS)
 _calls = st.sampled_from(["1", "2", "3"])

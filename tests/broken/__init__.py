@@ -29,6 +29,7 @@ from tests.broken import (  # noqa: F401  # each module registers its backends
     results,
     servers,
     sizes,
+    texts,
     unsynced_servers,
     values,
     watches,

@@ -241,7 +241,7 @@ class AcceptsDicts(Broken):
         return await super().record_issued(thread_id, given)
 
 
-class _ComparesArgs(Broken):
+class ComparesSomeArgs(Broken):
     """Takes other args for the same where a shorter text of both is the same."""
 
     def shortened(self, args: str) -> str:
@@ -262,25 +262,25 @@ class _ComparesArgs(Broken):
 
 
 @breaks("claim.mismatch-of-args")
-class ComparesArgsInAnyCase(_ComparesArgs):
+class ComparesArgsInAnyCase(ComparesSomeArgs):
     def shortened(self, args: str) -> str:
         return args.casefold()
 
 
 @breaks("claim.mismatch-of-args")
-class ComparesTheStartOfArgs(_ComparesArgs):
+class ComparesTheStartOfArgs(ComparesSomeArgs):
     def shortened(self, args: str) -> str:
         return args[: 2**16]
 
 
 @breaks("claim.mismatch-of-args")
-class ComparesArgsWithoutSpaces(_ComparesArgs):
+class ComparesArgsWithoutSpaces(ComparesSomeArgs):
     def shortened(self, args: str) -> str:
         return args.replace(" ", "")
 
 
 @breaks("claim.mismatch-of-args")
-class ComparesFifteenDigits(_ComparesArgs):
+class ComparesFifteenDigits(ComparesSomeArgs):
     """Rounds floats, as a column of decimal digits does."""
 
     def shortened(self, args: str) -> str:
@@ -288,7 +288,7 @@ class ComparesFifteenDigits(_ComparesArgs):
 
 
 @breaks("claim.mismatch-of-args")
-class ComparesNumbersByValue(_ComparesArgs):
+class ComparesNumbersByValue(ComparesSomeArgs):
     """Takes 1e300 for the integer of that value, which is written in full."""
 
     def shortened(self, args: str) -> str:
