@@ -178,7 +178,6 @@ async def loads_are_snapshots(case: Case) -> None:
             assert messages[: len(earlier)] == earlier
             assert [m["part"] for m in messages] == [0, 1, 2] * (len(messages) // 3)
             earlier = messages
-            await asyncio.sleep(0)  # an in-memory store never yields to the event loop
 
     async with handles(case) as cps:
         readers = [asyncio.create_task(read(cp)) for cp in cps]
@@ -214,14 +213,11 @@ async def append_and_extra_are_one(case: Case) -> None:
                 else:
                     break
 
-            await asyncio.sleep(0)  # an in-memory store never yields to the event loop
-
     async def read(cp: Store) -> None:
         while not done.is_set():
             loaded = await cp.load(thread)
             version, extra = (loaded.version, loaded.extra) if loaded else (0, {"n": 0})
             assert extra == {"n": version}
-            await asyncio.sleep(0)
 
     async with handles(case) as cps:
         readers = [asyncio.create_task(read(cp)) for cp in cps]
@@ -247,14 +243,12 @@ async def dumps_are_snapshots(case: Case) -> None:
     async def write(cp: Store) -> None:
         for n in range(1, case.times(40) + 1):
             await cp.append(thread, [{"n": n}], extra={"n": n})
-            await asyncio.sleep(0)
 
     async def read(cp: Store) -> None:
         while not done.is_set():
             dump = await cp.dump_thread(thread)
             version, extra = (len(dump.messages), dump.extra) if dump else (0, {"n": 0})
             assert extra == {"n": version}
-            await asyncio.sleep(0)
 
     async with handles(case) as cps:
         readers = [asyncio.create_task(read(cp)) for cp in cps]
@@ -393,8 +387,6 @@ async def threads_make_progress(case: Case) -> None:
             else:
                 await cp.append(busy, [{"text": "x" * 1000}])
 
-            await asyncio.sleep(0)
-
     async with handles(case) as cps:
         holders = [asyncio.create_task(hold(cps[n % 2], n)) for n in range(6)]
 
@@ -402,7 +394,6 @@ async def threads_make_progress(case: Case) -> None:
             for n in range(1, 21):
                 version = await cps[n % 3].append(calm, [{"n": n}])
                 assert version == n
-                await asyncio.sleep(0)
         finally:
             done.set()
             await asyncio.gather(*holders)

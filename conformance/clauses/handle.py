@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from conformance.case import Case, Store, raises
@@ -20,6 +21,7 @@ from cpkit import (
     MovesThreads,
     ReadsRanges,
     StatesDurability,
+    UnknownCall,
     VersionConflict,
     WrongEventLoop,
 )
@@ -299,6 +301,22 @@ async def works_after_errors(case: Case) -> None:
 
         version = await case.cp.append(thread, [{"n": n}])
         assert version == n + 1
+
+
+@clause("handle.lets-others-run")
+async def lets_others_run(case: Case) -> None:
+    """Every operation lets other tasks run, so that a loop of it does not block."""
+    calls = _calls(case, case.cp)
+    del calls["save_extra of nothing"]  # it has nothing to do
+
+    for name, use in calls.items():
+        others_ran = asyncio.Event()
+        asyncio.get_running_loop().call_soon(others_ran.set)
+
+        with suppress(UnknownCall):  # of record_result
+            await use()
+
+        assert others_ran.is_set(), name
 
 
 @clause("handle.states-durability", StatesDurability)

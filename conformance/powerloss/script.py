@@ -7,7 +7,6 @@ that was under way. Clients that share a key have their own threads too.
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime
 from random import Random
 from typing import Any, NamedTuple
@@ -182,7 +181,6 @@ async def perform(cp: Store, step: Step) -> None:
         answer = await getattr(cp, step.method)(*step.args, **step.options)
 
         while step.waits and answer is not None:
-            await asyncio.sleep(0)
             answer = await cp.record_issued(*step.args)
     except UnknownCall:
         return  # of a call that was refused or forgotten

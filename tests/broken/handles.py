@@ -21,7 +21,7 @@ from cpkit import (
 )
 from cpkit.driver.ids import check_id
 from tests.broken.reference import Reference
-from tests.broken.store import Broken, breaks, pause
+from tests.broken.store import AtOnce, Broken, breaks, pause
 
 T = TypeVar("T")
 
@@ -120,6 +120,18 @@ class BreaksAfterConflicts(Broken):
         except VersionConflict:
             self._failed = True
             raise
+
+
+@breaks("handle.lets-others-run")
+class NeverYields(AtOnce):
+    """Does all of its work in one step, as a store in memory can."""
+
+
+@breaks("handle.lets-others-run")
+class LoadsAtOnce(Broken):
+    async def load(self, thread_id: str) -> CheckpointData[Any] | None:
+        self._check_usable()
+        return self._snapshot(thread_id, 0, None)
 
 
 @breaks("handle.states-durability")
