@@ -254,6 +254,16 @@ def test_a_handle_without_an_asyncio_loop_says_so() -> None:
         cp.__aenter__().send(None)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_an_open_handle_without_an_asyncio_loop_says_so(method: str) -> None:
+    """Each method raises before it waits for anything."""
+    cp = handle(GatedStore())
+    asyncio.run(cp.__aenter__())
+
+    with pytest.raises(WrongEventLoop, match="not on trio"):
+        METHODS[method](cp).send(None)
+
+
 @pytest.mark.filterwarnings("ignore:.*fork")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_forked_child_does_not_use_the_handle_of_its_parent() -> None:
