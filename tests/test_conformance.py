@@ -198,41 +198,6 @@ class TestPostgres(Server):
         return postgres
 
 
-class InPartitions(ConformanceTests):
-    """Without power losses.
-
-    Creating so many tables fills the small log of a server in a folder. Postgres then
-    relies on a file system that syncs the name of a file with its content (ext4 and XFS
-    do), and the suite also builds states without the name.
-    """
-
-    @pytest.mark.parametrize("clause", WITHOUT_POWERLOSS, ids=lambda clause: clause.id)
-    def test_clause(self, clause: Clause, harness: Harness) -> None:
-        super().test_clause(clause, harness)
-
-
-@pytest.mark.long
-class TestPostgresInPartitions(InPartitions):
-    @pytest.fixture
-    def harness(self, postgres: Harness) -> Harness:
-        return _with(postgres, "schema=whole&partitions=64")
-
-
-@pytest.mark.long
-class TestPortableInPartitions(InPartitions):
-    @pytest.fixture
-    def harness(self, postgres: Harness) -> Harness:
-        return _with(postgres, "schema=plain&dialect=portable&partitions=64")
-
-
-def _with(postgres: Harness, options: str) -> Harness:
-    """Return a harness of the same server with more options."""
-    if not isinstance(postgres, PostgresHarness):
-        pytest.skip("the schema of the shared server is not this test's")
-
-    return PostgresHarness(f"{postgres.url}&{options}", postgres.server)
-
-
 def test_postgres_plans_with_few_threads(postgres: Harness) -> None:
     """The planner scans the table only where it knows of few threads: a new schema."""
     if not isinstance(postgres, PostgresHarness):
@@ -311,10 +276,9 @@ def test_redis_that_syncs_late_survives_a_kill(redis: Harness) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("url", ["sqlite:///{}/agent.db", "file://{}"])
-def test_a_store_that_does_not_sync_keeps_one_holder(url: str, tmp_path: Path) -> None:
+def test_a_store_that_does_not_sync_keeps_one_holder(tmp_path: Path) -> None:
     """With ``durability=normal`` a power loss takes writes, and no key gets two."""
-    harness = URLHarness(f"{url.format(tmp_path)}?durability=normal")
+    harness = URLHarness(f"sqlite:///{tmp_path}/agent.db?durability=normal")
 
     for clause in select(ids=WITHOUT_MACHINE):
         outcome = run_clause(clause, harness)
@@ -326,18 +290,6 @@ class TestRedisCluster(ConformanceTests):
     @pytest.fixture
     def harness(self, redis_cluster: Harness) -> Harness:
         return redis_cluster
-
-
-@pytest.mark.long
-class TestRedisClusterInOneSlot(ConformanceTests):
-    """A tag in the prefix keeps the store in one slot."""
-
-    @pytest.fixture
-    def harness(self, redis_cluster: Harness) -> Harness:
-        assert isinstance(redis_cluster, ClusterHarness)
-        cluster = redis_cluster.server
-        url = cluster.url(prefix="{one}", connect_timeout=3)
-        return ClusterHarness(url, cluster)
 
 
 SWEEPS = select(ids=["cancel", "concurrent", "kill", "linearizable", "model", "server"])
