@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from itertools import islice
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import lmdb
 from pydantic import PositiveInt
@@ -29,7 +29,6 @@ from pydantic_core import from_json, to_json
 from cpkit import CorruptThread, Durability, InvalidURL, Survives
 from cpkit.driver import (
     Append,
-    Batching,
     Claim,
     Conflict,
     Decode,
@@ -42,7 +41,6 @@ from cpkit.driver import (
     StoredCall,
     StoreFailure,
     StoreInfo,
-    Timeouts,
     Write,
     issued_call,
     resolved_call,
@@ -78,8 +76,9 @@ class LMDBStore:
     Options: ClassVar[type[DriverOptions]] = LMDBOptions
     client_options: ClassVar[frozenset[str]] = frozenset()
     limits = Limits(max_value=2**32 - 1)
-    batching = Batching()
-    timeouts = Timeouts(retry=1.0)
+    max_writes = 256
+    timeout = None
+    locks_threads = False
     erases = False
 
     def __init__(self, folder: str, options: LMDBOptions) -> None:
@@ -118,27 +117,23 @@ class LMDBStore:
             lambda tx: [_apply(tx, write) for write in batch], write=True
         )
 
-    async def snapshot(self, thread_id: str, decode: Decode) -> Snapshot | None:
+    async def snapshot(
+        self, thread_id: str, start: int, stop: int | None, decode: Decode
+    ) -> Snapshot | None:
         def query(tx: lmdb.Transaction) -> Snapshot | None:
             version = _version(tx, thread_id)
 
             if version is None:
                 return None
 
+            first, last = span(start, stop, version)
             return Snapshot(
-                decode(_bodies(tx, thread_id, 0, version), 0),
+                decode(_bodies(tx, thread_id, first, last), first),
                 [from_json(item) for item in _rows(tx, _key(b"x", thread_id))],
                 [call for call in _calls(tx, thread_id) if call.status == "issued"],
+                version,
+                first,
             )
-
-        return await self._run(query)
-
-    async def messages(
-        self, thread_id: str, start: int, stop: int | None, decode: Decode
-    ) -> list[Any]:
-        def query(tx: lmdb.Transaction) -> list[Any]:
-            first, last = span(start, stop, _version(tx, thread_id) or 0)
-            return decode(_bodies(tx, thread_id, first, last), first)
 
         return await self._run(query)
 
@@ -221,9 +216,9 @@ def _apply(tx: lmdb.Transaction, write: Write) -> Outcome:
         case Merge():
             _merge(tx, thread_id, write.items)
             tx.put(_key(b"t", thread_id), _number(version))
-        case Claim(call=call):
-            known = _call(tx, _key(b"i", thread_id, _hash(call.call_id)))
-            newest = _call(tx, _key(b"k", call.idempotency_key))
+        case Claim():
+            known = _call(tx, _key(b"i", thread_id, _hash(write.call_id)))
+            newest = _call(tx, _key(b"k", write.idempotency_key))
 
             if known or (newest and newest.status != "failed"):
                 return known or newest
@@ -231,8 +226,8 @@ def _apply(tx: lmdb.Transaction, write: Write) -> Outcome:
             # Nothing is ever deleted, so the number of entries is a sequence.
             place = _key(b"c", thread_id, _number(tx.stat()["entries"]))
             tx.put(place, to_json(issued_call(write, newest, time.time_ns() // 1000)))
-            tx.put(_key(b"i", thread_id, _hash(call.call_id)), place)
-            tx.put(_key(b"k", call.idempotency_key), place)
+            tx.put(_key(b"i", thread_id, _hash(write.call_id)), place)
+            tx.put(_key(b"k", write.idempotency_key), place)
             tx.put(_key(b"t", thread_id), _number(version))
         case Resolve():
             pointer = _key(b"i", thread_id, _hash(write.call_id))
