@@ -130,9 +130,8 @@ async def _process_bytes() -> int:
     return int(counters.partition("wchar: ")[2].split()[0])
 
 
-@clause("bounded.append-calls", level=BOUNDED, deadline=50)
-def append_calls(case: Case) -> None:
-    """The number of function calls of an append does not grow with the thread."""
+def _check_calls(case: Case, use: Callable[[Any, str], Awaitable[object]]) -> None:
+    """Compare the function calls of the uses, in every thread of the process."""
     count = 0
 
     def profile(*_: object) -> None:
@@ -146,10 +145,7 @@ def append_calls(case: Case) -> None:
         async with case.open() as cp:
             threads = await _filled(case, cp)
             return await _compare(
-                threads,
-                counted,
-                counted,
-                lambda thread, _: cp.append(thread, [MESSAGE]),
+                threads, counted, counted, lambda thread, _: use(cp, thread)
             )
 
     previous = sys.getprofile(), threading.getprofile()
@@ -164,6 +160,26 @@ def append_calls(case: Case) -> None:
         threading.setprofile(previous[1])
 
     assert long <= 1.5 * short + 100
+
+
+@clause("bounded.append-calls", level=BOUNDED, deadline=50)
+def append_calls(case: Case) -> None:
+    """The number of function calls of an append does not grow with the thread."""
+    _check_calls(case, lambda cp, thread: cp.append(thread, [MESSAGE]))
+
+
+@clause("bounded.range-calls", level=BOUNDED, deadline=50)
+def range_calls(case: Case) -> None:
+    """The number of function calls of a load_range does not grow with the thread."""
+
+    async def load(cp: Any, thread: str) -> None:
+        if not isinstance(cp, ReadsRanges):
+            case.skip("the store does not implement ReadsRanges")
+
+        await cp.load_range(thread, -5)
+        await cp.load_range(thread, stop=0)
+
+    _check_calls(case, load)
 
 
 @clause("bounded.merge-memory", level=BOUNDED, deadline=50)

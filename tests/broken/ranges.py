@@ -233,6 +233,17 @@ class CountsMessagesForNone(Broken):
         return await super().load_range(thread_id, start, stop)
 
 
+@breaks("bounded.range-calls")
+class CountsMessagesOneByOne(Broken):
+    """Looks at each message of the thread, to learn its version."""
+
+    async def load_range(self, thread_id: str, *args: Any, **options: Any) -> Any:
+        for body in self._store.threads[thread_id].bodies:
+            len(body)
+
+        return await super().load_range(thread_id, *args, **options)
+
+
 @breaks("concurrent.ranges-are-of-one-moment")
 class RangesInTwoSteps(Broken):
     """Reads the messages first; extra and pending calls are newer."""
