@@ -42,8 +42,9 @@ def canonical_json(value: JsonValue | Mapping[str, JsonValue]) -> str:
 
     if isinstance(value, Mapping):
         # RFC 8785, 3.2.3: names are sorted as arrays of UTF-16 code units.
+        # Two names can have the same units, if one has surrogates.
         names = sorted(
-            value, key=lambda name: name.encode("utf-16-be", "surrogatepass")
+            value, key=lambda name: (name.encode("utf-16-be", "surrogatepass"), name)
         )
         members = (f"{encode_basestring(n)}:{canonical_json(value[n])}" for n in names)
         return "{" + ",".join(members) + "}"

@@ -173,7 +173,7 @@ class ReadsRanges(Protocol[MessageT]):
         """Return what `load` returns, with ``messages[start:stop]`` only.
 
         The slice is Python's: ``start=-20`` gives the newest twenty, ``stop=0`` none.
-        ``version`` is the thread's, and ``first`` the position of the first message.
+        ``version`` is the thread's, and ``first`` the position where the range begins.
         """
         ...
 
@@ -245,11 +245,11 @@ class WatchesThreads(Protocol):
     ) -> AbstractAsyncContextManager[AsyncIterator[str]]:
         """Yield a thread's id after it changed; without ids, that of any thread.
 
-        Entering registers. Each append, change of extra, claim, result or deletion that
-        is committed after the entering is followed by a yield of its thread's id.
-        Changes are coalesced, and an id may be yielded without a change, so look at the
-        thread after each yield. A thread that was created and deleted again meanwhile
-        may be skipped.
+        Entering registers. Each append, change of extra, claim, result, deletion or
+        restore that is committed after the entering is followed by a yield of its
+        thread's id. Changes are coalesced, and an id may be yielded without a change,
+        so look at the thread after each yield. A change that leaves the thread as it
+        was may be skipped.
 
         A notification makes the yield quick. Where one is lost, the id is yielded
         within the poll interval. The iterator ends with the block, and raises

@@ -8,6 +8,7 @@ repeats. A read goes from the handle to `StoreCalls`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -168,6 +169,8 @@ class Handle(Generic[MessageT]):
 
         if write.items:
             await self._write(write)
+        else:
+            await asyncio.sleep(0)  # as every operation, it yields
 
     async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
         self._check()

@@ -22,7 +22,7 @@ class Lifecycle:
     """Knows whether a handle may be used, and how many operations are in flight.
 
     ``name`` is how errors call the handle; it must not hold a password. Each operation
-    adds one to ``in_flight`` when it begins, and calls `ended` at its end.
+    adds one to ``in_flight`` when it begins, and calls `ended` when it ends.
     """
 
     def __init__(self, name: str) -> None:
