@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -10,7 +11,6 @@ import pytest
 from cpkit import MemoryCheckpointer, ToolCall, VersionConflict
 from cpkit.driver import (
     Append,
-    Batching,
     Claim,
     Erase,
     FullHandle,
@@ -80,13 +80,14 @@ def some_write(chance: random.Random) -> Write:
         case "m":
             return Merge(thread_id, items)
         case "c":
-            call = ToolCall(chance.choice("xyz"), "tool", {}, chance.choice(KEYS))
-            return Claim(thread_id, call, b"{}")
+            call_id, key = chance.choice("xyz"), chance.choice(KEYS)
+            return Claim(thread_id, call_id, "tool", b"{}", key)
         case "r":
             status: CallStatus = chance.choice(("completed", "failed"))
             return Resolve(thread_id, chance.choice("xyz"), status, b"5")
         case "e":
-            return Erase(thread_id, chance.random() < 0.5)
+            expected = chance.choice((None, None, 0, 1))
+            return Erase(thread_id, chance.random() < 0.5, expected)
         case _:
             calls = [some_call(chance, thread_id)]
 
@@ -103,7 +104,7 @@ async def state(store: Store) -> list[Any]:
     assert isinstance(store, StoresThreadLists)
 
     def decode(bodies: Any, first: int) -> list[Any]:
-        return [first, *bodies]
+        return [(first + i, body) for i, body in enumerate(bodies)]
 
     listed = [
         await store.threads(prefix, after, limit, erased)
@@ -114,6 +115,11 @@ async def state(store: Store) -> list[Any]:
     ]
     found = [[(one.thread_id, one.version) for one in page] for page in listed]
     dumps = [await store.dump(thread_id) for thread_id in THREADS]
+    snapshots = [
+        await store.snapshot(thread_id, start, stop, decode)
+        for thread_id in THREADS
+        for start, stop in ((0, None), (-1, None), (0, 0), (1, 2))
+    ]
 
     return [
         found,
@@ -122,22 +128,18 @@ async def state(store: Store) -> list[Any]:
             for dump in dumps
         ],
         [None if dump is None else dump._replace(items=()) for dump in dumps],
+        [None if one is None else one._replace(items=()) for one in snapshots],
         [await store.holder(key) for key in KEYS],
         [await store.calls(thread_id) for thread_id in THREADS],
     ]
 
 
-def grouped(batch: list[Write], batching: Batching) -> list[list[Write]]:
-    """Give a write that a store does not group a commit of its own, as handles do."""
-    groups: list[list[Write]] = []
+def grouped(batch: list[Write], locks_threads: bool) -> list[list[Write]]:
+    """Return what a handle would give to one commit each."""
+    if not locks_threads:
+        return [batch]
 
-    for write in batch:
-        if groups and batching.groups(write) and batching.groups(groups[-1][0]):
-            groups[-1].append(write)
-        else:
-            groups.append([write])
-
-    return groups
+    return [[*group] for _, group in groupby(batch, lambda write: write.thread_id)]
 
 
 async def check_outcomes(store: Store, seed: int) -> None:
@@ -152,7 +154,7 @@ async def check_outcomes(store: Store, seed: int) -> None:
             expected = await model.commit(batch)
             found: list[Any] = []
 
-            for group in grouped(batch, store.batching):
+            for group in grouped(batch, store.locks_threads):
                 found += await store.commit(group)
 
             assert without_times(found) == without_times(list(expected)), batch
