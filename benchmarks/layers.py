@@ -25,7 +25,6 @@ from cpkit.tools.benchmark.messages import messages
 from cpkit_postgres import queries
 from cpkit_postgres.queries import filled
 from cpkit_redis.operations import SHA, operation, words
-from cpkit_sqlite.connection import run
 
 __all__ = ["decoding", "layers"]
 
@@ -138,11 +137,8 @@ async def _sqlite(
 ) -> tuple[Steps, Steps]:
     store = cp._store
     write = Append(thread, [_BODY], None)
-    writer = await store._open_writer()
     return {
-        "one trip: BEGIN, look-up, INSERT, COMMIT": lambda: run(
-            writer, store._commit, [write]
-        )
+        "one trip: BEGIN, look-up, INSERT, COMMIT": lambda: store.commit([write])
     }, {"one trip: all columns of the call": lambda: store.holder(key)}
 
 

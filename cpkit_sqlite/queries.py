@@ -4,23 +4,24 @@ The messages of a thread have the keys from ``number << 32`` on; see ``schema.sq
 JSON is stored as TEXT and fetched as bytes: the codec names a row that is not UTF-8.
 """
 
-# Fast, because the keys of a thread are a range of the table's b-tree.
-_VERSION = """coalesce(
+# Each thread with its last message. Fast, because the keys of a thread are a range of
+# the table's b-tree.
+_THREADS = """
+cpkit_threads LEFT JOIN cpkit_messages ON key =
     (SELECT max(key) FROM cpkit_messages
-     WHERE key >= number << 32 AND key < (number + 1) << 32) - (number << 32) + 1, 0)
+     WHERE key >= number << 32 AND key < (number + 1) << 32)
 """
+_VERSION = "coalesce(key - (number << 32) + 1, trimmed)"
 
-HEAD = f"SELECT number, {_VERSION} FROM cpkit_threads WHERE thread_id = ?"
-
+HEAD = f"""
+SELECT number, {_VERSION}, coalesce(appended_at, 0), trimmed
+FROM {_THREADS} WHERE thread_id = ?
+"""
 THREADS = f"""
-SELECT thread_id, {_VERSION}, created_at,
-    max(updated_at, coalesce((SELECT appended_at FROM cpkit_messages
-              WHERE key >= number << 32 AND key < (number + 1) << 32
-              ORDER BY key DESC LIMIT 1), 0))
-FROM cpkit_threads
+SELECT thread_id, {_VERSION}, created_at, max(updated_at, coalesce(appended_at, 0))
+FROM {_THREADS}
 WHERE thread_id >= ? AND thread_id < ? ORDER BY thread_id LIMIT ?
 """
-
 ERASED_THREADS = """
 SELECT thread_id, 0, min(issued_at), max(max(issued_at, coalesce(resolved_at, 0)))
 FROM cpkit_calls
@@ -28,49 +29,24 @@ WHERE erased AND thread_id >= ? AND thread_id < ?
     AND thread_id NOT IN (SELECT thread_id FROM cpkit_threads)
 GROUP BY thread_id ORDER BY thread_id LIMIT ?
 """
-
-# The first id from a value on. Damage can turn text into a blob. Any blob is above any
-# text, and ends a scan that has an upper bound.
-NEXT_THREAD = """
-SELECT thread_id FROM cpkit_threads WHERE thread_id >= ? ORDER BY thread_id LIMIT 1
-"""
-NEXT_ERASED_THREAD = """
-SELECT thread_id FROM cpkit_calls WHERE erased AND thread_id >= ?
-ORDER BY thread_id LIMIT 1
-"""
-
-# Each change of a thread changes its row in one of the two; a late result of an erased
-# call changes the second, and so does another call in the place of a forgotten one.
+# Each change of a thread gives its row another of these values.
 MARKERS = f"""
-SELECT thread_id, number, created_at, updated_at, {_VERSION} FROM cpkit_threads
-WHERE thread_id BETWEEN ? AND ?
-"""
-ERASED_MARKERS = """
-SELECT thread_id, count(*), sum(status = 'issued'), max(issued_at) FROM cpkit_calls
-WHERE erased AND thread_id BETWEEN ? AND ? GROUP BY thread_id
+SELECT thread_id, stored_at, updated_at, {_VERSION}
+FROM {_THREADS} WHERE thread_id BETWEEN ? AND ?
 """
 
-# For a restore, which sets the same times as before. Watchers compare the number too,
-# and SQLite would give a thread that was just deleted the same number again. So some
-# numbers are left out, but only from the lower half of the 2**31 numbers.
-ADD_THREAD = """
-INSERT INTO cpkit_threads
-SELECT last + 1 + CASE WHEN last < 1 << 30 THEN ? ELSE 0 END, ?, ?, ?
-FROM (SELECT coalesce(max(number), 0) AS last FROM cpkit_threads)
-"""
 # Later than before, even if the clock is not: watchers compare it.
 TOUCH_THREAD = """
-INSERT INTO cpkit_threads (thread_id, created_at, updated_at) VALUES (?, ?, ?)
+INSERT INTO cpkit_threads (thread_id, created_at, updated_at, stored_at)
+VALUES (?, ?, ?, ?)
 ON CONFLICT (thread_id) DO UPDATE SET
     updated_at = max(updated_at + 1, excluded.updated_at)
 """
+SET_UPDATED = "UPDATE cpkit_threads SET updated_at = ? WHERE thread_id = ?"
 DELETE_THREAD = "DELETE FROM cpkit_threads WHERE number = ?"
 
 # Where the clock was set back, the time of the message before counts.
-ADD_MESSAGE = """
-INSERT INTO cpkit_messages VALUES (?, max(?, coalesce(
-    (SELECT appended_at FROM cpkit_messages WHERE key = ?), 0)), CAST(? AS TEXT))
-"""
+ADD_MESSAGE = "INSERT INTO cpkit_messages VALUES (?, max(?, ?), CAST(? AS TEXT))"
 MESSAGES = """
 SELECT CAST(body AS BLOB) FROM cpkit_messages WHERE key >= ? AND key < ? ORDER BY key
 """
@@ -96,12 +72,6 @@ PENDING = f"""
 {_CALL} WHERE thread_id = ? AND status = 'issued' AND NOT erased ORDER BY sequence
 """
 ATTEMPTS = f"{_CALL} WHERE idempotency_key = ? ORDER BY attempt DESC LIMIT ?"
-
-# A call with such an id would be missed: see NEXT_THREAD.
-CALL_OF_NO_THREAD = f"""
-{_CALL} WHERE thread_id >= x'' AND CAST(thread_id AS TEXT) = ? LIMIT 1
-"""
-CALL_WITHOUT_KEY = f"{_CALL} WHERE idempotency_key >= x'' LIMIT 1"
 
 ADD_CALL = """
 INSERT INTO cpkit_calls (thread_id, call_id, tool_name, args, idempotency_key, status,

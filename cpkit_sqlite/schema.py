@@ -6,292 +6,183 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable
 from contextlib import closing, suppress
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
 
 from cpkit.driver import Backoff, StoreFailure, StoreInfo, create_folder
 from cpkit.errors import SchemaMismatch
-from cpkit_sqlite.errors import BUSY, ERRORS, code_of
+from cpkit_sqlite.errors import BUSY, code_of
 
 IN_MEMORY = ":memory:"
 SCHEMA_VERSION = 1
 
 _SCHEMA = files("cpkit_sqlite").joinpath("schema.sql").read_text()
 
-# What another program can add to a table that changes or refuses writes.
-_ADDED = """
-SELECT type, lower(name), lower(tbl_name) FROM sqlite_master
-WHERE type = 'trigger' OR (type = 'index' AND sql LIKE 'CREATE UNIQUE%')
-"""
-
-# Nanoseconds within which two changes of names may get the same time.
-_SAME_TIME = 3_000_000_000
-
 _creating = threading.Lock()
 
-
-class Names:
-    """The inodes that paths in one folder led to when the store was opened.
-
-    Each look at a path was measured to take a commit 20 µs. So this looks at the folder
-    first, whose time changes with each name in it. A time that is too new proves
-    nothing: a file system may give two changes of names the same time.
-    """
-
-    def __init__(self, folder: str, paths: Iterable[str]) -> None:
-        self._folder = folder
-        self._inodes = {one: _inode(one) for one in paths if os.path.exists(one)}
-        self._unchanged: tuple[int, ...] | None = None
-
-    def changed(self) -> str | None:
-        """Return a path that leads to another file now, or to none."""
-        try:
-            found = os.stat(self._folder)
-            state = found.st_dev, found.st_ino, found.st_mtime_ns
-        except (FileNotFoundError, NotADirectoryError):
-            state = None
-
-        if state is not None and state == self._unchanged:
-            return None
-
-        for path, inode in self._inodes.items():
-            if _inode(path) != inode:
-                return path
-
-        is_old = state is not None and time.time_ns() - state[2] > _SAME_TIME
-        self._unchanged = state if is_old else None
-        return None
+# Paths that are open, each with the process that opened it.
+_open: list[tuple[str, int]] = []
 
 
-class File(NamedTuple):
-    """A store's file.
+class File:
+    """The file of a store; ``path`` may be ``":memory:"``."""
 
-    SQLite cannot create its lock file beside a file that may only be read. Where no
-    process has such a file open, it is read without locks (``immutable``), and ``seen``
-    shows whether it has changed since. ``names`` are those of the file, its -wal and
-    its -shm, after they were opened.
-    """
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.uri = f"file:{path}"
+        self.is_writable = True
+        # Device and inode of the file and of its log, and when the file was written.
+        self._names: tuple[int, ...] = ()
+        self._written_at = 0
 
-    path: str
-    writable: bool = True
-    seen: tuple[int, ...] | None = None
-    names: Names | None = None
-
-    @property
-    def uri(self) -> str:
+    def find(self) -> None:
+        """Create the file where it is missing, its folder too."""
         if self.path == IN_MEMORY:
-            return f"file:{IN_MEMORY}"
+            return
 
-        mode = "rw" if self.writable else "ro"
-        immutable = "" if self.seen is None else "&immutable=1"
-        return f"{Path(self.path).as_uri()}?mode={mode}{immutable}"
+        self.path = path = os.path.realpath(self.path)
+        folder = os.path.dirname(path)
 
-    def found(self) -> File:
-        """Return the file with the names that lead to it now."""
-        if self.path == IN_MEMORY:
-            return self
+        # SQLite would take the parent's locks for this process's own, and the parent
+        # would delete the log that the child writes to
+        # (sqlite.org/howtocorrupt.html, 2.6).
+        if any(one == path and pid != os.getpid() for one, pid in _open):
+            reason = f"{path} was open before os.fork(): open it after the fork only"
+            raise StoreFailure("rejected", reason)
 
-        paths = [self.path + end for end in ("", "-wal", "-shm")]
-        return self._replace(names=Names(os.path.dirname(self.path), paths))
+        # Under a lock: closing a descriptor of a file releases the locks that SQLite
+        # holds on it elsewhere in this process (POSIX advisory locks).
+        with _creating:
+            if not os.path.exists(path):
+                create_folder(folder)
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
 
-    def check_unchanged(self) -> None:
-        """Raise if a path does not lead to what was opened.
+        self.is_writable = os.access(path, os.W_OK) and os.access(folder, os.W_OK)
+        self.uri = _uri(path, self.is_writable)
 
-        SQLite goes on with files without their names, and the next opening would not
-        find what was written. Raise too if another process wrote a file that is read
-        without locks.
+    def opened(self) -> None:
+        """Note which files SQLite has opened.
+
+        Not before, because on overlayfs the first opening for writes changes the inode.
         """
-        if self.names is not None and (path := self.names.changed()) is not None:
-            end = path[len(self.path) :]
-            what = f"its {end} file was" if end else "the file was moved,"
-            reason = f"{what} deleted or replaced: open the store again"
-            raise StoreFailure("rejected", reason)
+        if self.path != IN_MEMORY:
+            _open.append((self.path, os.getpid()))
+            self._names, self._written_at, _, _ = self._look()
 
-        if self.seen is not None and self.seen != _stamp(self.path):
-            reason = "another process writes the file: open the store again"
-            raise StoreFailure("rejected", reason)
+    def closed(self) -> None:
+        if self._names:
+            _open.remove((self.path, os.getpid()))
+            self._names = ()
+
+    def check(self) -> int:
+        """Return the bytes of the log; raise if a path leads to another file now.
+
+        SQLite goes on with files that lost their names, and the next opening would not
+        find what was written. It also goes on with a file that was overwritten: `cp -a`
+        keeps the inode, and sets the time of the last write back. A write of SQLite,
+        which is a checkpoint here, sets that time and the time of change alike.
+        """
+        if not self._names:
+            return 0
+
+        names, written_at, changed_at, log_bytes = self._look()
+
+        if names == self._names:
+            # Without a log the file is read without locks, so nothing may write it.
+            may_be_written = written_at == changed_at and names[-1]
+
+            if written_at == self._written_at or may_be_written:
+                self._written_at = written_at
+                return log_bytes
+
+        reason = "the file or its -wal file was moved, deleted, replaced or overwritten"
+        raise StoreFailure("rejected", f"{reason}: open the store again")
+
+    def _look(self) -> tuple[tuple[int, ...], int, int, int]:
+        """Return the names' inodes, the times of the file, and the bytes of the log."""
+        try:
+            file = os.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return (), 0, 0, 0
+
+        times = file.st_mtime_ns, file.st_ctime_ns
+
+        try:
+            log = os.stat(f"{self.path}-wal")
+        except FileNotFoundError:
+            return (file.st_dev, file.st_ino, 0), *times, 0
+
+        return (file.st_dev, file.st_ino, log.st_ino), *times, log.st_size
 
 
-def find_file(path: str) -> File:
-    """Return the file, created where it is missing, its folder too.
-
-    SQLite gives the -wal and -shm files the permissions of the file itself.
-    """
-    path = os.path.realpath(path)
-    folder = os.path.dirname(path)
-    parent = os.path.dirname(folder)
-
-    if not os.path.exists(path):
-        # A missing folder above is more often a mistake in the URL.
-        if not os.path.exists(parent):
-            raise FileNotFoundError(
-                f"there is no folder {parent!r}: correct the URL, or create the folder"
-            )
-
-        create_folder(folder)
-        _check_readable(folder)
-    elif not os.path.isfile(path):
-        raise OSError(f"{path} is not a regular file: correct the URL")
-
-    # Under a lock: closing a descriptor of a file releases the locks that SQLite holds
-    # on it elsewhere in this process (POSIX advisory locks).
-    with _creating:
-        if not os.path.exists(path):
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-
-    if os.access(path, os.W_OK) and os.access(folder, os.W_OK):
-        _check_readable(folder)
-        return File(path)
-
-    return File(path, writable=False, seen=_stamp(path))
-
-
-def _check_readable(folder: str) -> None:
-    """Raise ``PermissionError`` for a folder whose names cannot be synced later."""
-    os.scandir(folder).close()
+def _uri(path: str, is_writable: bool) -> str:
+    # SQLite cannot create its lock file beside a file that may only be read. Where no
+    # process has such a file open, it is read without locks.
+    is_unused = not is_writable and not os.path.exists(f"{path}-wal")
+    mode = "rw" if is_writable else "ro&immutable=1" if is_unused else "ro"
+    return f"{Path(path).as_uri()}?mode={mode}"
 
 
 def look_at(path: str) -> StoreInfo | None:
     """Describe a file without creating anything; ``None`` where it cannot be read."""
     path = os.path.realpath(path)  # beside it are its -wal and -shm
 
-    try:
-        uri = File(path, writable=False, seen=_stamp(path)).uri
-
-        with closing(sqlite3.connect(uri, uri=True)) as db:
-            version = _version(db)
-
-        size = os.path.getsize(path)
-
-        for end in ("-wal", "-shm"):
-            with suppress(FileNotFoundError):  # the last process removes them
-                size += os.path.getsize(path + end)
-    except (FileNotFoundError, NotADirectoryError):
+    if not os.path.exists(path):
         return StoreInfo(False)
-    except ERRORS:
+
+    try:
+        with closing(sqlite3.connect(_uri(path, False), uri=True)) as db:
+            version = _version(db)
+    except sqlite3.Error:
         return None
+
+    size = 0
+
+    for end in ("", "-wal", "-shm"):
+        with suppress(FileNotFoundError):  # the last process removes them
+            size += os.path.getsize(path + end)
 
     return StoreInfo(version is not None, version, size, path)
 
 
-def prepare(db: sqlite3.Connection, store: str, writable: bool, timeout: float) -> None:
-    """Check the file, and create the tables where it has none of them.
-
-    Nothing is written before the file is known to be usable. Raises ``SchemaMismatch``
-    for another version, and for tables of another program with the same names.
-    """
+def prepare(db: sqlite3.Connection, store: str, file: File, timeout: float) -> None:
+    """Create the tables in a new file; raise ``SchemaMismatch`` for another version."""
     deadline = time.monotonic() + timeout
-    pauses = Backoff(first=0.001, longest=0.05).pauses()
 
-    while True:
+    for pause in Backoff(first=0.001, longest=0.05).pauses():
         try:
-            found = _prepare(db, writable)
-            break
+            return _prepare(db, store, file)
         except sqlite3.OperationalError as exc:
             # Turning on WAL and recovering it return SQLITE_BUSY without a wait
             # (sqlite.org/wal.html, "Sometimes Queries Return SQLITE_BUSY In WAL Mode").
             if code_of(exc) not in BUSY or time.monotonic() > deadline:
                 raise
 
-        time.sleep(next(pauses))
+        time.sleep(pause)
 
-    if found is None:
-        reason = "the file may only be read, and has no tables of cpkit"
-        raise StoreFailure("rejected", reason)
 
-    if found != SCHEMA_VERSION:
+def _prepare(db: sqlite3.Connection, store: str, file: File) -> None:
+    if (found := _version(db)) not in (None, SCHEMA_VERSION):
         raise SchemaMismatch(store, found, SCHEMA_VERSION)
 
-
-def _prepare(db: sqlite3.Connection, writable: bool) -> object:
-    """Turn on WAL, create missing tables, and return what `_version` says then."""
-    found = _version(db)
-
-    if writable and found in (None, SCHEMA_VERSION):
+    if file.is_writable:
         (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
 
         if mode not in ("wal", "memory"):
             raise StoreFailure("rejected", "the file system does not support WAL")
 
         if found is None:
-            try:
-                db.executescript(_SCHEMA)
-            finally:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
+            db.executescript(_SCHEMA)
 
-        # This also opens -wal and -shm, where the file was not in WAL mode before.
-        found = _version(db)
-
-    return found
+    _version(db)  # opens the -wal file, if the file was not in WAL mode before
 
 
 def _version(db: sqlite3.Connection) -> object:
-    """Return the schema's version, or what is wrong; ``None`` without tables."""
-    (encoding,) = db.execute("PRAGMA encoding").fetchone()
+    """Return the version of the schema; ``None`` without tables."""
+    table = "SELECT 1 FROM sqlite_master WHERE name = 'cpkit_schema'"
 
-    if encoding != "UTF-8":
-        return f"text in {encoding}"
-
-    found, expected = _tables(db), _expected()
-
-    if not found.keys() & expected.keys():
+    if db.execute(table).fetchone() is None:
         return None
 
-    if found.get("cpkit_schema") == expected["cpkit_schema"]:
-        row = db.execute("SELECT version FROM cpkit_schema").fetchone()
-
-        if row != (SCHEMA_VERSION,):
-            return "an empty cpkit_schema" if row is None else row[0]
-
-    wrong = [name for name, sql in expected.items() if found.get(name) != sql]
-
-    if wrong:
-        return f"other definitions of {', '.join(wrong)}"
-
-    # A trigger could change any write, and a unique index could refuse one.
-    for kind, name, table in db.execute(_ADDED):
-        if table in expected and (kind == "trigger" or name not in expected):
-            return f"the {kind} {name!r:.80} on {table} is not cpkit's: drop it"
-
-    return SCHEMA_VERSION
-
-
-def _tables(db: sqlite3.Connection) -> dict[str, str]:
-    """Return the tables and indexes that are named like those of the store."""
-    return dict(
-        db.execute(
-            "SELECT lower(name), sql FROM sqlite_master "
-            r"WHERE name LIKE 'cpkit\_%' ESCAPE '\' AND sql IS NOT NULL"
-        )
-    )
-
-
-@cache
-def _expected() -> dict[str, str]:
-    """Return what `_tables` does for a new store."""
-    with closing(sqlite3.connect(IN_MEMORY)) as db:
-        db.executescript(_SCHEMA)
-        return _tables(db)
-
-
-def _inode(path: str) -> tuple[int, int]:
-    try:
-        status = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return -1, -1
-
-    return status.st_dev, status.st_ino
-
-
-def _stamp(path: str) -> tuple[int, ...] | None:
-    """Return what changes with a file; ``None`` while a process has it open."""
-    if os.path.exists(f"{path}-wal") or os.path.exists(f"{path}-journal"):
-        return None
-
-    found = os.stat(path)
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return db.execute("SELECT max(version) FROM cpkit_schema").fetchone()[0]

@@ -1,14 +1,17 @@
 -- Version 1. Times are microseconds since 1970, UTC. Message bodies, extra keys and
--- values, args and results are JSON text. SQLite keeps the text of each statement, and
--- opening compares it: it changes with the version only.
+-- values, args and results are JSON text.
 BEGIN IMMEDIATE;
 
 -- An append does not set updated_at: the time of the last message counts as well.
+-- Messages before the position `trimmed` are gone, so the version of a thread without
+-- messages is `trimmed`. A restored row is stored later than it was created.
 CREATE TABLE IF NOT EXISTS cpkit_threads (
     number INTEGER PRIMARY KEY,
     thread_id TEXT NOT NULL UNIQUE,
     created_at INTEGER NOT NULL,
-    updated_at INTEGER NOT NULL
+    updated_at INTEGER NOT NULL,
+    stored_at INTEGER NOT NULL,
+    trimmed INTEGER NOT NULL DEFAULT 0
 );
 
 -- The key is the thread's number << 32 | the message's position. So a thread's messages

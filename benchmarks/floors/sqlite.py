@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import aiosqlite
 from pydantic_core import from_json, to_json
@@ -13,12 +14,8 @@ from pydantic_core import from_json, to_json
 from benchmarks.floors.decoding import decoded
 from cpkit import JsonValue
 from cpkit.tools.benchmark.contender import CALL_ARGS, CALL_RESULT, Contender
-from cpkit_sqlite.connection import Connection, run
-from cpkit_sqlite.schema import find_file
 
 __all__ = ["SQLiteFloor"]
-
-T = TypeVar("T")
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS threads (thread_id TEXT PRIMARY KEY, updated_at INTEGER);
@@ -76,9 +73,11 @@ class SQLiteFloor(Contender):
         return SQLiteFloor(self.path, self.name, clustered=self.clustered)
 
     async def open(self) -> None:
-        self._db = await aiosqlite.connect(self.path, factory=Connection)
+        self._db = await aiosqlite.connect(
+            self.path, factory=_Connection, isolation_level=None, timeout=30
+        )
         tables = _TABLES.format(clustered="WITHOUT ROWID" if self.clustered else "")
-        await run(self._db, _prepare, self.path, tables)
+        await _run(self._db, _prepare, tables)
 
     async def close(self) -> None:
         await self._db.close()
@@ -94,7 +93,7 @@ class SQLiteFloor(Contender):
             for position, message in enumerate(messages)
         ]
         self._positions[thread] = len(rows)
-        await run(self._db, _all, _APPEND, rows)
+        await _run(self._db, _all, _APPEND, rows)
 
     async def load(self, thread: str) -> list[Any]:
         return _decoded(await self._db.execute_fetchall(_LOAD, (thread,)))
@@ -106,9 +105,9 @@ class SQLiteFloor(Contender):
     async def cycle(self, thread: str, name: str) -> JsonValue:
         key = f"{thread}:{name}"
         call = (thread, name, key, "charge", to_json(CALL_ARGS).decode())
-        await run(self._db, _both, thread, _CLAIM, call)
+        await _run(self._db, _both, thread, _CLAIM, call)
         result = to_json(CALL_RESULT).decode()
-        await run(self._db, _both, thread, _RESOLVE, (result, thread, name))
+        await _run(self._db, _both, thread, _RESOLVE, (result, thread, name))
         return await self.replay(thread, name)
 
     async def replay(self, thread: str, name: str) -> JsonValue:
@@ -119,7 +118,7 @@ class SQLiteFloor(Contender):
 
     async def merge(self, thread: str, values: Mapping[str, JsonValue]) -> None:
         rows = [(thread, k, to_json(v).decode()) for k, v in values.items()]
-        await run(self._db, _both, thread, _MERGE, *rows)
+        await _run(self._db, _both, thread, _MERGE, *rows)
 
     async def extra(self, thread: str) -> Mapping[str, JsonValue]:
         rows = await self._db.execute_fetchall(
@@ -128,8 +127,26 @@ class SQLiteFloor(Contender):
         return {key: from_json(value) for key, value in rows}
 
 
-def _prepare(db: Connection, path: str, tables: str) -> None:
-    db.open(find_file(path), timeout=30)
+class _Connection(sqlite3.Connection):
+    """Runs a function where aiosqlite runs a statement."""
+
+    def execute(self, sql: Any, parameters: Any = (), /) -> Any:
+        if isinstance(sql, str):
+            return super().execute(sql, parameters)
+
+        sql(self, *parameters)
+        return SimpleNamespace(fetchall=list)
+
+
+async def _run(
+    db: aiosqlite.Connection, function: Callable[..., None], *args: Any
+) -> None:
+    """Call ``function(connection, *args)`` in one trip to aiosqlite's thread."""
+    statement: Any = function
+    await db.execute_fetchall(statement, args)
+
+
+def _prepare(db: sqlite3.Connection, tables: str) -> None:
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
     db.executescript(tables)

@@ -14,7 +14,6 @@ from cpkit.extras import MissingExtra, needs_extra
 @pytest.mark.parametrize(
     ("part", "package", "extra"),
     [
-        ("cpkit_sqlite", "aiosqlite", "sqlite"),
         ("cpkit_postgres", "asyncpg", "postgres"),
         ("cpkit_redis", "redis", "redis"),
         ("cpkit_file", "aiofiles", "file"),

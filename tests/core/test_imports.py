@@ -38,7 +38,7 @@ PYDANTIC = {"pydantic", "pydantic_core"}
 # What each package may import besides the standard library and itself.
 ALLOWED = {
     "cpkit": PYDANTIC,
-    "cpkit_sqlite": {"cpkit", "aiosqlite"} | PYDANTIC,
+    "cpkit_sqlite": {"cpkit"} | PYDANTIC,
     "cpkit_postgres": {"cpkit", "asyncpg"} | PYDANTIC,
     "cpkit_redis": {"cpkit", "redis"} | PYDANTIC,
     "cpkit_file": {"cpkit", "aiofiles", "watchfiles"} | PYDANTIC,

@@ -271,7 +271,6 @@ def test_an_argument_of_the_function_is_not_a_url_option(query: str) -> None:
 @pytest.mark.parametrize(
     ("scheme", "client", "extra"),
     [
-        ("sqlite", "aiosqlite", "sqlite"),
         ("postgresql", "asyncpg", "postgres"),
         ("redis", "redis", "redis"),
         ("file", "aiofiles", "file"),

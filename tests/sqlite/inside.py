@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import sqlite3
+import asyncio
 import threading
-from typing import Any
-
-import aiosqlite
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from cpkit_sqlite import SQLiteCheckpointer, SQLiteStore
-from cpkit_sqlite.connection import run
+from cpkit_sqlite.connection import Connection
 
-__all__ = ["database", "occupied", "reader", "store_of", "writer"]
+__all__ = ["occupied", "on", "reader", "store_of", "writer"]
+
+T = TypeVar("T")
 
 
 def store_of(cp: SQLiteCheckpointer[Any]) -> SQLiteStore:
@@ -19,20 +20,19 @@ def store_of(cp: SQLiteCheckpointer[Any]) -> SQLiteStore:
     return cp._store
 
 
-async def writer(cp: SQLiteCheckpointer[Any]) -> aiosqlite.Connection:
-    """Return the connection that writes, which the first write opens."""
-    return await store_of(cp)._open_writer()
+def writer(cp: SQLiteCheckpointer[Any]) -> Connection:
+    return store_of(cp)._writer
 
 
-def reader(cp: SQLiteCheckpointer[Any]) -> aiosqlite.Connection:
+def reader(cp: SQLiteCheckpointer[Any]) -> Connection:
     return store_of(cp)._reader
 
 
-async def database(connection: aiosqlite.Connection) -> sqlite3.Connection:
-    """Return the connection that belongs to aiosqlite's thread."""
-    return await run(connection, lambda db: db)
+async def on(connection: Connection, function: Callable[[Any], T]) -> T:
+    """Call a function with the connection of sqlite3, in its thread."""
+    return await connection.call(function, connection.db)
 
 
-async def occupied(connection: aiosqlite.Connection, gate: threading.Event) -> None:
-    """Keep a connection's worker thread at work until the gate opens."""
-    await run(connection, lambda _: gate.wait())
+def occupied(connection: Connection, gate: threading.Event) -> asyncio.Future[bool]:
+    """Keep a connection's thread at work until the gate opens."""
+    return connection.call(gate.wait)

@@ -1,4 +1,4 @@
-"""A harness whose log is so small that zeros are appended, and copied, in each test."""
+"""A harness whose log is so small that it is copied and restarted in each test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from conformance import Harness
 from cpkit import Checkpointer
-from cpkit_sqlite import SQLiteCheckpointer, connection
+from cpkit_sqlite import SQLiteCheckpointer, store
 
 __all__ = ["LOG_BYTES", "SmallLogHarness"]
 
@@ -18,12 +18,12 @@ LOG_BYTES = 96 * 1024
 
 @dataclass
 class SmallLogHarness(Harness):
-    """Sets `connection.LOG_BYTES`, also in the processes that the suite starts."""
+    """Sets `store.LOG_BYTES`, also in the processes that the suite starts."""
 
     path: str
 
     def open(self, **options: Any) -> AbstractAsyncContextManager[Checkpointer[Any]]:
-        connection.LOG_BYTES = LOG_BYTES
+        store.LOG_BYTES = LOG_BYTES
         return SQLiteCheckpointer(self.path, **options)
 
     async def in_folder(self, folder: str) -> Harness:

@@ -1,4 +1,4 @@
-"""Cancellation at any point: an operation takes effect as a whole or not at all."""
+"""Cancellation at any point, and programs that end without closing their handle."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import asyncio
 import contextlib
 import gc
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-import aiosqlite
 import pytest
 
 from cpkit import BackendUnavailable, Closed, ToolCall
 from cpkit_sqlite import SQLiteCheckpointer
-from cpkit_sqlite.connection import Connection
-from tests.sqlite.inside import occupied, reader, writer
+from tests.sqlite.inside import occupied, on, reader, store_of, writer
 
 Store = SQLiteCheckpointer[Any]
 
@@ -39,11 +39,15 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-def join_connections() -> None:
-    """Wait for the threads of closed and of lost connections."""
-    for thread in threading.enumerate():
-        if "_connection_worker_thread" in thread.name:
-            thread.join(10)
+def threads() -> set[threading.Thread]:
+    """Return the threads of connections."""
+    return {one for one in threading.enumerate() if "(_work)" in one.name}
+
+
+def join(ending: set[threading.Thread]) -> None:
+    for thread in ending:
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 async def cancelled_after(work: Coroutine[Any, Any, Any], count: int) -> bool:
@@ -62,7 +66,7 @@ async def cancelled_after(work: Coroutine[Any, Any, Any], count: int) -> bool:
 async def test_an_operation_cancelled_anywhere_is_done_or_not(
     path: str, name: str
 ) -> None:
-    """No half of an operation is stored, and the next writer is not blocked."""
+    """No half of an operation is stored, and no transaction stays open."""
     async with Store(path) as cp:
         await cp.record_issued("t", ToolCall("given", "x", {}, "given"))
 
@@ -75,6 +79,9 @@ async def test_an_operation_cancelled_anywhere_is_done_or_not(
             assert data.extra in ({}, {"a": 1, "b": 1})
             assert len(await cp.read("gone")) in (0, before)
 
+            for connection in (reader(cp), writer(cp)):
+                assert not await on(connection, lambda db: db.in_transaction)
+
         assert await cp.append("other", [{}]) == 1
 
 
@@ -86,7 +93,7 @@ async def test_a_write_cancelled_in_the_queue_is_not_done(
     gate = threading.Event()
 
     async with Store(path if path_ == "file" else path_) as cp:
-        held = asyncio.create_task(occupied(await writer(cp), gate))
+        held = occupied(writer(cp), gate)
         first = asyncio.create_task(cp.append("t", [{"n": 1}]))
         await turns(5)
         second = asyncio.create_task(cp.append("t", [{"n": 2}]))
@@ -108,7 +115,7 @@ async def test_a_write_cancelled_in_its_commit_is_done(path: str) -> None:
     gate = threading.Event()
 
     async with Store(path) as cp:
-        held = asyncio.create_task(occupied(await writer(cp), gate))
+        held = occupied(writer(cp), gate)
         first, second = (
             asyncio.create_task(cp.append("t", [{"n": n}])) for n in (1, 2)
         )
@@ -127,10 +134,7 @@ async def test_closing_waits_for_what_is_in_flight(path: str) -> None:
     """A write and a read that began are answered; later calls raise ``Closed``."""
     gate = threading.Event()
     cp = await Store(path).__aenter__()
-    held = [
-        asyncio.create_task(occupied(connection, gate))
-        for connection in (await writer(cp), reader(cp))
-    ]
+    held = [occupied(connection, gate) for connection in (writer(cp), reader(cp))]
     await turns(5)
     write = asyncio.create_task(cp.append("t", [{}]))
     read = asyncio.create_task(cp.list_threads())
@@ -168,10 +172,6 @@ async def test_an_opening_cancelled_anywhere_leaves_nothing(
         assert await again.append("t", [{}]) == 1
 
 
-# An aiosqlite thread that is still connecting when the loop closes raises in the
-# thread, and Python 3.13 warns of its open connection.
-@pytest.mark.filterwarnings("ignore:.*_connection_worker_thread")
-@pytest.mark.filterwarnings("ignore:.*[.]Connection object")
 @pytest.mark.parametrize("count", STEPS)
 def test_an_event_loop_that_ends_leaves_nothing(path: str, count: int) -> None:
     """``asyncio.run`` cancels an opening, and writes that are in flight."""
@@ -193,117 +193,104 @@ def test_an_event_loop_that_ends_leaves_nothing(path: str, count: int) -> None:
             assert await cp.append("t", [{}]) == version + 1
 
     asyncio.run(look())
-
-    join_connections()
+    join(threads())
     gc.collect()  # so that a warning is raised in this test
 
 
 @pytest.mark.parametrize("count", STEPS[1:])
 def test_an_event_loop_that_ends_completes_the_closing(path: str, count: int) -> None:
-    """Python waits for the thread of a connection that is not closed, for ever."""
+    """The threads end even if nothing waits for them."""
 
     async def leave() -> None:
         cp = await Store(path).__aenter__()
-        await cp.append("t", [{}])  # opens the second connection
         leave.task = asyncio.create_task(cp.aclose())  # type: ignore[attr-defined]  # kept
         await turns(count)
 
     asyncio.run(leave())
-    join_connections()
+    join(threads())
 
 
-async def test_a_connection_whose_caller_was_cancelled_is_not_open(path: str) -> None:
-    """aiosqlite loses it, so nothing else would close it."""
-    reached, goes_on = threading.Event(), threading.Event()
-
-    def slow(*_: Any, **__: Any) -> Connection:
-        reached.set()
-        goes_on.wait(10)
-        return Connection(path)
-
-    async def connect() -> None:
-        await aiosqlite.connect(path, factory=slow)
-
-    task = asyncio.create_task(connect())
-    await asyncio.to_thread(reached.wait, 10)
-    task.cancel()
-    await asyncio.wait([task])
-    goes_on.set()
-    await asyncio.to_thread(join_connections)
-    gc.collect()  # a connection that is not closed is a warning, which fails the test
-
-
-# Python prints what a thread raises: `cpkit` would print two tracebacks with its error.
-def test_an_opening_that_fails_leaves_no_thread_behind(tmp_path: Path) -> None:
-    """A thread that answers after the event loop has ended raises RuntimeError."""
-    (tmp_path / "file").touch()
-
-    async def fail() -> None:
-        with pytest.raises(BackendUnavailable, match="Not a directory"):
-            await Store(tmp_path / "file" / "agent.db").__aenter__()
-
-    for _ in range(100):  # without the fix, about every tenth raised in its thread
-        asyncio.run(fail())
-
-    join_connections()
-    gc.collect()
-
-
-def connection_threads() -> set[threading.Thread]:
-    name = "_connection_worker_thread"
-    return {thread for thread in threading.enumerate() if name in thread.name}
-
-
-@pytest.fixture
-def unopenable(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Return a function after which no connection can open its file."""
-
-    def fail(*_: Any) -> None:
-        raise sqlite3.OperationalError("unable to open database file")
-
-    return lambda: monkeypatch.setattr(Connection, "open", fail)
-
-
-async def test_a_write_that_cannot_connect_leaves_no_thread(
-    path: str, unopenable: Callable[[], None]
+async def test_an_opening_that_fails_leaves_no_thread(
+    path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that is out of reach for an hour does not fill the process."""
-    async with Store(path) as cp:
-        before = connection_threads()
-        unopenable()
+    before = threads()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise sqlite3.OperationalError("unable to open database file")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(sqlite3, "connect", fail)
 
         for _ in range(3):
             with pytest.raises(BackendUnavailable, match="unable to open"):
-                await cp.append("t", [{}])
+                await Store(path).__aenter__()
 
-        for thread in connection_threads() - before:
-            thread.join(10)
-            assert not thread.is_alive()
+    assert threads() == before
 
 
-async def test_a_failed_connection_is_closed_although_its_task_is_cancelled(
-    path: str, unopenable: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The thread still closes the connection when the task is cancelled."""
-    closing, gate = threading.Event(), threading.Event()
-    close = Connection.close
+async def test_a_cancelled_closing_ends_all_threads(path: str) -> None:
+    """The task that closes is cancelled while it waits for the first of them."""
+    gate = threading.Event()
+    cp = await Store(path).__aenter__()
+    before = threads()
+    held = occupied(reader(cp), gate)
+    closing = asyncio.create_task(store_of(cp).close())
+    await turns(5)
+    closing.cancel()
+    await asyncio.wait([closing])
+    gate.set()
+    await held
+    join(before)
+    await cp.aclose()
 
-    def slow(connection: Connection) -> None:
-        closing.set()
-        gate.wait(10)
-        close(connection)
 
-    async with Store(path) as cp:
-        before = connection_threads()
-        unopenable()
-        monkeypatch.setattr(Connection, "close", slow)
-        task = asyncio.create_task(writer(cp))
-        await asyncio.to_thread(closing.wait, 10)
-        task.cancel()
-        await turns(5)
-        gate.set()
-        await asyncio.wait([task])
+# Programs that end without closing their handle
 
-        for thread in connection_threads() - before:
-            thread.join(10)
-            assert not thread.is_alive()
+
+LEFT_OPEN = """
+import asyncio, sys
+from cpkit_sqlite import SQLiteCheckpointer
+
+async def main():
+    cp = await SQLiteCheckpointer(sys.argv[1]).__aenter__()
+    await cp.append("t", [{}])
+    watching = cp.watch("t")
+    await watching.__aenter__()
+    return cp, watching, asyncio.create_task(cp.append("t", [{}] * 9))
+
+loop = asyncio.new_event_loop()
+kept = loop.run_until_complete(main())
+"""
+
+
+def test_a_program_that_does_not_close_its_handle_ends(path: str) -> None:
+    """A supervisor restarts a program only after it has ended."""
+    command = [sys.executable, "-W", "ignore", "-c", LEFT_OPEN, path]
+
+    for count in (1, 2):
+        done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+
+        async def look() -> int:
+            async with Store(path) as cp:
+                return len(await cp.read("t"))
+
+        assert asyncio.run(look()) in (count, count + 9, count + 18)
+
+
+@pytest.mark.filterwarnings("ignore:.*sqlite3.Connection object")
+async def test_a_forgotten_handle_leaves_no_thread(tmp_path: Path) -> None:
+    """Twenty handles were never closed; their files are closed all the same."""
+    before = threads()
+
+    async def forget(number: int) -> None:
+        cp = await Store(tmp_path / f"{number}.db").__aenter__()
+        await cp.append("t", [{}])
+
+    for number in range(20):
+        await forget(number)
+
+    gc.collect()
+    await asyncio.to_thread(join, threads() - before)
+    gc.collect()  # sqlite3 keeps a connection in a cycle of its own

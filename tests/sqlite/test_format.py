@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,24 +19,17 @@ Store = SQLiteCheckpointer[Any]
 # It changes with a new schema version and a migration only.
 VERSION_1 = Path(__file__).with_name("version_1.sql")
 
-SECOND = 1_000_000
-
 
 def at(seconds: int) -> datetime:
     return datetime(2024, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that moves by one second each time it is read."""
-    now = [int(at(0).timestamp()) * SECOND]
-
-    def tick() -> int:
-        now[0] += SECOND
-        return now[0]
-
-    monkeypatch.setattr(store, "_now", tick)
-    return now
+    seconds = count(int(at(1).timestamp()))
+    tick = SimpleNamespace(time_ns=lambda: next(seconds) * 1_000_000_000)
+    monkeypatch.setattr(store, "time", tick)
 
 
 async def write_one_of_each(cp: Store) -> None:
@@ -52,7 +47,7 @@ async def write_one_of_each(cp: Store) -> None:
 
 
 async def test_the_stored_format_is_unchanged(
-    path: str, raw: sqlite3.Connection, clock: list[int]
+    path: str, raw: sqlite3.Connection, clock: None
 ) -> None:
     """Tables, indexes and rows of each kind are equal byte for byte."""
     async with Store(path) as cp:
@@ -122,3 +117,44 @@ async def test_pages_of_threads_are_cut_by_prefix_and_last_id(path: str) -> None
                 assert [thread.thread_id for thread in page] == sorted(
                     i for i in ids if i.startswith(prefix) and (not after or i > after)
                 )[:5]
+
+
+@pytest.mark.parametrize("gone", [2, 3])
+async def test_a_version_counts_messages_that_were_trimmed(
+    path: str, raw: sqlite3.Connection, gone: int
+) -> None:
+    """It follows from the last position, or from where the thread was trimmed."""
+    async with Store(path) as cp:
+        await cp.append("t", [{"n": n} for n in range(3)])
+        raw.execute("DELETE FROM cpkit_messages WHERE key < (1 << 32) + ?", (gone,))
+        raw.execute("UPDATE cpkit_threads SET trimmed = ?", (gone,))
+        left = [{"n": n} for n in range(gone, 3)]
+        data = await cp.load("t")
+        assert data is not None
+        assert (data.messages, data.version, data.first) == (left, 3, gone)
+        assert (await cp.list_threads())[0].version == 3
+        assert await cp.append("t", [{"n": 3}], expected_version=3) == 4
+        assert await cp.read("t") == [*left, {"n": 3}]
+        assert await cp.read("t", 0, 1) == []
+
+
+async def test_any_text_comes_back(path: str) -> None:
+    """Lone surrogates are escapes in JSON, and NUL is a character like others."""
+    text = "\ud83d \ude00\ud83d \0 é \U0001f600 \\ud83d"
+
+    async with Store(path) as cp:
+        call = ToolCall("c", "tool", {text: text}, "key")
+        await cp.append("t", [{text: [text]}], extra={text: text})
+        await cp.record_issued("t", call)
+        await cp.record_result("t", "c", text)
+        data = await cp.load("t")
+        assert data is not None
+        assert (data.messages, data.extra) == ([{text: [text]}], {text: text})
+        found = await cp.find_completed("key")
+        assert found is not None
+        assert (found.call, found.result) == (call, text)
+        dump = await cp.dump_thread("t")
+        await cp.delete_thread("t", forget_keys=True)
+        assert dump is not None
+        await cp.restore_thread(dump)
+        assert await cp.dump_thread("t") == dump

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from cpkit.driver import Append, Claim, Erase, Restore, StoredCall, Write
+from cpkit.memory import MemoryStore
 from cpkit_sqlite import SQLiteCheckpointer, SQLiteStore
-from tests.model import check_moves, check_outcomes
+from tests.model import check_moves, check_outcomes, without_times
 from tests.sweeps import sweep
 
 
@@ -18,6 +20,41 @@ async def test_every_outcome_is_that_of_the_store_in_memory(
 ) -> None:
     """Batches of random writes give equal outcomes, and leave equal states."""
     await check_outcomes(SQLiteStore(path), seed)
+
+
+APPEND = Append("t", [b"{}"], None)
+CALL = StoredCall("t", "c", "tool", b"{}", "key", "issued", 1, 9, None, None, False)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        Erase("t", forget_keys=True),
+        Claim("t", "c", "tool", b"{}", "key"),
+        Restore("t", [], [], [CALL], 8, 9),
+    ],
+)
+@pytest.mark.parametrize("before", [APPEND, Append("t", [], None)])
+async def test_the_writes_of_a_batch_see_each_other(
+    path: str, before: Append, between: Write
+) -> None:
+    """A thread that is created or deleted between two appends is looked at again."""
+    store, model = SQLiteStore(path), MemoryStore()
+    await store.open()
+
+    try:
+        batches: list[list[Write]] = [
+            [Append("u", [b"{}"], None)],  # numbers of threads and calls differ
+            [before, between, APPEND],
+            [APPEND, Erase("t", False), APPEND],
+        ]
+
+        for batch in batches:
+            assert await store.commit(batch) == await model.commit(batch)
+            found, expected = await store.dump("t"), await model.dump("t")
+            assert without_times([found]) == without_times([expected])
+    finally:
+        await store.close()
 
 
 async def test_a_thread_is_moved_exactly(path: str, tmp_path: Path) -> None:

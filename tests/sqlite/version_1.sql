@@ -40,10 +40,12 @@ CREATE TABLE cpkit_threads (
     number INTEGER PRIMARY KEY,
     thread_id TEXT NOT NULL UNIQUE,
     created_at INTEGER NOT NULL,
-    updated_at INTEGER NOT NULL
+    updated_at INTEGER NOT NULL,
+    stored_at INTEGER NOT NULL,
+    trimmed INTEGER NOT NULL DEFAULT 0
 );
-INSERT INTO "cpkit_threads" VALUES(1,'thread é',1704067201000000,1704067208000000);
-INSERT INTO "cpkit_threads" VALUES(2,'only extra',1704067203000000,1704067203000000);
+INSERT INTO "cpkit_threads" VALUES(1,'thread é',1704067201000000,1704067208000000,1704067201000000,0);
+INSERT INTO "cpkit_threads" VALUES(2,'only extra',1704067203000000,1704067203000000,1704067203000000,0);
 CREATE UNIQUE INDEX cpkit_calls_attempt
     ON cpkit_calls (idempotency_key, attempt);
 CREATE UNIQUE INDEX cpkit_calls_holder
