@@ -4,23 +4,25 @@ URL form
     ``lmdb:///absolute/folder`` or ``lmdb:folder``. Option: ``map_size``, the most bytes
     that the store may grow to.
 
-Durability
-    LMDB syncs each commit: an acknowledged write survives a power loss.
-
-What is atomic
-    Each batch and each read is one transaction. LMDB has one writer at a time, in all
-    processes together, and readers see the last commit.
+Durability, and what is atomic
+    LMDB syncs each commit: an acknowledged write survives a power loss. Each batch and
+    each read is one transaction. LMDB has one writer at a time, in all processes
+    together, and readers see the last commit.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from hashlib import sha256
-from itertools import islice
-from typing import ClassVar, TypeVar
+from itertools import islice, takewhile
+from typing import Any, ClassVar, TypeVar
 
 import lmdb
 from pydantic import PositiveInt
@@ -42,12 +44,13 @@ from cpkit.driver import (
     StoreFailure,
     StoreInfo,
     Write,
+    create_folder,
     issued_call,
     resolved_call,
     span,
+    sync_folder,
 )
 from cpkit.registry import url_path
-from cpkit_lmdb import environments
 
 __all__ = ["LMDBStore"]
 
@@ -55,13 +58,16 @@ T = TypeVar("T")
 
 # LMDB's keys have at most 511 bytes and ids up to 512, so ids are hashed: 32 bytes,
 # different for different ids. A key starts with one of these letters.
-#
 #   t  thread -> version
 #   m  thread, position -> body
 #   x  thread, hash of the extra key -> [key, value]
 #   c  thread, sequence -> StoredCall, in the order of claims
 #   i  thread, hash of the call id -> the key under c
 #   k  hash of the idempotency key -> the key under c of its newest attempt
+
+# LMDB must not be opened twice in one process (lmdb.h, mdb_env_open). So all handles of
+# a folder share one store: by path and process.
+_stores: dict[tuple[str, int], LMDBStore] = {}
 
 
 class LMDBOptions(DriverOptions):
@@ -71,7 +77,7 @@ class LMDBOptions(DriverOptions):
 
 
 class LMDBStore:
-    """A folder with an LMDB environment."""
+    """A folder with an LMDB environment, and the one thread that uses it."""
 
     Options: ClassVar[type[DriverOptions]] = LMDBOptions
     client_options: ClassVar[frozenset[str]] = frozenset()
@@ -81,54 +87,78 @@ class LMDBStore:
     locks_threads = False
     erases = False
 
-    def __init__(self, folder: str, options: LMDBOptions) -> None:
+    def __init__(self, folder: str, map_size: int) -> None:
         self.name = f"lmdb:{folder}"
         self._folder = folder
-        self._map_size = options.map_size
-        self._environment: environments.Environment | None = None
+        self._map_size = map_size
+        self._lock = threading.Lock()
+        self._users = 0
+        self._lmdb: Any = None
 
     @classmethod
     def from_url(cls, url: str, options: LMDBOptions) -> LMDBStore:
-        return cls(_folder(url), options)
+        if not (folder := url_path(url)).strip("/"):
+            raise InvalidURL("write lmdb:folder or lmdb:///absolute/folder")
+
+        place = os.path.abspath(folder), os.getpid()
+        return _stores.setdefault(place, cls(place[0], options.map_size))
 
     @staticmethod
     async def inspect(url: str, options: LMDBOptions) -> StoreInfo:
-        folder = _folder(url)
+        folder = url_path(url)
         exists = await asyncio.to_thread(os.path.exists, f"{folder}/data.mdb")
         return StoreInfo(exists, path=folder)
 
     async def open(self) -> None:
-        try:
-            self._environment = await asyncio.to_thread(
-                environments.acquire, self._folder, self._map_size
-            )
-        except (lmdb.Error, OSError) as exc:
-            raise StoreFailure("rejected", str(exc)) from exc
+        await asyncio.to_thread(self._count, 1)
 
     async def close(self) -> None:
-        if self._environment is not None:
-            await asyncio.to_thread(environments.release, self._folder)
+        await asyncio.to_thread(self._count, -1)
+
+    def _count(self, handles: int) -> None:
+        """Count a handle; the first one opens LMDB, and the last one closes it."""
+        with self._lock:
+            self._users += handles
+
+            if self._lmdb is None and self._users:
+                self._thread = ThreadPoolExecutor(1, "cpkit-lmdb")
+                self._lmdb = self._thread.submit(self._opened).result()
+            elif not self._users:
+                self._thread.shutdown()  # waits for reads that were cancelled
+
+                if self._lmdb is not None:
+                    self._lmdb.close()
+                    self._lmdb = None
+
+    def _opened(self) -> lmdb.Environment:
+        try:
+            create_folder(self._folder, parents=True)
+            _create(self._folder)
+            environment = lmdb.open(self._folder, map_size=self._map_size, mode=0o600)
+            # Killed processes keep their places in the table of readers.
+            environment.reader_check()
+            return environment
+        except (lmdb.Error, OSError) as exc:
+            raise StoreFailure("rejected", str(exc)) from exc
 
     def durability(self) -> Durability:
         return Durability(Survives.MACHINE, {"sync": "before each commit returns"})
 
     async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
-        return await self._run(
-            lambda tx: [_apply(tx, write) for write in batch], write=True
-        )
+        return await self._run(lambda tx: [_apply(tx, one) for one in batch], True)
 
     async def snapshot(
         self, thread_id: str, start: int, stop: int | None, decode: Decode
     ) -> Snapshot | None:
         def query(tx: lmdb.Transaction) -> Snapshot | None:
-            version = _version(tx, thread_id)
-
-            if version is None:
+            if (stored := tx.get(_key(b"t", thread_id))) is None:
                 return None
 
+            version = int.from_bytes(stored)
             first, last = span(start, stop, version)
+            bodies = _rows(tx, _key(b"m", thread_id), _number(first))
             return Snapshot(
-                decode(_bodies(tx, thread_id, first, last), first),
+                decode(islice(bodies, last - first), first),
                 [from_json(item) for item in _rows(tx, _key(b"x", thread_id))],
                 [call for call in _calls(tx, thread_id) if call.status == "issued"],
                 version,
@@ -144,23 +174,22 @@ class LMDBStore:
         return await self._run(lambda tx: _calls(tx, thread_id))
 
     async def _run(
-        self, work: Callable[[lmdb.Transaction], T], *, write: bool = False
+        self, work: Callable[[lmdb.Transaction], T], write: bool = False
     ) -> T:
-        return await asyncio.to_thread(self._in_transaction, work, write)
+        future = self._thread.submit(self._transact, work, write)
+        return await asyncio.wrap_future(future)
 
-    def _in_transaction(self, work: Callable[[lmdb.Transaction], T], write: bool) -> T:
-        assert self._environment is not None
-
+    def _transact(self, work: Callable[[lmdb.Transaction], T], write: bool) -> T:
         try:
             # An exception aborts the transaction; leaving the block commits it.
-            with self._environment.used() as environment:
-                with _begin(environment, write) as tx:
-                    return work(tx)
-        except (lmdb.PanicError, lmdb.MapResizedError) as exc:
+            with self._lmdb.begin(write=write) as tx:
+                return work(tx)
+        except (lmdb.PanicError, lmdb.MapResizedError):
             # An earlier commit could not be written, or another process with a larger
             # map grew the file beyond this one; this transaction did not begin.
-            self._environment.reopen(environment)
-            raise StoreFailure("not sent", str(exc)) from exc
+            self._lmdb.close()
+            self._lmdb = self._opened()
+            return self._transact(work, write)
         except lmdb.MapFullError as exc:
             raise StoreFailure("rejected", f"{exc}; raise map_size") from exc
         except lmdb.Error as exc:
@@ -168,54 +197,36 @@ class LMDBStore:
             raise StoreFailure("unknown" if write else "rejected", str(exc)) from exc
 
 
-def _folder(url: str) -> str:
-    folder = url_path(url)
+def _create(folder: str) -> None:
+    """Create LMDB's file as a whole, and sync its name."""
+    # LMDB syncs neither its first write nor the name, and cannot open a torn file.
+    if not os.path.exists(f"{folder}/data.mdb"):
+        with tempfile.TemporaryDirectory(dir=folder) as new:
+            with lmdb.open(new, mode=0o600) as environment:
+                environment.sync(True)
 
-    if not folder.strip("/"):
-        raise InvalidURL("write lmdb:folder or lmdb:///absolute/folder")
+            with suppress(FileExistsError):
+                os.link(f"{new}/data.mdb", f"{folder}/data.mdb")
 
-    return folder
-
-
-def _begin(environment: lmdb.Environment, write: bool) -> lmdb.Transaction:
-    """Begin a transaction that sees the last commit.
-
-    A writer that is killed after its commit, and before it informs the readers, leaves
-    them the state before, until the next writer repairs that.
-    """
-    committed = environment.info()["last_txnid"]
-    transaction = environment.begin(write=write)
-
-    if transaction.id() >= committed:
-        return transaction
-
-    transaction.abort()
-    environment.begin(write=True).abort()
-    return environment.begin()
+    sync_folder(folder)
 
 
 def _apply(tx: lmdb.Transaction, write: Write) -> Outcome:
     """Apply one write; a refused write has changed nothing."""
-    thread_id = write.thread_id
-    version = _version(tx, thread_id) or 0
+    thread_id, now = write.thread_id, time.time_ns() // 1000
+    version = int.from_bytes(tx.get(_key(b"t", thread_id), b""))  # or 0
 
     match write:
         case Append():
             if write.expected_version not in (None, version):
                 return Conflict(version)
 
+            if not write.bodies and not write.items:
+                return version
+
             for body in write.bodies:
                 tx.put(_key(b"m", thread_id, _number(version)), body)
                 version += 1
-
-            if write.bodies or write.items:
-                _merge(tx, thread_id, write.items)
-                tx.put(_key(b"t", thread_id), _number(version))
-
-            return version
-        case Merge():
-            _merge(tx, thread_id, write.items)
-            tx.put(_key(b"t", thread_id), _number(version))
         case Claim():
             known = _call(tx, _key(b"i", thread_id, _hash(write.call_id)))
             newest = _call(tx, _key(b"k", write.idempotency_key))
@@ -225,43 +236,31 @@ def _apply(tx: lmdb.Transaction, write: Write) -> Outcome:
 
             # Nothing is ever deleted, so the number of entries is a sequence.
             place = _key(b"c", thread_id, _number(tx.stat()["entries"]))
-            tx.put(place, to_json(issued_call(write, newest, time.time_ns() // 1000)))
+            tx.put(place, to_json(issued_call(write, newest, now)))
             tx.put(_key(b"i", thread_id, _hash(write.call_id)), place)
             tx.put(_key(b"k", write.idempotency_key), place)
-            tx.put(_key(b"t", thread_id), _number(version))
         case Resolve():
             pointer = _key(b"i", thread_id, _hash(write.call_id))
             found = _call(tx, pointer)
 
             if found is not None and found.status == "issued":
-                found = resolved_call(found, write, time.time_ns() // 1000)
+                found = resolved_call(found, write, now)
                 tx.put(bytes(tx.get(pointer) or b""), to_json(found))
 
             return found
-        case _:
-            raise StoreFailure("rejected", f"unknown write {type(write).__name__}")
 
-    return None
+    tx.put(_key(b"t", thread_id), _number(version))  # creates a missing thread
 
-
-def _version(tx: lmdb.Transaction, thread_id: str) -> int | None:
-    stored = tx.get(_key(b"t", thread_id))
-    return None if stored is None else int.from_bytes(stored)
-
-
-def _merge(
-    tx: lmdb.Transaction, thread_id: str, items: Sequence[tuple[bytes, bytes]]
-) -> None:
-    for key, value in items:
+    for key, value in write.items if isinstance(write, Append | Merge) else ():
         item = to_json([key.decode(), value.decode()])
         tx.put(_key(b"x", thread_id, sha256(key).digest()), item)
+
+    return version if isinstance(write, Append) else None
 
 
 def _call(tx: lmdb.Transaction, pointer: bytes) -> StoredCall | None:
     """Return the call to which a key under i or k points."""
-    place = tx.get(pointer)
-
-    if place is None:
+    if (place := tx.get(pointer)) is None:
         return None
 
     if (stored := tx.get(bytes(place))) is None:
@@ -274,23 +273,12 @@ def _calls(tx: lmdb.Transaction, thread_id: str) -> list[StoredCall]:
     return [StoredCall(*from_json(row)) for row in _rows(tx, _key(b"c", thread_id))]
 
 
-def _bodies(
-    tx: lmdb.Transaction, thread_id: str, first: int, last: int
-) -> Iterator[bytes]:
-    prefix = _key(b"m", thread_id)
-    return islice(_rows(tx, prefix, _number(first)), last - first)
-
-
 def _rows(tx: lmdb.Transaction, prefix: bytes, first: bytes = b"") -> Iterator[bytes]:
-    """Yield the values of all keys with this prefix, in the order of the keys."""
+    """Return the values of all keys with this prefix, in the order of the keys."""
     cursor = tx.cursor()
-
-    if cursor.set_range(prefix + first):
-        for key, value in cursor.iternext():
-            if bytes(key[: len(prefix)]) != prefix:
-                break
-
-            yield bytes(value)
+    rows = cursor.iternext() if cursor.set_range(prefix + first) else ()
+    found = takewhile(lambda row: bytes(row[0]).startswith(prefix), rows)
+    return (bytes(value) for _, value in found)
 
 
 def _key(letter: bytes, name: str, rest: bytes = b"") -> bytes:
