@@ -24,7 +24,7 @@ from cpkit.tools.benchmark import Contender, Scale, Stored, Trial
 from cpkit.tools.benchmark.messages import messages
 from cpkit_postgres import queries
 from cpkit_postgres.queries import filled
-from cpkit_redis.operations import SHA, operation, words
+from cpkit_redis.operations import SHA, operation
 
 __all__ = ["decoding", "layers"]
 
@@ -171,15 +171,15 @@ async def _redis(
     stack.push_async_callback(client.aclose)
     store = cp._store
     write = Append(thread, [_BODY], None)
-    [shard] = store._layout.shards
     await store.commit([write])  # so that the server knows the script
-    append = (shard, *operation(write))
-    find = (shard, *words(b"find", key))
+    sha = SHA.decode()
+    append = (store._base, *operation(write))
+    find = (store._base, b"find", key)
     return {
-        "the script, by the client": lambda: client.evalsha(SHA, 1, *append),
+        "the script, by the client": lambda: client.evalsha(sha, 1, *append),
         "the script, by the store": lambda: store.commit([write]),
     }, {
-        "the script, by the client": lambda: client.evalsha(SHA, 1, *find),
+        "the script, by the client": lambda: client.evalsha(sha, 1, *find),
         "the script, by the store": lambda: store.holder(key),
     }
 

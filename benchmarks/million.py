@@ -19,10 +19,9 @@ from collections.abc import Awaitable, Callable
 from statistics import median
 from time import perf_counter
 from typing import Any, TypeVar
-from urllib.parse import SplitResult, urlsplit
 
 import asyncpg
-from redis.cluster import RedisCluster
+from redis.asyncio import Redis
 
 from benchmarks.place import private_place
 from cpkit import ListsThreads, ToolCall, open_checkpointer
@@ -48,11 +47,7 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--url", action="append", help="an empty store (default: private ones)")
-    add(
-        "--only",
-        default="sqlite,postgres",
-        help="which private stores; redis-cluster has three primaries, no replicas",
-    )
+    add("--only", default="sqlite,postgres", help="which private stores; also redis")
     add("--threads", type=int, default=1_000_000)
     add("--folder", help="where the SQLite store is created, and removed")
     options = parser.parse_args()
@@ -66,7 +61,7 @@ def main() -> None:
         urls = {
             "sqlite": f"sqlite:///{place.file('million.db')}",
             "postgres": place.postgres,
-            "redis-cluster": place.redis_cluster,
+            "redis": place.redis,
         }
         found = []
 
@@ -196,8 +191,9 @@ async def _bytes(url: str) -> int | None:
     if url.startswith("sqlite:///"):
         return await asyncio.to_thread(os.path.getsize, url[len("sqlite:///") :])
 
-    if url.startswith("redis+cluster://"):
-        return await asyncio.to_thread(_memory, urlsplit(url.partition(",")[0]))
+    if url.startswith("redis://"):
+        async with Redis.from_url(url.partition("?")[0]) as client:
+            return int((await client.info("memory"))["used_memory"])
 
     if url.startswith("postgres") and "?" not in url:
         connection = await asyncpg.connect(url)
@@ -212,13 +208,6 @@ async def _bytes(url: str) -> int | None:
             await connection.close()
 
     return None
-
-
-def _memory(first: SplitResult) -> int:
-    """Return the bytes that the primaries of a cluster use."""
-    with RedisCluster(host=first.hostname, port=first.port or 6379) as client:
-        infos: Any = client.info("memory", target_nodes=RedisCluster.PRIMARIES)
-        return sum(int(info["used_memory"]) for info in infos.values())
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
-from tests.servers.redis_cluster import RedisCluster
 
 __all__ = ["POSTGRES_SETTINGS", "Place", "private_place"]
 
@@ -34,7 +33,6 @@ class Place:
     postgres: str = ""
     redis: str = ""
     redis_always: str = ""
-    redis_cluster: str = ""
 
     def file(self, name: str) -> str:
         """Return a path in the folder."""
@@ -58,9 +56,5 @@ def private_place(drivers: Collection[str], within: str | None) -> Iterator[Plac
             if driver in drivers:
                 redis = RedisServer(appendfsync=policy, settings=REDIS_SETTINGS)
                 urls[driver.replace("-", "_")] = stack.enter_context(redis).url
-
-        if "redis-cluster" in drivers:
-            cluster = stack.enter_context(RedisCluster(replicas=0))
-            urls["redis_cluster"] = cluster.url()
 
         yield Place(folder, **urls)

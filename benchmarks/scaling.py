@@ -3,8 +3,8 @@
 ``partitions``
     Operations of a Postgres store in partitions, beside a store without.
 ``nodes``
-    Operations on Redis Clusters of 1, 3 and 6 primaries without replicas. All nodes
-    share this machine.
+    Operations on threads that are spread over several prefixes of a Redis Cluster, of 1
+    and 3 primaries without replicas. All nodes share this machine.
 ``failover``
     The seconds in which a thread takes no writes after its leader was killed.
 
@@ -20,8 +20,9 @@ import asyncio
 import json
 import random
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
+from hashlib import sha256
 from itertools import count
 from statistics import median
 from time import monotonic, perf_counter
@@ -30,13 +31,14 @@ from uuid import uuid4
 
 from benchmarks.place import private_place
 from conformance import Harness
-from cpkit import BackendUnavailable, ToolCall, open_checkpointer
+from cpkit import BackendUnavailable, ThreadInfo, ToolCall, open_checkpointer
 from cpkit.tools.benchmark.messages import message
 from tests.servers import postgres_pair
 from tests.servers.redis_cluster import ClusterHarness, RedisCluster
 
 PARTITIONS = (8, 64)
-PRIMARIES = (1, 3, 6)
+PRIMARIES = (1, 3)
+PREFIXES = 12
 
 # Seconds: cluster-node-timeout of Redis Clusters that lose a primary.
 NODE_TIMEOUTS = (1, 5, 15)
@@ -86,8 +88,8 @@ def _summary(runs: Sequence[Figures]) -> dict[str, dict[str, str]]:
 @contextmanager
 def _partitions() -> Iterator[Measure]:
     with private_place(["postgres"], None) as place:
-        stores = {"whole": f"{place.postgres}?schema=whole"} | {
-            f"{n} partitions": f"{place.postgres}?schema=parts_{n}&partitions={n}"
+        stores = {"whole": [f"{place.postgres}?schema=whole"]} | {
+            f"{n} partitions": [f"{place.postgres}?schema=parts_{n}&partitions={n}"]
             for n in PARTITIONS
         }
         yield lambda: _compared(stores)
@@ -100,7 +102,7 @@ def _nodes() -> Iterator[Measure]:
             f"{n} primaries": RedisCluster(primaries=n, replicas=0) for n in PRIMARIES
         }
         stores = {
-            name: stack.enter_context(cluster).url()
+            name: prefixes_of(stack.enter_context(cluster))
             for name, cluster in clusters.items()
         }
         yield lambda: _compared(stores)
@@ -131,12 +133,55 @@ def _failover() -> Iterator[Measure]:
 _PARTS = {"partitions": _partitions, "nodes": _nodes, "failover": _failover}
 
 
-async def _compared(stores: dict[str, str]) -> Figures:
+def prefixes_of(cluster: RedisCluster) -> list[str]:
+    """Return the URLs of the stores over which threads are spread."""
+    return [cluster.url(prefix=f"part-{n}") for n in range(PREFIXES)]
+
+
+class Spread:
+    """Threads over several stores, by the recipe of docs/scaling.md."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = parts
+
+    @classmethod
+    async def opened(cls, urls: Sequence[str], stack: AsyncExitStack) -> Spread:
+        return cls(
+            [await stack.enter_async_context(open_checkpointer(u)) for u in urls]
+        )
+
+    def part_of(self, thread_id: str) -> Any:
+        number = int.from_bytes(sha256(thread_id.encode()).digest()[:8], "big")
+        return self.parts[number % len(self.parts)]
+
+    async def append(self, thread_id: str, messages: Any) -> None:
+        await self.part_of(thread_id).append(thread_id, messages)
+
+    async def load(self, thread_id: str) -> Any:
+        return await self.part_of(thread_id).load(thread_id)
+
+    async def record_issued(self, thread_id: str, call: ToolCall) -> Any:
+        return await self.part_of(thread_id).record_issued(thread_id, call)
+
+    async def record_result(self, thread_id: str, call_id: str, result: Any) -> None:
+        await self.part_of(thread_id).record_result(thread_id, call_id, result)
+
+    async def list_threads(self, **page: Any) -> list[Any]:
+        pages = await asyncio.gather(*(p.list_threads(**page) for p in self.parts))
+        found = sorted((info for page in pages for info in page), key=_by_id)
+        return found[: page["limit"]]
+
+
+def _by_id(info: ThreadInfo) -> str:
+    return info.thread_id
+
+
+async def _compared(stores: Mapping[str, Sequence[str]]) -> Figures:
     """Return microseconds on the first store, and ratios of the others to them."""
     async with AsyncExitStack() as stack:
         opened = [
-            await _Store.filled(await stack.enter_async_context(open_checkpointer(url)))
-            for url in stores.values()
+            await _Store.filled(await Spread.opened(urls, stack))
+            for urls in stores.values()
         ]
         took: list[dict[str, float]] = [{} for _ in opened]
 

@@ -24,18 +24,17 @@ URL_OPTIONS = frozenset(
 """Query parameters for redis-py's own parser."""
 
 # Shows within a minute that the server of an idle connection is gone.
-_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+_KEEPALIVE = {
+    getattr(socket, name): value
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+    if hasattr(socket, name)  # not on every system
+}
 
 
-def pool_of(
-    where: str | Redis, size: int, connect_timeout: float, timeout: float
-) -> ConnectionPool:
+def pool_of(where: str | Redis, size: int, connect_timeout: float) -> ConnectionPool:
     """Return a pool for one store, of connections that repeat nothing by themselves.
 
     Of a client it takes the settings; the client's own connections are not used.
-    ``timeout`` limits the seconds in which the kernel delivers what was sent. Without
-    it, a server that continues after a pause would get the rest of an operation that
-    was given up long before.
     """
     theirs = _pool_of_url(where) if isinstance(where, str) else _pool_of_client(where)
     settings = {
@@ -59,13 +58,8 @@ def pool_of(
     }
 
     if issubclass(theirs.connection_class, Connection):  # not a Unix socket
-        limits = _KEEPALIVE | {"TCP_USER_TIMEOUT": max(1000, int(timeout * 1000))}
         settings["socket_keepalive"] = True
-        settings["socket_keepalive_options"] = {
-            getattr(socket, name): value
-            for name, value in limits.items()
-            if hasattr(socket, name)
-        }
+        settings["socket_keepalive_options"] = _KEEPALIVE
 
     return ConnectionPool(theirs.connection_class, size, **settings)
 
@@ -78,11 +72,10 @@ def name_of(where: str | Redis, pool: ConnectionPool) -> str:
     if "path" in settings:
         return f"redis+unix://{settings['path']}?db={database}"
 
-    if isinstance(where, Redis):
-        theirs = where.connection_pool
+    theirs = where.connection_pool if isinstance(where, Redis) else None
 
-        if isinstance(theirs, SentinelConnectionPool):
-            return f"redis+sentinel://{theirs.service_name}/{database}"
+    if isinstance(theirs, SentinelConnectionPool):
+        return f"redis+sentinel://{theirs.service_name}/{database}"
 
     host, port = settings.get("host", "localhost"), settings.get("port", 6379)
     host = f"[{host}]" if ":" in host else host
@@ -140,8 +133,5 @@ def _pool_of_url(url: str) -> ConnectionPool:
 
     if not re.fullmatch(r"/?\d*", parts.path):
         raise InvalidURL(f"{shown}: the path is the number of a database, or empty")
-
-    if len({parts.path.strip("/"), *query.get("db", ())} - {""}) > 1:
-        raise InvalidURL(f"{shown} names two databases")
 
     return pool

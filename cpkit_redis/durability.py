@@ -26,9 +26,8 @@ _LOSSES = {
 }
 """What an append-only file that is not synced at once may lose, by ``appendfsync``."""
 
-# loadSingleAppendOnlyFile in Redis' aof.c cuts before MULTI only where the file ends
-# between two commands. Where it ends inside one, it cuts before that command: MULTI
-# stays, and the next load takes what was appended since for a part of the transaction.
+# Where the file ends inside a transaction, Redis cuts the last command and keeps MULTI:
+# the next load takes what was appended since for a part of the transaction.
 _CUT = (
     "after a power loss, or a kill of the server in a large write, the server may keep "
     "half of a transaction in its append-only file, and apply it at the restart after "
@@ -47,13 +46,12 @@ def durability_of(
     """
     settings = {name: config[name] for name in SETTINGS if name in config}
 
-    if info:  # some of it is in INFO too
+    if info:  # has some of it too
         aof = "yes" if info.get("aof_enabled") == "1" else "no"
-        settings = {"appendonly": aof} | settings
-
-        for name in ("maxmemory", "maxmemory-policy"):
-            if (field := name.replace("-", "_")) in info:
-                settings.setdefault(name, info[field])
+        limits = {one: info.get(one.replace("-", "_"), "") for one in SETTINGS[4:]}
+        settings = (
+            {"appendonly": aof} | {k: v for k, v in limits.items() if v} | settings
+        )
 
     survives, advice = Survives.PROCESS, []
     policy = settings.get("maxmemory-policy")

@@ -15,9 +15,7 @@ CLIENT_ERRORS = (redis.RedisError, OSError)
 UNWRITABLE = frozenset({"MISCONF", "NOREPLICAS", "OOM", "READONLY"})
 """Codes of a server that refuses all writes for now."""
 
-MOVING = frozenset(
-    {"ASK", "CLUSTERDOWN", "MASTERDOWN", "MOVED", "READONLY", "TRYAGAIN"}
-)
+MOVING = frozenset("ASK CLUSTERDOWN MASTERDOWN MOVED READONLY TRYAGAIN".split())
 """Codes of a cluster's node that ran nothing: another node has the slot, or none."""
 
 NO_CLUSTER = "the server is part of a cluster: write redis+cluster://host:port"
@@ -35,7 +33,6 @@ _ANSWERS = (
 _CODES: dict[type[redis.RedisError], str] = {
     redis.AskError: "ASK",
     redis.BusyLoadingError: "LOADING",
-    redis.ClusterCrossSlotError: "CROSSSLOT",
     redis.ClusterDownError: "CLUSTERDOWN",
     redis.MasterDownError: "MASTERDOWN",
     redis.MovedError: "MOVED",
@@ -54,8 +51,6 @@ _CODE = re.compile(r"(?:^|: )-?([A-Z]{2,}) ")
 _SOON = frozenset({"BUSY", "LOADING", "MASTERDOWN", "TRYAGAIN"})
 
 _ADVICE = {
-    "CLUSTERDOWN": NO_CLUSTER,
-    "CROSSSLOT": NO_CLUSTER,
     "MISCONF": "the server cannot write to its disk",
     "MOVED": NO_CLUSTER,
     "NOPERM": "the manual of cpkit_redis.store lists the permissions that are needed",
@@ -82,23 +77,12 @@ def failure(error: Exception | str) -> StoreFailure:
     return StoreFailure("not sent" if code in _SOON else "rejected", text + advice)
 
 
-def not_sent(failed: StoreFailure) -> StoreFailure:
-    """Return the failure of a step that changes nothing that can be read."""
-    if failed.fate == "rejected":
-        return failed
-
-    return StoreFailure("not sent", failed.reason)
-
-
-def refusal(
-    error: Exception | str, thread_id: str, where: bytes
-) -> StoreFailure | CorruptThread:
+def refusal(error: Exception | str, thread_id: str) -> StoreFailure | CorruptThread:
     """Return the failure, or ``CorruptThread`` where a stored value is the cause."""
     refused = failure(error)
 
     if code_of(refused.reason) in ("CORRUPT", "WRONGTYPE"):
-        place = repr(where.decode(errors="backslashreplace"))
-        return CorruptThread(thread_id, place, refused.reason)
+        return CorruptThread(thread_id, "its keys", refused.reason)
 
     return refused
 

@@ -62,7 +62,7 @@ def harness_of(store: str) -> Iterator[Harness]:
                 yield PairHarness(url, pair)
         case "redis-cluster":
             with RedisCluster(links=True) as cluster:
-                yield ClusterHarness(cluster.url(connect_timeout=3), cluster)
+                yield ClusterHarness(cluster.url(connect_timeout=10), cluster)
         case _:
             fsync = "always" if store == "redis-always" else "everysec"
 

@@ -118,7 +118,7 @@ async def state(store: Store) -> list[Any]:
     snapshots = [
         await store.snapshot(thread_id, start, stop, decode)
         for thread_id in THREADS
-        for start, stop in ((0, None), (-1, None), (0, 0), (1, 2))
+        for start, stop in ((0, None), (-2, None), (1, -1), (1, 3), (5, None), (0, 0))
     ]
 
     return [

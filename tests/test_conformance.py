@@ -117,7 +117,7 @@ def redis_cluster() -> Iterator[Harness]:
         pytest.skip("needs a redis-server")
 
     with RedisCluster() as cluster:
-        yield ClusterHarness(cluster.url(connect_timeout=3), cluster)
+        yield ClusterHarness(cluster.url(connect_timeout=10), cluster)
 
 
 LESS = ["linearizable.threads-in-processes", "linearizable.keys-in-processes"]

@@ -85,7 +85,7 @@ async def test_the_documented_permissions_are_enough(
 
 @pytest.mark.parametrize(
     "lacking",
-    ["hset", "zadd", "unlink", "rpush", "hdel", "zrem", "rename", "persist", "set"],
+    ["hset", "zadd", "unlink", "rpush", "hdel", "zrem", "set"],
 )
 async def test_a_user_that_may_not_write_cannot_open_the_store(
     servers: Servers, lacking: str
@@ -138,7 +138,7 @@ async def test_a_unix_socket_can_be_used(servers: Servers) -> None:
         await cp.append("t", [{}])
 
     async with Redis.from_url(f"{server.url.removesuffix('/0')}/3") as raw:
-        assert await raw.llen("mine:{0}:m:t") == 1
+        assert await raw.llen("{mine}:m:t") == 1
 
 
 async def test_tls_checks_the_certificate(servers: Servers) -> None:
@@ -207,7 +207,6 @@ async def test_the_password_is_shown_nowhere(
         ("redis+unix://host/path", "three slashes"),
         ("redis://host/name", "number of a database"),
         ("redis://host/1/2", "number of a database"),
-        ("redis://host/1?db=2", "two databases"),
         ("redis://host?db=x", "redis-py"),
         ("redis://host:port", "redis-py"),
         ("redis://host:99999", "redis-py"),

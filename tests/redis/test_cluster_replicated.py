@@ -17,7 +17,7 @@ REPLICATED = select(["replicated"])
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterHarness]:
     with RedisCluster(node_timeout=1.0, links=True) as started:
-        yield ClusterHarness(started.url(connect_timeout=3), started)
+        yield ClusterHarness(started.url(connect_timeout=10), started)
 
 
 @pytest.mark.long

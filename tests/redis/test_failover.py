@@ -77,7 +77,7 @@ async def test_a_failover_is_followed(
         assert await cp.append("t", [{"n": 1}]) == 1
 
         async with Redis.from_url(second.url) as replica:
-            await until(lambda: replica.exists("cpkit:{0}:t:t"))
+            await until(lambda: replica.exists("{cpkit}:t:t"))
 
         # It can promote only a replica that it knows.
         await until(lambda: watcher.sentinel_slaves("agents"))

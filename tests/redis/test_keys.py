@@ -1,4 +1,4 @@
-"""Which keys are used: exact for hostile ids, and one slot for each shard."""
+"""Which keys are used: exact for hostile ids, and all in one slot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from redis.crc import key_slot
 
 from cpkit import ToolCall
 from cpkit_redis import RedisCheckpointer
-from cpkit_redis.schema import SHARDS, Layout
 
 Store = RedisCheckpointer[Any]
 
@@ -51,7 +50,7 @@ HOSTILE = [
 
 async def keys_of(raw: Any, prefix: str) -> list[bytes]:
     """Return the keys that start with the prefix, by a scan, as only a test may."""
-    return sorted([key async for key in raw.scan_iter(f"{prefix}:*", count=1000)])
+    return sorted([key async for key in raw.scan_iter(f"{{{prefix}}}:*", count=1000)])
 
 
 async def fill(cp: Store, thread: str) -> None:
@@ -90,18 +89,14 @@ async def test_hostile_ids_are_kept_apart(cp: Store) -> None:
         ]
 
 
-def test_all_keys_of_a_shard_are_in_one_slot() -> None:
-    """Also with braces in the id; and the shards of a store are in different slots."""
-    spread, tagged = Layout("p", SHARDS), Layout("a{tag}b", 1)
-
-    for thread in HOSTILE:
-        for layout in (spread, tagged):
-            shard = layout.shard_of(thread)
-            keys = [layout.key(kind, thread) for kind in (b"m", b"x", b"t", b"p", b"c")]
-            assert {key_slot(key) for key in keys} == {key_slot(shard)}
-
-    assert {key_slot(shard) for shard in tagged.shards} == {key_slot(b"tag")}
-    assert len({key_slot(shard) for shard in spread.shards}) == SHARDS
+async def test_all_keys_of_a_store_are_in_one_slot(
+    cp: Store, raw: Any, prefix: str
+) -> None:
+    """That of the prefix, also with braces in an id: a cluster needs it."""
+    await asyncio.gather(*(fill(cp, thread) for thread in HOSTILE))
+    keys = await keys_of(raw, prefix)
+    assert len(keys) > 5 * len(HOSTILE)
+    assert {key_slot(key) for key in keys} == {key_slot(prefix.encode())}
 
 
 async def test_stores_with_similar_prefixes_are_separate(url: str, raw: Any) -> None:
@@ -123,9 +118,9 @@ async def test_stores_with_similar_prefixes_are_separate(url: str, raw: Any) -> 
                 await cp.delete_thread(thread, forget_keys=True)
 
             assert await cp.list_threads() == []
-            await raw.delete(f"{prefix}:{{0}}:schema")
+            await raw.delete(f"{{{prefix}}}:schema")
 
-        assert await raw.exists(f"{prefix}:{{0}}:threads") == 0
+        assert await raw.exists(f"{{{prefix}}}:threads") == 0
 
 
 async def test_only_keys_of_the_prefix_are_touched(
@@ -134,9 +129,10 @@ async def test_only_keys_of_the_prefix_are_touched(
     """Other keys of the database stay as they are, and no key expires."""
     others = {
         f"{prefix}": "1",
-        f"{prefix}x:a": "2",
-        "{0}:m:t": "3",
-        f"x{prefix}:a": "4",
+        f"{{{prefix}}}": "2",
+        "m:t": "3",
+        f"{prefix}:m:t": "4",
+        f"x{{{prefix}}}:a": "5",
     }
     await raw.mset(others)
     await fill(cp, "t")
@@ -159,7 +155,7 @@ async def test_forgetting_all_threads_leaves_only_the_version(
     await cp.delete_thread("t", forget_keys=True)
     await cp.delete_thread("u")
     await cp.delete_thread("u", forget_keys=True)
-    assert await keys_of(raw, prefix) == [f"{prefix}:{{0}}:schema".encode()]
+    assert await keys_of(raw, prefix) == [f"{{{prefix}}}:schema".encode()]
 
 
 async def test_no_command_searches_keys_or_flushes(cp: Store, raw: Any) -> None:

@@ -1,10 +1,12 @@
-"""A server that is killed, restarted, stopped, away, busy, or has lost its scripts."""
+"""A server that is killed under load, away, loading, busy, or fails over.
+
+The table of faults is in `test_faults`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +21,6 @@ from tests.servers.redis import RedisServer
 
 Store = RedisCheckpointer[Any]
 Servers = Callable[..., RedisServer]
-Operation = Callable[[Store], Coroutine[Any, Any, Any]]
 
 
 async def test_acknowledged_writes_survive_a_kill(servers: Servers) -> None:
@@ -83,27 +84,6 @@ async def test_claims_survive_a_kill(servers: Servers) -> None:
         assert done.result == {"paid": True}
 
 
-@pytest.mark.parametrize("how", ["restart", "kill"])
-async def test_a_restart_is_not_noticed_by_an_idle_handle(
-    servers: Servers, how: str
-) -> None:
-    """Its connections are closed and the script is gone, and it works all the same."""
-    server = servers(appendfsync="always")
-
-    async with Store(server.url) as cp:
-        for version in range(1, 4):
-            assert await cp.append("t", [{}], expected_version=version - 1) == version
-            assert len(await cp.read("t")) == version
-
-            if how == "restart":
-                await asyncio.to_thread(server.restart)
-            else:
-                await asyncio.to_thread(server.kill)
-                await asyncio.to_thread(server.start)
-
-        assert await cp.append("t", [{}]) == 4
-
-
 async def test_operations_wait_for_a_server_that_is_away(servers: Servers) -> None:
     """They are sent when the server is back."""
     server = servers(appendfsync="always")
@@ -120,28 +100,6 @@ async def test_operations_wait_for_a_server_that_is_away(servers: Servers) -> No
         assert await reading is not None
 
 
-async def test_a_server_that_stays_away_is_unavailable(servers: Servers) -> None:
-    """After ``connect_timeout``; nothing was written, and the handle works again."""
-    server = servers(appendfsync="always")
-
-    async with Store(server.url, connect_timeout=0.2 * slowdown()) as cp:
-        await cp.append("t", [{}])
-        await asyncio.to_thread(server.kill)
-        outcomes = await asyncio.gather(
-            *(cp.append("t", [{}]) for _ in range(20)),
-            *(cp.load("t") for _ in range(20)),
-            return_exceptions=True,
-        )
-
-        for outcome in outcomes:
-            assert isinstance(outcome, BackendUnavailable)
-            assert not outcome.maybe_applied
-            assert f":{server.port}" in str(outcome)
-
-        await asyncio.to_thread(server.start)
-        assert await cp.append("t", [{}]) == 2
-
-
 async def test_opening_without_a_server_fails(prefix: str) -> None:
     """The message has the address."""
     port = free_port()
@@ -152,157 +110,6 @@ async def test_opening_without_a_server_fails(prefix: str) -> None:
 
     assert caught.value.__cause__ is not None
     assert not caught.value.maybe_applied
-
-
-WRITES: dict[str, Operation] = {
-    "append": lambda cp: cp.append("t", [{}]),
-    "save_extra": lambda cp: cp.save_extra("t", {"a": 2}),
-    "record_issued": lambda cp: cp.record_issued("t", ToolCall("d", "x", {}, "l")),
-    "record_result": lambda cp: cp.record_result("t", "c", 1),
-    "delete_thread": lambda cp: cp.delete_thread("u"),
-}
-READS: dict[str, Operation] = {
-    "load": lambda cp: cp.load("t"),
-    "read": lambda cp: cp.read("t"),
-    "find_call": lambda cp: cp.find_call("k"),
-    "find_completed": lambda cp: cp.find_completed("k"),
-    "list_calls": lambda cp: cp.list_calls("t"),
-    "list_threads": lambda cp: cp.list_threads(),
-    "dump_thread": lambda cp: cp.dump_thread("t"),
-}
-
-
-async def test_a_stopped_server_fails_every_operation_in_time(
-    servers: Servers,
-) -> None:
-    """A write that was sent may be applied; one that still connects was not sent."""
-    server = servers()
-
-    async with Store(server.url, timeout=0.5 * slowdown()) as cp:
-        await cp.append("t", [{}])
-        await cp.record_issued("t", ToolCall("c", "x", {}, "k"))
-        await asyncio.gather(*(read(cp) for read in READS.values()))
-        server.pause()
-
-        async def maybe_applied(uses: dict[str, Operation]) -> set[bool]:
-            errors = await asyncio.gather(
-                *(use(cp) for use in uses.values()), return_exceptions=True
-            )
-            assert {type(error) for error in errors} == {BackendUnavailable}
-            return {getattr(error, "maybe_applied", False) for error in errors}
-
-        assert await maybe_applied(WRITES) == {True}
-        assert await maybe_applied(READS) == {False}
-        # By now every connection that stood is given up.
-        assert await maybe_applied(WRITES) == {False}
-        server.resume()
-        data = await cp.load("t")
-        assert data is not None
-        assert data.version in (1, 2)
-
-
-@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="of Linux")
-async def test_the_rest_of_a_write_that_was_given_up_is_not_sent(
-    servers: Servers,
-) -> None:
-    """The kernel keeps what a stopped server does not take, and then drops it."""
-    server = servers()
-    message = {"text": "x" * 15_000_000}  # more than the kernel's buffers hold
-
-    async with Store(server.url, timeout=1, connect_timeout=1) as cp:
-        await cp.append("t", [{}])
-        await asyncio.sleep(0.2)  # its notification is in flight
-        server.pause()
-
-        with pytest.raises(BackendUnavailable) as caught:
-            await cp.append("t", [message, message])
-
-        assert caught.value.maybe_applied
-
-    await asyncio.sleep(2)
-    server.resume()
-    await asyncio.sleep(1)
-
-    async with Store(server.url) as cp:
-        assert await cp.read("t") == [{}]
-
-
-@pytest.mark.parametrize("address", ["url", "unix_url"])
-@pytest.mark.parametrize("size", [40_000, 1_000_000])
-async def test_a_write_that_was_given_up_is_not_applied_later(
-    servers: Servers, address: str, size: int
-) -> None:
-    """A server that goes on reads a part of it, and the rest after newer requests."""
-    server = servers()
-    before, version, after = await _given_up(server, getattr(server, address), size)
-    assert version == before + 1 == after
-
-
-async def test_a_user_who_may_end_no_connection_can_work(servers: Servers) -> None:
-    """A write that was given up may be applied later; nothing else differs."""
-    server = servers(users=["user agent on >password ~* &* +@all -client -info"])
-    url = server.url.replace("//", "//agent:password@")
-    before, version, after = await _given_up(server, url, 40_000)
-    assert before < version <= after
-
-
-async def _given_up(server: RedisServer, url: str, size: int) -> tuple[int, int, int]:
-    """Stop the server in an append of so many bytes, which is given up.
-
-    Return the version that the handle reads then, what its next append returns, and
-    the version after a moment.
-    """
-    async with Store(url, timeout=0.5 * slowdown()) as cp:
-        # Several connections: a later operation takes another one.
-        looks = (cp.load("t") for _ in range(3))
-        await asyncio.gather(cp.append("t", [{"n": 0}]), *looks)
-        server.pause()
-
-        with pytest.raises(BackendUnavailable):
-            await cp.append("t", [{"late": "x" * size}])
-
-        later = asyncio.ensure_future(cp.load("t"))
-        await asyncio.sleep(0.1)
-        server.resume()
-        before = await later
-        version = await cp.append("t", [{"n": 1}])
-
-        for _ in range(20):
-            after = await cp.load("t")
-
-    assert before is not None
-    assert after is not None
-    return before.version, version, after.version
-
-
-async def test_a_restarted_server_keeps_its_connections(servers: Servers) -> None:
-    """Its numbers of connections begin at 1 again: they are others' connections."""
-    server = servers(appendfsync="always")
-
-    async with (
-        Store(server.url, timeout=slowdown()) as cp,
-        Redis.from_url(server.url) as raw,
-    ):
-        await cp.append("t", [{}])
-        server.pause()
-
-        with pytest.raises(BackendUnavailable):
-            await cp.append("t", [{}])
-
-        await asyncio.to_thread(server.kill)
-        await asyncio.to_thread(server.start)
-        # As many connections as had numbers before.
-        others = [Redis.from_url(server.url) for _ in range(20)]
-
-        for other in others:
-            await other.ping()
-
-        before = {one["id"] for one in await raw.client_list()}
-        await cp.append("t", [{}])
-        assert before <= {one["id"] for one in await raw.client_list()}
-
-        for other in others:
-            await other.aclose()
 
 
 async def test_opening_a_stopped_server_fails_in_time(servers: Servers) -> None:
@@ -423,3 +230,77 @@ async def test_a_busy_server_is_waited_for(servers: Servers) -> None:
 
         with pytest.raises(Exception, match="killed"):
             await busy
+
+
+async def test_a_swallowed_answer_is_not_taken_for_the_next(
+    proxy: Proxy, prefix: str
+) -> None:
+    """The driver does not use that connection again."""
+    limits = {"timeout": 0.1 * slowdown(), "pool_size": 1}
+
+    async with Store(proxy.url, prefix=prefix, **limits) as cp:
+        await cp.append("t", [{"n": 0}])
+        proxy.answers = "swallow"
+
+        with pytest.raises(BackendUnavailable):
+            await cp.append("t", [{"n": 1}])
+
+        proxy.answers = "pass"
+        assert await cp.append("other", [{"n": 0}]) == 1
+        assert await cp.append("t", [{"n": 2}]) == 3
+
+
+async def test_a_failover_behind_the_address_is_followed(servers: Servers) -> None:
+    """After READONLY the driver connects again: the address may be another server's."""
+    first, second = servers(), servers()
+
+    async with (
+        Proxy(first.url) as proxy,
+        Redis.from_url(first.url) as raw,
+        Store(proxy.url) as cp,
+    ):
+        await asyncio.gather(*(cp.append(f"t{i}", [{}]) for i in range(20)))
+        await asyncio.gather(*(cp.read(f"t{i}") for i in range(20)))
+        await raw.replicaof("127.0.0.1", str(second.port))
+        proxy.turn_to(second.url)
+
+        with pytest.raises(BackendUnavailable, match="READONLY"):
+            await cp.append("t", [{}])
+
+        assert await cp.append("t", [{}]) == 1
+        assert await asyncio.gather(*(cp.append(f"t{i}", [{}]) for i in range(20)))
+
+
+async def test_a_replica_can_be_read(servers: Servers) -> None:
+    """A handle opens on it, and writes as soon as it is promoted."""
+    first, second = servers(), servers()
+
+    async with Store(first.url) as cp, Redis.from_url(second.url) as raw:
+        await cp.append("t", [{}])
+        await raw.replicaof("127.0.0.1", str(first.port))
+
+        while await raw.llen("{cpkit}:m:t") != 1:
+            continue
+
+        async with Store(second.url) as replica:
+            assert await replica.read("t") == [{}]
+
+            with pytest.raises(BackendUnavailable, match=r"READONLY.*replica"):
+                await replica.append("t", [{}])
+
+            await raw.replicaof("NO", "ONE")
+            assert await replica.append("t", [{}], expected_version=1) == 2
+
+
+async def test_a_cluster_is_refused_and_nothing_is_written(servers: Servers) -> None:
+    """The message has the scheme to use."""
+    server = servers(settings={"cluster-enabled": "yes"})
+
+    with pytest.raises(BackendUnavailable, match=r"redis\+cluster://") as caught:
+        async with Store(server.url):
+            pytest.fail("it opened")
+
+    assert not caught.value.maybe_applied
+
+    async with Redis.from_url(server.url) as raw:
+        assert await raw.dbsize() == 0

@@ -23,8 +23,8 @@ async def stored(raw: Any, prefix: str) -> dict[str, Any]:
     """Return every key of the store, without the prefix, and its value."""
     found: dict[str, Any] = {}
 
-    async for key in raw.scan_iter(f"{prefix}:*", count=1000):
-        name = key.decode().removeprefix(f"{prefix}:")
+    async for key in raw.scan_iter(f"{{{prefix}}}:*", count=1000):
+        name = key.decode().removeprefix(f"{{{prefix}}}:")
         kind = await raw.type(key)
 
         if kind == b"string":
@@ -41,7 +41,7 @@ async def stored(raw: Any, prefix: str) -> dict[str, Any]:
 
 async def test_the_stored_format_is_frozen(cp: Store, raw: Any, prefix: str) -> None:
     """Keys, types and values are always the same, except for times."""
-    await cp.append("t", [{"é": "\0"}, {"n": 1.5}])
+    await cp.append("t", [{"é": "\0"}, {"n": "\ud83d"}])
     await cp.save_extra("t", {"plan": [1], "": None})
     await cp.record_issued("t", ToolCall("c1", "pay", {"b": 1, "a": 2}, "{key}"))
     await cp.record_result("t", "c1", {"no": 1}, success=False)
@@ -50,7 +50,7 @@ async def test_the_stored_format_is_frozen(cp: Store, raw: Any, prefix: str) -> 
     await cp.record_result("t", "c3", None)
     found = await stored(raw, prefix)
 
-    times = found["{0}:t:t"]
+    times = found["t:t"]
     assert set(times) == {b"created", b"updated"}
     assert all(int(time) > 1_700_000_000_000_000 for time in times.values())
 
@@ -63,39 +63,34 @@ async def test_the_stored_format_is_frozen(cp: Store, raw: Any, prefix: str) -> 
             for name, text in fields.items()
         }
 
-    hashes = {name: untimed(found[name]) for name in ("{0}:p:t", "{0}:c:t")}
-    assert found | hashes | {"{0}:t:t": None} == {
-        "{0}:schema": b"1",
-        "{0}:threads": [(b"t", 0.0)],
-        "{0}:m:t": ['{"é":"\\u0000"}'.encode(), b'{"n":1.5}'],
-        "{0}:x:t": {b'"plan"': b"[1]", b'""': b"null"},
-        "{0}:t:t": None,
-        "{0}:p:t": {b"c2": b"2\x002\x00T\x00{key}\x00pay\x00\x00issued\x00\x00{}\x00"},
-        "{0}:c:t": {
-            b"c1": b"1\x001\x00T\x00{key}\x00pay\x00\x00failed\x00T\x00"
-            b'{"b":1,"a":2}\x00{"no":1}',
-            b"c3": b"3\x001\x00T\x00other\x00x\x00\x00completed\x00T\x00"
-            b'{"z":1}\x00null',
+    hashes = {name: untimed(found[name]) for name in ("p:t", "c:t")}
+    assert found | hashes | {"t:t": None} == {
+        "schema": b"1",
+        "threads": [(b"t", 0.0)],
+        "m:t": ['{"é":"\\u0000"}'.encode(), b'{"n":"\\ud83d"}'],
+        "x:t": {b'"plan"': b"[1]", b'""': b"null"},
+        "t:t": None,
+        "p:t": {b"c2": b"2\0002\0{key}\0pay\0T\0issued\0\0{}\0"},
+        "c:t": {
+            b"c1": b'1\0001\0{key}\0pay\0T\0failed\0T\0{"b":1,"a":2}\0{"no":1}',
+            b"c3": b'3\0001\0other\0x\0T\0completed\0T\0{"z":1}\0null',
         },
-        "{0}:k:{key}": [(b"t\x00c1\x00", 1.0), (b"t\x00c2\x00", 2.0)],
-        "{0}:k:other": [(b"t\x00c3\x00", 1.0)],
+        "k:{key}": [(b"t\0c1", 1.0), (b"t\0c2", 2.0)],
+        "k:other": [(b"t\0c3", 1.0)],
     }
 
     await cp.delete_thread("t")
     erased = await stored(raw, prefix)
-    times = erased.pop("{0}:t:t")
-    assert set(times) == {b"first", b"last"}
-    assert int(times[b"first"]) < int(times[b"last"])
-    assert untimed(erased.pop("{0}:c:t")) == {
-        b"c1": b"1\x001\x00T\x00{key}\x00pay\x00\x00failed\x00T\x00\x00",
-        b"c2": b"2\x002\x00T\x00{key}\x00pay\x00\x00issued\x00\x00\x00",
-        b"c3": b"3\x001\x00T\x00other\x00x\x00\x00completed\x00T\x00\x00",
+    assert untimed(erased.pop("c:t")) == {
+        b"c1": b"1\0001\0{key}\0pay\0T\0failed\0T\0\0",
+        b"c2": b"2\0002\0{key}\0pay\0T\0issued\0\0\0",
+        b"c3": b"3\0001\0other\0x\0T\0completed\0T\0\0",
     }
     assert erased == {
-        "{0}:schema": b"1",
-        "{0}:erased": [(b"t", 0.0)],
-        "{0}:k:{key}": found["{0}:k:{key}"],
-        "{0}:k:other": found["{0}:k:other"],
+        "schema": b"1",
+        "erased": [(b"t", 0.0)],
+        "k:{key}": found["k:{key}"],
+        "k:other": found["k:other"],
     }
 
 
@@ -105,7 +100,7 @@ async def test_a_restored_thread_is_stored_as_the_original(
 ) -> None:
     """Every key and value is the same, also of an id with nothing but erased calls.
 
-    Only the token of the restore is new.
+    Only the time of the restore is new.
     """
     await cp.append("t", [{"é": "\0"}, {"n": 1.5}], extra={"plan": [1], "": None})
     await cp.record_issued("t", ToolCall("c1", "pay", {"b": 1}, "{key}"))
@@ -121,37 +116,51 @@ async def test_a_restored_thread_is_stored_as_the_original(
     await cp.delete_thread("t", forget_keys=True)
     await cp.restore_thread(dump)
     found = await stored(raw, prefix)
-    token = found["{0}:t:t"].pop(b"restored")
-    assert re.fullmatch(rb"[0-9a-f]{16}", token)
+
+    if not erased:
+        assert int(found["t:t"].pop(b"restored")) > int(before["t:t"][b"updated"])
+
     assert found == before
 
 
 async def test_a_store_written_by_hand_is_read(url: str, raw: Any, prefix: str) -> None:
-    """Values that schema.py describes can be read, whatever wrote them."""
-    shard = f"{prefix}:{{0}}:"
-    await raw.set(f"{shard}schema", 1)
-    await raw.zadd(f"{shard}threads", {"t": 0})
-    await raw.rpush(f"{shard}m:t", '{"a":1}', '{ "b" : 2 }')
-    await raw.hset(f"{shard}x:t", mapping={'"k"': "1"})
-    await raw.hset(f"{shard}t:t", mapping={"created": 1, "updated": 2_000_000})
-    text = "1\x001\x001500000\x00key\x00pay\x00\x00issued\x00\x00{}\x00"
-    await raw.hset(f"{shard}p:t", mapping={"c": text})
-    await raw.zadd(f"{shard}k:key", {"t\x00c\x00": 1})
+    """Values that schema.py describes can be read, whatever wrote them.
+
+    The first ten messages of this thread are gone.
+    """
+    base = f"{{{prefix}}}:"
+    await raw.set(f"{base}schema", 1)
+    await raw.zadd(f"{base}threads", {"t": 0})
+    await raw.rpush(f"{base}m:t", '{"a":1}', '{ "b" : 2 }')
+    await raw.hset(f"{base}x:t", mapping={'"k"': "1"})
+    times = {"created": 1, "updated": 2_000_000, "first": 10}
+    await raw.hset(f"{base}t:t", mapping=times)
+    record = "1\0001\0key\0pay\0001500000\0issued\0\0{}\0"
+    await raw.hset(f"{base}p:t", mapping={"c": record})
+    await raw.zadd(f"{base}k:key", {"t\0c": 1})
 
     async with Store(url, prefix=prefix) as cp:
         data = await cp.load("t")
         assert data is not None
+        assert (data.version, data.first) == (12, 10)
         assert data.messages == [{"a": 1}, {"b": 2}]
         assert data.extra == {"k": 1}
-        [record] = data.pending
-        assert record == await cp.find_call("key")
-        assert record.issued_at.timestamp() == 1.5
+        [found] = data.pending
+        assert found == await cp.find_call("key")
+        assert found.issued_at.timestamp() == 1.5
         [info] = await cp.list_threads()
-        assert info.version == 2
+        assert info.version == 12
         assert info.updated_at.timestamp() == 2
-        assert await cp.append("t", [{}], expected_version=2) == 3
+        assert await cp.append("t", [{}], expected_version=12) == 13
         resolved = await cp.record_result("t", "c", 1)
         assert [resolved] == await cp.list_calls("t")
+
+        everything: list[dict[str, int]] = [{"a": 1}, {"b": 2}, {}]
+        assert await cp.read("t", 11) == everything[1:]
+        assert await cp.read("t", 0, 11) == everything[:1]
+        assert await cp.read("t", 12, -1) == []
+        assert await cp.read("t", -2) == everything[1:]
+        assert await cp.read("t", 0, 10) == await cp.read("t", 13) == []
 
 
 @pytest.mark.parametrize(
@@ -160,17 +169,15 @@ async def test_a_store_written_by_hand_is_read(url: str, raw: Any, prefix: str) 
         ("2", "version 2, and this cpkit knows 1: upgrade cpkit"),
         ("0", "use another place"),
         ("a song", "a song"),
-        ("1" * 5000, r"\(1{100}\): use another place"),
-        (None, "WRONGTYPE"),
     ],
-    ids=["newer", "older", "text", "many digits", "another type"],
+    ids=["newer", "older", "text"],
 )
 async def test_another_version_is_refused(
-    url: str, raw: Any, prefix: str, there: str | None, message: str
+    url: str, raw: Any, prefix: str, there: str, message: str
 ) -> None:
     """A newer version and an alien value raise ``SchemaMismatch`` and stay."""
-    name = f"{prefix}:{{0}}:schema"
-    await (raw.rpush(name, "x") if there is None else raw.set(name, there))
+    name = f"{{{prefix}}}:schema"
+    await raw.set(name, there)
     before = await raw.dump(name)
 
     with pytest.raises(SchemaMismatch, match=message):
@@ -178,7 +185,7 @@ async def test_another_version_is_refused(
             pytest.fail("it opened")
 
     assert await raw.dump(name) == before
-    assert [key async for key in raw.scan_iter(f"{prefix}:*")] == [name.encode()]
+    assert [key async for key in raw.scan_iter(f"{{{prefix}}}:*")] == [name.encode()]
 
 
 async def test_many_open_a_new_store_at_once(url: str, raw: Any, prefix: str) -> None:
@@ -190,7 +197,7 @@ async def test_many_open_a_new_store_at_once(url: str, raw: Any, prefix: str) ->
 
     versions = await asyncio.gather(*(use(number) for number in range(20)))
     assert sorted(versions) == list(range(1, 21))
-    assert await raw.get(f"{prefix}:{{0}}:schema") == b"1"
+    assert await raw.get(f"{{{prefix}}}:schema") == b"1"
 
 
 async def test_a_person_can_run_the_script(servers: Callable[..., RedisServer]) -> None:
@@ -213,9 +220,14 @@ async def test_a_person_can_run_the_script(servers: Callable[..., RedisServer]) 
             *words, cwd=folder, stdout=asyncio.subprocess.PIPE
         )
         answer, _ = await process.communicate()
-        answers.append(answer.split()[0])
+        answers.append(answer.split())
 
-    assert answers == [b"version", b"done", b"call", b"threads"]
+    assert [words[:2] for words in answers] == [
+        [b"1"],
+        [],
+        [b"call", b"t"],
+        [b"t", b"1"],
+    ]
     call = ToolCall("call", "tool", {}, "key")
 
     async with Store(server.url) as cp:

@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 from conformance import Harness, Nodes
 from conformance.slowdown import slowdown
 from cpkit import Checkpointer
-from cpkit_redis.schema import SHARDS, Layout
+from cpkit_redis.schema import base_of
 from tests.servers.cluster_links import ClusterLinks
 from tests.servers.harness import ServerHarness
 from tests.servers.process import PATIENCE, EndsWithBlock
@@ -305,7 +305,7 @@ class ClusterNodes(Nodes):
         return [str(node.port) for node in self._cluster.nodes]
 
     async def leader(self, thread_id: str) -> str:
-        key = Layout("cpkit", SHARDS).shard_of(thread_id)
+        key = base_of("cpkit")
         return str((await asyncio.to_thread(self._cluster.primary_of, key)).port)
 
     async def kill(self, node: str) -> None:
@@ -382,7 +382,7 @@ class ClusterHarness(ServerHarness):
 def harness() -> Harness:
     """Return a harness of a new cluster, for ``cpkit certify module:harness``."""
     cluster = RedisCluster(links=True).__enter__()
-    return ClusterHarness(cluster.url(connect_timeout=3), cluster)
+    return ClusterHarness(cluster.url(connect_timeout=10), cluster)
 
 
 def _own_port(node: RedisServer) -> int:
