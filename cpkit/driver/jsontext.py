@@ -3,9 +3,11 @@
 A value is accepted only if its text parses back to an equal value. So a later load can
 return everything that is stored.
 
-The text is UTF-8, with one addition: a surrogate in a Python string stands in it as an
-escape, ``\\ud83d``, because UTF-8 cannot hold surrogates. No other character is written
-as such an escape. A text with one is parsed by Python, every other by pydantic_core.
+Text with surrogates
+    UTF-8 cannot hold them, so they are stored as escapes: ``\\ud83d``. pydantic_core
+    does not parse a surrogate that stands alone, and Python does. But both would join a
+    high one and a low one behind it to one character. So a string with such a pair
+    begins with U+DFFF, and has an underscore behind each high surrogate.
 """
 
 from __future__ import annotations
@@ -19,33 +21,62 @@ from pydantic_core import from_json, to_json
 from cpkit.errors import SerializationError
 from cpkit.records import JsonValue
 
-__all__ = ["ESCAPE", "MAX_DEPTH", "encode_json", "parse_json", "plain_key"]
+__all__ = ["MAX_DEPTH", "encode_json", "has_surrogates", "parse_json", "plain_key"]
 
 MAX_DEPTH = 200
 """Levels of nesting that pydantic_core's parser follows (jiter's recursion limit)."""
 
-ESCAPE: dict[type, Any] = {bytes: b"\\ud", str: "\\ud"}
-"""What a stored text with a surrogate contains, by the type of the text."""
-
-_SURROGATES = re.compile("[\ud800-\udfff]")
-_ESCAPES = re.compile(r"\\(?:u(d[89a-f][0-9a-f]{2})|.)")
+_MARK = "\udfff"
+_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+_HIGH = re.compile("[\ud800-\udbff]")
+_SPLIT_HIGH = re.compile("([\ud800-\udbff])_")
 
 
 def parse_json(text: bytes | str) -> Any:
     """Parse stored JSON text; raise ``ValueError`` for anything else, NaN included."""
-    if ESCAPE[type(text)] not in text:
+    try:
         return from_json(text, allow_inf_nan=False)
+    except ValueError:
+        if not has_surrogates(text):
+            raise
 
-    raw = text.decode() if isinstance(text, bytes) else text
-    return json.loads(_ESCAPES.sub(_surrogate, raw), parse_constant=_refuse_constant)
+    return _unmarked(json.loads(text, parse_constant=_refuse_constant))
 
 
-def _surrogate(escape: re.Match[str]) -> str:
-    return escape[0] if escape[1] is None else chr(int(escape[1], 16))
+def has_surrogates(text: bytes | str) -> bool:
+    """Tell whether stored JSON text may have a surrogate in it."""
+    return text.find(b"\\ud" if isinstance(text, bytes) else "\\ud") >= 0  # type: ignore[arg-type]  # of the same type
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _marked(value: JsonValue) -> JsonValue:
+    """Return the value with a mark where JSON would join surrogates."""
+    if isinstance(value, str):
+        if value.startswith(_MARK) or _PAIR.search(value):
+            return _MARK + _HIGH.sub(r"\g<0>_", value)
+
+        return value
+
+    if isinstance(value, dict):
+        return {str(_marked(k)): _marked(inner) for k, inner in value.items()}
+
+    return [_marked(one) for one in value] if isinstance(value, list) else value
+
+
+def _unmarked(value: Any) -> Any:
+    if isinstance(value, str):
+        if value.startswith(_MARK):
+            return _SPLIT_HIGH.sub(r"\1", value[1:])
+
+        return value
+
+    if isinstance(value, dict):
+        return {_unmarked(k): _unmarked(inner) for k, inner in value.items()}
+
+    return [_unmarked(one) for one in value] if isinstance(value, list) else value
 
 
 def encode_json(value: object, path: tuple[str | int, ...]) -> bytes:
@@ -85,8 +116,7 @@ def _to_text(plain: JsonValue) -> bytes:
     try:
         return to_json(plain)
     except ValueError:
-        text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
-        return _SURROGATES.sub(lambda one: f"\\u{ord(one[0]):x}", text).encode()
+        return json.dumps(_marked(plain), separators=(",", ":")).encode()
 
 
 def _plain(value: object, path: tuple[str | int, ...], depth: int) -> JsonValue:

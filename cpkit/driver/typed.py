@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import CoreConfig, PydanticSerializationError, SchemaSerializer
 
-from cpkit.driver.jsontext import ESCAPE, encode_json, parse_json
+from cpkit.driver.jsontext import encode_json, has_surrogates, parse_json
 from cpkit.errors import SerializationError
 from cpkit.records import JsonValue
 
@@ -63,10 +63,13 @@ class TypedMessages:
 
     def decode(self, body: bytes | str) -> Any:
         """Return the message; ``ValidationError`` if it does not fit the type."""
-        if ESCAPE[type(body)] in body:
-            return self._one.validate_python(parse_json(body))
+        try:
+            return self._one.validate_json(body)
+        except ValidationError as exc:
+            if is_misfit(exc) or not has_surrogates(body):
+                raise
 
-        return self._one.validate_json(body)
+        return self._one.validate_python(parse_json(body))
 
     def _with_computed(
         self, message: object, path: tuple[int], body: bytes
