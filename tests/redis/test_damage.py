@@ -58,7 +58,7 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
         lambda raw, base: raw.zadd(f"{base}k:k", {"x\0y": 9}),
         "find, claim key",
     ),
-    "a list that is none": (
+    "messages under another type": (
         lambda raw, base: raw.set(f"{base}m:t", "alien"),
         "load, read, append, list, dump",
     ),
@@ -115,7 +115,7 @@ async def test_the_script_stops_at_the_first_error(
 
 
 async def test_a_damaged_store_is_not_opened(url: str, raw: Any, prefix: str) -> None:
-    """A version that is no text is refused, and nothing is written."""
+    """A version of another type is refused, and nothing is written."""
     await raw.rpush(f"{{{prefix}}}:schema", "x")
 
     with pytest.raises(BackendUnavailable, match="WRONGTYPE") as caught:

@@ -337,7 +337,7 @@ async def test_a_write_that_is_cancelled_is_before_the_next(
 async def test_a_write_is_sent_once(
     world: World, how: Literal["cut", "swallow"]
 ) -> None:
-    """Neither the driver nor the client library repeats it; nor does a repeat harm."""
+    """The driver and the client library do not repeat it. The caller may."""
     cp, call = world.cp, claimed("c", "t")
     await cp.append("t", [{"n": 0}])
     writes: list[Callable[[], Coroutine[Any, Any, Any]]] = [
