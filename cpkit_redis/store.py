@@ -325,7 +325,7 @@ class RedisStore:
         if code_of(reason) == "READONLY":
             await self._server.reconnect()
 
-        if has_written:  # by the operations before it; or the damage is in the middle
+        if has_written:  # Redis does not roll it back
             raise StoreFailure("unknown", reason)
 
         raise refusal(reason, batch[number].thread_id if batch else "?")
