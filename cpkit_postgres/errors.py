@@ -18,16 +18,13 @@ CLIENT_ERRORS = (
 
 READ_ONLY = "25006"
 FORBIDDEN = "42501"
-UNIQUE_VIOLATION = "23505"
-EXISTS = {"42P06", "42P07", "42710", UNIQUE_VIOLATION}  # a schema, table, type, row
+EXISTS = {"42P06", "42P07", "42710", "23505"}  # a schema, table, type, row
 MISSING = {"3F000", "42P01", "42703"}  # a schema, table, column
 
 # Rolled back, and may succeed when tried again: serialization failure, deadlock, lock
-# timeout, and a transaction that the server ended because this process was stopped.
-IS_ROLLED_BACK = {"40001", "40P01", "55P03", "25P03"}
-
-# A distributed engine does not know whether it committed.
-_COMPLETION_UNKNOWN = "40003"
+# timeout, statement timeout, and a transaction that the server ended because this
+# process was stopped.
+_ROLLED_BACK = {"40001", "40P01", "55P03", "57014", "25P03"}
 
 # The server shuts down, has crashed, is starting, has ended an idle session, or has no
 # connection left. Poolers report a lost server with class 08.
@@ -41,36 +38,50 @@ def failure(
 ) -> StoreFailure | CorruptThread:
     """Return what to raise for one of `CLIENT_ERRORS`.
 
-    ``lost`` is the fate where the connection was lost: "not sent" while connecting.
+    ``lost`` is the fate where the connection was lost: "not sent" while connecting, and
+    inside a transaction.
     """
     code = sqlstate(exc)
     reason = str(exc) or type(exc).__name__
-    fate = lost
 
     if code in _DAMAGED:
         return CorruptThread("?", store, reason)
 
-    if code in IS_ROLLED_BACK:
-        fate = "not sent"
-    elif code == _COMPLETION_UNKNOWN:
-        fate = "unknown"
-    elif isinstance(exc, asyncpg.PostgresError):
-        if code not in _UNAVAILABLE and not code.startswith("08"):
-            fate = "rejected"
-    elif isinstance(exc, asyncpg.InterfaceError):
-        # asyncpg's own errors before it sends. Connecting: the caller's pool is closed.
-        # A statement: the connection is closed, or (a ValueError) an argument is wrong.
-        connecting = lost == "not sent"
-        fate = "rejected" if connecting or isinstance(exc, ValueError) else "not sent"
-    elif isinstance(exc, TimeoutError):
-        reason = "no answer within the timeout"
-    elif lost == "not sent" and isinstance(exc, OSError):
-        reason += "; is the server running?"
+    if _is_lost(exc):
+        if isinstance(exc, TimeoutError):
+            reason = "no answer within the timeout"
+        elif lost == "not sent" and isinstance(exc, OSError):
+            reason += "; is the server running?"
+
+        return StoreFailure(lost, reason)
 
     if code == READ_ONLY:
         reason = f"the server takes no writes: {reason}"
 
-    return StoreFailure(fate, reason)
+    # asyncpg's own errors before it sends. Connecting: the caller's pool is closed. A
+    # statement: the connection is closed, or (a ValueError) an argument is wrong.
+    unsent = isinstance(exc, asyncpg.InterfaceError) and not isinstance(exc, ValueError)
+    repeatable = code in _ROLLED_BACK or (unsent and lost == "unknown")
+    return StoreFailure("not sent" if repeatable else "rejected", reason)
+
+
+def is_usable_after(exc: BaseException) -> bool:
+    """Tell whether the connection of a failed statement can be used again.
+
+    Not if it was lost, if its state is unknown, or if its server takes no writes any
+    more: another one may be the primary now.
+    """
+    is_known = isinstance(exc, asyncpg.PostgresError) and not _is_lost(exc)
+    return is_known and sqlstate(exc) != READ_ONLY
+
+
+def _is_lost(exc: BaseException) -> bool:
+    """Tell whether a client error means that the server's answer is missing."""
+    if isinstance(exc, asyncpg.PostgresError):
+        code = sqlstate(exc)
+        return code in _UNAVAILABLE or code.startswith("08")
+
+    return not isinstance(exc, asyncpg.InterfaceError)
 
 
 def sqlstate(exc: BaseException | None) -> str:

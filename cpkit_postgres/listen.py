@@ -46,7 +46,7 @@ async def listen(connections: Connections, heard: Heard) -> None:
         if not lost.done():
             lost.set_result(None)
 
-    async with connections.listener() as connection:
+    async with connections.reserved() as connection:
         if connection is None:
             return
 

@@ -6,7 +6,7 @@ import re
 import warnings
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, PositiveInt
+from pydantic import AfterValidator, PositiveInt
 
 from cpkit.driver import ServerOptions
 from cpkit.errors import InvalidURL
@@ -42,8 +42,6 @@ with warnings.catch_warnings():
 
         schema: Annotated[str, AfterValidator(_schema_name)] = "cpkit"  # type: ignore[assignment]  # see above
         pooler: Literal["session", "transaction"] = "session"
-        dialect: Literal["postgres", "portable"] = "postgres"
-        partitions: Annotated[int, Field(ge=1, le=64)] | None = None
         pool_size: PositiveInt = 8
 
 

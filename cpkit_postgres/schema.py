@@ -3,47 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from importlib.resources import files
 from typing import NamedTuple
 
 from cpkit.driver import StoreFailure, StoreInfo
 from cpkit.errors import SchemaMismatch
 from cpkit.records import Durability, Survives
-from cpkit_postgres import portable
-from cpkit_postgres.connections import Connections, Fetch
+from cpkit_postgres.connections import Connections
 from cpkit_postgres.errors import EXISTS, FORBIDDEN, MISSING, sqlstate
-from cpkit_postgres.options import PostgresOptions
 
 SCHEMA_VERSION = 1
 
 # Names a column of each table, so that it fails where a table is not cpkit's.
 _SETTINGS = """
-SELECT version, current_setting('default_transaction_isolation'),
+SELECT version,
     coalesce(current_setting('synchronous_commit', true), 'unknown'),
     coalesce(current_setting('fsync', true), 'unknown'),
     coalesce(current_setting('full_page_writes', true), 'unknown'),
-    (SELECT count(t.number) + count(m.thread_number) + count(e.key_hash)
+    (SELECT count(t.first) + count(m.thread_number) + count(e.key)
         + count(c.idempotency_key)
      FROM {schema}.threads AS t, {schema}.messages AS m, {schema}.extra AS e,
         {schema}.calls AS c
      WHERE false)
 FROM {schema}.schema_version
 """
-_DATABASE = """
-SELECT current_setting('server_encoding'),
-    current_setting('default_transaction_isolation')
-"""
+_ENCODING = "SELECT current_setting('server_encoding')"
 _HAS_SCHEMA = "SELECT FROM pg_namespace WHERE nspname = $1"
-
 _HAS_TABLE = "SELECT FROM pg_tables WHERE schemaname = $1 AND tablename = $2"
 _VERSION = "SELECT version FROM {schema}.schema_version"
-_PARTITIONS = """
-SELECT count(*) FROM pg_inherits AS i
-JOIN pg_class AS c ON c.oid = i.inhparent
-JOIN pg_namespace AS n ON n.oid = c.relnamespace
-WHERE n.nspname = $1 AND c.relname = 'messages'
-"""
 _SIZE = """
 SELECT sum(pg_total_relation_size(c.oid))::bigint
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
@@ -79,53 +66,41 @@ class Settings(NamedTuple):
         return Durability(survives, self._asdict(), (advice,))
 
 
-async def open_schema(connections: Connections, options: PostgresOptions) -> Settings:
+async def open_schema(connections: Connections) -> Settings:
     """Check the schema, and create it if it is missing.
 
     Processes that open it at the same time all try to create it. One transaction
     succeeds. The others wait for it, fail because something exists, and read the
     settings again.
     """
-    settings = await _settings(connections, options.dialect)
+    settings = await _settings(connections)
 
     if settings is None:
-        await _create(connections, options)
-        settings = await _settings(connections, options.dialect)
+        await _create(connections)
+        settings = await _settings(connections)
 
     if settings is None:
         raise SchemaMismatch(
             connections.name, "tables of the same name, not cpkit's", SCHEMA_VERSION
         )
 
-    if options.partitions is not None:
-        ((found,),) = await connections.fetch(_PARTITIONS, options.schema)
-
-        if found != options.partitions:
-            raise SchemaMismatch(
-                connections.name,
-                f"it has {found or 'no'} partitions, not {options.partitions}: open it "
-                "without partitions=, or copy it with 'cpkit copy' into another schema",
-                SCHEMA_VERSION,
-            )
-
     return settings
 
 
-async def inspect(connections: Connections, schema: str) -> StoreInfo:
+async def inspect(connections: Connections) -> StoreInfo:
     """Tell whether the store exists; create nothing."""
+    schema = connections.schema
+
     if not await connections.fetch(_HAS_TABLE, schema, "schema_version"):
         return StoreInfo(False)
 
     version = await connections.fetch(_VERSION)
     size = await connections.fetch(_SIZE, schema)
-    return StoreInfo(True, abs(version[0][0]) if version else None, size[0][0])
+    return StoreInfo(True, version[0][0] if version else None, size[0][0])
 
 
-async def _settings(connections: Connections, dialect: str) -> Settings | None:
-    """Return the settings, ``None`` if a table is missing.
-
-    Raises where this code could not keep its promises.
-    """
+async def _settings(connections: Connections) -> Settings | None:
+    """Return the settings, ``None`` if a table is missing."""
     try:
         rows = await connections.fetch(_SETTINGS)
     except StoreFailure as exc:
@@ -134,89 +109,33 @@ async def _settings(connections: Connections, dialect: str) -> Settings | None:
 
         raise
 
-    version, isolation, *settings, _ = rows[0] if len(rows) == 1 else [None] * 6
+    version, *settings, _ = rows[0] if len(rows) == 1 else [None] * 5
 
-    sign = -1 if dialect == "portable" else 1
-
-    if version == -sign * SCHEMA_VERSION:
-        with_or_not = "with" if dialect == "postgres" else "without"
-        version = f"it was made {with_or_not} dialect=portable"
-
-    if version != sign * SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
         raise SchemaMismatch(connections.name, version, SCHEMA_VERSION)
 
-    _check_isolation(isolation, dialect)
     return Settings(*settings)
 
 
-def _check_isolation(isolation: str | None, dialect: str) -> None:
-    needed = "serializable" if dialect == "portable" else "read committed"
-
-    if isolation != needed:
-        raise StoreFailure(
-            "rejected",
-            f"default_transaction_isolation is {isolation!r}: put "
-            f"default_transaction_isolation={needed.replace(' ', '+')} in the URL, or "
-            "change it with ALTER ROLE",
-        )
-
-
-async def _check_database(fetch: Fetch, dialect: str) -> None:
-    """Raise ``StoreFailure`` for a database that would be refused once it is used."""
-    ((encoding, isolation),) = await fetch(_DATABASE)
-
-    if encoding != "UTF8":
-        raise StoreFailure(
-            "rejected",
-            f"the database's encoding is {encoding}, which cannot hold every text: "
-            "create one WITH ENCODING 'UTF8' TEMPLATE template0",
-        )
-
-    _check_isolation(isolation, dialect)
-
-    if dialect == "portable":
-        await portable.check_order(fetch)
-
-
-def _partitioned(script: str, count: int) -> str:
-    """Return the script with the two large tables in partitions by hash of the thread.
-
-    ``threads`` and ``calls`` stay whole: a thread id and an attempt of a key are unique
-    over all threads, and a unique index holds within a partition only.
-    """
-
-    def parts(table: re.Match[str]) -> str:
-        made = [f"{table[1]} PARTITION BY HASH (thread_number);\n"]
-        made += [
-            f"CREATE TABLE {table[2]}_{n} PARTITION OF {table[2]} "
-            f"FOR VALUES WITH (MODULUS {count}, REMAINDER {n});\n"
-            for n in range(count)
-        ]
-        return "".join(made)
-
-    tables = r"(CREATE TABLE (\S+\.(?:messages|extra)) \(.*?\n\));\n"
-    return re.sub(tables, parts, script, flags=re.DOTALL)
-
-
-async def _create(connections: Connections, options: PostgresOptions) -> None:
+async def _create(connections: Connections) -> None:
     """Create the schema in one transaction, unless another process is faster."""
     script = files("cpkit_postgres").joinpath("schema.sql")
-    text = await asyncio.to_thread(script.read_text)
-
-    if options.dialect == "portable":
-        text = portable.schema(text)
-
-    if options.partitions is not None:
-        text = _partitioned(text, options.partitions)
-
-    statements = text.split(";\n")
+    statements = (await asyncio.to_thread(script.read_text)).split(";\n")
+    schema = connections.schema
 
     try:
         async with connections.transaction() as fetch:
-            await _check_database(fetch, options.dialect)
+            ((encoding,),) = await fetch(_ENCODING)
+
+            if encoding != "UTF8":
+                raise StoreFailure(
+                    "rejected",
+                    f"the database's encoding is {encoding}, which cannot hold every "
+                    "text: create one WITH ENCODING 'UTF8' TEMPLATE template0",
+                )
 
             # IF NOT EXISTS requires the right to create schemas even if it exists.
-            if not await fetch(_HAS_SCHEMA, options.schema):
+            if not await fetch(_HAS_SCHEMA, schema):
                 await fetch("CREATE SCHEMA {schema}")
 
             for statement in filter(None, statements):
@@ -227,7 +146,7 @@ async def _create(connections: Connections, options: PostgresOptions) -> None:
         if code == FORBIDDEN:
             raise StoreFailure(
                 "rejected",
-                f"schema {options.schema!r} is missing and this role may not create it "
+                f"schema {schema!r} is missing and this role may not create it "
                 f"({exc.__cause__}): open the store once as a role that may, or have "
                 "it GRANT CREATE",
             ) from exc
