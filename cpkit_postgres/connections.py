@@ -21,26 +21,18 @@ from cpkit_postgres.queries import filled
 
 Record: TypeAlias = asyncpg.Record
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
-Connection: TypeAlias = (
-    "asyncpg.Connection[Any] | asyncpg.pool.PoolConnectionProxy[Any]"
-)
 Fetch: TypeAlias = Callable[..., Awaitable[list[Record]]]
 
-# A process that is stopped inside a transaction holds a thread's lock. The server ends
-# the transaction after this time.
+# A process that is stopped inside a transaction holds the locks of its threads. The
+# server ends the transaction after this time.
 _BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '10s'"
-
-# Callers' pools that have a listener. Several handles may share a pool, and operations
-# would find no connection if each handle kept one.
-_listened_to: set[Pool] = set()
 
 
 class Connections:
     """Lends connections of asyncpg's pool to operations.
 
-    Those of the store's own pool stay here between operations, and the one that was
-    used last is used first: the pool takes 180 Python-level calls to give out a
-    connection and to take it back, and a whole statement takes 75.
+    Those of the store's own pool stay here between operations. To give one out and take
+    it back costs the pool 180 Python-level calls; a whole statement costs 75.
     """
 
     def __init__(self, where: str | Pool, name: str, options: PostgresOptions) -> None:
@@ -50,7 +42,7 @@ class Connections:
         self._pool = None if isinstance(where, str) else where
         self._options = options
         self._text = cache(partial(filled, schema=options.schema))
-        self._idle: list[Connection] = []
+        self._idle: list[Any] = []
         self._waiting = 0
 
     async def open(self) -> None:
@@ -67,7 +59,7 @@ class Connections:
         """Close the connections, unless they are the caller's."""
         if self._url is not None and self._pool is not None:
             while self._idle:
-                await self._pool.release(self._idle.pop())  # type: ignore[arg-type]  # it is of this pool
+                await self._pool.release(self._idle.pop())
 
             await self._pool.close()
 
@@ -111,40 +103,19 @@ class Connections:
 
         await self._release(connection)
 
-    @asynccontextmanager
-    async def reserved(self) -> AsyncIterator[Connection | None]:
-        """Keep a connection for one purpose; it is closed behind the block.
+    async def reserve(self) -> asyncpg.Connection[Any] | None:
+        """Return a connection beside the pool, which its user closes.
 
-        ``None`` behind a pooler in transaction mode, where a session is not the
-        caller's. A caller's pool gives one for all its handles, and none if it has only
-        one.
+        ``None`` behind a pooler in transaction mode, and with a caller's pool.
         """
-        pool = self._pool
-        assert pool is not None, "the store is open"
-        is_callers = self._url is None
+        if self._url is None or self._options.pooler == "transaction":
+            return None
 
-        if self._options.pooler == "transaction" or (
-            is_callers and (pool in _listened_to or pool.get_max_size() == 1)
-        ):
-            yield None
-            return
+        connection: asyncpg.Connection[Any] = await self._connected(self._connect)
+        return connection
 
-        if is_callers:
-            _listened_to.add(pool)
-
-        try:
-            connect = pool.acquire if is_callers else self._connect
-            connection = await self._connected(connect)
-
-            try:
-                yield connection
-            finally:
-                _close(connection)
-        finally:
-            _listened_to.discard(pool)
-
-    async def _acquire(self) -> Connection:
-        """Return a connection of the pool, after a wait if operations have all."""
+    async def _acquire(self) -> Any:
+        """Return a connection of the pool."""
         assert self._pool is not None, "the store is open"
         self._waiting += 1
 
@@ -153,32 +124,28 @@ class Connections:
         finally:
             self._waiting -= 1
 
-    async def _release(self, connection: Connection) -> None:
-        """Keep a connection for the next operation, unless the pool needs it."""
+    async def _release(self, connection: Any) -> None:
+        """Keep a connection for the next operation, unless another one waits for it."""
         if self._url is not None and not self._waiting:
             self._idle.append(connection)
         elif self._pool is not None:
             # The answer is known, whatever happens to the connection.
             with suppress(*CLIENT_ERRORS):
-                await self._pool.release(connection)  # type: ignore[arg-type]  # it is of this pool
+                await self._pool.release(connection)
 
     def _raise_failure(self, exc: BaseException, lost: Fate) -> None:
-        """Raise what a store raises for a client's error.
-
-        If the connection cannot be used any more, the idle ones are closed too: the
-        next operation connects to the current primary.
-        """
+        """Raise a store's error for a client's."""
         if isinstance(exc, CLIENT_ERRORS):
+            # The next operation connects to the current primary.
             while self._idle and not is_usable_after(exc):
                 _close(self._idle.pop())
 
-            raise failure(exc, self.name, lost) from exc
+            raise failure(exc, lost) from exc
 
-    async def _connected(self, connect: Callable[[], Awaitable[Any]]) -> Connection:
-        """Return a new connection, or raise what a store raises."""
+    async def _connected(self, connect: Callable[[], Awaitable[Any]]) -> Any:
+        """Return a new connection; raise a store's errors."""
         try:
-            connection: Connection = await connect()
-            return connection
+            return await connect()
         # First, because it is a ValueError too.
         except ssl.SSLCertVerificationError as exc:
             raise StoreFailure("rejected", str(exc)) from exc
@@ -186,10 +153,10 @@ class Connections:
             # Not chained: the cause would show what was in the URL.
             raise InvalidURL(f"{self.name}: {exc}") from None
         except CLIENT_ERRORS as exc:
-            raise failure(exc, self.name, "not sent") from exc
+            raise failure(exc, "not sent") from exc
 
     async def _connect(self, *_: object, **kwargs: Any) -> Any:
-        """Connect to the server of the URL, as the pool asks for it.
+        """Connect to the URL's server; the pool calls it too.
 
         A host that does not answer may use its share of ``connect_timeout``. Then
         another one is the first.
@@ -199,7 +166,7 @@ class Connections:
         next_url, hosts = next_host_first(url)
         given = dict(parse_qsl(url.partition("?")[2]))
         pooled = self._options.pooler == "transaction"
-        settings = {"statement_timeout": f"{self._options.timeout * 1000:.0f}"}
+        limit = {"statement_timeout": f"{self._options.timeout * 1000:.0f}"}
 
         if not given.get("target_session_attrs", os.getenv("PGTARGETSESSIONATTRS")):
             kwargs["target_session_attrs"] = "primary"  # a standby lags behind
@@ -211,8 +178,8 @@ class Connections:
                 # Without a cache asyncpg parses and runs in one transaction, so that a
                 # transaction pooler sends both to the same server connection.
                 statement_cache_size=0 if pooled else 100,
-                # What the URL says counts, and a pooler takes no settings.
-                server_settings=None if pooled or given.keys() & settings else settings,
+                # A pooler takes no settings, and those of the URL count.
+                server_settings=None if pooled or given.keys() & limit else limit,
                 **kwargs,
             )
         except TimeoutError:
@@ -222,7 +189,7 @@ class Connections:
             raise
 
 
-def _close(connection: Connection) -> None:
+def _close(connection: Any) -> None:
     """Cut the connection; the pool makes another one in its place."""
     # A connection that was lost is not the pool's any more, and says so.
     with suppress(asyncpg.InterfaceError):

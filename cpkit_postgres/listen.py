@@ -5,8 +5,8 @@ do not notify. The handle that wrote sends a transaction of its own after them, 
 notifies only where a process listens. A connection that listens holds an advisory lock,
 in shared mode, which shows in ``pg_locks`` and ends with the connection.
 
-Behind a pooler in transaction mode a connection cannot listen, and a watch polls. Of
-the handles that share a caller's pool one listens, and the watches of the others poll.
+Behind a pooler in transaction mode no connection can listen, and a caller's pool may
+have none to spare. A watch polls there.
 """
 
 from __future__ import annotations
@@ -35,35 +35,30 @@ async def announce(connections: Connections, thread_ids: Sequence[str]) -> bool:
 
 async def listen(connections: Connections, heard: Heard) -> None:
     """Listen on a connection that serves nothing else."""
-    loop = asyncio.get_running_loop()
-    lost: asyncio.Future[None] = loop.create_future()
+    connection = await connections.reserve()
+    lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     channel, *lock = _address(connections.schema)
-
-    def on_notify(*args: Any) -> None:
-        heard(args[-1])
 
     def on_end(*_: Any) -> None:
         if not lost.done():
             lost.set_result(None)
 
-    async with connections.reserved() as connection:
-        if connection is None:
-            return
+    if connection is None:
+        return
 
+    try:
         connection.add_termination_listener(on_end)
+        await connection.add_listener(channel, lambda *args: heard(args[-1]))
+        await connection.fetch(queries.LISTENING, *lock)
+        heard(None)
 
-        try:
-            await connection.add_listener(channel, on_notify)
-            await connection.fetch(queries.LISTENING, *lock)
-            heard(None)
-
-            while not (await asyncio.wait({lost}, timeout=_CHECK_EVERY))[0]:
-                if await connection.fetchval(
-                    queries.IS_STANDBY, timeout=_CHECK_TIMEOUT
-                ):
-                    raise StoreFailure("not sent", "the server became a standby")
-        except CLIENT_ERRORS as exc:
-            raise failure(exc, connections.name) from exc
+        while not (await asyncio.wait({lost}, timeout=_CHECK_EVERY))[0]:
+            if await connection.fetchval(queries.IS_STANDBY, timeout=_CHECK_TIMEOUT):
+                raise StoreFailure("not sent", "the server became a standby")
+    except CLIENT_ERRORS as exc:
+        raise failure(exc, "not sent") from exc
+    finally:
+        connection.terminate()
 
     raise StoreFailure("not sent", "the connection that listened was lost")
 

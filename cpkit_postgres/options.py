@@ -21,7 +21,7 @@ CLIENT_PARAMETERS = frozenset(
     "statement_timeout synchronous_commit".split()
 )
 
-_HOST = re.compile(r"(?:\[[^][]*\]|[^:@/]*)(?::([0-9]{0,5}))?")
+_HOST = re.compile(r"(\[[^][]*\]|[^:@/]*)(:[0-9]{0,5})?")
 
 
 def _schema_name(name: str) -> str:
@@ -63,16 +63,10 @@ def check_url(url: str) -> None:
             "%40 and '/' as %2F"
         )
 
-    for host in place.partition("/")[0].split(","):
-        found = _HOST.fullmatch(host)
-
-        if found is None:
-            raise InvalidURL(
-                "postgresql: after the user comes host:port, or several with commas"
-            )
-
-        if int(found[1] or 0) > 65535:
-            raise InvalidURL("postgresql: a port is 65535 at most")
+    if not all(map(_HOST.fullmatch, place.partition("/")[0].split(","))):
+        raise InvalidURL(
+            "postgresql: after the user comes host:port, or several with commas"
+        )
 
 
 def next_host_first(url: str) -> tuple[str, int]:

@@ -1,31 +1,26 @@
 """Every statement of the store, as a whole text.
 
 How writes stay in order
-    A thread's version and the time of its last change stand in its row. A statement
-    that changes the thread updates that row first, which locks it until the commit. So
-    writes to one thread follow each other. The server compares the version of the
-    newest row, also after a wait for its lock.
-
-What a statement does not see
-    A statement that waited for a row sees that row as it is now, and everything else
-    as it was when the statement began. So ERASE deletes only a row that is as it was,
-    and is run again otherwise.
+    A thread's version and the time of its last change stand in its row. Every write
+    updates that row, which locks it until the commit, and the server compares the
+    version of the newest row. A statement that waited for a row sees everything else as
+    it was when it began. So ERASE deletes only a row that is as it saw it.
 
 Locks
-    The rows of several threads are locked in the order of their ids. A claim inserts
-    its call before it changes its thread; every other statement begins with the thread.
+    Rows of several threads are locked in the order of their ids. A claim inserts its
+    call before it changes its thread; every other statement begins with the thread.
 
 Why a conflict names its column
     A copy that leaves out sequences, such as logical replication, gives new threads
-    numbers that are taken. Without ``(thread_id)`` a write would take that for a thread
-    that another writer began, and would be run again until its time is over.
+    numbers that are taken. That is an error, not a thread that another writer began.
 
 Why the plans do not depend on statistics
     The planner does not know the number of a thread in advance. From the statistics it
     would guess that a thread has an average size, which beside one huge thread is a
     large part of the table, and read all of it. It takes a range whose end comes from a
     subquery for a two-hundredth of the rows, so ``position < (SELECT …)`` and the like
-    keep it on the index.
+    keep it on the index. An array of threads stands in a subquery, because a plan for
+    given values would look cheaper than the general one, and be made each time.
 
 Why arrays hold text
     asyncpg knows ``text[]``. Of another array's type it asks the server, once for each
@@ -48,9 +43,8 @@ _PARTS = {
 }
 
 # Appends message $4 (NULL: none) to thread $1 and sets key $5 of extra (NULL: none) to
-# $6, if the thread is at version $2 (NULL: any). $3 is the time. Returns the new
-# version; no row where the thread was not at that version, or another writer was
-# faster: APPEND_MANY tells.
+# $6, if the thread is at version $2 (NULL: any). $3 is the time. Returns the version;
+# no row where the thread was at another one, or another writer was faster.
 APPEND = """
 WITH grown AS (
     UPDATE {schema}.threads
@@ -77,55 +71,50 @@ WITH grown AS (
 SELECT version FROM thread
 """
 
-# The same for any number of threads, each once, ordered by id. $1, $2 and $4 have an
-# element for each thread: its id, the version expected, how many messages (NULL:
-# nothing is written). $5 to $7 have one for each message: its thread, how far from the
-# end it stands, and the text. $8 to $10 have one for each key of extra. Returns for
-# each thread the new version (NULL: nothing was written), or the version that was seen
-# (NULL: no thread).
-#
-# A thread that is expected to have messages is locked, so that it cannot be deleted
-# before it is found by the insertion: that would begin it again.
+# The same for any number of threads, each once, ordered by id. $1, $2 and $4 are their
+# ids, the versions expected, and how many messages each one gets (NULL: write nothing);
+# $5 to $7 for each message its thread, how far from the end it stands, and the text; $8
+# to $10 for each key of extra its thread, key and value. Returns for each thread the
+# new version (NULL: nothing was written), or the version that was seen. A thread that
+# must exist is locked first: deleted meanwhile, it would be begun again.
 APPEND_MANY = """
-WITH wanted AS (
-    SELECT w.thread_id, w.expected::bigint, w.added::bigint
-    FROM unnest($1::text[], $2::text[], $4::text[]) AS w (thread_id, expected, added)
-), thread AS (
+WITH thread AS (
     INSERT INTO {schema}.threads AS t (thread_id, version, created_at, updated_at)
-    SELECT w.thread_id, w.added, $3, $3 FROM wanted AS w
-    WHERE w.added IS NOT NULL AND (coalesce(w.expected, 0) = 0 OR EXISTS (
+    SELECT w.thread_id, w.added::bigint, $3, $3
+    FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $4::text[]))
+        AS w (thread_id, expected, added)
+    WHERE w.added IS NOT NULL AND (coalesce(w.expected, '0') = '0' OR EXISTS (
         SELECT FROM {schema}.threads AS s
         WHERE s.thread_id = w.thread_id FOR KEY SHARE))
     ON CONFLICT (thread_id) DO UPDATE
     SET version = t.version + excluded.version,
         updated_at = greatest(t.updated_at + 1, $3)
-    WHERE NOT EXISTS (SELECT FROM wanted AS w WHERE w.expected IS NOT NULL)
-        OR t.version = (
-            SELECT coalesce(w.expected, t.version) FROM wanted AS w
-            WHERE w.thread_id = excluded.thread_id)
+    WHERE $2 IS NULL OR t.version = coalesce(
+        ($2)[array_position($1, t.thread_id)]::bigint, t.version)
     RETURNING number, thread_id, version
 ), messages AS (
     INSERT INTO {schema}.messages (thread_number, position, body)
     SELECT t.number, t.version - m.back::bigint, m.body
     FROM unnest($5::text[], $6::text[], $7::text[]) AS m (thread_id, back, body)
-    JOIN thread AS t ON t.thread_id = m.thread_id
+    JOIN thread AS t USING (thread_id)
 ), extra AS (
     INSERT INTO {schema}.extra (thread_number, key, value)
     SELECT t.number, e.key, e.value
     FROM unnest($8::text[], $9::text[], $10::text[]) AS e (thread_id, key, value)
-    JOIN thread AS t ON t.thread_id = e.thread_id
+    JOIN thread AS t USING (thread_id)
     ON CONFLICT (thread_number, key) DO UPDATE SET value = excluded.value
 )
-SELECT w.thread_id, t.version, CASE WHEN t.version IS NULL THEN (
-    SELECT s.version FROM {schema}.threads AS s WHERE s.thread_id = w.thread_id) END
-FROM wanted AS w LEFT JOIN thread AS t ON t.thread_id = w.thread_id
+SELECT thread_id, t.version, CASE WHEN t.version IS NULL THEN coalesce((
+    SELECT s.version FROM {schema}.threads AS s WHERE s.thread_id = w.thread_id), 0) END
+FROM unnest((SELECT $1)) AS w (thread_id) LEFT JOIN thread AS t USING (thread_id)
 """
+
+VERSION = "SELECT version FROM {schema}.threads WHERE thread_id = $1"
 
 # Returns whether the call is on record now, and otherwise the call that stands in the
 # way. Neither: another claim was faster, so look again. The unique indexes decide
-# between two claims of one call id, or of one attempt of a key; a failed call stays
-# failed, so a key has one call that is not. The thread's row comes last, because a
-# claim that is refused must not begin a thread.
+# between two claims of one call id, or of one attempt of a key. The thread's row comes
+# last, because a claim that is refused must not begin a thread.
 CLAIM = """
 WITH known AS (
     SELECT {call} FROM {schema}.calls AS c WHERE c.thread_id = $1 AND c.call_id = $2
@@ -176,10 +165,9 @@ SELECT {call} FROM {schema}.calls AS c
 WHERE c.thread_id = $1 AND c.call_id = $2 AND NOT EXISTS (SELECT FROM resolved)
 """
 
-# Deletes thread $1 if it is at version $2 (NULL: any; no thread is at 0), and with $3
-# its calls. Returns the version that was seen (NULL: no thread), and whether the thread
-# was deleted. Without a thread all calls are erased already, and one that is not was
-# claimed meanwhile.
+# Deletes thread $1 if it is at version $2 (NULL: any), and with $3 its calls. Returns
+# the version that was seen (NULL: no thread), and whether the thread was deleted.
+# Without a thread all calls are erased; one that is not was claimed meanwhile.
 ERASE = """
 WITH seen AS (
     SELECT number, version, updated_at FROM {schema}.threads WHERE thread_id = $1
@@ -211,28 +199,16 @@ LOCK_CALLS = "LOCK TABLE {schema}.calls IN SHARE ROW EXCLUSIVE MODE"
 
 ATTEMPTS = """
 SELECT {call} FROM {schema}.calls AS c
-WHERE c.idempotency_key = ANY ($1::text[])
-ORDER BY c.attempt
+WHERE c.idempotency_key = ANY ($1::text[]) ORDER BY c.attempt
 """
 
 # Returns no row where the thread was begun meanwhile.
 RESTORE_THREAD = """
-WITH thread AS (
-    INSERT INTO {schema}.threads (thread_id, created_at, updated_at, version)
-    VALUES ($1, $2, $3, cardinality($4::text[]))
-    ON CONFLICT (thread_id) DO NOTHING
-    RETURNING number
-), messages AS (
-    INSERT INTO {schema}.messages (thread_number, position, body)
-    SELECT number, nth - 1, body
-    FROM thread, unnest($4) WITH ORDINALITY AS m (body, nth)
-), extra AS (
-    INSERT INTO {schema}.extra (thread_number, key, value)
-    SELECT number, key, value
-    FROM thread, unnest($5::text[], $6::text[]) AS e (key, value)
-)
-SELECT FROM thread
+INSERT INTO {schema}.threads (thread_id, version, created_at, updated_at)
+VALUES ($1, 0, $2, $2) ON CONFLICT (thread_id) DO NOTHING RETURNING number
 """
+
+SET_TIME = "UPDATE {schema}.threads SET updated_at = $2 WHERE thread_id = $1"
 
 # Each element of $1 is a call as a JSON object.
 RESTORE_CALLS = """
@@ -246,9 +222,7 @@ ORDER BY nth
 # from the end. Before them, at position -1, the rest of the thread as JSON: version,
 # times, extra, and the pending calls or ($4) every call.
 READ = """
-WITH thread AS (
-    SELECT * FROM {schema}.threads WHERE thread_id = $1
-)
+WITH thread AS (SELECT * FROM {schema}.threads WHERE thread_id = $1)
 SELECT -1 AS position, json_build_array(
     version, created_at, updated_at,
     (SELECT json_agg(json_build_array(e.key, e.value)) FROM {schema}.extra AS e
@@ -272,25 +246,19 @@ WHERE thread_number = (SELECT number FROM thread)
         SELECT CASE WHEN $3::bigint < 0 THEN version + $3 ELSE $3 END FROM thread)
 """
 
-VERSION = "SELECT version FROM {schema}.threads WHERE thread_id = $1"
-
 # Ids from $1 on, without $2, before $3. With $5 also ids that have nothing but erased
 # calls.
 THREADS = """
-SELECT thread_id, version, created_at, updated_at
-FROM (
-    (SELECT thread_id, version, created_at, updated_at FROM {schema}.threads
-    WHERE thread_id >= $1 AND thread_id IS DISTINCT FROM $2 AND thread_id < $3
-    ORDER BY thread_id LIMIT $4)
-    UNION ALL
-    (SELECT c.thread_id, 0, min(c.issued_at),
-        greatest(max(c.issued_at), max(c.resolved_at))
-    FROM {schema}.calls AS c
-    WHERE $5::boolean AND NOT EXISTS (
-            SELECT FROM {schema}.threads AS t WHERE t.thread_id = c.thread_id)
-        AND thread_id >= $1 AND thread_id IS DISTINCT FROM $2 AND thread_id < $3
-    GROUP BY c.thread_id ORDER BY c.thread_id LIMIT $4)
-) AS page
+(SELECT thread_id, version, created_at, updated_at FROM {schema}.threads
+WHERE thread_id >= $1 AND thread_id IS DISTINCT FROM $2 AND thread_id < $3
+ORDER BY thread_id LIMIT $4)
+UNION ALL
+(SELECT c.thread_id, 0, min(c.issued_at), greatest(max(c.issued_at), max(c.resolved_at))
+FROM {schema}.calls AS c
+WHERE $5::boolean AND NOT EXISTS (
+        SELECT FROM {schema}.threads AS t WHERE t.thread_id = c.thread_id)
+    AND thread_id >= $1 AND thread_id IS DISTINCT FROM $2 AND thread_id < $3
+GROUP BY c.thread_id ORDER BY c.thread_id LIMIT $4)
 ORDER BY thread_id LIMIT $4
 """
 

@@ -3,41 +3,34 @@
 ``docs/drivers.md`` is the manual.
 
 URL forms
-    ``postgresql://user:password@host:port/database`` or ``postgres://…``, as libpq
-    takes them: several hosts, Unix sockets (``?host=/run/postgresql``), ``sslmode`` and
-    related parameters, ``passfile``, ``service``, ``application_name`` and some
-    settings of the server are left to asyncpg. Options: ``schema`` (``cpkit`` by
-    default, any name), ``pooler`` (``transaction`` behind PgBouncer in that mode),
-    ``pool_size`` (connections at most), and those of every server. In place of a URL:
-    the caller's own `asyncpg.Pool`, which stays open. Give that pool ``reset=`` a
-    coroutine that does nothing, or each operation costs one round trip more.
+    ``postgresql://user:password@host:port/database`` or ``postgres://…``, with all that
+    asyncpg reads. Options: ``schema`` (``cpkit`` by default, any name), ``pooler``
+    (``transaction`` behind PgBouncer in that mode), ``pool_size`` (connections at
+    most), and those of every server. In place of a URL: the caller's own
+    `asyncpg.Pool`, which stays open. Give that pool ``reset=`` a coroutine that does
+    nothing, or each operation costs one round trip more.
 
 Durability
-    A commit survives what the server's ``synchronous_commit``, ``fsync`` and
-    ``full_page_writes`` say; `durability` reads them at open.
+    What the server's ``synchronous_commit``, ``fsync`` and ``full_page_writes`` say.
 
 What is atomic
-    A write is one statement, and a statement is a transaction. Appends and merges that
-    queue while others are under way share a statement, one for each thread at least.
-    Other writes of one batch are statements of one transaction, and so are a restore
-    and a deletion that forgets keys, because they lock the table of calls first. A load
-    is one statement, so it sees one moment. `cpkit_postgres.queries` explains why no
-    gap and no lost append can appear.
+    A write is one statement, and a statement is a transaction. The appends and merges
+    of a batch share a statement. If other writes are among them, the batch is one
+    transaction. A load is one statement, so it sees one moment.
 
 Errors
-    A write that waits for a lock of another transaction is ended by the server:
-    ``statement_timeout`` is set to ``timeout``, unless the URL has one. After
-    ``timeout`` the fate of a write is unknown, and its connection is closed.
+    ``statement_timeout`` is set to ``timeout``, unless the URL has one: the server ends
+    a write that waits for a lock. What was not answered within ``timeout`` may be
+    applied until then; its connection is closed.
 
 Caveats
-    Postgres 12 or newer. The database must be UTF8, which is checked at open. Times are
-    those of the writer's clock.
+    Postgres 12 or newer, a database in UTF8. Times are those of the writer's clock.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, ClassVar, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -61,7 +54,6 @@ from cpkit.driver import (
     Snapshot,
     StoredCall,
     StoredDump,
-    StoreFailure,
     StoreInfo,
     Write,
     decode_rows,
@@ -87,7 +79,7 @@ Placed: TypeAlias = tuple[int, Write]
 # Postgres holds a value, and a whole array, of up to 1 GiB.
 _MAX_BYTES = 2**29
 
-_INT8_MAX = 2**63 - 1
+_INT8_MAX = 2**63 - 1  # no version is larger
 _ABOVE_ALL_IDS = "\U0010ffff" * 129
 
 
@@ -119,16 +111,8 @@ class PostgresStore:
 
     @classmethod
     async def inspect(cls, url: str, options: PostgresOptions) -> StoreInfo | None:
-        """Tell whether the store exists, ``None`` where the server does not answer."""
-        connections = cls(url, options)._connections
-
-        try:
-            await connections.open()
-            return await schema.inspect(connections)
-        except StoreFailure:
-            return None
-        finally:
-            await connections.close()
+        """Tell whether the store exists; ``None`` where the server does not answer."""
+        return await schema.inspect(cls(url, options)._connections)
 
     async def open(self) -> None:
         await self._connections.open()
@@ -139,31 +123,33 @@ class PostgresStore:
 
     def durability(self) -> Durability:
         assert self._settings is not None, "the store is open"
-        return self._settings.durability
+        return self._settings.durability()
 
     # Writes
 
     async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
-        if len(batch) == 1 and not _reuses_keys(batch[0]):
-            return [await _apply(self._connections.fetch, batch[0])]
+        fetch: Fetch = self._connections.fetch
+
+        if len(batch) == 1 and not _locks_calls(batch[0]):
+            return [await _APPLY[type(batch[0])](fetch, batch[0])]
 
         outcomes: list[Outcome] = [None] * len(batch)
         entries, left = _gathered([*enumerate(batch)])
 
         if not left:
-            await _append_many(self._connections.fetch, entries, outcomes)
+            await _append_many(fetch, entries, outcomes)
             return outcomes
 
         async with self._connections.transaction() as fetch:
-            if any(map(_reuses_keys, batch)):
+            if any(map(_locks_calls, batch)):
                 await fetch(queries.LOCK_CALLS)
 
             while entries or left:
                 await _append_many(fetch, entries, outcomes)
 
-                while left and not isinstance(left[0][1], Append | Merge):
+                while left and type(left[0][1]) not in (Append, Merge):
                     place, write = left.pop(0)
-                    outcomes[place] = await _apply(fetch, write)
+                    outcomes[place] = await _APPLY[type(write)](fetch, write)
 
                 entries, left = _gathered(left)
 
@@ -174,12 +160,18 @@ class PostgresStore:
     async def snapshot(
         self, thread_id: str, start: int, stop: int | None, decode: Decode
     ) -> Snapshot | None:
-        version, first, found = await self._read(thread_id, start, stop, False)
+        version, bodies, found = await self._read(thread_id, start, stop, False)
 
         if version is None:
             return None
 
-        messages = await decode_rows(decode, found.bodies, first)
+        first, end = span(start, stop, version)
+
+        if len(bodies) != end - first:
+            fault = f"there are {len(bodies)}"
+            raise CorruptThread(thread_id, f"messages {first} to {end - 1}", fault)
+
+        messages = await decode_rows(decode, bodies, first)
         return Snapshot(messages, found.items, found.calls, version, first)
 
     async def dump(self, thread_id: str) -> StoredDump | None:
@@ -188,49 +180,31 @@ class PostgresStore:
 
     async def _read(
         self, thread_id: str, start: int, stop: int | None, every_call: bool
-    ) -> tuple[int | None, int, StoredDump]:
-        """Return the version (``None``: no thread), the first position, the rest."""
+    ) -> tuple[int | None, list[Any], StoredDump]:
+        """Return the version (``None``: no thread), the messages, and all as a dump."""
         last = _INT8_MAX if stop is None else _clamped(stop)
         rows = await self._connections.fetch(
             queries.READ, thread_id, _clamped(start), last, every_call
         )
         rows.sort(key=itemgetter(0))
-        version, created_at, updated_at, items, calls = from_json(rows[0][1])
+        version, created, updated, items, calls = from_json(rows[0][1])
+        calls = [*map(StoredCall._make, calls or ())]
         bodies = [row[1] for row in rows[1:]]
-        first, end = span(start, stop, version or 0)
-
-        if len(bodies) != end - first:
-            where = f"messages {first} to {end - 1}"
-            raise CorruptThread(thread_id, where, f"there are {len(bodies)}")
-
-        stored = [*map(StoredCall._make, calls or ())]
-        return (
-            version,
-            first,
-            StoredDump(bodies, items or (), stored, created_at, updated_at),
-        )
+        found = StoredDump(bodies, items or (), calls, created, updated)
+        return version, bodies, found
 
     async def holder(self, key: str) -> StoredCall | None:
         rows = await self._connections.fetch(queries.HOLDER, key)
         return StoredCall._make(rows[0]) if rows else None
 
-    # Optional abilities
-
     async def threads(
         self, prefix: str, after: str | None, limit: int, erased: bool
     ) -> list[ThreadInfo]:
+        start, end = max(prefix, after or ""), prefix_end(prefix) or _ABOVE_ALL_IDS
         rows = await self._connections.fetch(
-            queries.THREADS,
-            max(prefix, after or ""),
-            after,
-            prefix_end(prefix) or _ABOVE_ALL_IDS,
-            limit,
-            erased,
+            queries.THREADS, start, after, end, limit, erased
         )
-        return [
-            ThreadInfo(thread_id, version, from_micros(created), from_micros(updated))
-            for thread_id, version, created, updated in rows
-        ]
+        return [ThreadInfo(*row[:2], *map(from_micros, row[2:])) for row in rows]
 
     async def calls(self, thread_id: str) -> list[StoredCall]:
         rows = await self._connections.fetch(queries.CALLS, thread_id)
@@ -267,51 +241,21 @@ class PostgresCheckpointer(FullHandle[MessageT]):
 
 
 class _Entry:
-    """What a thread gets in one statement.
+    """What a thread gets in one statement: a write that expects a version, or others.
 
-    Either one write that expects a version, or any number of writes that do not.
+    ``places`` has for each append its place in the batch, and how many messages it has.
     """
 
-    __slots__ = ("bodies", "expected", "items", "writes")
+    __slots__ = ("bodies", "expected", "items", "places")
 
     def __init__(self, expected: int | None) -> None:
         self.expected = expected
-        self.bodies: list[str] = []
+        self.places: list[tuple[int, int]] = []
+        self.bodies: list[bytes] = []
         self.items: dict[bytes, bytes] = {}
-        self.writes: list[tuple[int, Append | Merge]] = []
-
-    def add(self, place: int, write: Append | Merge) -> None:
-        self.writes.append((place, write))
-        self.items.update(write.items)
-
-        if isinstance(write, Append):
-            self.bodies += [body.decode() for body in write.bodies]
-
-    def decide(self, version: int | None, seen: int, outcomes: list[Outcome]) -> bool:
-        """Note the outcomes of the writes; return false if they have to run again.
-
-        ``version`` is the new one, ``seen`` the one before if nothing was written.
-        """
-        if version is None:
-            if self.expected not in (None, seen):
-                outcomes[self.writes[0][0]] = Conflict(seen)
-                return True
-
-            if self.bodies or self.items:
-                return False  # another writer was faster
-
-            version = seen
-
-        version -= len(self.bodies)
-
-        for place, write in self.writes:
-            if isinstance(write, Append):
-                outcomes[place] = version = version + len(write.bodies)
-
-        return True
 
 
-def _gathered(writes: Iterable[Placed]) -> tuple[dict[str, _Entry], list[Placed]]:
+def _gathered(writes: list[Placed]) -> tuple[dict[str, _Entry], list[Placed]]:
     """Return the writes that can share the next statement, by thread, and the rest.
 
     A write is taken only with all earlier ones of its thread. Appends and merges do not
@@ -323,21 +267,26 @@ def _gathered(writes: Iterable[Placed]) -> tuple[dict[str, _Entry], list[Placed]
 
     for place, write in writes:
         thread_id = write.thread_id
-        expected = write.expected_version if isinstance(write, Append) else None
+        expected = write.expected_version if type(write) is Append else None
 
         if (
             not isinstance(write, Append | Merge)
             or thread_id in closed
-            or (expected is not None and thread_id in entries)
+            or (thread_id in entries and expected is not None)
         ):
             left.append((place, write))
             closed.add(thread_id)
             continue
 
-        if thread_id not in entries:
-            entries[thread_id] = _Entry(expected)
+        entry = entries.get(thread_id) or _Entry(expected)
+        entries[thread_id] = entry
 
-        entries[thread_id].add(place, write)
+        if write.items:
+            entry.items.update(write.items)
+
+        if type(write) is Append:
+            entry.places.append((place, len(write.bodies)))
+            entry.bodies += write.bodies
 
         if expected is not None:
             closed.add(thread_id)
@@ -345,7 +294,7 @@ def _gathered(writes: Iterable[Placed]) -> tuple[dict[str, _Entry], list[Placed]
     return entries, left
 
 
-def _reuses_keys(write: Write) -> bool:
+def _locks_calls(write: Write) -> bool:
     """Tell whether a write can give a number of an attempt that was given before."""
     return type(write) is Restore or (type(write) is Erase and write.forget_keys)
 
@@ -356,60 +305,47 @@ async def _append_many(
     """Append to threads, and merge, in one statement; again where it was too late."""
     while entries:
         ids = sorted(entries)
-        expected: list[str | None] = []
-        added: list[str | None] = []
-        messages: list[tuple[str, str, str]] = []
-        items: list[tuple[str, str, str]] = []
-
-        for thread_id in ids:
-            entry = entries[thread_id]
-            count = len(entry.bodies)
-            expected.append(None if entry.expected is None else str(entry.expected))
-            added.append(str(count) if count or entry.items else None)
-
-            for nth, body in enumerate(entry.bodies):
-                messages.append((thread_id, str(count - nth), body))
-
-            for key, value in entry.items.items():
-                items.append((thread_id, key.decode(), value.decode()))
-
-        for thread_id, version, seen in await fetch(
+        some = [entries[one] for one in ids]
+        expected = [None if e.expected is None else str(e.expected) for e in some]
+        rows = await fetch(
             queries.APPEND_MANY,
             ids,
-            expected,
+            expected if any(expected) else None,
             _now(),
-            added,
-            *([row[i] for row in messages] for i in range(3)),
-            *([row[i] for row in items] for i in range(3)),
-        ):
-            if entries[thread_id].decide(version, seen or 0, outcomes):
-                del entries[thread_id]
+            [str(len(e.bodies)) if e.bodies or e.items else None for e in some],
+            [one for one in ids for _ in entries[one].bodies],
+            [str(n) for e in some for n in range(len(e.bodies), 0, -1)],
+            [body.decode() for e in some for body in e.bodies],
+            [one for one in ids for _ in entries[one].items],
+            [key.decode() for e in some for key in e.items],
+            [value.decode() for e in some for value in e.items.values()],
+        )
+
+        for thread_id, version, seen in rows:
+            entry = entries[thread_id]
+            fits = version is not None or entry.expected in (None, seen)
+
+            if fits and version is None and (entry.bodies or entry.items):
+                continue  # another writer was faster
+
+            reached = seen if version is None else version - len(entry.bodies)
+
+            for place, added in entry.places:
+                reached += added
+                outcomes[place] = reached if fits else Conflict(seen)
+
+            del entries[thread_id]
 
 
-async def _apply(fetch: Fetch, write: Write) -> Outcome:
-    """Apply one write."""
-    match write:
-        case Append() | Merge():
-            return await _append(fetch, write)
-        case Claim():
-            return await _claim(fetch, write)
-        case Resolve():
-            return await _resolve(fetch, write)
-        case Erase():
-            return await _erase(fetch, write)
-        case Restore():
-            return await _restore(fetch, write)
+async def _append(fetch: Fetch, write: Append) -> Outcome:
+    """Append alone; the common cases have a statement of their own."""
+    bodies, items = write.bodies, write.items
 
-
-async def _append(fetch: Fetch, write: Append | Merge) -> Outcome:
-    bodies = write.bodies if isinstance(write, Append) else []
-    items = write.items
-
-    if len(bodies) <= 1 and len(items) <= 1 and (bodies or items):
+    if (bodies or items) and not bodies[1:] and not items[1:]:
         rows = await fetch(
             queries.APPEND,
             write.thread_id,
-            write.expected_version if isinstance(write, Append) else None,
+            write.expected_version,
             _now(),
             bodies[0].decode() if bodies else None,
             items[0][0].decode() if items else None,
@@ -417,25 +353,24 @@ async def _append(fetch: Fetch, write: Append | Merge) -> Outcome:
         )
 
         if rows:
-            return rows[0][0] if isinstance(write, Append) else None
+            version: int = rows[0][0]
+            return version
 
     outcomes: list[Outcome] = [None]
-    entries, _ = _gathered([(0, write)])
-    await _append_many(fetch, entries, outcomes)
+    await _append_many(fetch, _gathered([(0, write)])[0], outcomes)
     return outcomes[0]
 
 
+async def _merge(fetch: Fetch, write: Merge) -> None:
+    await _append(fetch, Append(write.thread_id, [], None, write.items))
+
+
 async def _claim(fetch: Fetch, write: Claim) -> StoredCall | None:
+    place, args = write[:3], write.args.decode()
+
     while True:
-        ((claimed, *taken),) = await fetch(
-            queries.CLAIM,
-            write.thread_id,
-            write.call_id,
-            write.tool_name,
-            write.args.decode(),
-            write.idempotency_key,
-            _now(),
-        )
+        rows = await fetch(queries.CLAIM, *place, args, write.idempotency_key, _now())
+        claimed, *taken = rows[0]
 
         if claimed:
             return None
@@ -445,42 +380,33 @@ async def _claim(fetch: Fetch, write: Claim) -> StoredCall | None:
 
 
 async def _resolve(fetch: Fetch, write: Resolve) -> StoredCall | None:
-    while True:
-        rows = await fetch(
-            queries.RESOLVE,
-            write.thread_id,
-            write.call_id,
-            write.status,
-            write.result.decode(),
-            _now(),
-        )
+    place, result = write[:3], write.result.decode()
 
-        if not rows:
-            return None
-
+    while rows := await fetch(queries.RESOLVE, *place, result, _now()):
         call = StoredCall._make(rows[0])
 
         if call.status != "issued":
             return call
+
+    return None
 
 
 async def _erase(fetch: Fetch, write: Erase) -> Conflict | None:
     expected = write.expected_version
 
     while True:
-        ((seen, gone),) = await fetch(
-            queries.ERASE, write.thread_id, expected, write.forget_keys
-        )
+        rows = await fetch(queries.ERASE, write.thread_id, expected, write.forget_keys)
+        seen, is_gone = rows[0]
 
         if expected not in (None, seen or 0):
             return Conflict(seen or 0)
 
-        if gone or seen is None:
+        if is_gone or seen is None:
             return None
 
 
 async def _restore(fetch: Fetch, write: Restore) -> Conflict | KeyHeld | None:
-    """Restore a thread, while no call can be claimed."""
+    """Restore a thread; the table of calls is locked."""
     thread_id, calls = write.thread_id, write.calls
     rows = await fetch(queries.VERSION, thread_id)
 
@@ -490,36 +416,37 @@ async def _restore(fetch: Fetch, write: Restore) -> Conflict | KeyHeld | None:
     keys = [call.idempotency_key for call in calls]
     attempts = [*map(StoredCall._make, await fetch(queries.ATTEMPTS, keys))]
 
-    for call in calls:
-        key = call.idempotency_key
+    for key, call in zip(keys, calls, strict=True):
         others = [other for other in attempts if other.idempotency_key == key]
 
         if key_is_held(call, others):
             return KeyHeld(key, others[-1].thread_id)
 
-    if write.created_at is not None and not await fetch(
-        queries.RESTORE_THREAD,
-        thread_id,
-        write.created_at,
-        write.updated_at,
-        [body.decode() for body in write.bodies],
-        [key.decode() for key, _ in write.items],
-        [value.decode() for _, value in write.items],
-    ):
-        # Another writer has begun the thread since it was found missing.
-        return await _restore(fetch, write)
+    if write.created_at is not None:
+        if not await fetch(queries.RESTORE_THREAD, thread_id, write.created_at):
+            return await _restore(fetch, write)  # another writer has begun the thread
 
-    if calls:
-        records = [to_json(call._asdict()).decode() for call in calls]
-        await fetch(queries.RESTORE_CALLS, records)
+        await _append(fetch, Append(thread_id, write.bodies, None, write.items))
+        await fetch(queries.SET_TIME, thread_id, write.updated_at)
 
+    records = [to_json(call._asdict()).decode() for call in calls]
+    await fetch(queries.RESTORE_CALLS, records)
     return None
 
 
 def _clamped(number: int) -> int:
-    """Return the number, or the nearest that Postgres takes; versions are smaller."""
     return max(-_INT8_MAX, min(number, _INT8_MAX))
 
 
 def _now() -> int:
     return time.time_ns() // 1000
+
+
+_APPLY: dict[type[Write], Callable[[Fetch, Any], Awaitable[Outcome]]] = {
+    Append: _append,
+    Merge: _merge,
+    Claim: _claim,
+    Resolve: _resolve,
+    Erase: _erase,
+    Restore: _restore,
+}
