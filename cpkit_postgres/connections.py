@@ -1,7 +1,8 @@
-"""Connections of a store: those of its own pool, or of a caller's pool."""
+"""Connections of a store: its own, kept open between operations, or a caller's pool."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -29,62 +30,45 @@ _BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '10s'"
 
 
 class Connections:
-    """Lends connections of asyncpg's pool to operations.
+    """Lends connections to operations, at most ``pool_size`` at a time.
 
-    Those of the store's own pool stay here between operations. To give one out and take
-    it back costs the pool 180 Python-level calls; a whole statement costs 75.
+    Those of a URL wait in a list. asyncpg's pool takes 180 Python-level calls to give
+    out a connection and to take it back, and a whole statement takes 75.
     """
 
     def __init__(self, where: str | Pool, name: str, options: PostgresOptions) -> None:
         self.name = name
         self.schema = options.schema
-        self._url = where if isinstance(where, str) else None
-        self._pool = None if isinstance(where, str) else where
+        self._where = where
         self._options = options
         self._text = cache(partial(filled, schema=options.schema))
         self._idle: list[Any] = []
-        self._waiting = 0
-
-    async def open(self) -> None:
-        """Make the pool; it connects when an operation needs a connection."""
-        if self._pool is None:
-            self._pool = await asyncpg.create_pool(
-                min_size=0,
-                max_size=self._options.pool_size,
-                connect=self._connect,
-                reset=_keep_as_it_is,
-            )
+        size = options.pool_size if isinstance(where, str) else where.get_max_size()
+        self._free = asyncio.Semaphore(size)
 
     async def close(self) -> None:
-        """Close the connections, unless they are the caller's."""
-        if self._url is not None and self._pool is not None:
-            while self._idle:
-                await self._pool.release(self._idle.pop())
-
-            await self._pool.close()
+        """Close the connections that are not the caller's."""
+        closing = [connection.close() for connection in self._idle]
+        await asyncio.gather(*closing, return_exceptions=True)
 
     async def fetch(self, query: str, *args: object) -> list[Record]:
         """Run one statement in a transaction of its own, and return its rows."""
-        connection = self._idle.pop() if self._idle else await self._acquire()
+        connection = await self._take()
 
         try:
             rows: list[Record] = await connection.fetch(self._text(query), *args)
         except BaseException as exc:
-            if is_usable_after(exc):
-                await self._release(connection)
-            else:
-                _close(connection)
-
+            await self._give_back(connection, is_usable_after(exc))
             self._raise_failure(exc, "unknown")
             raise
 
-        await self._release(connection)
+        await self._give_back(connection, True)
         return rows
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Fetch]:
         """Run statements in one transaction, by a function like `fetch`."""
-        connection = self._idle.pop() if self._idle else await self._acquire()
+        connection = await self._take()
         lost: Fate = "not sent"  # without a commit the server rolls back
 
         async def fetch(query: str, *args: object) -> list[Record]:
@@ -97,81 +81,80 @@ class Connections:
             lost = "unknown"
             await connection.execute("COMMIT")
         except BaseException as exc:
-            _close(connection)
+            await self._give_back(connection, False)
             self._raise_failure(exc, lost)
             raise
 
-        await self._release(connection)
+        await self._give_back(connection, True)
 
     async def reserve(self) -> asyncpg.Connection[Any] | None:
-        """Return a connection beside the pool, which its user closes.
+        """Return a connection beside the others, which its user closes.
 
         ``None`` behind a pooler in transaction mode, and with a caller's pool.
         """
-        if self._url is None or self._options.pooler == "transaction":
+        if self._options.pooler == "transaction" or not isinstance(self._where, str):
             return None
 
-        connection: asyncpg.Connection[Any] = await self._connected(self._connect)
+        connection: asyncpg.Connection[Any] = await self._connect()
         return connection
 
-    async def _acquire(self) -> Any:
-        """Return a connection of the pool."""
-        assert self._pool is not None, "the store is open"
-        self._waiting += 1
+    async def _take(self) -> Any:
+        """Return a connection that no other operation has."""
+        await self._free.acquire()
+
+        if self._idle:
+            return self._idle.pop()
 
         try:
-            return await self._connected(self._pool.acquire)
-        finally:
-            self._waiting -= 1
+            return await self._connect()
+        except BaseException:
+            self._free.release()
+            raise
 
-    async def _release(self, connection: Any) -> None:
-        """Keep a connection for the next operation, unless another one waits for it."""
-        if self._url is not None and not self._waiting:
-            self._idle.append(connection)
-        elif self._pool is not None:
-            # The answer is known, whatever happens to the connection.
-            with suppress(*CLIENT_ERRORS):
-                await self._pool.release(connection)
+    async def _give_back(self, connection: Any, is_usable: bool) -> None:
+        """Keep a connection for the next operation, or close it."""
+        self._free.release()
+
+        # The answer is known, and a pool has taken back a connection that was lost.
+        with suppress(*CLIENT_ERRORS):
+            if not is_usable:
+                connection.terminate()
+            elif isinstance(self._where, str):
+                self._idle.append(connection)
+            else:
+                await self._where.release(connection)
 
     def _raise_failure(self, exc: BaseException, lost: Fate) -> None:
         """Raise a store's error for a client's."""
         if isinstance(exc, CLIENT_ERRORS):
             # The next operation connects to the current primary.
             while self._idle and not is_usable_after(exc):
-                _close(self._idle.pop())
+                self._idle.pop().terminate()
 
             raise failure(exc, lost) from exc
 
-    async def _connected(self, connect: Callable[[], Awaitable[Any]]) -> Any:
-        """Return a new connection; raise a store's errors."""
-        try:
-            return await connect()
-        # First, because it is a ValueError too.
-        except ssl.SSLCertVerificationError as exc:
-            raise StoreFailure("rejected", str(exc)) from exc
-        except (ValueError, OverflowError) as exc:
-            # Not chained: the cause would show what was in the URL.
-            raise InvalidURL(f"{self.name}: {exc}") from None
-        except CLIENT_ERRORS as exc:
-            raise failure(exc, "not sent") from exc
-
-    async def _connect(self, *_: object, **kwargs: Any) -> Any:
-        """Connect to the URL's server; the pool calls it too.
+    async def _connect(self) -> Any:
+        """Return a new connection, or one of the caller's pool.
 
         A host that does not answer may use its share of ``connect_timeout``. Then
         another one is the first.
         """
-        url = self._url
-        assert url is not None, "the pool is not the caller's"
-        next_url, hosts = next_host_first(url)
-        given = dict(parse_qsl(url.partition("?")[2]))
-        pooled = self._options.pooler == "transaction"
-        limit = {"statement_timeout": f"{self._options.timeout * 1000:.0f}"}
-
-        if not given.get("target_session_attrs", os.getenv("PGTARGETSESSIONATTRS")):
-            kwargs["target_session_attrs"] = "primary"  # a standby lags behind
+        url = self._where
 
         try:
+            if not isinstance(url, str):
+                return await url.acquire()
+
+            next_url, hosts = next_host_first(url)
+            given = dict(parse_qsl(url.partition("?")[2]))
+            pooled = self._options.pooler == "transaction"
+            settings = {
+                "default_transaction_isolation": "read committed",
+                "statement_timeout": f"{self._options.timeout * 1000:.0f}",
+            }
+            chosen = (
+                "target_session_attrs" in given or "PGTARGETSESSIONATTRS" in os.environ
+            )
             return await asyncpg.connect(
                 url,
                 timeout=self._options.connect_timeout / hosts,
@@ -179,22 +162,20 @@ class Connections:
                 # transaction pooler sends both to the same server connection.
                 statement_cache_size=0 if pooled else 100,
                 # A pooler takes no settings, and those of the URL count.
-                server_settings=None if pooled or given.keys() & limit else limit,
-                **kwargs,
+                server_settings=None
+                if pooled
+                else {name: given.get(name, settings[name]) for name in settings},
+                # A standby lags behind.
+                target_session_attrs=None if chosen else "primary",  # type: ignore[arg-type]  # the stubs ask for a private enum of these strings
             )
-        except TimeoutError:
-            if self._url == url:
-                self._url = next_url
+        # First, because it is a ValueError too.
+        except ssl.SSLCertVerificationError as exc:
+            raise StoreFailure("rejected", str(exc)) from exc
+        except (ValueError, OverflowError) as exc:
+            # Not chained: the cause would show what was in the URL.
+            raise InvalidURL(f"{self.name}: {exc}") from None
+        except CLIENT_ERRORS as exc:
+            if isinstance(exc, TimeoutError) and isinstance(url, str):
+                self._where = next_url
 
-            raise
-
-
-def _close(connection: Any) -> None:
-    """Cut the connection; the pool makes another one in its place."""
-    # A connection that was lost is not the pool's any more, and says so.
-    with suppress(asyncpg.InterfaceError):
-        connection.terminate()
-
-
-async def _keep_as_it_is(_: object) -> None:
-    """Reset nothing: no operation leaves anything in its session."""
+            raise failure(exc, "not sent") from exc

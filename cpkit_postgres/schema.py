@@ -78,8 +78,6 @@ async def open_schema(connections: Connections) -> Settings:
 async def inspect(connections: Connections) -> StoreInfo | None:
     """Tell whether the store exists, without creating it, and close the connections."""
     try:
-        await connections.open()
-
         if not (rows := await _settings(connections)):
             return StoreInfo(False)
 

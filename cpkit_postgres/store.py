@@ -29,6 +29,7 @@ Caveats
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from operator import itemgetter
@@ -54,6 +55,7 @@ from cpkit.driver import (
     Snapshot,
     StoredCall,
     StoredDump,
+    StoreFailure,
     StoreInfo,
     Write,
     decode_rows,
@@ -66,7 +68,7 @@ from cpkit.errors import CorruptThread
 from cpkit.records import Durability, ThreadInfo
 from cpkit.registry import redacted
 from cpkit_postgres import listen, queries, schema
-from cpkit_postgres.connections import Connections, Fetch, Pool
+from cpkit_postgres.connections import Connections, Fetch, Pool, Record
 from cpkit_postgres.options import CLIENT_PARAMETERS, PostgresOptions, check_url
 
 __all__ = ["PostgresCheckpointer", "PostgresStore"]
@@ -74,7 +76,7 @@ __all__ = ["PostgresCheckpointer", "PostgresStore"]
 MessageT = TypeVar("MessageT")
 
 # A write with its place in the batch.
-Placed: TypeAlias = tuple[int, Write]
+Placed: TypeAlias = tuple[int, Any]
 
 # Postgres holds a value, and a whole array, of up to 1 GiB.
 _MAX_BYTES = 2**29
@@ -115,7 +117,6 @@ class PostgresStore:
         return await schema.inspect(cls(url, options)._connections)
 
     async def open(self) -> None:
-        await self._connections.open()
         self._settings = await schema.open_schema(self._connections)
 
     async def close(self) -> None:
@@ -128,32 +129,72 @@ class PostgresStore:
     # Writes
 
     async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
-        fetch: Fetch = self._connections.fetch
-
-        if len(batch) == 1 and not _locks_calls(batch[0]):
-            return [await _APPLY[type(batch[0])](fetch, batch[0])]
+        if len(batch) == 1:
+            return [await self._apply(batch[0])]
 
         outcomes: list[Outcome] = [None] * len(batch)
-        entries, left = _gathered([*enumerate(batch)])
+        shared, left = _divided(batch)
+        applied = len(shared)
 
-        if not left:
-            await _append_many(fetch, entries, outcomes)
-            return outcomes
+        if shared:
+            await _append_many(self._connections.fetch, shared, outcomes)
+            applied -= len(shared)
+            left += [placed for writes in shared.values() for placed in writes]
 
-        async with self._connections.transaction() as fetch:
-            if any(map(_locks_calls, batch)):
-                await fetch(queries.LOCK_CALLS)
+        async def run(chain: list[Placed]) -> None:
+            nonlocal applied
 
-            while entries or left:
-                await _append_many(fetch, entries, outcomes)
+            for place, write in chain:
+                outcomes[place] = await self._apply(write)
+                applied += 1
 
-                while left and type(left[0][1]) not in (Append, Merge):
-                    place, write = left.pop(0)
-                    outcomes[place] = await _APPLY[type(write)](fetch, write)
+        chains = await self._chains(sorted(left)) if left else []
+        ended = await asyncio.gather(*map(run, chains), return_exceptions=True)
 
-                entries, left = _gathered(left)
+        if failures := [one for one in ended if one is not None]:
+            if applied or not all(map(_wrote_nothing, failures)):
+                raise StoreFailure("unknown", str(failures[0])) from failures[0]
+
+            raise failures[0]
 
         return outcomes
+
+    async def _apply(self, write: Write) -> Outcome:
+        if type(write) is Restore or (type(write) is Erase and write.forget_keys):
+            async with self._connections.transaction() as fetch:
+                await fetch(queries.LOCK_CALLS)
+                return await _APPLY[type(write)](fetch, write)
+
+        return await _APPLY[type(write)](self._connections.fetch, write)
+
+    async def _chains(self, writes: list[Placed]) -> list[list[Placed]]:
+        """Divide writes into chains that have no thread and no key in common.
+
+        A result or a deletion can change a key, if its thread has an attempt at it.
+        """
+        keys = [write.idempotency_key for _, write in writes if type(write) is Claim]
+        attempts: list[Record] = []
+        chains: list[tuple[set[object], list[Placed]]] = []
+
+        if keys and len(keys) < len(writes):
+            attempts = await self._connections.fetch(queries.ATTEMPTS, keys)
+
+        for place, write in writes:
+            names: set[object] = {write.thread_id}
+
+            if type(write) is Claim:
+                key = write.idempotency_key
+                names |= {(key,), *(row[0] for row in attempts if row[4] == key)}
+            elif type(write) is Restore:
+                names |= {(call.idempotency_key,) for call in write.calls}
+
+            joined = [chain for chain in chains if chain[0] & names]
+            chains = [chain for chain in chains if not chain[0] & names]
+            members = sorted([one for _, some in joined for one in some])
+            names = names.union(*(some for some, _ in joined))
+            chains.append((names, [*members, (place, write)]))
+
+        return [chain for _, chain in chains]
 
     # Reads
 
@@ -240,125 +281,109 @@ class PostgresCheckpointer(FullHandle[MessageT]):
         super().__init__(store, message_type=message_type, options=known)
 
 
-class _Entry:
-    """What a thread gets in one statement: a write that expects a version, or others.
+def _divided(batch: Sequence[Write]) -> tuple[dict[str, list[Placed]], list[Placed]]:
+    """Return the writes that can share a statement, by thread, and the others.
 
-    ``places`` has for each append its place in the batch, and how many messages it has.
+    A thread can have one append that expects a version, or any number of appends and
+    merges that do not. They look at no keys, so they may run before other threads'
+    calls.
     """
-
-    __slots__ = ("bodies", "expected", "items", "places")
-
-    def __init__(self, expected: int | None) -> None:
-        self.expected = expected
-        self.places: list[tuple[int, int]] = []
-        self.bodies: list[bytes] = []
-        self.items: dict[bytes, bytes] = {}
-
-
-def _gathered(writes: list[Placed]) -> tuple[dict[str, _Entry], list[Placed]]:
-    """Return the writes that can share the next statement, by thread, and the rest.
-
-    A write is taken only with all earlier ones of its thread. Appends and merges do not
-    look at keys, so they may run before the calls of other threads.
-    """
-    entries: dict[str, _Entry] = {}
+    shared: dict[str, list[Placed]] = {}
     left: list[Placed] = []
     closed: set[str] = set()
 
-    for place, write in writes:
-        thread_id = write.thread_id
-        expected = write.expected_version if type(write) is Append else None
+    for place, write in enumerate(batch):
+        shared.setdefault(write.thread_id, []).append((place, write))
 
-        if (
-            not isinstance(write, Append | Merge)
-            or thread_id in closed
-            or (thread_id in entries and expected is not None)
+        if type(write) is not Merge and (
+            type(write) is not Append or write.expected_version is not None
         ):
-            left.append((place, write))
-            closed.add(thread_id)
-            continue
+            closed.add(write.thread_id)
 
-        entry = entries.get(thread_id) or _Entry(expected)
-        entries[thread_id] = entry
+    for thread_id in closed:
+        writes = shared[thread_id]
 
-        if write.items:
-            entry.items.update(write.items)
+        if writes[1:] or type(writes[0][1]) is not Append:
+            left += shared.pop(thread_id)
 
-        if type(write) is Append:
-            entry.places.append((place, len(write.bodies)))
-            entry.bodies += write.bodies
-
-        if expected is not None:
-            closed.add(thread_id)
-
-    return entries, left
-
-
-def _locks_calls(write: Write) -> bool:
-    """Tell whether a write can give a number of an attempt that was given before."""
-    return type(write) is Restore or (type(write) is Erase and write.forget_keys)
+    return shared, left
 
 
 async def _append_many(
-    fetch: Fetch, entries: dict[str, _Entry], outcomes: list[Outcome]
+    fetch: Fetch, shared: dict[str, list[Placed]], outcomes: list[Outcome]
 ) -> None:
-    """Append to threads, and merge, in one statement; again where it was too late."""
-    while entries:
-        ids = sorted(entries)
-        some = [entries[one] for one in ids]
-        expected = [None if e.expected is None else str(e.expected) for e in some]
-        rows = await fetch(
-            queries.APPEND_MANY,
-            ids,
-            expected if any(expected) else None,
-            _now(),
-            [str(len(e.bodies)) if e.bodies or e.items else None for e in some],
-            [one for one in ids for _ in entries[one].bodies],
-            [str(n) for e in some for n in range(len(e.bodies), 0, -1)],
-            [body.decode() for e in some for body in e.bodies],
-            [one for one in ids for _ in entries[one].items],
-            [key.decode() for e in some for key in e.items],
-            [value.decode() for e in some for value in e.items.values()],
-        )
+    """Append to threads, and merge, in one statement; remove what is decided.
 
-        for thread_id, version, seen in rows:
-            entry = entries[thread_id]
-            fits = version is not None or entry.expected in (None, seen)
+    Not decided is an append that expects a version, if another writer was faster.
+    """
+    ids = sorted(shared)
+    bodies, items, expected = {}, {}, {}
 
-            if fits and version is None and (entry.bodies or entry.items):
-                continue  # another writer was faster
+    for one in ids:
+        appends = [write for _, write in shared[one] if type(write) is Append]
+        bodies[one] = [body.decode() for write in appends for body in write.bodies]
+        items[one] = {
+            key.decode(): value.decode()
+            for _, write in shared[one]
+            for key, value in write.items
+        }
+        expected[one] = appends[0].expected_version if appends else None
 
-            reached = seen if version is None else version - len(entry.bodies)
+    versions = [None if n is None else str(n) for n in expected.values()]
+    rows = await fetch(
+        queries.APPEND_MANY,
+        ids,
+        versions if any(versions) else None,
+        _now(),
+        [str(len(bodies[one])) if bodies[one] or items[one] else None for one in ids],
+        [one for one in ids for _ in bodies[one]],
+        [str(n) for one in ids for n in range(len(bodies[one]), 0, -1)],
+        [body for one in ids for body in bodies[one]],
+        [one for one in ids for _ in items[one]],
+        [key for one in ids for key in items[one]],
+        [value for one in ids for value in items[one].values()],
+    )
 
-            for place, added in entry.places:
-                reached += added
+    for one, version, seen in rows:
+        fits = version is not None or expected[one] in (None, seen)
+
+        if version is None and fits and (bodies[one] or items[one]):
+            continue
+
+        reached = seen if version is None else version - len(bodies[one])
+
+        for place, write in shared.pop(one):
+            if type(write) is Append:
+                reached += len(write.bodies)
                 outcomes[place] = reached if fits else Conflict(seen)
-
-            del entries[thread_id]
 
 
 async def _append(fetch: Fetch, write: Append) -> Outcome:
     """Append alone; the common cases have a statement of their own."""
     bodies, items = write.bodies, write.items
-
-    if (bodies or items) and not bodies[1:] and not items[1:]:
-        rows = await fetch(
-            queries.APPEND,
-            write.thread_id,
-            write.expected_version,
-            _now(),
-            bodies[0].decode() if bodies else None,
-            items[0][0].decode() if items else None,
-            items[0][1].decode() if items else None,
-        )
-
-        if rows:
-            version: int = rows[0][0]
-            return version
-
     outcomes: list[Outcome] = [None]
-    await _append_many(fetch, _gathered([(0, write)])[0], outcomes)
-    return outcomes[0]
+
+    while True:
+        if (bodies or items) and not bodies[1:] and not items[1:]:
+            rows = await fetch(
+                queries.APPEND,
+                write.thread_id,
+                write.expected_version,
+                _now(),
+                bodies[0].decode() if bodies else None,
+                items[0][0].decode() if items else None,
+                items[0][1].decode() if items else None,
+            )
+
+            if rows:
+                version: int = rows[0][0]
+                return version
+
+        shared: dict[str, list[Placed]] = {write.thread_id: [(0, write)]}
+        await _append_many(fetch, shared, outcomes)
+
+        if not shared:
+            return outcomes[0]
 
 
 async def _merge(fetch: Fetch, write: Merge) -> None:
@@ -432,6 +457,10 @@ async def _restore(fetch: Fetch, write: Restore) -> Conflict | KeyHeld | None:
     records = [to_json(call._asdict()).decode() for call in calls]
     await fetch(queries.RESTORE_CALLS, records)
     return None
+
+
+def _wrote_nothing(failure: BaseException) -> bool:
+    return isinstance(failure, StoreFailure) and failure.fate != "unknown"
 
 
 def _clamped(number: int) -> int:

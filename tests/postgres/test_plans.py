@@ -18,45 +18,44 @@ from tests.postgres.plans import blocks, explained, nodes
 # Each thread has as many messages, keys of extra and pending calls.
 HUGE = """
 WITH thread AS (
-    INSERT INTO {schema}.threads (thread_id) SELECT 'huge ' || n
+    INSERT INTO {schema}.threads (thread_id, version, created_at, updated_at)
+    SELECT 'huge ' || n, {size}, 1, 1
     FROM generate_series(1, {threads}) AS n RETURNING number, thread_id
 ), messages AS (
     INSERT INTO {schema}.messages
-    SELECT number, now(), n, '{"pad":"' || repeat('x', 200) || '"}'
+    SELECT number, n, '{"pad":"' || repeat('x', 200) || '"}'
     FROM thread, generate_series(0, {size} - 1) AS n
 ), extra AS (
-    INSERT INTO {schema}.extra
-    SELECT number, sha256(n::text::bytea), n, '{}'
+    INSERT INTO {schema}.extra SELECT number, '"' || n || '"', '{}'
     FROM thread, generate_series(1, {size} / 5) AS n
 )
 INSERT INTO {schema}.calls (thread_id, call_id, tool_name, args, idempotency_key,
     status, attempt, issued_at)
-SELECT thread_id, n, 'x', '{}', thread_id || ' ' || n, 'issued', 1, now()
+SELECT thread_id, n, 'x', '{}', thread_id || ' ' || n, 'issued', 1, 1
 FROM thread, generate_series(1, {size} / 5) AS n
 """
 
 SMALL = 100
 
 # Arguments for the small thread; its number is 1.
-APPENDED = "'{NULL,NULL}', ARRAY['{}', '{}'], '{}', '{}', '{}', '{}', '{}', '{}', '{}'"
+MANY = "'{new,small}', '{NULL,100}', 1, '{1,1}', '{new,small}', '{1,1}', '{b,b}'"
 QUERIES = {
     "load": (queries.READ, "'small', 0, 2147483647, false"),
     "dump": (queries.READ, "'small', 0, 2147483647, true"),
-    "read": (queries.READ, "'small', -5, 2147483647, NULL"),
+    "read": (queries.READ, "'small', -5, 2147483647, false"),
     "calls": (queries.CALLS, "'small'"),
     "holder": (queries.HOLDER, "'key 7'"),
-    "version": (queries.VERSION, "'small'"),
+    "attempts": (queries.ATTEMPTS, "'{key 7,key 8,new}'"),
     "threads": (queries.THREADS, "'small', NULL, 'smalm', 10, true"),
-    "append": (queries.APPEND, "'small', NULL, '{}', NULL"),
-    "append to a new thread": (queries.APPEND, "'new', NULL, '{}', ARRAY['{}', '{}']"),
-    "append to many": (queries.APPEND_MANY, "'{new,small}', " + APPENDED),
-    "merge": (queries.MERGE, "'small', '{00}', '{k}', '{v}'"),
-    "claim": (queries.CLAIM, "'small', 'new', 'x', '{}', 'new'"),
-    "replay": (queries.CLAIM, "'small', 'call 7', 'x', '{}', 'key 7'"),
-    "resolve": (queries.RESOLVE, "'small', 'call 7', 'completed', '{}'"),
-    "delete": (queries.DELETE_CONTENT, "'small', 1, false"),
+    "append": (queries.APPEND, "'small', NULL, 1, '{}', '\"k\"', '1'"),
+    "append to a new thread": (queries.APPEND, "'new', NULL, 1, '{}', NULL, NULL"),
+    "append to many": (queries.APPEND_MANY, MANY + ", '{small}', '{\"k\"}', '{1}'"),
+    "claim": (queries.CLAIM, "'small', 'new', 'x', '{}', 'new', 1"),
+    "replay": (queries.CLAIM, "'small', 'call 7', 'x', '{}', 'key 7', 1"),
+    "resolve": (queries.RESOLVE, "'small', 'call 7', 'completed', '{}', 1"),
+    "erase": (queries.ERASE, "'small', NULL, false"),
+    "forget": (queries.ERASE, "'small', 100, true"),
     "markers": (queries.MARKERS, "'{small,new}'"),
-    "forget": (queries.DELETE_CONTENT, "'small', 1, true"),
 }
 
 

@@ -26,12 +26,11 @@ def pair() -> Iterator[PostgresPair]:
 
 @pytest.mark.long
 class TestPair(ConformanceTests):
-    """Nothing acknowledged is lost, in both dialects."""
+    """Nothing acknowledged is lost."""
 
-    @pytest.fixture(params=["postgres", "portable"])
-    def harness(self, request: pytest.FixtureRequest, pair: PostgresPair) -> Harness:
-        options = f"target_session_attrs=read-write&dialect={request.param}"
-        return PairHarness(f"{pair.url}?{options}&schema={request.param}", pair)
+    @pytest.fixture
+    def harness(self, pair: PostgresPair) -> Harness:
+        return PairHarness(f"{pair.url}?target_session_attrs=read-write", pair)
 
     @pytest.mark.timeout(600)
     @pytest.mark.parametrize("clause", REPLICATED, ids=lambda clause: clause.id)

@@ -55,8 +55,7 @@ async def test_parameters_of_asyncpg_go_to_asyncpg(
         (f"postgresql://me:{SECRET}/x@host/db", "%40|%2F"),
         ("postgresql:///db?timeout=0", "timeout"),
         ("postgresql:///db?command_timeout=5", "has no option 'command_timeout'"),
-        ("postgresql://localhost:65536/db", "port"),
-        ("postgresql://one:5432,two:99999/db", "port"),
+        ("postgresql:///db?dialect=portable", "has no option 'dialect'"),
         ("postgresql://localhost:123456789/db", "host:port"),
         (f"postgresql://me:{SECRET}", "host:port"),
         (f"postgresql://me:{SECRET}@host:port/db", "host:port"),
@@ -73,13 +72,32 @@ def test_a_wrong_url(url: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "words"), [("sslmode=perhaps", "sslmode"), ("port=65536", "port")]
+    ("place", "words"),
+    [
+        ("/db?host=127.0.0.1&sslmode=perhaps", "sslmode"),
+        ("/db?host=127.0.0.1&port=65536", "port"),
+        ("127.0.0.1:65536/db", "port"),
+    ],
 )
-async def test_a_url_that_asyncpg_refuses(query: str, words: str) -> None:
+async def test_a_url_that_asyncpg_refuses(place: str, words: str) -> None:
     """The URL is wrong, not the server."""
     with pytest.raises(InvalidURL, match=words):
-        async with open_checkpointer(f"postgresql:///db?host=127.0.0.1&{query}"):
+        async with open_checkpointer(f"postgresql://{place}"):
             pass
+
+
+async def test_the_server_limits_statements(schema: str, url: str) -> None:
+    """By ``timeout``, unless the URL has a limit of its own."""
+    for query, timeout, expected in (
+        ("", 7, "7s"),
+        ("?statement_timeout=1234", 7, "1234ms"),
+        ("", 0.05, "50ms"),
+    ):
+        async with Store(
+            shared_postgres() + query, schema=schema, timeout=timeout
+        ) as cp:
+            connections = cp.store._connections
+            assert await connections.fetch("SHOW statement_timeout") == [(expected,)]
 
 
 async def test_the_password_is_never_shown(

@@ -1,48 +1,47 @@
 -- Version 1. Message bodies, extra keys and values, args and results are JSON text:
 -- json and jsonb refuse \u0000 or do not keep numbers as they were written.
+-- Times are microseconds since 1970, UTC.
 
 -- A number is used for one life of a thread: a thread that is deleted and begun again
--- has another one. Deleting the row ends that life; see queries.py.
+-- has another one. Each write moves updated_at. There is room in the pages, so that a
+-- write changes no index.
 CREATE TABLE {schema}.threads (
     number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    thread_id text COLLATE "C" NOT NULL UNIQUE,
-    changes bigint NOT NULL DEFAULT 0, -- of anything but messages
-    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    -- The last change that was not an append: appends have a time in their messages.
-    updated_at timestamptz NOT NULL DEFAULT clock_timestamp()
-);
+    first bigint NOT NULL DEFAULT 0, -- the position of the first message left
+    created_at bigint NOT NULL,
+    version bigint NOT NULL,
+    updated_at bigint NOT NULL,
+    thread_id text COLLATE "C" NOT NULL UNIQUE
+) WITH (fillfactor = 80);
 
 CREATE TABLE {schema}.messages (
     thread_number bigint NOT NULL,
-    appended_at timestamptz NOT NULL,
-    position integer NOT NULL CHECK (position >= 0),
+    position bigint NOT NULL,
     body text NOT NULL,
     PRIMARY KEY (thread_number, position)
 );
 
--- By hash (SHA-256), because a key may be longer than an index entry can be.
 CREATE TABLE {schema}.extra (
     thread_number bigint NOT NULL,
-    key_hash bytea NOT NULL,
-    key text NOT NULL,
+    key text COLLATE "C" NOT NULL,
     value text NOT NULL,
-    PRIMARY KEY (thread_number, key_hash)
+    PRIMARY KEY (thread_number, key)
 );
 
 -- A call outlives its thread, so it names the thread by id.
 CREATE TABLE {schema}.calls (
     sequence bigint GENERATED ALWAYS AS IDENTITY, -- the order of claims
+    issued_at bigint NOT NULL,
+    resolved_at bigint,
+    attempt integer NOT NULL,
+    erased boolean NOT NULL DEFAULT false,
+    status text COLLATE "C" NOT NULL,
     thread_id text COLLATE "C" NOT NULL,
     call_id text COLLATE "C" NOT NULL,
+    idempotency_key text COLLATE "C" NOT NULL,
     tool_name text NOT NULL,
     args text NOT NULL,
-    idempotency_key text COLLATE "C" NOT NULL,
-    status text COLLATE "C" NOT NULL,
-    attempt integer NOT NULL,
-    issued_at timestamptz NOT NULL,
     result text,
-    resolved_at timestamptz,
-    erased boolean NOT NULL DEFAULT false,
     PRIMARY KEY (thread_id, call_id)
 );
 
