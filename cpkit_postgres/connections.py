@@ -146,15 +146,13 @@ class Connections:
                 return await url.acquire()
 
             next_url, hosts = next_host_first(url)
-            given = dict(parse_qsl(url.partition("?")[2]))
+            given = {*dict(parse_qsl(url.partition("?")[2])), *os.environ}
             pooled = self._options.pooler == "transaction"
             settings = {
                 "default_transaction_isolation": "read committed",
                 "statement_timeout": f"{self._options.timeout * 1000:.0f}",
             }
-            chosen = (
-                "target_session_attrs" in given or "PGTARGETSESSIONATTRS" in os.environ
-            )
+            chosen = given & {"target_session_attrs", "PGTARGETSESSIONATTRS"}
             return await asyncpg.connect(
                 url,
                 timeout=self._options.connect_timeout / hosts,
@@ -162,9 +160,9 @@ class Connections:
                 # transaction pooler sends both to the same server connection.
                 statement_cache_size=0 if pooled else 100,
                 # A pooler takes no settings, and those of the URL count.
-                server_settings=None
-                if pooled
-                else {name: given.get(name, settings[name]) for name in settings},
+                server_settings={
+                    one: settings[one] for one in settings.keys() - given if not pooled
+                },
                 # A standby lags behind.
                 target_session_attrs=None if chosen else "primary",  # type: ignore[arg-type]  # the stubs ask for a private enum of these strings
             )

@@ -21,23 +21,23 @@ from cpkit_postgres import queries
 from cpkit_postgres.connections import Connections
 from cpkit_postgres.errors import CLIENT_ERRORS, failure
 
-# Seconds between two looks whether the connection still works, and for one look. A
-# network that drops packets silently shows in no other way.
+# Seconds between two looks whether the connection still works, and for one look: a
+# network may drop packets silently.
 _CHECK_EVERY = 10.0
 _CHECK_TIMEOUT = 5.0
 
 
 async def announce(connections: Connections, thread_ids: Sequence[str]) -> bool:
     """Notify the processes that listen; return whether there are any."""
-    channel, *lock = _address(connections.schema)
-    return bool(await connections.fetch(queries.ANNOUNCE, channel, *lock, thread_ids))
+    channel, lock = _address(connections.schema)
+    return bool(await connections.fetch(queries.ANNOUNCE, channel, lock, thread_ids))
 
 
 async def listen(connections: Connections, heard: Heard) -> None:
     """Listen on a connection that serves nothing else."""
     connection = await connections.reserve()
     lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    channel, *lock = _address(connections.schema)
+    channel, lock = _address(connections.schema)
 
     def on_end(*_: Any) -> None:
         if not lost.done():
@@ -49,7 +49,7 @@ async def listen(connections: Connections, heard: Heard) -> None:
     try:
         connection.add_termination_listener(on_end)
         await connection.add_listener(channel, lambda *args: heard(args[-1]))
-        await connection.fetch(queries.LISTENING, *lock)
+        await connection.fetch(queries.LISTENING, lock)
         heard(None)
 
         while not (await asyncio.wait({lost}, timeout=_CHECK_EVERY))[0]:
@@ -63,9 +63,7 @@ async def listen(connections: Connections, heard: Heard) -> None:
     raise StoreFailure("not sent", "the connection that listened was lost")
 
 
-def _address(schema: str) -> tuple[str, int, int]:
-    """Return the channel of a schema's store, and the two keys of its lock."""
+def _address(schema: str) -> tuple[str, int]:
+    """Return the channel of a schema's store, and the number of its lock."""
     digest = sha256(b"cpkit watch " + schema.encode()).digest()
-    first = int.from_bytes(digest[:4], "big", signed=True)
-    second = int.from_bytes(digest[4:8], "big", signed=True)
-    return f"cpkit_{digest[8:20].hex()}", first, second
+    return f"cpkit_{digest[8:20].hex()}", int.from_bytes(digest[:8], signed=True)

@@ -19,8 +19,8 @@ Why the plans do not depend on statistics
     would guess that a thread has an average size, which beside one huge thread is a
     large part of the table, and read all of it. It takes a range whose end comes from a
     subquery for a two-hundredth of the rows, so ``position < (SELECT …)`` and the like
-    keep it on the index. An array of threads stands in a subquery, because a plan for
-    given values would look cheaper than the general one, and be made each time.
+    keep it on the index. An array of ids stands in a subquery, because a plan for given
+    values would look cheaper than the general one, and be made each time.
 
 Why arrays hold text
     asyncpg knows ``text[]``. Of another array's type it asks the server, once for each
@@ -72,20 +72,19 @@ SELECT version FROM thread
 """
 
 # The same for any number of threads, each once, ordered by id. $1, $2 and $4 are their
-# ids, the versions expected, and how many messages each one gets (NULL: write nothing);
-# $5 to $7 for each message its thread, how far from the end it stands, and the text; $8
-# to $10 for each key of extra its thread, key and value. Returns for each thread the
-# new version (NULL: nothing was written), or the version that was seen. A thread that
-# must exist is locked first: deleted meanwhile, it would be begun again.
+# ids, the versions expected, and how many messages each one gets; $5 to $7 for each
+# message its thread, how far from the end it stands, and the text; $8 to $10 for each
+# key of extra its thread, key and value. Returns the threads that were written and
+# their new versions. A thread that must exist is locked first: deleted meanwhile, it
+# would be begun again.
 APPEND_MANY = """
 WITH thread AS (
     INSERT INTO {schema}.threads AS t (thread_id, version, created_at, updated_at)
     SELECT w.thread_id, w.added::bigint, $3, $3
-    FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $4::text[]))
+    FROM unnest((SELECT $1::text[]), $2::text[], $4::text[])
         AS w (thread_id, expected, added)
-    WHERE w.added IS NOT NULL AND (coalesce(w.expected, '0') = '0' OR EXISTS (
-        SELECT FROM {schema}.threads AS s
-        WHERE s.thread_id = w.thread_id FOR KEY SHARE))
+    WHERE coalesce(w.expected, '0') = '0' OR EXISTS (
+        SELECT FROM {schema}.threads AS s WHERE s.thread_id = w.thread_id FOR KEY SHARE)
     ON CONFLICT (thread_id) DO UPDATE
     SET version = t.version + excluded.version,
         updated_at = greatest(t.updated_at + 1, $3)
@@ -104,9 +103,7 @@ WITH thread AS (
     JOIN thread AS t USING (thread_id)
     ON CONFLICT (thread_number, key) DO UPDATE SET value = excluded.value
 )
-SELECT thread_id, t.version, CASE WHEN t.version IS NULL THEN coalesce((
-    SELECT s.version FROM {schema}.threads AS s WHERE s.thread_id = w.thread_id), 0) END
-FROM unnest((SELECT $1)) AS w (thread_id) LEFT JOIN thread AS t USING (thread_id)
+SELECT thread_id, version FROM thread
 """
 
 VERSION = "SELECT version FROM {schema}.threads WHERE thread_id = $1"
@@ -280,18 +277,16 @@ UNION ALL
 SELECT thread_id, number, updated_at FROM {schema}.threads WHERE $1 IS NULL
 """
 
-# Two keys of 32 bits: those of this store, and not of another program's locks.
-LISTENING = "SELECT pg_advisory_lock_shared($1::integer, $2::integer)"
+LISTENING = "SELECT pg_advisory_lock_shared($1)"
 
 IS_STANDBY = "SELECT pg_is_in_recovery()"
 
 ANNOUNCE = """
-SELECT pg_notify($1, thread_id) FROM unnest((SELECT $4::text[])) AS w (thread_id)
+SELECT pg_notify($1, thread_id) FROM unnest((SELECT $3::text[])) AS w (thread_id)
 WHERE EXISTS (
     SELECT FROM pg_locks
-    WHERE locktype = 'advisory' AND objsubid = 2 AND granted
-        AND classid::bigint::bit(32)::integer = $2::integer
-        AND objid::bigint::bit(32)::integer = $3::integer
+    WHERE locktype = 'advisory' AND objsubid = 1 AND granted
+        AND (classid::bigint << 32) | objid::bigint = $2::bigint
         AND database = (
             SELECT oid FROM pg_database WHERE datname = current_database())
 )

@@ -65,12 +65,12 @@ async def open_schema(connections: Connections) -> Settings:
         rows = await _settings(connections)
 
     if rows is None:
-        version: object = "tables of the same name, not cpkit's"
+        found: object = "tables of the same name, not cpkit's"
     else:
-        version = rows[0][0] if len(rows) == 1 else None
+        found = rows[0][0] if len(rows) == 1 else None
 
-    if rows is None or version != SCHEMA_VERSION:
-        raise SchemaMismatch(connections.name, version, SCHEMA_VERSION)
+    if rows is None or found != SCHEMA_VERSION:
+        raise SchemaMismatch(connections.name, found, SCHEMA_VERSION)
 
     return Settings(*rows[0][1:])
 

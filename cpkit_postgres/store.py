@@ -6,22 +6,20 @@ URL forms
     ``postgresql://user:password@host:port/database`` or ``postgres://…``, with all that
     asyncpg reads. Options: ``schema`` (``cpkit`` by default, any name), ``pooler``
     (``transaction`` behind PgBouncer in that mode), ``pool_size`` (connections at
-    most), and those of every server. In place of a URL: the caller's own
-    `asyncpg.Pool`, which stays open. Give that pool ``reset=`` a coroutine that does
-    nothing, or each operation costs one round trip more.
+    most), and those of every server. In place of a URL: the caller's `asyncpg.Pool`.
 
 Durability
     What the server's ``synchronous_commit``, ``fsync`` and ``full_page_writes`` say.
 
 What is atomic
     A write is one statement, and a statement is a transaction. The appends and merges
-    of a batch share a statement. If other writes are among them, the batch is one
-    transaction. A load is one statement, so it sees one moment.
+    of a batch share a statement; its other writes run at the same time, as far as they
+    share no thread and no key. A load is one statement, so it sees one moment.
 
 Errors
     ``statement_timeout`` is set to ``timeout``, unless the URL has one: the server ends
-    a write that waits for a lock. What was not answered within ``timeout`` may be
-    applied until then; its connection is closed.
+    what waits for a lock. If a batch fails in part, the fate of all its writes is
+    unknown.
 
 Caveats
     Postgres 12 or newer, a database in UTF8. Times are those of the writer's clock.
@@ -75,12 +73,9 @@ __all__ = ["PostgresCheckpointer", "PostgresStore"]
 
 MessageT = TypeVar("MessageT")
 
-# A write with its place in the batch.
-Placed: TypeAlias = tuple[int, Any]
+Placed: TypeAlias = tuple[int, Any]  # a write, behind its place in the batch
 
-# Postgres holds a value, and a whole array, of up to 1 GiB.
-_MAX_BYTES = 2**29
-
+_MAX_BYTES = 2**29  # a value, and a whole array, can have 1 GiB
 _INT8_MAX = 2**63 - 1  # no version is larger
 _ABOVE_ALL_IDS = "\U0010ffff" * 129
 
@@ -148,14 +143,17 @@ class PostgresStore:
                 outcomes[place] = await self._apply(write)
                 applied += 1
 
-        chains = await self._chains(sorted(left)) if left else []
-        ended = await asyncio.gather(*map(run, chains), return_exceptions=True)
+        try:
+            chains = await self._chains(sorted(left)) if left else []
+            ended = await asyncio.gather(*map(run, chains), return_exceptions=True)
 
-        if failures := [one for one in ended if one is not None]:
-            if applied or not all(map(_wrote_nothing, failures)):
-                raise StoreFailure("unknown", str(failures[0])) from failures[0]
+            for failure in sorted(filter(None, ended), key=_is_certain):
+                raise failure
+        except StoreFailure as exc:
+            if applied:
+                raise StoreFailure("unknown", exc.reason) from exc
 
-            raise failures[0]
+            raise
 
         return outcomes
 
@@ -170,7 +168,7 @@ class PostgresStore:
     async def _chains(self, writes: list[Placed]) -> list[list[Placed]]:
         """Divide writes into chains that have no thread and no key in common.
 
-        A result or a deletion can change a key, if its thread has an attempt at it.
+        A result or a deletion changes a key if its thread has an attempt at it.
         """
         keys = [write.idempotency_key for _, write in writes if type(write) is Claim]
         attempts: list[Record] = []
@@ -289,35 +287,27 @@ def _divided(batch: Sequence[Write]) -> tuple[dict[str, list[Placed]], list[Plac
     calls.
     """
     shared: dict[str, list[Placed]] = {}
-    left: list[Placed] = []
-    closed: set[str] = set()
+    fenced: set[str] = set()
+    others: set[str] = set()
 
     for place, write in enumerate(batch):
         shared.setdefault(write.thread_id, []).append((place, write))
 
-        if type(write) is not Merge and (
-            type(write) is not Append or write.expected_version is not None
-        ):
-            closed.add(write.thread_id)
+        if type(write) is Append and (write.bodies or write.items):
+            if write.expected_version is not None:
+                fenced.add(write.thread_id)
+        elif type(write) is not Merge:
+            others.add(write.thread_id)
 
-    for thread_id in closed:
-        writes = shared[thread_id]
-
-        if writes[1:] or type(writes[0][1]) is not Append:
-            left += shared.pop(thread_id)
-
-    return shared, left
+    others |= {one for one in fenced if shared[one][1:]}
+    return shared, [placed for one in others for placed in shared.pop(one)]
 
 
 async def _append_many(
     fetch: Fetch, shared: dict[str, list[Placed]], outcomes: list[Outcome]
 ) -> None:
-    """Append to threads, and merge, in one statement; remove what is decided.
-
-    Not decided is an append that expects a version, if another writer was faster.
-    """
-    ids = sorted(shared)
-    bodies, items, expected = {}, {}, {}
+    """Append to threads, and merge, in one statement; remove the threads written."""
+    ids, expected, bodies, items = sorted(shared), [], {}, {}
 
     for one in ids:
         appends = [write for _, write in shared[one] if type(write) is Append]
@@ -327,15 +317,15 @@ async def _append_many(
             for _, write in shared[one]
             for key, value in write.items
         }
-        expected[one] = appends[0].expected_version if appends else None
+        version = appends[0].expected_version if appends else None
+        expected.append(None if version is None else str(version))
 
-    versions = [None if n is None else str(n) for n in expected.values()]
     rows = await fetch(
         queries.APPEND_MANY,
         ids,
-        versions if any(versions) else None,
+        expected if any(expected) else None,
         _now(),
-        [str(len(bodies[one])) if bodies[one] or items[one] else None for one in ids],
+        [str(len(bodies[one])) for one in ids],
         [one for one in ids for _ in bodies[one]],
         [str(n) for one in ids for n in range(len(bodies[one]), 0, -1)],
         [body for one in ids for body in bodies[one]],
@@ -344,46 +334,46 @@ async def _append_many(
         [value for one in ids for value in items[one].values()],
     )
 
-    for one, version, seen in rows:
-        fits = version is not None or expected[one] in (None, seen)
-
-        if version is None and fits and (bodies[one] or items[one]):
-            continue
-
-        reached = seen if version is None else version - len(bodies[one])
+    for one, version in rows:
+        reached = version - len(bodies[one])
 
         for place, write in shared.pop(one):
             if type(write) is Append:
-                reached += len(write.bodies)
-                outcomes[place] = reached if fits else Conflict(seen)
+                outcomes[place] = reached = reached + len(write.bodies)
 
 
 async def _append(fetch: Fetch, write: Append) -> Outcome:
     """Append alone; the common cases have a statement of their own."""
-    bodies, items = write.bodies, write.items
+    thread_id, bodies, expected, items, _ = write
     outcomes: list[Outcome] = [None]
 
     while True:
-        if (bodies or items) and not bodies[1:] and not items[1:]:
+        if bodies[1:] or items[1:]:
+            shared: dict[str, list[Placed]] = {thread_id: [(0, write)]}
+            await _append_many(fetch, shared, outcomes)
+
+            if not shared:
+                return outcomes[0]
+        elif bodies or items:
+            body = bodies[0].decode() if bodies else None
+            key, value = map(bytes.decode, items[0]) if items else (None, None)
             rows = await fetch(
-                queries.APPEND,
-                write.thread_id,
-                write.expected_version,
-                _now(),
-                bodies[0].decode() if bodies else None,
-                items[0][0].decode() if items else None,
-                items[0][1].decode() if items else None,
+                queries.APPEND, thread_id, expected, _now(), body, key, value
             )
 
             if rows:
-                version: int = rows[0][0]
-                return version
+                return int(rows[0][0])
 
-        shared: dict[str, list[Placed]] = {write.thread_id: [(0, write)]}
-        await _append_many(fetch, shared, outcomes)
+        rows = await fetch(queries.VERSION, thread_id)
+        version: int = rows[0][0] if rows else 0
 
-        if not shared:
-            return outcomes[0]
+        if expected not in (None, version):
+            return Conflict(version)
+
+        if not bodies and not items:
+            return version
+
+        # Another writer was faster.
 
 
 async def _merge(fetch: Fetch, write: Merge) -> None:
@@ -459,7 +449,7 @@ async def _restore(fetch: Fetch, write: Restore) -> Conflict | KeyHeld | None:
     return None
 
 
-def _wrote_nothing(failure: BaseException) -> bool:
+def _is_certain(failure: BaseException) -> bool:
     return isinstance(failure, StoreFailure) and failure.fate != "unknown"
 
 

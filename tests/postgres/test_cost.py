@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from cpkit import ToolCall, VersionConflict
-from cpkit.driver import Append, Claim, Conflict, Merge, Resolve, Write
+from cpkit.driver import Append, Merge, Write
 from cpkit.effects import EffectLedger, EffectTimeout
 from cpkit_postgres import PostgresCheckpointer, queries
 from tests.postgres.conftest import MakeStore
@@ -49,7 +49,7 @@ OPERATIONS: dict[str, Operation] = {
     "find_call": lambda cp, i: cp.find_call("key 100"),
 }
 
-# A conflict is found by a second statement, and what forgets keys locks a table first.
+# A conflict is decided by a second statement. What forgets keys locks a table first.
 TRIPS = {"append of a conflict": 2, "delete_thread, forgetting": 4}
 OPERATIONS |= {
     "append of a conflict": lambda cp, i: conflict(cp),
@@ -116,43 +116,17 @@ async def test_a_batch_is_one_statement(url: str, schema: str) -> None:
         async with Store(proxy.url, schema=schema, **options) as cp:
             store = cp.store
             before = proxy.trips
-            batch = [
+            batch: list[Write] = [
                 Append("a", [b"{}", b"{}"], 0, [(b'"k"', b"1")]),
                 Append("b", [b"{}"], None),
                 Merge("b", [(b'"k"', b"1")]),
                 Append("b", [b"{}"], None, [(b'"k"', b"2")]),
-                Append("c", [b"{}"], 7),
             ]
-            assert [*await store.commit(batch)] == [2, 1, None, 2, Conflict(0)]
+            assert [*await store.commit(batch)] == [2, 1, None, 2]
             assert proxy.trips - before == 2  # to parse it and to run it
             dump = await cp.dump_thread("b")
             assert dump is not None
             assert dump.extra == {"k": 2}
-
-
-async def test_a_mixed_batch_is_one_transaction(url: str, schema: str) -> None:
-    """Its appends share a statement, and every other write is one."""
-    options = {"pool_size": 1, "notify": False}
-
-    async with Proxy(shared_postgres()) as proxy:
-        async with Store(proxy.url, schema=schema, **options) as cp:
-
-            def batch(n: int) -> list[Write]:
-                claim = Claim("t", f"c{n}", "pay", b"{}", f"k{n}")
-                return [
-                    Append("t", [b"{}"], None),
-                    claim,
-                    Append("u", [b"{}"], None),
-                    Resolve("t", f"c{n}", "completed", b"1"),
-                    Merge("u", [(b'"k"', b"1")]),
-                ]
-
-            for n in range(2):
-                before = proxy.trips
-                assert (await cp.store.commit(batch(n)))[0] == n + 1
-
-            # BEGIN, the appends and the merge, the claim, the result, COMMIT.
-            assert proxy.trips - before == 5
 
 
 async def test_a_decision_is_four_round_trips(url: str, schema: str) -> None:
