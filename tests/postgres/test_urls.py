@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from cpkit import BackendUnavailable, Closed, InvalidURL, open_checkpointer
-from cpkit_postgres import PostgresCheckpointer
+from cpkit_postgres import PostgresCheckpointer, PostgresStore
 from tests.postgres.conftest import PASSWORD, MakeStore
 from tests.servers.postgres import PostgresServer, shared_postgres
 from tests.servers.process import free_port
@@ -96,8 +96,10 @@ async def test_the_server_limits_statements(schema: str, url: str) -> None:
         async with Store(
             shared_postgres() + query, schema=schema, timeout=timeout
         ) as cp:
-            connections = cp.store._connections
-            assert await connections.fetch("SHOW statement_timeout") == [(expected,)]
+            store = cp.store
+            assert isinstance(store, PostgresStore)
+            ((found,),) = await store._connections.fetch("SHOW statement_timeout")
+            assert found == expected
 
 
 async def test_the_password_is_never_shown(
