@@ -1,323 +1,206 @@
-"""The lines of a log: written, sealed with a checksum, and taken apart.
+"""The lines of a thread's log and of a register of keys: written, sealed, taken apart.
 
-A line is one operation, so it is in the log wholly or not at all::
+A line is one operation, so it is in the file wholly or not at all::
 
-    {"thread":"user-42","log":"9f86d081884c7d65","at":[null,"iNp1Gw"]}
-    {"created":1763696045123456,"at":[null,67,"7ZdDlA"]}
-    {"add":{"role":"user"},"at":[1,1763696045123456,121,"pU4Zbw"]}
-    {"add":[⇥{"n":1},⇥{"n":2}⇥],"at":[3,1763696046000001,"R1/d5A"]}
-    {"extra":{⇥"plan":⇥null⇥},"at":[3,1763696047000001,"9Q0qMg"]}
-    {"add":[⇥{}⇥],"extra":{⇥"n":⇥1⇥},"at":[4,…]}
-    {"call":{"call_id":"c1",…,"status":"issued"},"args":{},"at":[4,…]}
-    {"call":{"call_id":"c1","status":"completed",…},"result":{"ok":true},"at":[4,…]}
+    {"thread":⇥"user-42"⇥,"at":[null,"1c291ca3"]}
+    {"created":1763696045123456,"at":[null,46,"5d0a94c2"]}
+    {"add":{"role":"user"},"at":[1,1763696045123456,101,"b2d4dd26"]}
+    {"add":[⇥{"n":1}⇥,⇥{"n":2}⇥],"at":[3,1763696046000001,"f1f0a7b3"]}
+    {"add":[⇥{}⇥],"extra":{⇥"n"⇥:⇥1⇥},"at":[4,…]}
+    {"extra":{⇥"plan"⇥:⇥null⇥},"at":[4,1763696047000001,"42d3b6e5"]}
+    {"call":⇥{"call_id":"c1",…,"status":"issued"}⇥,"args":⇥{}⇥,"at":[4,…]}
+    {"call":⇥{"call_id":"c1","status":"completed",…}⇥,"result":⇥{"ok":true}⇥,"at":[4,…]}
 
-The kind comes first. Times are microseconds since 1970, UTC. Where a line holds several
-JSON texts, tabs (⇥) are around them: a JSON text without white space has none. ``at``
-comes last, with two to four values:
+and in a register::
+
+    {"key":"order 7","attempt":1,"thread":"user-42","call":"c1","at":[null,"0ab5f0e1"]}
+
+The kind comes first. Times are microseconds since 1970, UTC. JSON texts are between
+tabs (⇥), unless a line has one message alone: a JSON text without white space has no
+tab. ``at`` comes last, with two to four values:
 
 - the thread's version after the line and the time of its last change, or ``null`` while
   the log holds no thread: in its first two lines, and after ``delete_thread``, which
   leaves a ``call`` line with ``"erased":true`` for each call;
-- the number of bytes before the line that were perhaps not on disk when it was written,
-  if any. The last line of a log that replaced another one has 0 here: its bytes were on
-  disk when the log got its name, but perhaps not the name;
-- a checksum of all bytes of the log before it (CRC-32 in Base64).
-
-Each checksum continues the one before. So a block of lines is checked by the checksum
-of its last line, and a line by its own checksum and that of the line before. No line
-can change, disappear or move without notice. The number of bytes tells damage from torn
-writes: a power loss can damage only bytes that were not on disk.
-
-The framing of one message is 44 to 48 bytes: less than 5 % of a message of 1 kB.
+- the number of bytes before the line that were written together with it, if any. A
+  power loss can damage only the bytes of the last write;
+- the *seal*: a checksum of all bytes of the file before it (CRC-32). So a block of
+  lines is checked by the seal of its last line and that of the line before the block.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import secrets
-from binascii import Error, a2b_base64, b2a_base64
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 from zlib import crc32
 
+from pydantic_core import to_json
+
 from cpkit.driver import StoredCall
-from cpkit.driver.jsontext import encode_json, parse_json
 
-ADD = b'{"add":'
-CALL = b'{"call":'
-AT = b',"at":['
-TAB = ord("\t")
-"""The second byte before `AT`, in a line with several texts and in no other line."""
-SEAL_LENGTH = len('CCCCCC"]}\n')
-"""The number of bytes of a line's *seal*: its checksum and what follows it."""
-NAME_UNSYNCED = 0
-"""``End.unsynced`` of the last line of a replacement: its name may not be on disk."""
-LONGEST_END = 96
-"""An upper bound for the bytes of a line from `AT` on."""
+HEAD, CREATED, CALL, KEY = b'{"thread":', b'{"created":', b'{"call":', b'{"key":'
+ADD, EXTRA, ARGS, RESULT = b'{"add":', b'"extra":{', b',"args":', b',"result":'
+SEAL = len('01234567"]}\n')
+"""The number of bytes of a seal, with all that follows it in the line."""
+LONGEST_HEADER = 4096
+"""An upper bound for the bytes of a log's first line."""
 
-_HEAD = b'{"thread":'
-_LINE_END = re.compile(
-    rb',"at":\[(?:null|(\d{1,19}),(-?\d{1,19}))(?:,(\d{1,19}))?,"[\w+/]{6}"\]\}\n\Z'
+_AT = b',"at":['
+_END = re.compile(
+    rb',"at":\[(?:null|(\d{1,19}),(\d{1,19}))(?:,(\d{1,19}))?,"[0-9a-f]{8}"\]\}\n\Z'
 )
-_SEALED = re.compile(rb'"[\w+/]{6}"\]\}')
-_CREATED = re.compile(rb'\n\{"created":(-?\d{1,19}),')
-# The first match is never inside a string: a quote inside one has a backslash before
-# it, and the quote that closes one is not followed by a letter.
-_AFTER_FACTS = re.compile(rb'\},"(args|result|at)":')
-
-_FACTS = [n for n in StoredCall._fields if n not in ("thread_id", "args", "result")]
-
-# A hole is a sector that did not reach the disk. It is seen as a run of zeros, at least
-# this long. A shorter run is a hole only if the file ends with it, or if it goes from
-# the start of the line to the end of a sector. Any other run is damage.
-_HOLE = 16
-_SECTOR = 512
+_CREATED = re.compile(rb'\n\{"created":(\d{1,19}),')
+_FACTS = {*StoredCall._fields} - {"thread_id", "args", "result"}
+_OUTCOME = {"call_id", "status", "resolved_at"}
 
 
-class At(NamedTuple):
-    """A thread's version and the time of its last change, after a line."""
+class Lines:
+    """Sealed lines for the end of a file; ``sum`` is the checksum of all before them.
 
-    version: int
-    updated_at: int
+    They are written ``together``, unless they are synced before the file is in use.
+    """
+
+    def __init__(self, sum_: int, *, together: bool = True) -> None:
+        self.all: list[bytes] = []
+        self.size = 0
+        self.sum = sum_
+        self._together = together
+
+    def add(self, content: bytes, version: int = 0, updated_at: int = 0) -> None:
+        """Add a line; ``content`` is without ``at`` and the closing brace.
+
+        Without ``updated_at`` the log holds no thread after the line.
+        """
+        end = b"%d,%d" % (version, updated_at) if updated_at else b"null"
+        together = b",%d" % self.size if self.size and self._together else b""
+        line = b'%b,"at":[%b%b,"' % (content, end, together)
+        checksum = crc32(line, self.sum)
+        seal = b'%08x"]}\n' % checksum
+        self.sum = crc32(seal, checksum)
+        self.all.append(line + seal)
+        self.size += len(line) + SEAL
 
 
-class End(NamedTuple):
-    """What the end of a line says; ``unsynced`` counts bytes before the line."""
-
-    at: At | None
-    unsynced: int | None
-
-
-# Writing. Except for `header`, these return a line without its ``at`` and its closing
-# brace, which `seal` adds.
+# Writing: lines without their ``at`` and their closing brace
 
 
 def header(thread_id: str) -> bytes:
-    """Return the whole first line.
-
-    Its random word distinguishes the file from earlier and later files of this name.
-    """
-    log = secrets.token_hex(8)
-    return seal(b"", encode_json({"thread": thread_id, "log": log}, ())[:-1], None)
+    return b"%b\t%b\t" % (HEAD, to_json(thread_id))
 
 
 def created(micros: int) -> bytes:
-    """Return the line that comes before the first operation of a thread.
+    """Return the line before the first operation of a thread.
 
-    A kill can leave it without the operation. The next operation then writes another
-    ``created`` line, and the last one counts.
+    A kill can leave it without the operation. The last one counts.
     """
-    return b'{"created":%d' % micros
+    return b"%b%d" % (CREATED, micros)
 
 
 def added(bodies: Sequence[bytes], items: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Return the line that appends messages, merges extra, or does both."""
-    if len(bodies) == 1 and not items:
+    if bodies and not items and not bodies[1:]:
         return ADD + bodies[0]
 
-    parts = []
+    parts = [b'"add":[\t%b\t]' % b"\t,\t".join(bodies)] if bodies else []
 
-    if bodies:
-        parts.append(b'"add":[\t%b\t]' % b",\t".join(bodies))
+    if items:
+        texts = b"\t,\t".join([b"%b\t:\t%b" % item for item in items])
+        parts.append(b"%b\t%b\t}" % (EXTRA, texts))
 
-    if items or not bodies:
-        texts = b",\t".join([b"%b:\t%b" % item for item in items])
-        parts.append(b'"extra":{\t%b\t}' % texts)
-
-    return b"{" + b",".join(parts)
+    return b"{" + b",".join(parts or [EXTRA + b"}"])
 
 
-def issued(call: StoredCall) -> bytes:
-    """Return the line of a claim."""
-    facts = _facts(call._replace(status="issued", resolved_at=None))
-    return b'{"call":%b,"args":%b' % (facts, _bytes(call.args))
+def claimed(call: StoredCall) -> bytes:
+    """Return the line of a register: this call claims its key."""
+    facts = {"key": call.idempotency_key, "attempt": call.attempt}
+    return to_json({**facts, "thread": call.thread_id, "call": call.call_id})[:-1]
 
 
-def resolved(call: StoredCall) -> bytes:
-    """Return the line of an outcome; without a result for an erased call."""
-    facts = _facts(call, "call_id", "status", "resolved_at")
-    result = b"" if call.result is None else b',"result":%b' % _bytes(call.result)
-    return b'{"call":%b%b' % (facts, result)
+def recorded(call: StoredCall, *, resolves: bool = False) -> bytes:
+    """Return the line that puts a call on record, or that ``resolves`` it."""
+    names = _OUTCOME if resolves else _FACTS
+    columns = zip(StoredCall._fields, call, strict=True)
+    facts = {name: one for name, one in columns if name in names and one}
+    line = b"%b\t%b\t" % (CALL, to_json(facts))
 
+    if not (resolves or call.erased):
+        line += b"%b\t%b\t" % (ARGS, _bytes(call.args))
 
-def recorded(calls: Iterable[StoredCall]) -> Iterator[bytes]:
-    """Yield the lines that put calls on record with the status that they have."""
-    for call in calls:
-        if call.erased:
-            yield b'{"call":%b' % _facts(call)
-        else:
-            yield issued(call)
+    if call.result is not None:
+        line += b"%b\t%b\t" % (RESULT, _bytes(call.result))
 
-            if call.status != "issued":
-                yield resolved(call)
-
-
-def seal(
-    before: bytes, content: bytes, at: At | None, unsynced: int | None = None
-) -> bytes:
-    """Return the whole line; ``before`` is the seal of the line before it."""
-    end = b"null" if at is None else b"%d,%d" % at
-    more = b"" if unsynced is None else b",%d" % unsynced
-    line = b'%b,"at":[%b%b,"' % (content, end, more)
-    return b'%b%b"]}\n' % (line, _checksum(before, line))
-
-
-def _facts(call: StoredCall, *names: str) -> bytes:
-    """Return these columns of a call, or all but its thread and content."""
-    facts = {name: getattr(call, name) for name in names or _FACTS}
-    known = {n: f for n, f in facts.items() if f is not None and f is not False}
-    return encode_json(known, ())
+    return line
 
 
 def _bytes(text: bytes | str) -> bytes:
     return text if isinstance(text, bytes) else text.encode()
 
 
-def _checksum(before: bytes, data: bytes | memoryview) -> bytes:
-    """Continue the chain from a line's seal over the bytes that follow it."""
-    return _as_text(crc32(data, _checksum_after(before)))
-
-
-def _checksum_after(before: bytes) -> int:
-    """Return the checksum of all bytes up to the end of the line with this seal."""
-    if not before:
-        return 0
-
-    return crc32(before, int.from_bytes(a2b_base64(before[:6] + b"=="), "big"))
-
-
-def _as_text(checksum: int) -> bytes:
-    return b2a_base64(checksum.to_bytes(4, "big"))[:6]
-
-
 # Reading
 
 
-def follows(before: bytes, data: bytes) -> bool:
-    """Return whether these lines continue the checksum of the line with this seal."""
+def sum_after(seal: bytes) -> int:
+    """Return the checksum of all bytes up to the end of the line with this seal."""
+    return crc32(seal, int(seal[:8], 16)) if seal else 0
+
+
+def fits(seal: bytes, data: bytes) -> bool:
+    """Return whether whole lines continue the line with this seal."""
     try:
-        expected = _checksum(before, memoryview(data)[:-SEAL_LENGTH])
-    except Error:
+        checksum = crc32(memoryview(data)[:-SEAL], sum_after(seal))
+    except ValueError:
         return False
 
-    return data[-SEAL_LENGTH:] == expected + b'"]}\n'
+    return data[-SEAL:] == b'%08x"]}\n' % checksum
 
 
-def first_broken(before: bytes, data: bytes) -> int:
-    """Return the offset of the first line that does not continue the checksums."""
+def intact(seal: bytes, data: bytes) -> int:
+    """Return how many bytes of lines continue the line with this seal."""
+    if fits(seal, data):
+        return len(data)
+
     start = 0
 
-    while (stop := data.find(b"\n", start) + 1) and follows(before, data[start:stop]):
-        before, start = data[stop - SEAL_LENGTH : stop], stop
+    while (stop := data.find(b"\n", start) + 1) and fits(seal, data[start:stop]):
+        seal, start = data[stop - SEAL : stop], stop
 
     return start
 
 
-def is_torn(before: bytes, rest: bytes, offset: int) -> bool:
-    """Return whether a power loss or a kill can have left ``rest`` after good lines.
+def end_of(line: bytes) -> tuple[int, int, int] | None:
+    """Return what the end of a line says: version, time, and bytes before the line."""
+    if found := _END.search(line, max(0, len(line) - 96)):
+        version, time, together = (int(one or 0) for one in found.groups())
+        return version, time, together
 
-    That is a line that is cut short, or a line with a hole. Anything else is damage.
+    return None
+
+
+def created_in(head: bytes) -> int:
+    """Return the time in the last ``created`` line, or 0."""
+    return int((_CREATED.findall(head) or [0])[-1])
+
+
+def take_apart(block: bytes) -> tuple[list[bytes], list[tuple[int, list[bytes]]]]:
+    """Return the messages in whole lines, and the other lines with their offsets.
+
+    The others are split at their tabs: each second part is a JSON text.
     """
-    line, newline, others = rest.partition(b"\n")
-    distance = len(line) + 1
+    bodies: list[bytes] = []
+    others: list[tuple[int, list[bytes]]] = []
+    start = 0
 
-    # A later line says how many bytes before it were perhaps not on disk. If fewer than
-    # are between the two, the broken line was on disk.
-    for other in others.splitlines(keepends=True):
-        with suppress(ValueError):
-            if (end_of(other).unsynced or 0) < distance:
-                return False
+    for line in block.splitlines(keepends=True):
+        if line[: len(ADD)] == ADD and b"\t" not in line:
+            bodies.append(line[len(ADD) : line.rfind(_AT)])
+        else:
+            parts = line.split(b"\t")
+            others.append((start, parts))
 
-        distance += len(other)
+            if parts[0] == ADD + b"[":
+                stop = next(n for n, part in enumerate(parts) if part[:1] == b"]")
+                bodies += parts[1:stop:2]
 
-    for zeros in re.finditer(rb"\0+", line):
-        start, stop = zeros.span()
-        at_end = stop == len(line) and not newline
-        fills_sector = start == 0 and (offset + stop) % _SECTOR == 0
+        start += len(line)
 
-        if stop - start >= _HOLE or at_end or fills_sector:
-            return True
-
-    # Another program's file is not a torn first write.
-    is_log = offset > 0 or line.startswith(_HEAD) or _HEAD.startswith(line)
-    return not newline and is_log and not _has_damaged_newline(before, line)
-
-
-def _has_damaged_newline(before: bytes, text: bytes) -> bool:
-    """Return whether the text starts with a whole line whose newline was changed.
-
-    A message can look like the end of a line in many places. So the checksum continues
-    from each place to the next, and reads each byte once.
-    """
-    done, checksum = 0, _checksum_after(before)
-
-    for found in _SEALED.finditer(text):
-        start = found.start() + 1
-        checksum = crc32(memoryview(text)[done:start], checksum)
-        done = start
-
-        if found.end() < len(text) and found[0][1:7] == _as_text(checksum):
-            return True
-
-    return False
-
-
-def end_of(line: bytes) -> End:
-    """Return what the end of a line says; the line has its newline.
-
-    Raises ``ValueError`` if cpkit does not write such a line.
-    """
-    found = _LINE_END.search(line, max(0, len(line) - LONGEST_END))
-
-    if found is None:
-        raise ValueError("the line does not end with a version, a time and a checksum")
-
-    version, time, unsynced = found.groups()
-    at = None if version is None else At(int(version), int(time))
-    return End(at, None if unsynced is None else int(unsynced))
-
-
-def thread_of(head: bytes) -> str:
-    """Return the thread id in a log's first line; what follows it may be damaged.
-
-    Raises ``ValueError`` if no id can be read.
-    """
-    found, _ = json.JSONDecoder().raw_decode(head.decode(errors="replace"), len(_HEAD))
-
-    if not isinstance(found, str):
-        raise ValueError("the first line has no thread id")
-
-    found.encode()  # raises for half of a surrogate pair
-    return found
-
-
-def created_in(head: bytes) -> int | None:
-    """Return the time in the last ``created`` line, if there is one."""
-    found = _CREATED.findall(head)
-    return int(found[-1]) if found else None
-
-
-def texts(line: bytes) -> tuple[list[bytes], list[tuple[bytes, bytes]]]:
-    """Return the messages, and the items of extra, of a line with tabs."""
-    items = [item.partition(b":\t") for item in _parts(line, b'"extra":{\t', b"\t}")]
-    bodies = _parts(line, b'"add":[\t', b"\t]")
-    return bodies, [(key, value) for key, _, value in items]
-
-
-def _parts(line: bytes, before: bytes, after: bytes) -> list[bytes]:
-    text = line.partition(before)[2].partition(after)[0]
-    return text.split(b",\t") if text else []
-
-
-def call_line(line: bytes) -> tuple[dict[str, Any], int, int]:
-    """Return the facts of a ``call`` line, and the span of its args or result.
-
-    The span of a line without args and result is empty.
-    """
-    found = _AFTER_FACTS.search(line)
-    assert found is not None
-    stop = line.rindex(AT)
-    facts = parse_json(line[len(CALL) : found.start() + 1])
-    return facts, min(found.end(), stop), stop
+    return bodies, others

@@ -1,601 +1,328 @@
-"""One thread's log as it was at one moment, checked and read.
+"""A log as it is at one moment, read without a lock.
 
-Bytes before a log's end never change: writers only append, and ``delete_thread``
-replaces the file. So a reader holds the file's lock only until it has found the end.
-A handle remembers what it read of each log, and reads only what is new.
+Logs only grow: a deletion puts another file in a log's place, and what is cut off was
+never acknowledged. So what a handle has read of a log stays true, and it reads only
+what is new.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
-from cpkit.driver import StoredCall, StoreFailure, sync_folder
+from pydantic_core import from_json
+
+from cpkit.driver import StoredCall, StoreFailure
 from cpkit.errors import CorruptThread
+from cpkit.records import ThreadInfo
 from cpkit_file import lines
-from cpkit_file.lines import CALL, SEAL_LENGTH, At, End
-from cpkit_file.schema import File, locked_file, log_name, opened, sync_content
+from cpkit_file.lines import SEAL
+from cpkit_file.schema import KEYS, THREADS, log_name
 
-# Logs that a handle remembers, at a few hundred bytes a call.
-_LOGS = 512
-# Ids that a handle remembers to list threads, at a few hundred bytes each.
-_IDS = 100_000
-
-Read: TypeAlias = Callable[[int, int], bytes]
-"""``read(offset, length)`` reads one line of a log and checks it."""
-_Span: TypeAlias = tuple[int, int, slice]
-"""The offset and the length of a line, and where in it args or a result are."""
-_Place: TypeAlias = tuple[StoredCall, _Span, _Span | None]
-"""A call without its content, and where in the log its args and its result are."""
-
-# Bytes to read of a log's head: enough for nearly every first line, then for any.
-_HEADS = (256, 4096)
-# Bytes to read of a log's end at first: the last line of most logs fits.
+# Files that a handle remembers, at a few hundred bytes a call.
+_FILES = 2000
+# Bytes to read of a file's end at first: the last write of most files fits.
 _LAST = 2048
 # Bytes of one block: fits a processor's cache. Larger ones were measured to be slower.
 _BLOCK = 128 * 1024
-# Bytes that a search in the middle of a log reads at each step.
-_PROBE = 16 * 1024
-_DAMAGE = "the bytes do not fit the line's checksum"
+_NO_CALL = StoredCall("", "", "", b"{}", "", "issued", 0, 0, None, None, False)
 
-
-class Folder:
-    """A store's folder, and what a handle remembers of it.
-
-    With ``durable`` each write is synced before it is acknowledged. ``ids`` has the
-    thread ids by the names of their logs.
-    """
-
-    def __init__(self, path: str, *, durable: bool) -> None:
-        self.path = path
-        self.durable = durable
-        self.threads = os.path.join(path, "threads")
-        self.claims = os.path.join(path, "claims")
-        self.index = lru_cache(_LOGS)(LogIndex)
-        self.ids: dict[str, str] = {}
-
-    def remember(self, thread_id: str) -> str:
-        """Return the name of the thread's log, and remember the id for that name."""
-        if len(self.ids) >= _IDS:
-            self.ids.clear()
-
-        name = log_name(thread_id)
-        self.ids[name] = thread_id
-        return name
+_Place: TypeAlias = tuple[int, int]
+"""The offset and the length of a JSON text in a file."""
 
 
 class Tail(NamedTuple):
-    """The offset where the intact lines end, and the last line's `At` and seal."""
+    """Where the whole lines of a file end, the last line's seal, and what it says.
 
-    end: int = 0
-    at: At | None = None
-    seal: bytes = b""
-
-
-class LogIndex:
-    """What a handle remembers of one file; the random word in its header tells which.
-
-    The file's bytes are on disk up to the offset ``synced``; its name is on disk if
-    ``is_named``. ``sync_failed`` is true until the bytes from ``synced`` on were
-    written again. ``tail`` is the last one that was read or written. ``calls`` has the
-    calls up to the offset ``scanned``; it is filled under ``lock``.
+    ``inode`` tells which file, ``sum`` is the checksum of all its bytes. The log holds
+    no thread if ``updated_at`` is 0.
     """
 
-    def __init__(self, name: str, header: bytes) -> None:
-        self.thread_id = lines.thread_of(header)
-
-        if log_name(self.thread_id) != name:
-            raise ValueError(f"it is the log of thread {self.thread_id!r}")
-
-        self.sync_failed = False
-        self.lock = threading.Lock()
-        self._start = len(header)
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget what was read, because another program changed the file."""
-        with self.lock:
-            self.synced = 0
-            self.is_named = False
-            self.tail = Tail()
-            self.scanned = self._start
-            self.calls = Calls(self.thread_id)
+    inode: int = 0
+    end: int = 0
+    seal: bytes = b""
+    sum: int = 0
+    version: int = 0
+    updated_at: int = 0
 
 
-class Calls:
-    """The calls of a log, learned line by line, in the order of claims."""
+class Folder:
+    """A store's folder, and what a handle remembers of its files.
 
-    def __init__(self, thread_id: str) -> None:
-        self._thread_id = thread_id
-        self._places: dict[str, _Place] = {}
-        self._attempts: dict[tuple[str, int], str] = {}
+    ``failed`` has the files whose sync failed. ``ids`` has thread ids by the names of
+    logs, ``infos`` what a list shows of them, with their markers and erasures.
+    """
 
-    def learn(self, offset: int, line: bytes) -> None:
-        """Add what a ``call`` line says."""
-        facts, start, stop = lines.call_line(line)
-        span = offset, len(line), slice(start, stop)
-        call_id = facts["call_id"]
-
-        if "idempotency_key" not in facts:
-            call, args, _ = self._places[call_id]
-            call = call._replace(**facts)
-            self._places[call_id] = call, args, None if call.erased else span
-            return
-
-        known = {"args": b"{}", "result": None, "resolved_at": None, "erased": False}
-        call = StoredCall(thread_id=self._thread_id, **(known | facts))
-        self._places[call_id] = call, span, None
-        self._attempts[call.idempotency_key, call.attempt] = call_id
-
-    def by_id(self, read: Read, call_id: str | None) -> StoredCall | None:
-        place = self._places.get(call_id or "")
-        return None if place is None else _fetch(read, place)
-
-    def by_attempt(self, read: Read, key: str, attempt: int) -> StoredCall | None:
-        return self.by_id(read, self._attempts.get((key, attempt)))
-
-    def all(self, read: Read) -> list[StoredCall]:
-        return [_fetch(read, place) for place in list(self._places.values())]
-
-    def pending(self, read: Read) -> list[StoredCall]:
-        places = list(self._places.values())
-        return [
-            _fetch(read, place)
-            for place in places
-            if place[0].status == "issued" and not place[0].erased
-        ]
-
-    def without_content(self) -> list[StoredCall]:
-        return [call for call, *_ in list(self._places.values())]
-
-
-def _fetch(read: Read, place: _Place) -> StoredCall:
-    call, args, result = place
-
-    if call.erased:
-        return call
-
-    def content(span: _Span) -> bytes:
-        offset, length, part = span
-        return read(offset, length)[part]
-
-    found = None if result is None else content(result)
-    return call._replace(args=content(args), result=found)
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.threads = os.path.join(path, THREADS)
+        self.keys = os.path.join(path, KEYS)
+        self.failed: set[str] = set()
+        self.ids: dict[str, str] = {}
+        self.infos: dict[str, tuple[object, ThreadInfo | None, bool]] = {}
+        self.index = lru_cache(_FILES)(lambda path: Index())
 
 
 class Log:
-    """The intact lines of a locked log, from its start to ``end``.
-
-    ``at`` has the thread's version and time, or is ``None`` if the log holds no thread.
-    ``end`` is 0 if no write to the log was ever complete. ``torn`` counts the bytes
-    after the end: a kill or a power loss cut their write short, so it was never
-    acknowledged.
-
-    Damage raises ``CorruptThread``. A list of threads reads no content, so with
-    ``listing`` the error is put into ``damage`` instead, if the thread's id is known.
-    ``index`` is not set if the first line is damaged.
-    """
-
-    index: LogIndex
+    """An open log, or an open register; ``owner`` is the thread's id."""
 
     def __init__(
-        self, folder: Folder, name: str, file: File, *, listing: bool = False
+        self, folder: Folder, path: str, owner: str = "", index: Index | None = None
     ) -> None:
         self.folder = folder
-        self.name = name
-        self.file = file
-        self.damage: CorruptThread | None = None
-        self.thread_id: str | None = None
-        index = self._find_index() if file.size else None
-        tail = Tail() if index is None else index.tail
+        self.path = path
+        self.owner = owner
+        self.index = index or folder.index(path)
+        self.fd = -1
 
-        # A person may have cut bytes off, or copied a backup over the log.
-        if index is not None and tail.end:
-            if os.pread(file.fd, SEAL_LENGTH, tail.end - SEAL_LENGTH) != tail.seal:
-                index.forget()
-                tail = Tail()
+        if path in folder.failed:
+            reason = f"a sync of {path} failed: open the store again"
+            raise StoreFailure("rejected", reason)
 
-        if file.size != tail.end:
-            tail, synced, is_named = self._find_tail()
+    def find_tail(self, status: os.stat_result | None = None) -> Tail:
+        """Return where the file ends, now or at the time of the ``status``."""
+        status, known = status or os.fstat(self.fd), self.index.tail
+        size = status.st_size
 
-            if index is not None:
-                index.tail, index.synced = tail, max(index.synced, synced)
-                index.is_named |= is_named
-            elif tail.end:
-                self.damage = self.corrupt(0, _DAMAGE)
+        if (known.inode, known.end) == (status.st_ino, size) and (
+            not size or os.pread(self.fd, SEAL, size - SEAL) == known.seal
+        ):
+            return known
 
-        if index is not None:
-            self.index = index
-            self.thread_id = index.thread_id
-        elif self.damage is not None:
-            self.thread_id = self._find_id()
+        start = max(0, size - _LAST)
 
-        if self.damage is not None and not (listing and self.thread_id is not None):
-            raise self.damage
+        while (tail := self._tail_in(status.st_ino, start, size)) is None:
+            start = max(0, size - 8 * (size - start))
 
-        self.tail = tail
-        self.end, self.at, _ = tail
-        self.torn = file.size - self.end
+        self.index.tail = tail
+        return tail
 
-    @property
-    def version(self) -> int:
-        """The thread's number of messages."""
-        return 0 if self.at is None else self.at.version
+    def _tail_in(self, inode: int, start: int, size: int) -> Tail | None:
+        """Find the last whole line behind an offset; ``None`` if it is too far behind.
 
-    def calls(self) -> Calls:
-        """Return the calls, after reading what was added to the log since last time."""
-        if not self.end:
-            return Calls("")
-
-        index = self.index
-
-        with index.lock:
-            if index.scanned < self.end:
-                self.sync()
-
-                for offset, line in self.each_line(index.scanned):
-                    if line.startswith(CALL):
-                        index.calls.learn(offset, line)
-
-                index.scanned = self.end
-
-        return index.calls
-
-    def sync(self, *, always: bool = False) -> None:
-        """Return when everything up to ``end`` will survive a power loss.
-
-        Readers call it too: what a read returns must survive, and a writer may have
-        been killed before its sync. With durability=normal nothing is synced unless
-        ``always`` is set.
+        A write that a crash tore ends without a newline, or has zeros in it where a
+        power loss took some bytes.
         """
-        wanted = self.folder.durable or always
+        data = self.read(start, size - start)
+        first = data.find(b"\n", SEAL) + 1 if start else 0
+        stop = data.rfind(b"\n") + 1
+        end = first + lines.intact(data[max(0, first - SEAL) : first], data[first:stop])
 
-        if not wanted or not self.end or self.index.synced >= self.end:
-            return
+        if start and end == first:
+            return None
 
-        self.write_again()
-        self.sync_name()
+        if end < stop:
+            last = data.rfind(b"\n", 0, stop - 1) + 1
+            said = lines.end_of(data[last:stop])
+            is_torn = b"\0" in data[end : data.index(b"\n", end)]
 
-        try:
-            sync_content(self.file.fd)
-        except OSError:
-            self.index.sync_failed = True
+            # Bytes before the last write are never torn.
+            if not is_torn or (said and last - said[2] > end):
+                raise self.corrupt(start + end)
 
-            # Write again now: other processes do not know that a sync failed.
-            with suppress(OSError, StoreFailure, CorruptThread):
-                self.write_again()
+        begin = data.rfind(b"\n", 0, max(0, end - 1)) + 1
+        seal = data[end - SEAL : end] if end else b""
+        version, updated_at, together = lines.end_of(data[begin:end]) or (0, 0, 0)
 
-            raise
+        if start and begin - together < first:
+            return None
 
-        self.index.synced = self.end
-
-    def sync_name(self) -> None:
-        """Return when the log's name is on disk.
-
-        The process that created or replaced the log has usually done this already. It
-        may have been killed before, or run with durability=normal.
-        """
-        if not self.index.is_named:
-            sync_folder(self.folder.threads)
-            self.index.is_named = True
-
-    def created_at(self) -> int:
-        """Return when the thread was created, from the first lines of the log."""
-        size = _HEADS[-1]
-
-        while (found := lines.created_in(self.read(0, min(size, self.end)))) is None:
-            if size >= self.end:
-                raise self.corrupt(0, "no line says when the thread was created")
-
-            size *= 8
-
-        return found
+        sum_ = lines.sum_after(seal)
+        return Tail(inode, start + end, seal, sum_, version, updated_at)
 
     def read(self, start: int, length: int) -> bytes:
-        """Return the bytes at an offset, all of them."""
-        found = b""
+        """Return bytes of the file; fewer where it ends."""
+        return os.pread(self.fd, length, start)
 
-        # Linux reads less than 2 GiB at once.
-        while len(found) < length and (
-            piece := os.pread(self.file.fd, length - len(found), start + len(found))
-        ):
-            found += piece
+    def blocks(self, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the lines between two offsets in blocks, each with its offset.
 
-        if len(found) != length:
-            raise self.corrupt(start, "the file ends too early")
-
-        return found
-
-    def line(self, start: int, length: int) -> bytes:
-        """Return a line after the first one; it may have been damaged by now."""
-        found = self.read(start - SEAL_LENGTH, SEAL_LENGTH + length)
-        before, line = found[:SEAL_LENGTH], found[SEAL_LENGTH:]
-
-        if not lines.follows(before, line):
-            raise self.corrupt(start, _DAMAGE)
-
-        return line
-
-    def blocks(self, start: int) -> Iterator[tuple[int, bytes]]:
-        """Yield whole lines in large blocks with right checksums, each with its offset.
-
-        A line must begin at ``start``. Raises ``CorruptThread`` for a damaged block,
-        after its intact lines.
+        Raises ``CorruptThread`` where they do not fit their seals.
         """
-        size = _PROBE  # small at first, for a reader of one message
-        seal = self._seal_before(start)
-        rest = b""
-        position = start
+        seal = self.read(start - SEAL, SEAL) if start else b""
+        length = _BLOCK
 
-        while position < self.end:
-            piece = self.read(position, min(size, self.end - position))
-            position += len(piece)
-            block = rest + piece
+        while start < end:
+            block = self.read(start, min(length, end - start))
             cut = block.rfind(b"\n") + 1
-            block, rest = block[:cut], block[cut:]
-            # While a line is longer than a block, read twice as much each time: so its
-            # bytes are copied only a few times.
-            size = max(min(2 * size, _BLOCK), len(rest))
 
-            if not block:
+            if not cut and len(block) == length:  # a line that is longer
+                length *= 8
                 continue
 
-            offset = position - len(rest) - len(block)
+            block = block[:cut]
 
-            if not lines.follows(seal, block):
-                broken = lines.first_broken(seal, block)
-                yield offset, block[:broken]
-                raise self.corrupt(offset + broken, _DAMAGE)
+            if not block or not lines.fits(seal, block):
+                raise self.corrupt(start + lines.intact(seal, block))
 
-            seal = block[-SEAL_LENGTH:]
-            yield offset, block
+            yield start, block
+            start, seal, length = start + cut, block[-SEAL:], _BLOCK
 
-        if rest:
-            raise self.corrupt(position - len(rest), "the line has no end")
-
-    def each_line(self, start: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the lines with their offsets; a line must begin at ``start``."""
-        for offset, block in self.blocks(start):
-            for line in block.splitlines(keepends=True):
-                yield offset, line
-                offset += len(line)
-
-    def start_of(self, position: int) -> tuple[int, int]:
-        """Find a line at or shortly before a message, by binary search.
-
-        Returns the line's offset, and the thread's version before it.
-        """
-        low, high = 0, self.end
-        version = 0
-
-        while high - low > _PROBE:
-            middle = (low + high) // 2
-            stop = self._next_line(middle, high)
-
-            if stop == high:
-                high = middle
-                continue
-
-            start = max(0, stop - lines.LONGEST_END)
-            at = self._end_of(stop - 1, self.read(start, stop - start)).at
-            reached = 0 if at is None else at.version
-
-            if reached <= position:
-                low, version = stop, reached
-            else:
-                high = middle
-
-        return low, version
-
-    def corrupt(self, offset: int, reason: str) -> CorruptThread:
+    def corrupt(self, offset: int, reason: str = "") -> CorruptThread:
         """Return the error for the line at an offset."""
-        number, position = 1, 0
+        number = self.read(0, offset).count(b"\n") + 1
+        reason = reason or "the bytes do not fit the line's seal"
+        return CorruptThread(self.owner, f"{self.path}, line {number}", reason)
 
-        while piece := os.pread(self.file.fd, min(_BLOCK, offset - position), position):
-            number += piece.count(b"\n")
-            position += len(piece)
 
-        thread_id = self.folder.ids.get(self.name, "?")
-        return CorruptThread(thread_id, f"{self.file.path}, line {number}", reason)
+class Index:
+    """What a handle knows of a log or a register: its ``tail``, and what it has where.
 
-    def write_again(self) -> None:
-        """After a failed sync, write the bytes again that may not be on disk.
+    The rest is used under the ``lock``; it was learned up to ``end``. ``calls`` are
+    without args and results, and have the places of both. ``marks`` are offsets of
+    lines, with the version before them. ``claims`` are attempts at a key.
+    """
 
-        Linux marks bytes as written even if it could not write them. So without this
-        the next sync, in any process, would succeed and write nothing. Raises
-        ``OSError`` if the bytes are lost: the kernel has read old ones from the disk.
+    def __init__(self) -> None:
+        self.tail = Tail()
+        self.lock = threading.Lock()
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        self.learned = Tail()
+        self.created_at = 0
+        self.marks: list[tuple[int, int]] = [(0, 0)]
+        self.extra: dict[bytes, _Place] = {}
+        self.calls: dict[str, tuple[StoredCall, _Place | None, _Place | None]] = {}
+        self.claims: dict[str, set[tuple[int, str, str]]] = {}
+
+    def catch_up(self, log: Log, *, keep: bool = False) -> list[bytes]:
+        """Learn what was added to the file.
+
+        Returns the messages that were added, if the caller wants to ``keep`` them.
         """
-        if not self.index.sync_failed:
-            return
+        tail, known = log.find_tail(), self.learned
+        bodies: list[bytes] = []
 
-        start = self.index.synced
-        data = self.read(start, max(0, self.end - start))
+        if known is tail:
+            return bodies
 
-        # Nothing may be appended behind lost bytes. Without a tail, the next operation
-        # looks for the last intact line again.
-        if data and not lines.follows(self._seal_before(start), data):
-            self.index.tail = Tail()
-            raise OSError(errno.EIO, "bytes of a failed sync are lost", self.file.path)
+        # Another file may be in its place, or bytes were cut off.
+        if known.end and (
+            known.inode != tail.inode or log.read(known.end - SEAL, SEAL) != known.seal
+        ):
+            self._begin_again()
 
-        with ExitStack() as stack:
-            # A new descriptor, because pwrite ignores its offset if O_APPEND is set. A
-            # writer holds the lock. A reader takes it, because a writer may cut bytes
-            # off.
-            if self.file.is_writable:
-                fd = stack.enter_context(opened(self.file.path, os.O_RDWR))
-            else:
-                fd = stack.enter_context(locked_file(self.file.path, os.O_RDWR)).fd
+        for offset, block in log.blocks(self.learned.end, tail.end):
+            found, others = lines.take_apart(block)
 
-            now = os.fstat(fd)
-            is_same = os.path.samestat(now, os.fstat(self.file.fd))
+            for start, parts in others:
+                try:
+                    self._learn(log.owner, offset + start, parts)
+                except (ValueError, LookupError, TypeError) as exc:
+                    raise log.corrupt(offset + start, str(exc)) from exc
 
-            # Not if a deletion replaced the file, or a writer cut the bytes off.
-            if is_same and now.st_size >= self.end:
-                while data:
-                    done = os.pwrite(fd, data, start)
-                    data, start = data[done:], start + done
+            if offset + len(block) >= self.marks[-1][0] + _BLOCK:
+                version, *_ = lines.end_of(block) or (0,)
+                self.marks.append((offset + len(block), version))
 
-        self.index.sync_failed = False
+            if keep:
+                bodies += found
 
-    def _find_index(self) -> LogIndex | None:
-        """Find the index by the first line; ``None`` if that line is not intact."""
-        if header := _header(self.file.fd):
-            try:
-                return self.folder.index(self.name, header)
-            except ValueError as exc:
-                raise self.corrupt(0, str(exc)) from exc
+        self.learned = tail
+        return bodies
 
-        return None
+    def _learn(self, owner: str, offset: int, parts: list[bytes]) -> None:
+        """Learn from a line, which is split at its tabs."""
 
-    def _find_id(self) -> str | None:
-        """Return the thread's id in spite of a damaged first line, if it can be found.
+        def place(number: int) -> _Place:
+            before = sum(map(len, parts[:number])) + number
+            return offset + before, len(parts[number])
 
-        An id is right if the log's name is made from it.
-        """
-        head = os.pread(self.file.fd, _HEADS[-1], 0)
-        found = [self.folder.ids.get(self.name), self.name.partition("~")[0]]
+        kind = parts[0]
 
-        with suppress(ValueError):
-            found.append(lines.thread_of(head))
+        if kind == lines.CALL:
+            facts = from_json(parts[1])
+            texts = {parts[n - 1]: place(n) for n in range(3, len(parts), 2)}
+            blank = _NO_CALL._replace(thread_id=owner), None, None
+            call, args, _ = self.calls.get(facts["call_id"], blank)
+            places = texts.get(lines.ARGS, args), texts.get(lines.RESULT)
+            self.calls[facts["call_id"]] = call._replace(**facts), *places
+        elif kind.startswith(lines.KEY):
+            key, attempt, thread_id, call_id, _ = from_json(kind).values()
+            self.claims.setdefault(key, set()).add((attempt, thread_id, call_id))
+        elif kind == lines.HEAD:
+            if (found := from_json(parts[1])) != owner:
+                raise ValueError(f"it is the log of thread {found!r}")
+        elif kind.startswith(lines.CREATED):
+            self.created_at = lines.created_in(b"\n" + kind)
+        elif kind.startswith((lines.ADD, b"{" + lines.EXTRA)):
+            firsts = (n for n, one in enumerate(parts, 1) if one.endswith(lines.EXTRA))
 
-        for thread_id in filter(None, found):
-            if log_name(thread_id) == self.name:
-                return thread_id
+            for n in range(next(firsts, len(parts)), len(parts) - 1, 4):
+                self.extra[parts[n]] = place(n + 2)
+        else:
+            raise ValueError(f"{kind[:20]!r} is not a kind of line")
 
-        return None
+    def messages(self, log: Log, first: int, last: int) -> list[bytes]:
+        """Read the messages of a range."""
+        found: list[bytes] = []
+        mark = bisect_right(self.marks, first, key=lambda one: one[1]) - 1
+        offset, version = self.marks[mark]
 
-    def _find_tail(self) -> tuple[Tail, int, bool]:
-        """Return the end of the last intact line, an offset that is on disk, and
-        whether the name is on disk.
-
-        A line is intact if its checksum is right, and so are the checksums of the lines
-        before it that may not have been on disk when it was written. Bytes after the
-        last intact line are torn or damaged.
-        """
-        stop = self.file.size
-        tail, synced, is_named = Tail(), 0, False
-
-        while stop:
-            start, line = self._last_line(stop)
-
-            if not lines.follows(self._seal_before(start), line):
-                stop = start
-                continue
-
-            found = self._end_of(start, line)
-            first = max(0, start - (found.unsynced or 0))
-            batch = self.read(first, start - first)
-            broken = lines.first_broken(self._seal_before(first), batch)
-
-            if broken == len(batch):
-                tail, synced = (
-                    Tail(start + len(line), found.at, line[-SEAL_LENGTH:]),
-                    first,
-                )
-                # Bytes are on disk only after the name, except in a replacement.
-                is_named = first > 0 and found.unsynced != lines.NAME_UNSYNCED
+        for _, block in log.blocks(offset, self.learned.end):
+            if version + len(found) >= last:
                 break
 
-            stop = first + broken
+            found += lines.take_apart(block)[0]
 
-        rest = self.read(tail.end, self.file.size - tail.end)
+        return found[first - version : last - version]
 
-        if rest and not lines.is_torn(tail.seal, rest, tail.end):
-            self.damage = self.corrupt(tail.end, _DAMAGE)
+    def items(self, log: Log) -> list[tuple[bytes, bytes]]:
+        """Read extra."""
+        return [(key, log.read(*place)) for key, place in self.extra.items()]
 
-        return tail, synced, is_named
+    def call(self, log: Log, call_id: str) -> StoredCall | None:
+        """Read a call, with its args and its result."""
+        placed = self.calls.get(call_id)
+        return None if placed is None else _read(log, *placed)
 
-    def _last_line(self, stop: int) -> tuple[int, bytes]:
-        """Return the last whole line before an offset, and where it starts."""
-        low, start, data = stop, 0, b""
-
-        while low and not start:
-            more = min(low, max(_LAST, len(data)))
-            low -= more
-            data = self.read(low, more) + data
-            end = data.rfind(b"\n") + 1
-            start = data.rfind(b"\n", 0, max(0, end - 1)) + 1
-
-        return low + start, data[start:end]
-
-    def _seal_before(self, offset: int) -> bytes:
-        start = max(0, offset - SEAL_LENGTH)
-        return self.read(start, offset - start)
-
-    def _end_of(self, offset: int, line: bytes) -> End:
-        try:
-            return lines.end_of(line)
-        except ValueError as exc:
-            raise self.corrupt(offset, str(exc)) from exc
-
-    def _next_line(self, start: int, stop: int) -> int:
-        """Return where the next line begins after an offset, or ``stop``."""
-        while start < stop:
-            piece = self.read(start, min(_PROBE, stop - start))
-
-            if cut := piece.find(b"\n") + 1:
-                return start + cut
-
-            start += len(piece)
-
-        return stop
+    def read_calls(self, log: Log, *, pending: bool = False) -> list[StoredCall]:
+        """Read every call, or those that wait for an outcome."""
+        return [
+            _read(log, call, *places)
+            for call, *places in self.calls.values()
+            if not pending or (call.status == "issued" and not call.erased)
+        ]
 
 
-def _header(fd: int) -> bytes:
-    """Return a log's first line, or nothing if it is not intact."""
-    for size in _HEADS:
-        head = os.pread(fd, size, 0)
-        header = head[: head.find(b"\n") + 1]
+def _read(
+    log: Log, call: StoredCall, args: _Place | None, result: _Place | None
+) -> StoredCall:
+    if args:
+        call = call._replace(args=log.read(*args))
 
-        if header and lines.follows(b"", header):
-            return header
-
-    return b""
-
-
-def thread_id_of(folder: Folder, name: str) -> str | None:
-    """Return the thread's id of a log, or ``None`` if the log has no first write.
-
-    An intact first line never changes. It is read without a lock, so that a stopped
-    writer does not end the lists of other threads.
-    """
-    with suppress(FileNotFoundError, ValueError):
-        with opened(f"{folder.threads}/{name}") as fd:
-            if header := _header(fd):
-                return folder.index(name, header).thread_id
-
-    with reading(folder, name, listing=True) as log:
-        return log.thread_id
+    return call._replace(result=log.read(*result)) if result else call
 
 
 @contextmanager
-def reading(folder: Folder, name: str, *, listing: bool = False) -> Iterator[Log]:
-    """Open a log as it is at this moment; a missing file is an empty log.
+def opened(
+    folder: Folder, path: str, owner: str = "", index: Index | None = None
+) -> Iterator[Log]:
+    """Open a log or register to read it; a missing file is an empty one."""
+    log = Log(folder, path, owner, index)
 
-    The log is synced first, so that what the caller reads survives a power loss. With
-    ``listing`` it is not, and damage is as for `Log`.
-    """
-    path = f"{folder.threads}/{name}"
+    try:
+        log.fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        os.stat(os.path.dirname(path))  # raises if the whole folder is missing
+        log.fd = os.open(os.devnull, os.O_RDONLY)
 
-    with ExitStack() as stack:
-        try:
-            file = stack.enter_context(locked_file(path, os.O_RDONLY, shared=True))
-        except FileNotFoundError:
-            os.stat(folder.threads)  # raises if the whole folder is missing
-            file = File(-1, path, 0)
-
-        log = Log(folder, name, file, listing=listing)
-
-        # Of an empty log nothing will be read, and a missing file has no lock.
-        if log.end:
-            file.unlock()
-
-        if not listing:
-            log.sync()
-
+    try:
         yield log
+    finally:
+        os.close(log.fd)
+
+
+@contextmanager
+def reading(folder: Folder, thread_id: str) -> Iterator[tuple[Log, Index]]:
+    """Open a thread's log to read it, and lock what the handle knows of it."""
+    path = f"{folder.threads}/{log_name(thread_id)}"
+
+    with opened(folder, path, thread_id) as log, log.index.lock:
+        yield log, log.index

@@ -1,4 +1,4 @@
-"""Writes to a thread's log, in a worker thread.
+"""Writes to one thread's log, in a worker thread.
 
 A writer holds the log's lock from before it looks until what it wrote is on disk.
 """
@@ -8,341 +8,373 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Self
 
 from cpkit.driver import (
     Append,
+    Claim,
     Conflict,
+    Erase,
+    KeyHeld,
     Merge,
     Outcome,
     Resolve,
+    Restore,
     StoredCall,
     StoreFailure,
     Write,
+    erased_call,
+    issued_call,
+    key_is_held,
     resolved_call,
     sync_folder,
 )
-from cpkit.errors import CorruptThread
 from cpkit_file import lines
-from cpkit_file.lines import NAME_UNSYNCED, SEAL_LENGTH, At
+from cpkit_file.keys import attempts, find_call
+from cpkit_file.lines import SEAL, Lines
 from cpkit_file.log import Folder, Log, Tail
 from cpkit_file.schema import (
     failure,
-    is_at,
-    locked_file,
-    locked_names,
-    opened,
+    lock,
+    log_name,
+    register_name,
     sync_content,
-    write_all,
+    unlock,
 )
 
-TORN = ".torn"
-"""The ending of the file that keeps torn writes of a log for a person to see."""
-DRAFT = ".tmp"
-"""The ending of the file that becomes the log when it is complete."""
+# The endings of the file that keeps torn writes of a log for a person to see, and of
+# the file that becomes a log when it is complete.
+_TORN, _DRAFT = ".torn", ".tmp"
 
 _logger = logging.getLogger("cpkit_file")
 
-# Logs whose locks and descriptors one worker holds at the same time.
-_LOGS_AT_ONCE = 16
-# Bytes that durability=normal leaves unsynced at most: they are checked when a log is
-# read for the first time.
-_MOST_UNSYNCED = 1024 * 1024
 
+def commit(folder: Folder, batch: Sequence[Write]) -> list[Outcome]:
+    """Apply writes to one thread, with one write and one sync of its log.
 
-def commit(folder: Folder, groups: list[list[Write]]) -> list[list[Outcome]]:
-    """Apply each group to its thread's log: write to all of them, then sync all.
-
-    Syncs one after the other are cheaper: the first one writes what the file system
-    shares, so that the others have less to write.
+    Raises ``StoreFailure("not sent", …)`` where another process keeps a lock.
     """
-    found: list[list[Outcome]] = []
+    thread_id = batch[0].thread_id
 
-    for start in range(0, len(groups), _LOGS_AT_ONCE):
-        with ExitStack() as stack:
-            some = groups[start : start + _LOGS_AT_ONCE]
-            written = [_write(folder, group, stack) for group in some]
-            found += [_synced(*one) for one in written]
+    with Locked(folder, f"{folder.threads}/{log_name(thread_id)}", thread_id) as log:
+        match batch:
+            case [Erase() as write]:
+                return [_erase(log, write)]
+            case [Restore() as write]:
+                return [_restore(log, write)]
 
-    return found
+        writer = _Writer(log)
+        outcomes = [writer.apply(write) for write in batch]
 
+        if writer.added.size:
+            log.append(writer.added, writer.version, writer.updated_at)
 
-def _write(
-    folder: Folder, group: list[Write], stack: ExitStack
-) -> tuple[list[Outcome], LogWriter | None]:
-    """Write to one log; the stack releases its lock."""
-    thread_id = group[0].thread_id
-
-    try:
-        writer = LogWriter(stack.enter_context(locked(folder, thread_id)), thread_id)
-        outcomes = [_apply(writer, write) for write in group]
-        writer.write()
-    except (StoreFailure, CorruptThread) as exc:
-        return [exc] * len(group), None
-    except OSError as exc:
-        return [failure(exc)] * len(group), None
-
-    return outcomes, writer
+        return outcomes
 
 
-def _synced(outcomes: list[Outcome], writer: LogWriter | None) -> list[Outcome]:
-    try:
-        if writer is not None:
-            writer.sync()
-    except (StoreFailure, CorruptThread) as exc:
-        return [exc] * len(outcomes)
+class Locked(Log):
+    """A log or register that is locked for the time of the block.
 
-    return outcomes
+    It is created if it is missing, and removed again if it stays empty. ``tail`` is its
+    end; a torn write behind it is set aside.
+    """
 
+    tail = Tail()
 
-def _apply(writer: LogWriter, write: Write) -> Outcome:
-    match write:
-        case Append():
-            if write.expected_version not in (None, writer.version):
-                return Conflict(writer.version)
+    def __enter__(self) -> Self:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        self._registers: dict[str, Locked] = {}
 
-            if write.bodies or write.items:
-                line = lines.added(write.bodies, write.items)
-                writer.change(line, len(write.bodies))
+        while True:
+            self.fd = os.open(self.path, flags, 0o600)
 
-            return writer.version
-        case Merge():
-            writer.change(lines.added([], write.items))
-        case Resolve():
             try:
-                call = writer.find(write.call_id)
-            except CorruptThread as exc:
-                return exc
+                lock(self.fd, self.path)
+                status = os.fstat(self.fd)
 
-            if call is not None and call.status == "issued":
-                call = resolved_call(call, write, writer.now)
-                writer.put(call)
+                # Not if it was replaced before the lock.
+                if os.stat(self.path).st_ino == status.st_ino:
+                    self.tail = self.find_tail(status)
 
-            return call
+                    if self.tail.end < status.st_size:
+                        self._set_aside(status.st_size)
+
+                    return self
+            except FileNotFoundError:
+                pass  # it was removed before the lock
+            except BaseException:
+                unlock(self.fd)
+                raise
+
+            unlock(self.fd)
+
+    def __exit__(self, *exc_info: object) -> None:
+        try:
+            for register in self._registers.values():
+                register.__exit__()
+
+            if not self.tail.end and not os.fstat(self.fd).st_size:
+                os.unlink(self.path)
+        finally:
+            unlock(self.fd)
+
+    def register(self, key: str) -> Locked:
+        """Lock the register of a key too."""
+        if (name := register_name(key)) not in self._registers:
+            register = Locked(self.folder, f"{self.folder.keys}/{name}")
+            self._registers[name] = register.__enter__()
+
+        return self._registers[name]
+
+    def append(self, added: Lines, version: int = 0, updated_at: int = 0) -> None:
+        """Write lines, and return when they and the file's name are on disk.
+
+        The last line says ``version`` and ``updated_at``.
+        """
+        inode, end, *_ = self.tail
+        data, done = b"".join(added.all), 0
+
+        # Before the first line: a file that has lines has its name on disk.
+        if not end:
+            sync_folder(os.path.dirname(self.path))
+
+        try:
+            while done < added.size:
+                done += os.write(self.fd, data[done:])
+        except OSError:
+            os.ftruncate(self.fd, end)
+            raise
+
+        try:
+            sync_content(self.fd)
+        except OSError as exc:
+            raise self.unsynced(exc) from exc
+
+        said = added.sum, version, updated_at
+        self.tail = Tail(inode, end + added.size, data[-SEAL:], *said)
+        self.index.tail = self.tail
+
+    def sync_name(self) -> None:
+        """Put on disk that the file was replaced or removed."""
+        try:
+            sync_folder(os.path.dirname(self.path))
+        except OSError as exc:
+            raise self.unsynced(exc) from exc
+
+    def unsynced(self, exc: OSError) -> StoreFailure:
+        """Return the failure of a sync. This handle does not use the file any more.
+
+        The kernel may have dropped the bytes, so nothing is built on them.
+        """
+        self.folder.failed.add(self.path)
+        return failure(exc, unknown=True)
+
+    def _set_aside(self, size: int) -> None:
+        """Copy a torn write to another file, and cut it off."""
+        end, path = self.tail.end, self.path + _TORN
+
+        # On a full disk it is only cut off, so that the next write has space.
+        with suppress(OSError):
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+            with open(fd, "ab") as file:
+                file.write(self.read(end, size - end) + b"\n")
+
+        os.ftruncate(self.fd, end)
+        sync_content(self.fd)
+        message = "%s: %d bytes of a write that was never acknowledged are now in %s"
+        _logger.warning(message, self.path, size - end, path)
+
+
+class _Writer:
+    """Collects lines for the end of a locked log.
+
+    ``version`` and ``updated_at`` are those of the thread after the lines.
+    """
+
+    def __init__(self, log: Locked) -> None:
+        self.added = Lines(log.tail.sum)
+        self.version = log.tail.version
+        self.updated_at = log.tail.updated_at
+        # Later than before, even if the clock is not: `cpkit.worker` compares it.
+        now = time.time_ns() // 1000
+        self._now = now if now > self.updated_at else self.updated_at + 1
+        self._log = log
+        self._changed: dict[str, StoredCall] = {}
+
+    def apply(self, write: Write) -> Outcome:
+        match write:
+            case Append():
+                if write.expected_version not in (None, self.version):
+                    return Conflict(self.version)
+
+                if write.bodies or write.items:
+                    content = lines.added(write.bodies, write.items)
+                    self._add(content, len(write.bodies))
+
+                return self.version
+            case Merge():
+                self._add(lines.added([], write.items))
+                return None
+            case Resolve():
+                call = self._find(write.thread_id, write.call_id)
+
+                if call is not None and call.status == "issued":
+                    call = resolved_call(call, write, self._now)
+                    self._changed[call.call_id] = call
+                    content = lines.recorded(call, resolves=True)
+                    self._add(content, changes=not call.erased)
+
+                return call
+            case Claim():
+                return self._claim(write)
+
+        raise StoreFailure("rejected", "this write is committed alone")
+
+    def _claim(self, write: Claim) -> StoredCall | None:
+        if known := self._find(write.thread_id, write.call_id):
+            return known
+
+        register = self._log.register(write.idempotency_key)
+        newest = next(attempts(register, write.idempotency_key, self._find), None)
+
+        if newest is not None and newest.status != "failed":
+            return newest
+
+        call = issued_call(write, newest, self._now)
+        claimed = Lines(register.tail.sum)
+        claimed.add(lines.claimed(call))
+        register.append(claimed)
+        self._changed[call.call_id] = call
+        self._add(lines.recorded(call))
+        return None
+
+    def _find(self, thread_id: str, call_id: str) -> StoredCall | None:
+        """Return a call of this thread or of another one."""
+        log = self._log
+
+        if thread_id != log.owner:
+            return find_call(log.folder, thread_id, call_id, synced=True)
+
+        if call_id in self._changed:
+            return self._changed[call_id]
+
+        with log.index.lock:
+            log.index.catch_up(log)
+            return log.index.call(log, call_id)
+
+    def _add(self, content: bytes, messages: int = 0, *, changes: bool = True) -> None:
+        """Add the line of an operation, which ``changes`` the thread."""
+        if changes:
+            if not (self._log.tail.end or self.added.size):
+                self.added.add(lines.header(self._log.owner))
+
+            if not self.updated_at:
+                self.added.add(lines.created(self._now))
+
+            self.version += messages
+            self.updated_at = self._now
+
+        self.added.add(content, self.version, self.updated_at)
+
+
+def _erase(log: Locked, write: Erase) -> Conflict | None:
+    """Delete a thread: put a log in its place that has only its calls, erased.
+
+    With ``forget_keys`` the log is removed. The keys are locked meanwhile, because the
+    number of a new attempt may depend on a forgotten call.
+    """
+    if write.expected_version not in (None, log.tail.version):
+        return Conflict(log.tail.version)
+
+    for ending in (_TORN, _DRAFT):  # a crash can leave them, with messages
+        with suppress(FileNotFoundError):
+            os.unlink(log.path + ending)
+
+    if not log.tail.end or not (log.tail.updated_at or write.forget_keys):
+        return None
+
+    calls = _calls(log)
+    kept = Lines(0, together=False)
+    kept.add(lines.header(log.owner))
+
+    for call in calls:
+        kept.add(lines.recorded(erased_call(call)))
+
+        if write.forget_keys:
+            log.register(call.idempotency_key)
+
+    if calls and not write.forget_keys:
+        _replace(log, kept)
+    else:
+        os.unlink(log.path)
+        log.sync_name()
 
     return None
 
 
-@contextmanager
-def locked(folder: Folder, thread_id: str) -> Iterator[Log]:
-    """Lock a thread's log for writing, and set a torn write aside.
+def _restore(log: Locked, write: Restore) -> Conflict | KeyHeld | None:
+    """Create a thread as it was dumped; its log appears whole, after its keys."""
+    if log.tail.updated_at or _calls(log):
+        return Conflict(log.tail.version)
 
-    A log that stays empty is removed again.
-    """
-    name = folder.remember(thread_id)
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+    find = partial(find_call, log.folder, synced=True)
+    others: dict[str, list[StoredCall]] = {}
+    claimed: dict[Locked, Lines] = {}
 
-    with locked_file(f"{folder.threads}/{name}", flags) as file:
-        log = Log(folder, name, file)
+    for call in write.calls:
+        register = log.register(key := call.idempotency_key)
 
-        try:
-            if log.torn:
-                _set_aside(log)
+        if key not in others:
+            others[key] = [*attempts(register, key, find)]
 
-            yield log
-        finally:
-            # Not after `replace`: the name belongs to another file then. Errors are
-            # ignored, because an empty log does no harm.
-            if not log.end:
-                with suppress(OSError):
-                    status = os.fstat(file.fd)
+        if key_is_held(call, others[key]):
+            return KeyHeld(key, others[key][0].thread_id)
 
-                    if not status.st_size and is_at(file.path, status):
-                        os.unlink(file.path)
+        claimed.setdefault(register, Lines(register.tail.sum)).add(lines.claimed(call))
 
+    for register, added in claimed.items():
+        register.append(added)
 
-class LogWriter:
-    """Collects lines for the end of a locked log; writes all of them or none.
+    added = Lines(0, together=False)
+    added.add(lines.header(log.owner))
+    version, updated_at = len(write.bodies), write.updated_at or 0
 
-    ``at`` is where the thread stands after the lines.
-    """
+    if write.created_at is not None:
+        added.add(lines.created(write.created_at))
 
-    def __init__(self, log: Log, thread_id: str) -> None:
-        self.log = log
-        # Later than before, even if the clock is not: `cpkit.worker` compares it.
-        before = log.at.updated_at if log.at else 0
-        self.now = max(time.time_ns() // 1000, before + 1)
-        self._thread_id = thread_id
-        self._changed: dict[str, StoredCall] = {}
-        self._lines: list[bytes] = []
-        self._end, self.at, self._seal = log.tail
+        for position, body in enumerate(write.bodies, 1):
+            added.add(lines.added([body], ()), position, updated_at)
 
-    @property
-    def version(self) -> int:
-        return 0 if self.at is None else self.at.version
+        if write.items or not (write.bodies or write.calls):
+            added.add(lines.added([], write.items), version, updated_at)
 
-    @property
-    def _must_sync(self) -> bool:
-        return self.log.folder.durable or self._unsynced > _MOST_UNSYNCED
+    for call in write.calls:
+        added.add(lines.recorded(call), version, updated_at)
 
-    @property
-    def _unsynced(self) -> int:
-        return self._end - self.log.index.synced
-
-    def find(self, call_id: str) -> StoredCall | None:
-        """Return a call of the thread."""
-        known = self._changed.get(call_id)
-        return known or self.log.calls().by_id(self.log.line, call_id)
-
-    def change(self, content: bytes, messages: int = 0) -> None:
-        """Add the line of an operation that changes the thread."""
-        if self.at is None:
-            self._add(lines.created(self.now), None)
-
-        self.at = At(self.version + messages, self.now)
-        self._add(content, self.at)
-
-    def put(self, call: StoredCall) -> None:
-        """Add the line of a claim, or of an outcome."""
-        self._changed[call.call_id] = call
-        is_claim = call.status == "issued"
-        line = lines.issued(call) if is_claim else lines.resolved(call)
-
-        if call.erased:  # its outcome does not change the thread
-            self._add(line, self.at)
-        else:
-            self.change(line)
-
-    def write(self) -> None:
-        """Write the lines; `sync` puts them on disk.
-
-        If either fails, the lines are cut off again. Without lines, what the caller was
-        told about the thread is put on disk.
-        """
-        log = self.log
-
-        if not self._lines:
-            log.sync()
-            return
-
-        if self._must_sync:
-            log.sync_name()
-
-        try:
-            write_all(log.file.fd, b"".join(self._lines))
-        except OSError as exc:
-            self._take_back(exc, unknown=False)
-
-    def sync(self) -> None:
-        """Put what was written on disk."""
-        if not self._lines:
-            return
-
-        log = self.log
-
-        if self._must_sync:
-            try:
-                log.write_again()
-                sync_content(log.file.fd)
-            except OSError as exc:  # it may be on disk all the same
-                self._take_back(exc, unknown=True)
-
-            log.index.synced = self._end
-
-        log.index.tail = Tail(self._end, self.at, self._seal)
-
-    def _add(self, content: bytes, at: At | None) -> None:
-        if not self._end:
-            header = lines.header(self._thread_id)
-            self.log.index = self.log.folder.index(self.log.name, header)
-            self._append(header)
-
-        self._append(lines.seal(self._seal, content, at, self._unsynced or None))
-
-    def _append(self, line: bytes) -> None:
-        self._lines.append(line)
-        self._end += len(line)
-        self._seal = line[-SEAL_LENGTH:]
-
-    def _take_back(self, cause: OSError, *, unknown: bool) -> None:
-        """Cut off what was written, and raise the failure.
-
-        ``unknown`` says that a sync failed. Earlier bytes may be lost by that, too.
-        """
-        log = self.log
-        log.index.sync_failed |= unknown
-
-        try:
-            os.ftruncate(log.file.fd, log.end)
-            log.sync(always=unknown)
-            sync_content(log.file.fd)
-        except OSError:
-            unknown = True
-
-        raise failure(cause, unknown=unknown) from cause
+    _replace(log, added, version, updated_at)
+    return None
 
 
-def replace(log: Log, thread_id: str, kept: Iterable[tuple[bytes, At | None]]) -> None:
-    """Replace the log by one with these lines; without lines, remove it.
+def _calls(log: Locked) -> list[StoredCall]:
+    """Return the calls of a log, without args and results."""
+    with log.index.lock:
+        log.index.catch_up(log)
+        return [call for call, *_ in log.index.calls.values()]
 
-    The new file is locked until its name is on disk. So no process writes to a
-    replacement that a power loss could undo. If this process dies before, the last line
-    tells the others that the name is perhaps not on disk.
-    """
-    folder = log.folder
-    path = log.file.path
-    draft = path + DRAFT
-    written = [lines.header(thread_id)]
 
-    contents = list(kept)
+def _replace(log: Locked, kept: Lines, version: int = 0, updated_at: int = 0) -> None:
+    """Replace the log by one with these lines; it is locked until it is on disk."""
+    draft = log.path + _DRAFT
 
-    for number, (content, at) in enumerate(contents, 1):
-        unsynced = NAME_UNSYNCED if number == len(contents) else None
-        written.append(lines.seal(written[-1][-SEAL_LENGTH:], content, at, unsynced))
-
-    # A process that died here leaves it. No process writes it without the log's lock.
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError):  # a crash can leave it
         os.unlink(draft)
 
-    flags = os.O_WRONLY | os.O_CREAT
-
-    with locked_file(draft, flags) as file:
-        try:
-            write_all(file.fd, b"".join(written))
-            sync_content(file.fd)
-
-            with locked_names(folder.threads):
-                os.rename(draft, path)
-        except (OSError, StoreFailure):
-            with suppress(OSError):
-                os.unlink(draft)
-
-            raise
-
-        try:
-            sync_folder(folder.threads)
-
-            if len(written) == 1:
-                os.unlink(path)
-        except OSError as exc:
-            raise failure(exc, unknown=True) from exc
-
-    index = folder.index(log.name, written[0])
-    index.synced, index.is_named = sum(map(len, written)), True
-
-
-def _set_aside(log: Log) -> None:
-    """Copy a torn write to another file, and cut it off the log."""
-    path = log.file.path + TORN
-
-    with opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as fd:
-        before = os.fstat(fd).st_size
-
-        try:
-            write_all(fd, log.read(log.end, log.torn) + b"\n")
-            sync_content(fd)
-        except OSError:  # the disk may be nearly full: leave the space to others
-            with suppress(OSError):
-                if before:
-                    os.ftruncate(fd, before)
-                else:
-                    os.unlink(path)
-
-            raise
-
-    sync_folder(log.folder.threads)
-    os.ftruncate(log.file.fd, log.end)
-    sync_content(log.file.fd)
-    message = "%s: %d bytes of a write that was never acknowledged are now in %s"
-    _logger.warning(message, log.file.path, log.torn, path)
+    with Locked(log.folder, draft) as file:
+        file.append(kept, version, updated_at)
+        os.rename(draft, log.path)
+        log.tail = log.index.tail = file.tail
+        log.sync_name()

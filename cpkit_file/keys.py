@@ -1,0 +1,60 @@
+"""Which call holds a key: registers of claims, and the logs that they lead to.
+
+A key is in one of 256 registers, ``used-keys/<two hex digits>.jsonl``, by its hash. A
+claim
+
+1. locks the thread's log, and stops if the call is on record there,
+2. locks the key's register, and stops if the key's newest attempt has not failed,
+3. writes the register's line (key, attempt, thread, call), and syncs,
+4. writes the call's line to the log, and syncs: now the claim is made.
+
+The call's line is what counts. A register's line whose call is not in that log is
+*void*: so a crash between the two syncs, and a deletion that forgets keys, need no
+repair. The status of a call is read from its log, without a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from cpkit.driver import StoredCall
+from cpkit_file.log import Folder, Log, opened, reading
+from cpkit_file.schema import register_name, sync_content
+
+Find = Callable[[str, str], StoredCall | None]
+"""``find(thread_id, call_id)`` returns a call on record."""
+
+
+def newest_attempt(folder: Folder, key: str) -> StoredCall | None:
+    """Return the key's newest call, which holds the key unless it failed."""
+    with opened(folder, f"{folder.keys}/{register_name(key)}") as register:
+        return next(attempts(register, key, partial(find_call, folder)), None)
+
+
+def attempts(register: Log, key: str, find: Find) -> Iterator[StoredCall]:
+    """Yield the calls on record for a key, the newest attempt first."""
+    with register.index.lock:
+        register.index.catch_up(register)
+        claims = sorted(register.index.claims.get(key, ()), reverse=True)
+
+    for attempt, thread_id, call_id in claims:
+        call = find(thread_id, call_id)
+
+        if call is not None and (call.idempotency_key, call.attempt) == (key, attempt):
+            yield call
+
+
+def find_call(
+    folder: Folder, thread_id: str, call_id: str, *, synced: bool = False
+) -> StoredCall | None:
+    """Return a call on record; a failed one is on disk, if it is to be ``synced``."""
+    with reading(folder, thread_id) as (log, index):
+        index.catch_up(log)
+        call = index.call(log, call_id)
+
+        # Its writer may be syncing it now. The next attempt must not be on disk before.
+        if synced and call is not None and call.status == "failed":
+            sync_content(log.fd)
+
+        return call
