@@ -98,9 +98,18 @@ def prepare(path: str, store: str) -> None:
     if (found := _version(mark)) != FORMAT_VERSION:
         raise SchemaMismatch(store, found, FORMAT_VERSION)
 
-    for folder in (os.path.join(path, THREADS), os.path.join(path, KEYS)):
-        if not os.path.isdir(folder):  # a copy may lack it, if it was empty
+    threads, keys = os.path.join(path, THREADS), os.path.join(path, KEYS)
+
+    for folder in (threads, keys):
+        if not os.path.isdir(folder):  # a copy may lack what was empty
             create_folder(folder)
+
+    if len(os.listdir(keys)) < 256:
+        for number in range(256):
+            flags = os.O_WRONLY | os.O_CREAT
+            os.close(os.open(f"{keys}/{number:02x}.jsonl", flags, 0o600))
+
+        sync_folder(keys)
 
 
 def _write_file(path: str, text: str) -> None:

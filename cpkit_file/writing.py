@@ -78,8 +78,8 @@ def commit(folder: Folder, batch: Sequence[Write]) -> list[Outcome]:
 class Locked(Log):
     """A log or register that is locked for the time of the block.
 
-    It is created if it is missing, and removed again if it stays empty. ``tail`` is its
-    end; a torn write behind it is set aside.
+    A log is created if it is missing, and removed again if it stays empty. ``tail`` is
+    the file's end; a torn write behind it is set aside.
     """
 
     tail = Tail()
@@ -116,7 +116,7 @@ class Locked(Log):
             for register in self._registers.values():
                 register.__exit__()
 
-            if not self.tail.end and not os.fstat(self.fd).st_size:
+            if self.owner and not (self.tail.end or os.fstat(self.fd).st_size):
                 os.unlink(self.path)
         finally:
             unlock(self.fd)
@@ -137,9 +137,9 @@ class Locked(Log):
         inode, end, *_ = self.tail
         data, done = b"".join(added.all), 0
 
-        # Before the first line: a file that has lines has its name on disk.
-        if not end:
-            sync_folder(os.path.dirname(self.path))
+        # Before the first line: a log that has lines has its name on disk.
+        if self.owner and not end:
+            sync_folder(self.folder.threads)
 
         try:
             while done < added.size:
