@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,15 @@ def open_files(folder: Path) -> list[str]:
             continue  # the listing's own
 
     return [name for name in found if name.startswith(f"{folder}/")]
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder in memory, if there is one, for tests that make many folders."""
+    place = "/dev/shm" if os.path.isdir("/dev/shm") else None
+
+    with tempfile.TemporaryDirectory(dir=place) as name:
+        yield Path(name)
 
 
 @pytest.fixture

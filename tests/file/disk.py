@@ -23,8 +23,8 @@ import pytest
 
 __all__ = ["Crash", "Disk", "torn_states"]
 
-Entry = tuple[str, int | str]
-"""``("file", inode)``, ``("dir", inode)`` or ``("link", target)``."""
+Entry = tuple[str, int]
+"""``("file", inode)`` or ``("dir", inode)``."""
 
 
 def torn_states(before: bytes, after: bytes, sector: int = 512) -> Iterator[bytes]:
@@ -127,9 +127,7 @@ class Crash:
         for name, (kind, what) in entries.items():
             path = folder / name
 
-            if isinstance(what, str):
-                path.symlink_to(what)
-            elif kind == "dir":
+            if kind == "dir":
                 self._make(path, what, state)
             else:
                 content = state.files.get(what)
@@ -152,7 +150,7 @@ class Disk:
     def __enter__(self) -> Disk:
         self._synced = self._look()
 
-        for name in ("symlink", "rename", "unlink", "ftruncate", "mkdir"):
+        for name in ("rename", "unlink", "ftruncate", "mkdir"):
             self._watch(name)
 
         self._watch("open", lambda _, flags, *__: bool(flags & os.O_CREAT))
@@ -230,9 +228,7 @@ class Disk:
             for path in directory.iterdir():
                 inode = path.lstat().st_ino
 
-                if path.is_symlink():
-                    entries[path.name] = ("link", os.readlink(path))
-                elif path.is_dir():
+                if path.is_dir():
                     entries[path.name] = ("dir", inode)
                     pending.append(path)
                 else:

@@ -6,8 +6,9 @@ for each order that may make a difference. Two orders that differ only in calls 
 not touch the same thing have one outcome, and one of them is run: dynamic partial-order
 reduction (Flanagan and Godefroid, POPL 2005).
 
-A lock that is held makes an operation fail the first time, as after the time for which
-a worker thread polls. Then the operation is repeated, as the handle does, and waits.
+A lock that is held makes an operation fail, as after the time for which a worker thread
+polls. It releases its own locks, and is repeated, as the store does, when the lock may
+be free.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import fcntl
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -28,8 +30,7 @@ from greenlet import (  # type: ignore[import-untyped]  # it has no types
 )
 
 from cpkit.driver import StoreFailure
-from cpkit.driver.writes import is_not_sent
-from cpkit_file import schema
+from cpkit_file import log, schema, writing
 
 __all__ = ["Killed", "explore", "fail_at", "kill_before", "patched"]
 
@@ -60,10 +61,9 @@ class Step(NamedTuple):
 
 
 _ANY = "any name"
-_THREADS = "thre"
-# The folder of the logs, opened to lock it around a rename or a list of it. Here each
-# of them is one step, so the lock is left out: it would only double the orders.
-_LOCKED = "."
+# Folders, opened to sync them, and a file that stands for a missing one: no operation
+# changes them.
+_FIXED = ("thre", "used", "null")
 _BEGIN = Step("begin", ("nothing",), False)
 
 
@@ -78,10 +78,10 @@ class Task:
         self.step: Step | None = None
         self.outcome: Any = None
         self.killed = False
-        self.waits_for: tuple[int, int] | None = None
-        self.locks: dict[int, tuple[int, int]] = {}
+        self.missed = (0, "")
+        self.waits_for: object = None
+        self.locks: dict[object, object] = {}
         self.places: dict[int, str] = {}
-        self.gave_up = False
         self.fails = False
         self._work = work
         self._thread = _Greenlet(self._run)
@@ -121,25 +121,19 @@ class Task:
             self.step = None
 
     def _repeated(self) -> Any:
-        """Run the operation; repeat it, as the handle does, where it did not run."""
-        found: Any = None
-
+        """Run the operation; repeat it, as the store does, where a lock was held."""
         for _ in range(_REPEATS):
             try:
-                found = self._work()
+                return self._work()
             except StoreFailure as exc:
-                found = exc
+                if exc.fate != "not sent":
+                    raise
 
-            if not is_not_sent(found):
-                return found
+            self.waits_for, place = self.missed
+            self.pause(Step("retry", (place,), False))
+            self.waits_for = None
 
-        raise AssertionError(f"it was repeated {_REPEATS} times: {found}")
-
-
-def _is_held(lock: tuple[int, int], tasks: Sequence[Task]) -> bool:
-    inode, how = lock
-    held = [one for task in tasks for one in task.locks.values()]
-    return any(one == inode and fcntl.LOCK_EX in (how, its) for one, its in held)
+        raise AssertionError(f"it was repeated {_REPEATS} times")
 
 
 def _can_go_on(tasks: Sequence[Task]) -> dict[int, Step]:
@@ -147,10 +141,9 @@ def _can_go_on(tasks: Sequence[Task]) -> dict[int, Step]:
     found: dict[int, Step] = {}
 
     for number, task in enumerate(tasks):
-        lock = task.waits_for
-        waits = task.gave_up and lock is not None and _is_held(lock, tasks)
+        held = [lock for other in tasks for lock in other.locks.values()]
 
-        if task.step is not None and not waits:
+        if task.step is not None and task.waits_for not in held:
             found[number] = task.step
 
     return found
@@ -294,7 +287,7 @@ def fail_at(work: Callable[[], Any], steps: int) -> tuple[Any, str]:
     # The system does not refuse to end a lock, and the others are not calls.
     if task.step is not None:
         name = str(task.step)
-        task.fails = task.step.name not in ("begin", "unlock", "read")
+        task.fails = task.step.name not in ("begin", "unlock", "retry", "take", "give")
 
     while task.step is not None:
         task.go_on()
@@ -319,15 +312,16 @@ def _stopped(work: Callable[[], Any], steps: int) -> Task:
 def patched() -> Iterator[None]:
     """Make operations stop before system calls."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("unlink", "symlink", "rename"):
+        _patch_locks(patch, os.fstat)
+
+        for name in ("unlink", "rename"):
             _patch(patch, os, name, _both, True)
 
-        _patch(patch, os, "readlink", lambda path: (_name(path),), False)
-        # That of a log is one step with the fstat before it: who waits for the lock of
-        # a file that has lost its name tries again, whatever has the name now.
-        _patch(patch, os, "lstat", lambda path: (_name(path),), False, _is_link)
+        _patch(patch, os, "stat", lambda path: (_name(path),), False, _is_file)
         _patch(patch, os, "listdir", lambda path: (_ANY,), False)
-        _patch(patch, os, "fstat", lambda fd: (_content(fd),), False, _is_of_file)
+
+        for name in ("fstat", "pread"):
+            _patch(patch, os, name, lambda fd, *_: (_content(fd),), False, _is_open)
 
         for name in ("write", "ftruncate"):
             _patch(patch, os, name, lambda fd, *_: (_content(fd),), True)
@@ -337,23 +331,40 @@ def patched() -> Iterator[None]:
             _patch(patch, os, name, lambda fd: ("nothing",), False)
 
         _patch_open(patch)
-        _patch_locks(patch)
+        patch.setattr(log, "threading", SimpleNamespace(Lock=_Mutex))
         yield
 
 
+class _Mutex:
+    """A lock of threads of one process; each operation is a thread."""
+
+    def __enter__(self) -> None:
+        if _in_task():
+            _task().waits_for = self
+            _task().pause(Step("take", (f"mutex {id(self)}",), True))
+            _task().waits_for = None
+            _task().locks[self] = self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if _in_task():
+            with suppress(Killed):
+                _task().pause(Step("give", (f"mutex {id(self)}",), True))
+
+            del _task().locks[self]
+
+
 def _name(path: Any) -> str:
-    """Return a short name of a file or link: the start of it, and its ending."""
+    """Return a short name of a file: the start of it, and its ending."""
     name = os.path.basename(path)
     return re.sub(r"^(\w{1,4})[^.]*", r"\1", name)
 
 
-def _is_link(path: Any) -> bool:
-    name = _name(path)
-    return name != _LOCKED and not name.endswith(".jsonl")
+def _is_file(path: Any) -> bool:
+    return _name(path) not in _FIXED
 
 
-def _is_of_file(fd: int) -> bool:
-    return _task().places.get(fd) != _LOCKED
+def _is_open(fd: int, *_: Any) -> bool:
+    return _task().places.get(fd) not in _FIXED
 
 
 def _both(*paths: Any) -> tuple[str, ...]:
@@ -405,8 +416,7 @@ def _patch_open(patch: pytest.MonkeyPatch) -> None:
         creates = bool(flags & os.O_CREAT)
         name = _name(path)
 
-        # The folder is opened to sync or lock it: no operation changes its name.
-        if name not in (_THREADS, _LOCKED):
+        if name not in _FIXED:
             _task().pause(Step("create" if creates else "open", (name,), creates))
 
         fd = original(path, flags, *mode)
@@ -416,53 +426,35 @@ def _patch_open(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(os, "open", stepped)
 
 
-def _patch_locks(patch: pytest.MonkeyPatch) -> None:
-    flock, lock = fcntl.flock, schema._lock
+def _patch_locks(patch: pytest.MonkeyPatch, fstat: Callable[[int], Any]) -> None:
+    flock, lock = fcntl.flock, schema.lock
 
-    def locking(fd: int, path: str, how: int) -> None:
+    def locking(fd: int, path: str) -> None:
         if not _in_task():
-            lock(fd, path, how)
+            lock(fd, path)
             return
 
         task = _task()
-
-        if task.places[fd] == _LOCKED:
-            return
-
-        inode = os.stat(fd).st_ino
-        task.waits_for = inode, how
-        task.pause(Step("lock", (f"lock of {task.places[fd]}",), how == fcntl.LOCK_EX))
-        task.waits_for = None
+        place = f"lock of {task.places[fd]}"
+        task.pause(Step("lock", (place,), True))
+        inode = fstat(fd).st_ino
 
         try:
-            flock(fd, how | fcntl.LOCK_NB)
+            flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            task.gave_up = True
-            raise schema.lock_held(path) from None
+            task.missed = inode, place
+            raise StoreFailure("not sent", f"{path} is locked") from None
 
-        task.locks[fd] = inode, how
+        task.locks[fd] = inode
 
     def unlocking(fd: int, how: int) -> None:
-        if not _in_task():
-            flock(fd, how)
-            return
+        if _in_task() and not _task().killed and fd in _task().locks:
+            with suppress(Killed):  # the lock of a process that is killed ends, too
+                _task().pause(Step("unlock", (f"lock of {_task().places[fd]}",), True))
 
-        task = _task()
+            del _task().locks[fd]
 
-        if task.killed:
-            raise Killed
-
-        if fd not in task.locks:
-            return
-
-        _, held = task.locks[fd]
-        is_shared = held == fcntl.LOCK_SH
-        task.pause(Step("unlock", (f"lock of {task.places[fd]}",), not is_shared))
         flock(fd, how)
-        del task.locks[fd]
 
-        if is_shared:  # what follows are reads without a lock
-            task.pause(Step("read", (_content(fd),), False))
-
-    patch.setattr(schema, "_lock", locking)
+    patch.setattr(writing, "lock", locking)
     patch.setattr(fcntl, "flock", unlocking)

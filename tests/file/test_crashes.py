@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -11,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cpkit import BackendUnavailable, CallRecord, ToolCall
-from cpkit_file import FileCheckpointer, writing
+from cpkit import CallRecord, ToolCall
+from cpkit_file import FileCheckpointer
 from tests.file.disk import Disk
 from tests.sweeps import sweep
 
@@ -89,6 +88,10 @@ async def claim_elsewhere(cp: Store) -> None:
     await cp.record_issued("elsewhere", OTHER)
 
 
+async def claim_again(cp: Store) -> None:
+    await cp.record_issued("t", OTHER)
+
+
 async def fail(cp: Store) -> None:
     await cp.record_result("t", "c", "no", success=False)
 
@@ -119,6 +122,7 @@ SCENARIOS: dict[str, tuple[list[Step], Step]] = {
     "the first claim": ([], claim),
     "a claim in a thread": ([append], claim),
     "a claim after a failure": ([claim, fail], claim_elsewhere),
+    "a claim here after a failure": ([claim, fail], claim_again),
     "a claim after one elsewhere": ([claim_elsewhere, fail_elsewhere], claim),
     "a claim after its key was forgotten": ([claim, forget], claim),
     "a claim after a deletion": ([append, claim, fail, delete], claim_elsewhere),
@@ -175,11 +179,11 @@ async def check_goes_on(cp: Store, found: State) -> None:
 
 @pytest.mark.parametrize("name", sweep(SCENARIOS, QUICK))
 async def test_a_crash_leaves_the_old_state_or_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    memory: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """After the acknowledgement it leaves the new one."""
     before, step = SCENARIOS[name]
-    home = tmp_path / "store"
+    home = memory / "store"
     home.mkdir()
 
     async with Store(home) as cp:
@@ -198,8 +202,8 @@ async def test_a_crash_leaves_the_old_state_or_the_new_one(
     assert acknowledged > 1 or old == new, "the disk saw nothing"
 
     for number, crash in enumerate(disk.crashes):
-        for folder in crash.outcomes(tmp_path / f"crash {number}"):
-            async with Store(folder, durability="normal") as cp:
+        for folder in crash.outcomes(memory / f"crash {number}"):
+            async with Store(folder) as cp:
                 found = await state_of(cp)
                 expected = [new] if number >= acknowledged else [old, new]
                 assert found in expected, f"after {crash.after}, {folder.name}"
@@ -208,127 +212,16 @@ async def test_a_crash_leaves_the_old_state_or_the_new_one(
             shutil.rmtree(folder)
 
 
-RELAXED: dict[str, list[Step]] = {
-    "a retry elsewhere": [claim, fail, claim_elsewhere],
-    "a retry here": [claim_elsewhere, fail_elsewhere, claim, complete],
-    "a deletion": [append, merge, claim, fail, delete, claim_elsewhere],
-    "forgetting": [append, claim, complete, forget, claim_elsewhere],
-    "forgetting elsewhere": [claim_elsewhere, fail_elsewhere, claim, forget],
-}
-
-
-async def check_is_consistent(cp: Store) -> None:
-    """Check that at most one call holds the key, and that it is the one found."""
-    calls = [*await cp.list_calls("t"), *await cp.list_calls("elsewhere")]
-    holders = [record for record in calls if record.status != "failed"]
-    assert len(holders) <= 1
-    assert await cp.find_call("key") == (holders[0] if holders else None)
-    attempts = [record.attempt for record in calls]
-    assert len({*attempts}) == len(attempts)
-    await check_goes_on(cp, await state_of(cp))
-
-
-@pytest.mark.parametrize("name", sweep(RELAXED, QUICK))
-async def test_with_normal_durability_a_power_loss_leaves_a_consistent_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """It loses the last writes, and nothing else."""
-    home = tmp_path / "store"
-    home.mkdir()
-    ends = []
-
-    async with Store(home, durability="normal") as cp:
-        with Disk(home, monkeypatch) as disk:
-            for step in RELAXED[name]:
-                await step(cp)
-                disk.end()
-                ends.append(disk.crashes[-1])
-
-    for number, crash in enumerate(ends):
-        for folder in crash.outcomes(tmp_path / f"crash {number}"):
-            async with Store(folder) as cp:
-                await check_is_consistent(cp)
-
-            shutil.rmtree(folder)
-
-
-@pytest.mark.parametrize("step", [delete, forget])
-async def test_with_normal_durability_a_deletion_is_done_as_a_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Step
-) -> None:
-    """It replaces synced data, which may not be lost before the new data is synced."""
-    home = tmp_path / "store"
-    home.mkdir()
-
-    async with Store(home) as cp:
-        for one in (append, claim, complete):
-            await one(cp)
-
-        old = await state_of(cp)
-
-    async with Store(home, durability="normal") as cp:
-        with Disk(home, monkeypatch) as disk:
-            await step(cp)
-            disk.end()
-
-        new = await state_of(cp)
-
-    for number, crash in enumerate(disk.crashes):
-        for folder in crash.outcomes(tmp_path / f"crash {number}"):
-            async with Store(folder) as cp:
-                found = await state_of(cp)
-                assert found in (old, new), f"after {crash.after}, {folder.name}"
-                await check_is_consistent(cp)
-
-            shutil.rmtree(folder)
-
-
-@pytest.mark.parametrize("step", [append, claim, complete])
-async def test_a_write_to_a_replacement_whose_writer_died_is_on_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Step
-) -> None:
-    """The name of the new log was perhaps not on disk, so the next writer syncs it."""
-    home = tmp_path / "store"
-    home.mkdir()
-
-    async with Store(home) as cp:
-        await append(cp)
-        await claim(cp)
-
-    def die(*_: object) -> None:
-        raise OSError(errno.EIO, "died")
-
-    with Disk(home, monkeypatch) as disk:
-        async with Store(home) as cp:
-            with monkeypatch.context() as patch:
-                patch.setattr(writing, "sync_folder", die)
-
-                with pytest.raises(BackendUnavailable):
-                    await delete(cp)
-
-        async with Store(home) as cp:
-            await step(cp)
-            acknowledged = len(disk.crashes)
-            disk.end()
-            new = await state_of(cp)
-
-    for number, crash in enumerate(disk.crashes[acknowledged:]):
-        for folder in crash.outcomes(tmp_path / f"crash {number}"):
-            async with Store(folder) as cp:
-                assert await state_of(cp) == new, f"after {crash.after}"
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("durability", ["full", "normal"])
 async def test_a_crash_at_the_first_opening_leaves_a_folder_that_opens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: str
+    memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next process completes the opening."""
-    home = tmp_path / "home"
+    home = memory / "home"
     home.mkdir()
 
     with Disk(home, monkeypatch) as disk:
-        async with Store(home / "new" / "store", durability=durability) as cp:
+        async with Store(home / "new" / "store") as cp:
             await cp.append("t", [{}])
             appended = len(disk.crashes)
             await cp.record_issued("t", CALL)
@@ -337,16 +230,14 @@ async def test_a_crash_at_the_first_opening_leaves_a_folder_that_opens(
         disk.end()
 
     for number, crash in enumerate(disk.crashes):
-        for folder in crash.outcomes(tmp_path / f"crash {number}"):
-            path = folder / "new" / "store"
-
-            async with Store(path, durability="normal") as cp:
+        for folder in crash.outcomes(memory / f"crash {number}"):
+            async with Store(folder / "new" / "store") as cp:
                 found = await state_of(cp)
 
-                if number >= appended and durability == "full":
+                if number >= appended:
                     assert found.messages == [{}]
 
-                if number >= claimed and durability == "full":
+                if number >= claimed:
                     assert found.holder is not None
 
                 await check_goes_on(cp, found)

@@ -1,191 +1,172 @@
-"""After a failed sync, a later sync that succeeds proves that the bytes are on disk."""
+"""After a sync that failed, a handle does not use that file any more.
+
+The kernel may have dropped the bytes, and marks them as written: so a later sync that
+succeeds proves nothing about them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cpkit import BackendUnavailable, CorruptThread
+from cpkit import BackendUnavailable, ToolCall
 from cpkit_file import FileCheckpointer
-from cpkit_file.lines import SEAL_LENGTH
-from cpkit_file.log import Log
+from cpkit_file.schema import register_name
 
 Store = FileCheckpointer[Any]
 
-
-class FailingDisk:
-    """What is on disk of each file, below the calls of this process.
-
-    The next ``failures`` syncs fail. As on Linux, a failed sync writes nothing, and
-    what it was to write counts as written from then on. With ``is_full`` nothing can
-    be written at an offset.
-    """
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.failures = 0
-        self.is_full = False
-        self._dirty: dict[int, set[int]] = {}
-        self._disk: dict[int, dict[int, int]] = {}
-        self._pwrite, self._fdatasync = os.pwrite, os.fdatasync
-        self._write = os.write
-        patch.setattr(os, "write", self.write)
-        patch.setattr(os, "pwrite", self.pwrite)
-        patch.setattr(os, "fdatasync", self.fdatasync)
-
-    def holds(self, path: Path) -> bool:
-        """Return whether the whole file is on disk."""
-        disk = self._disk[path.stat().st_ino]
-        content = path.read_bytes()
-        return bytes(disk.get(n, 0) for n in range(len(content))) == content
-
-    def write(self, fd: int, data: Any) -> int:
-        done = self._write(fd, data)
-        end = os.fstat(fd).st_size  # logs are opened with O_APPEND
-        self._changed(fd, end - done, done)
-        return done
-
-    def pwrite(self, fd: int, data: Any, offset: int) -> int:
-        if self.is_full:
-            raise OSError(28, "No space left on device")
-
-        done = self._pwrite(fd, data, offset)
-        self._changed(fd, offset, done)
-        return done
-
-    def fdatasync(self, fd: int) -> None:
-        inode = os.fstat(fd).st_ino
-        dirty = self._dirty.pop(inode, set())
-
-        if self.failures:
-            self.failures -= 1
-            raise OSError(5, "Input/output error")
-
-        self._fdatasync(fd)
-        content = Path(f"/proc/self/fd/{fd}").read_bytes()
-        disk = self._disk.setdefault(inode, {})
-        disk.update((n, content[n]) for n in dirty if n < len(content))
-
-    def _changed(self, fd: int, start: int, count: int) -> None:
-        inode = os.fstat(fd).st_ino
-        self._dirty.setdefault(inode, set()).update(range(start, start + count))
+CALL = ToolCall("c", "pay", {}, "key")
+USES: dict[str, Callable[[Store], Coroutine[Any, Any, Any]]] = {
+    "append": lambda cp: cp.append("t", [{}]),
+    "append nothing": lambda cp: cp.append("t", []),
+    "save_extra": lambda cp: cp.save_extra("t", {"a": 1}),
+    "record_issued": lambda cp: cp.record_issued("t", CALL),
+    "record_result": lambda cp: cp.record_result("t", "c", 1),
+    "delete_thread": lambda cp: cp.delete_thread("t"),
+    "load": lambda cp: cp.load("t"),
+    "list_calls": lambda cp: cp.list_calls("t"),
+}
 
 
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[FailingDisk]:
-    with monkeypatch.context() as patch:
-        yield FailingDisk(patch)
+def fail(*_: Any) -> None:
+    raise OSError(5, "Input/output error")
 
 
-async def leave_unsynced(home: Path) -> None:
-    """Write a message that is on disk, and one whose writer died before its sync."""
-    async with Store(home) as cp:
+async def test_a_failed_sync_closes_the_log_for_the_handle(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other handles use it, and so does this process when it opens the store again."""
+    async with Store(home) as cp, Store(home) as other:
         await cp.append("t", [{"n": 1}])
 
-    async with Store(home, durability="normal") as cp:
-        await cp.append("t", [{"n": 2}])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", fail)
+
+            with pytest.raises(BackendUnavailable, match="Input/output") as raised:
+                await cp.append("t", [{"n": 2}])
+
+        assert raised.value.maybe_applied
+        assert isinstance(raised.value.__cause__, OSError)
+
+        for use in USES.values():
+            with pytest.raises(BackendUnavailable, match="open the store again") as no:
+                await use(cp)
+
+            assert no.value.rejected
+
+        assert await cp.append("u", [{}]) == 1
+        assert len(await cp.list_threads()) == 2
+        assert await other.read("t") == [{"n": 1}, {"n": 2}]
+        assert await other.append("t", [{"n": 3}]) == 3
+
+    async with Store(home) as cp:
+        assert await cp.append("t", [{"n": 4}]) == 4
 
 
-@pytest.mark.parametrize("failures", [1, 2])
-async def test_a_read_after_a_failed_one_is_on_disk(
-    home: Path, log: Path, disk: FailingDisk, failures: int
+async def test_a_failed_sync_fails_the_writes_of_its_log_alone(
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the same handle, and of another process, which did not see the failure."""
-    await leave_unsynced(home)
-    assert not disk.holds(log)
+    """Writes to other logs at the same time are done."""
+    threads = [f"t{i}" for i in range(40)]
+    sync = os.fdatasync
+    failed: list[int] = []
+
+    def fail_first(fd: int) -> None:
+        if not failed:
+            failed.append(fd)
+            fail()
+
+        sync(fd)
+
+    async with Store(home) as cp:
+        for thread_id in threads:
+            await cp.append(thread_id, [{}])
+
+        monkeypatch.setattr(os, "fdatasync", fail_first)
+        outcomes = await asyncio.gather(
+            *(cp.append(thread_id, [{}]) for thread_id in threads),
+            return_exceptions=True,
+        )
+        (refused,) = [i for i, outcome in enumerate(outcomes) if outcome != 2]
+        assert isinstance(outcomes[refused], BackendUnavailable)
+
+
+async def test_a_register_that_cannot_be_synced_takes_no_claims(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim was not made; keys of other registers can be claimed."""
+    others = [ToolCall("d", "pay", {}, f"key {n}") for n in range(2)]
+    assert register_name("key") not in {register_name(f"key {n}") for n in range(2)}
 
     async with Store(home) as cp, Store(home) as other:
-        for reader in (cp, other)[:failures]:
-            disk.failures = 1
+        await cp.append("t", [{}])
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", fail)
 
             with pytest.raises(BackendUnavailable):
-                await reader.load("t")
+                await cp.record_issued("t", CALL)
 
-        assert not disk.holds(log)
-        assert await other.read("t") == [{"n": 1}, {"n": 2}]
-        assert disk.holds(log)
-        assert await cp.read("t") == [{"n": 1}, {"n": 2}]
+        assert await cp.list_calls("t") == []
+
+        for use in (cp.record_issued("u", CALL), cp.find_completed("key")):
+            with pytest.raises(BackendUnavailable, match="open the store again"):
+                await use
+
+        assert await cp.record_issued("t", others[0]) is None
+        assert await other.find_call("key") is None
+        assert await other.record_issued("u", CALL) is None
+        assert await cp.append("t", [{}]) == 2
 
 
-@pytest.mark.parametrize("failures", [1, 2, 3])
-async def test_a_failed_append_does_not_hide_what_was_not_synced(
-    home: Path, log: Path, disk: FailingDisk, failures: int
+async def test_a_name_that_cannot_be_synced_is_not_written_to(
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its sync was that of the message before, too."""
-    await leave_unsynced(home)
+    """Nothing was written, and the next write tries again."""
+    async with Store(home) as cp:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fail)
+
+            with pytest.raises(BackendUnavailable) as raised:
+                await cp.append("t", [{}])
+
+        assert not raised.value.maybe_applied
+        assert list((home / "threads").iterdir()) == []
+        assert await cp.append("t", [{}], expected_version=0) == 1
+
+
+@pytest.mark.parametrize("forget", [True, False])
+async def test_a_deletion_with_an_unknown_outcome_says_so(
+    home: Path, monkeypatch: pytest.MonkeyPatch, forget: bool
+) -> None:
+    """It is unknown after the log was replaced; before that nothing was done."""
+    async with Store(home) as cp:
+        await cp.append("t", [{}])
+        await cp.record_issued("t", CALL)
+        first = "unlink" if forget else "rename"
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, first, fail)
+
+            with pytest.raises(BackendUnavailable) as raised:
+                await cp.delete_thread("t", forget_keys=forget)
+
+        assert not raised.value.maybe_applied
+        assert await cp.read("t") == [{}]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fail)
+
+            with pytest.raises(BackendUnavailable) as raised:
+                await cp.delete_thread("t", forget_keys=forget)
+
+        assert raised.value.maybe_applied
 
     async with Store(home) as cp:
-        disk.failures = failures
-
-        with pytest.raises(BackendUnavailable):
-            await cp.append("t", [{"n": 3}])
-
-    disk.failures = 0
-
-    async with Store(home) as other:
-        assert await other.read("t") == [{"n": 1}, {"n": 2}]
-        assert disk.holds(log)
-        assert await other.append("t", [{"n": 3}]) == 3
-        assert disk.holds(log)
-
-
-@pytest.mark.parametrize("kept", [0, SEAL_LENGTH])
-async def test_no_append_is_acknowledged_behind_lost_bytes(
-    home: Path, log: Path, disk: FailingDisk, kept: int
-) -> None:
-    """The kernel may drop a block that it could not write, and read the old one.
-
-    Before it writes, a handle looks at the last bytes only: they may be in another
-    block, which was kept.
-    """
-    await leave_unsynced(home)
-
-    async with Store(home) as cp:
-        disk.failures, disk.is_full = 2, True
-
-        with pytest.raises(BackendUnavailable):
-            await cp.append("t", [{"n": 3}])
-
-        disk.failures, disk.is_full = 0, False
-        content = log.read_bytes()
-        start = content.index(b'{"n":2}')
-        end = len(content) - kept
-        log.write_bytes(content[:start] + bytes(end - start) + content[end:])
-
-        if kept:
-            with pytest.raises(BackendUnavailable, match="lost"):
-                await cp.append("t", [{"n": 4}])
-
-        assert await cp.append("t", [{"n": 5}]) == 2
-
-    async with Store(home) as other:
-        assert await other.read("t") == [{"n": 1}, {"n": 5}]
-        assert await other.append("t", [{"n": 6}]) == 3
-
-
-async def test_damage_that_a_sync_finds_is_of_one_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other threads of the batch are written, and their callers are told so."""
-    write_again = Log.write_again
-
-    def damaged(log: Log) -> None:
-        if log.name.startswith("bad"):
-            raise log.corrupt(0, "another program changed it")
-
-        write_again(log)
-
-    monkeypatch.setattr(Log, "write_again", damaged)
-    threads = ["first", "good", "bad", "well"]
-
-    async with Store(tmp_path) as cp:
-        outcomes = await asyncio.gather(
-            *(cp.append(thread, [{}]) for thread in threads), return_exceptions=True
-        )
-
-    assert isinstance(outcomes.pop(2), CorruptThread)
-    assert outcomes == [1, 1, 1]
+        assert await cp.load("t") is None
+        assert (await cp.find_call("key") is None) is forget

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import fcntl
 import os
@@ -12,7 +11,6 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,6 @@ from cpkit import (
     VersionConflict,
     open_checkpointer,
 )
-from cpkit.driver import StoreFailure
 from cpkit.registry import inspect_store
 from cpkit_file import FileCheckpointer, schema
 from tests.file.conftest import open_files
@@ -85,10 +82,10 @@ async def test_files_and_folders_are_for_their_owner_alone(tmp_path: Path) -> No
 
         await cp.append("other", [{}])
 
-    found = [path for path in (tmp_path / "a").rglob("*") if not path.is_symlink()]
+    found = [*(tmp_path / "a").rglob("*")]
     assert {mode(path) for path in found if path.is_dir()} == {0o700}
     assert {mode(path) for path in found if path.is_file()} == {0o600}
-    assert len([path for path in found if path.is_file()]) == 4
+    assert len([path for path in found if path.suffix == ".torn"]) == 1
     assert mode(tmp_path / "a") == 0o700
 
 
@@ -125,8 +122,7 @@ async def test_each_form_of_url_names_the_folder(tmp_path: Path, url: str) -> No
         "file://",
         "file:///",
         "file://host/path",
-        "file:///x%00",
-        "file:x?durability=none",
+        "file:x?durability=full",
         "file:x?fsync=1",
     ],
 )
@@ -134,24 +130,6 @@ def test_a_url_that_names_no_folder_is_refused(url: str) -> None:
     """The error says what to write instead."""
     with pytest.raises(InvalidURL):
         open_checkpointer(url)
-
-
-def test_a_path_that_cannot_be_resolved_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A relative one after the working directory was deleted, and one with a NUL."""
-    with pytest.raises(InvalidURL, match="NUL"):
-        Store(tmp_path / "a\0b")
-
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-
-    for create in (Store, lambda path: open_checkpointer(f"file:{path}")):
-        with pytest.raises(InvalidURL, match="'x': the working directory was deleted"):
-            create("x")
-
-        assert repr(create(f"{tmp_path}/x"))
 
 
 async def test_a_relative_path_is_resolved_when_the_store_opens(
@@ -175,27 +153,12 @@ async def test_a_relative_path_is_resolved_when_the_store_opens(
 # Promises
 
 
-@pytest.mark.parametrize(
-    ("options", "survives", "settings", "advice"),
-    [
-        ({}, Survives.MACHINE, {"sync": "fdatasync"}, ""),
-        ({"durability": "full"}, Survives.MACHINE, {"sync": "fdatasync"}, ""),
-        ({"durability": "normal"}, Survives.PROCESS, {"sync": "none"}, "power loss"),
-    ],
-)
-def test_durability_is_stated_as_facts(
-    home: Path,
-    options: dict[str, Any],
-    survives: Survives,
-    settings: dict[str, str],
-    advice: str,
-) -> None:
-    """A level, the setting that it rests on, and advice only where it helps."""
-    durability = Store(home, **options).durability
-    assert durability.survives is survives
-    assert durability.settings == settings
-    assert advice in " ".join(durability.advice)
-    assert bool(durability.advice) is bool(advice)
+def test_durability_is_stated_as_facts(home: Path) -> None:
+    """A level, and the setting that it rests on."""
+    durability = Store(home).durability
+    assert durability.survives is Survives.MACHINE
+    assert durability.settings == {"sync": "fdatasync"}
+    assert not durability.advice
 
 
 async def test_a_platform_without_locks_is_refused(
@@ -210,12 +173,11 @@ async def test_a_platform_without_locks_is_refused(
     assert not home.exists()
 
 
-@pytest.mark.parametrize("lacking", ["flock", "symlink"])
 @pytest.mark.parametrize("exists", [True, False])
-async def test_a_file_system_without_locks_or_links_is_refused_and_not_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str, exists: bool
+async def test_a_file_system_without_locks_is_refused_and_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exists: bool
 ) -> None:
-    """Folders that the opening created are removed again."""
+    """It is tried before anything is created."""
     home = tmp_path / "a" / "store"
 
     if exists:
@@ -223,11 +185,15 @@ async def test_a_file_system_without_locks_or_links_is_refused_and_not_changed(
         (home / "notes").touch()
 
     before = sorted(tmp_path.rglob("*"))
+    flock = fcntl.flock
 
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOTSUP, "Operation not supported")
+    def refuse(fd: int, how: int) -> None:
+        if how != fcntl.LOCK_UN:
+            raise OSError(errno.ENOTSUP, "Operation not supported")
 
-    monkeypatch.setattr(fcntl if lacking == "flock" else os, lacking, refuse)
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
 
     with pytest.raises(BackendUnavailable, match="not supported") as raised:
         await Store(home).__aenter__()
@@ -236,34 +202,16 @@ async def test_a_file_system_without_locks_or_links_is_refused_and_not_changed(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_opening_that_fails_removes_no_folder_that_another_one_uses(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Folders are removed again under the lock under which they were created."""
-    rmdir = os.rmdir
-    opened: list[bool] = []
+async def test_a_folder_says_what_its_files_are(home: Path) -> None:
+    """For a person who finds it."""
+    async with Store(home) as cp:
+        await cp.append("t", [{}])
+        names = {path.name for path in home.iterdir()}
+        assert names == {"README", "cpkit.json", "threads", "used-keys"}
+        text = (home / "README").read_text()
 
-    def fail(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    def open_first(folder: str) -> None:
-        monkeypatch.undo()
-
-        with suppress(StoreFailure):  # while the first opening has the lock
-            schema.prepare(str(home), "the other")
-            opened.append(True)
-
-        rmdir(folder)
-
-    monkeypatch.setattr(os, "rename", fail)
-    monkeypatch.setattr(os, "rmdir", open_first)
-
-    with pytest.raises(OSError, match="No space"):
-        schema.prepare(str(home), "the first")
-
-    assert not opened
-    schema.prepare(str(home), "the other")
-    assert (home / "claims" / "f").is_dir()
+        for name in ("threads/", "used-keys/", "cpkit.json", ".torn", ".tmp"):
+            assert name in text
 
 
 @pytest.mark.parametrize("name", ["link", "link/store"])
@@ -290,38 +238,31 @@ async def test_a_folder_of_a_newer_version_gets_no_subfolders(home: Path) -> Non
     assert [path.name for path in home.iterdir()] == ["cpkit.json"]
 
 
-@pytest.mark.parametrize("durability", ["full", "normal"])
 @pytest.mark.parametrize("made_by_another", [True, False])
 async def test_every_folder_is_made_lasting_in_its_parent(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    durability: str,
-    made_by_another: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_by_another: bool
 ) -> None:
-    """It is synced before the mark is written, also if another process created it."""
+    """It is synced before the store is used, also if another process created it."""
     home = tmp_path / "a" / "b" / "store"
     steps: list[str] = []
-    fsync, rename = os.fsync, os.rename
+    fsync = os.fsync
 
     def note_sync(fd: int) -> None:
         steps.append(os.readlink(f"/proc/self/fd/{fd}"))
         fsync(fd)
 
-    def note_mark(old: str, new: str) -> None:
-        steps.append("the mark")
-        rename(old, new)
-
     monkeypatch.setattr(os, "fsync", note_sync)
-    monkeypatch.setattr(os, "rename", note_mark)
 
     if made_by_another:
-        home.parent.mkdir(parents=True)
+        home.mkdir(parents=True)
 
-    async with Store(home, durability=durability):
-        mark = steps.index("the mark")
-        folders = (home / "claims", home, home.parent, tmp_path / "a", tmp_path)
-        assert {str(folder) for folder in folders} <= {*steps[:mark]}
-        assert steps[mark + 1 :] == [str(home)]
+    async with Store(home):
+        folders = [home / "used-keys", home, home.parent]
+
+        if not made_by_another:
+            folders += [tmp_path / "a", tmp_path]
+
+        assert {*map(str, folders)} <= {*steps}
 
 
 # Limits of the system
@@ -340,30 +281,6 @@ def test_a_file_that_may_not_grow_is_unavailable_and_then_works_again(
     assert answer["loaded"] == answer["acknowledged"]
     assert answer["size"] < 500_000
     assert answer["after"] == answer["loaded"] + 1
-
-
-async def test_a_read_that_returns_less_than_was_asked_for_is_continued(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Linux reads less than 2 GiB at once."""
-    pread = os.pread
-    call = ToolCall("c", "tool", {"pad": "x" * 20_000}, "key")
-
-    async with Store(home) as cp:
-        await cp.append("t", [{"pad": "y" * 20_000}])
-        await cp.record_issued("t", call)
-
-    def some(fd: int, length: int, offset: int) -> bytes:
-        return pread(fd, min(length, 5000), offset)
-
-    monkeypatch.setattr(os, "pread", some)
-
-    async with Store(home) as cp:
-        data = await cp.load("t")
-        assert data is not None
-        assert data.messages == [{"pad": "y" * 20_000}]
-        assert [record.call for record in data.pending] == [call]
-        assert await cp.append("t", [{}]) == 2
 
 
 async def test_a_full_disk_is_unavailable_and_then_works_again(full_disk: Path) -> None:
@@ -405,38 +322,27 @@ async def test_a_full_disk_is_unavailable_and_then_works_again(full_disk: Path) 
         assert await cp.append("t", [{}]) == 1
 
 
-@pytest.mark.parametrize("earlier", [b"", b"an earlier torn write\n"])
-async def test_a_torn_write_that_cannot_be_set_aside_does_not_fill_the_disk(
-    full_disk: Path, earlier: bytes
+async def test_a_torn_write_is_cut_off_where_the_disk_has_no_space_for_it(
+    full_disk: Path,
 ) -> None:
-    """Each try removes its copy again, and leaves the space to other threads."""
+    """It was never acknowledged, and the next write needs the space."""
     log = full_disk / "store" / "threads" / schema.log_name("t")
-    torn = log.with_name(f"{log.name}.torn")
 
     async with Store(full_disk / "store") as cp:
         await cp.append("t", [{}])
 
         with log.open("ab") as file:
-            file.write(b'{"add":{"x":"' + b"x" * 160_000)
+            file.write(b'{"add":{"x":"' + b"x" * 130_000)
 
-        if earlier:
-            torn.write_bytes(earlier)
-
-        for _ in range(3):
-            with pytest.raises(BackendUnavailable, match="No space"):
-                await cp.append("t", [{}])
-
-            assert torn.exists() is bool(earlier)
-            assert not earlier or torn.read_bytes() == earlier
-            await cp.append("u", [{"pad": "x" * 9000}])
+        assert await cp.append("t", [{"pad": "x" * 9000}]) == 2
+        assert len(await cp.read("t")) == 2
 
 
-@pytest.mark.parametrize("broken", ["write", "fdatasync", "both"])
 @pytest.mark.parametrize("first", [True, False])
 async def test_a_write_that_fails_is_removed(
-    home: Path, monkeypatch: pytest.MonkeyPatch, broken: str, first: bool
+    home: Path, monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
-    """Its bytes are cut off under the same lock; else ``maybe_applied`` is true."""
+    """Its bytes are cut off under the same lock."""
     write = os.write
 
     def half(fd: int, data: bytes) -> int:
@@ -445,24 +351,17 @@ async def test_a_write_that_fails_is_removed(
 
         return write(fd, data[: len(data) // 2])
 
-    def fail(fd: int) -> None:
-        raise OSError(5, "Input/output error")
-
     async with Store(home) as cp:
         if not first:
             await cp.append("t", [{"n": 0}])
 
-        if broken != "fdatasync":
-            monkeypatch.setattr(os, "write", half)
-
-        if broken != "write":
-            monkeypatch.setattr(os, "fdatasync", fail)
+        monkeypatch.setattr(os, "write", half)
 
         with pytest.raises(BackendUnavailable, match="Input/output") as raised:
             await cp.append("t", [{"n": 1}] * 20)
 
         monkeypatch.undo()
-        assert raised.value.maybe_applied is (broken != "write")
+        assert raised.value.maybe_applied is False
         assert isinstance(raised.value.__cause__, OSError)
         assert await cp.read("t") == ([] if first else [{"n": 0}])
         assert (await cp.list_threads() == []) is first
@@ -471,76 +370,10 @@ async def test_a_write_that_fails_is_removed(
     assert not list((home / "threads").glob("*.torn"))
 
 
-async def test_a_failed_sync_fails_the_writes_of_its_log_alone(
+async def test_a_restore_that_fails_leaves_no_thread(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Writes to other logs in the same batch are done."""
-    threads = [f"t{i}" for i in range(40)]
-    sync = os.fdatasync
-    failed: list[int] = []
-
-    def fail_first(fd: int) -> None:
-        if not failed:
-            failed.append(fd)
-            raise OSError(5, "Input/output error")
-
-        sync(fd)
-
-    async with Store(home) as cp:
-        for thread_id in threads:
-            await cp.append(thread_id, [{}])
-
-        monkeypatch.setattr(os, "fdatasync", fail_first)
-        outcomes = await asyncio.gather(
-            *(cp.append(thread_id, [{}]) for thread_id in threads),
-            return_exceptions=True,
-        )
-        (refused,) = [i for i, outcome in enumerate(outcomes) if outcome != 2]
-        assert isinstance(outcomes[refused], BackendUnavailable)
-
-        for i, thread_id in enumerate(threads):
-            assert len(await cp.read(thread_id)) == 1 + (i != refused)
-
-        again = await asyncio.gather(*(cp.append(t, [{}]) for t in threads))
-        assert again == [3 - (i == refused) for i in range(40)]
-
-
-async def test_an_empty_log_that_cannot_be_removed_fails_no_other_write(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A write that shares its trip with one that fails is applied once."""
-    write = os.write
-
-    def refuse_new(fd: int, data: bytes) -> int:
-        if data.startswith(b'{"thread"'):
-            raise OSError(30, "Read-only file system")
-
-        return write(fd, data)
-
-    def refuse(path: str) -> None:
-        raise OSError(30, "Read-only file system")
-
-    async with Store(home) as cp:
-        await cp.append("t", [{"n": 0}])
-        monkeypatch.setattr(os, "write", refuse_new)
-        monkeypatch.setattr(os, "unlink", refuse)
-        ids = ["t", *(f"new {n}" for n in range(8)), "t"]
-        outcomes = await asyncio.gather(
-            *(cp.append(one, [{"n": n}]) for n, one in enumerate(ids)),
-            return_exceptions=True,
-        )
-        monkeypatch.undo()
-
-        assert (outcomes[0], outcomes[-1]) == (2, 3)
-        assert all(isinstance(one, BackendUnavailable) for one in outcomes[1:-1])
-        assert await cp.read("t") == [{"n": 0}, {"n": 0}, {"n": 9}]
-
-
-@pytest.mark.parametrize("broken", ["fdatasync", "rename"])
-async def test_a_restore_that_fails_leaves_no_draft(
-    home: Path, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
-    """Otherwise the messages would stay on a disk that may be full."""
+    """A draft that it leaves is removed by the next one, or by a deletion."""
 
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -550,66 +383,21 @@ async def test_a_restore_that_fails_leaves_no_draft(
         dump = await cp.dump_thread("t")
         assert dump is not None
         await cp.delete_thread("t")
-        monkeypatch.setattr(os, broken, fail)
 
-        with pytest.raises(BackendUnavailable, match="No space"):
-            await cp.restore_thread(dump)
+        for broken in ("write", "rename"):
+            monkeypatch.setattr(os, broken, fail)
 
-        monkeypatch.undo()
+            with pytest.raises(BackendUnavailable, match="No space") as raised:
+                await cp.restore_thread(dump)
+
+            monkeypatch.undo()
+            assert not raised.value.maybe_applied
+            assert await cp.load("t") is None
+
+        await cp.delete_thread("t")
         assert list((home / "threads").iterdir()) == []
         await cp.restore_thread(dump)
         assert await cp.dump_thread("t") == dump
-
-
-async def test_a_claim_whose_link_cannot_be_synced_is_not_made(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The call is not on record, and the key is free."""
-
-    def fail(fd: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    async with Store(home) as cp:
-        await cp.append("t", [{}])
-        monkeypatch.setattr(os, "fsync", fail)
-
-        with pytest.raises(BackendUnavailable) as raised:
-            await cp.record_issued("t", ToolCall("c", "tool", {}, "key"))
-
-        monkeypatch.undo()
-        assert raised.value.maybe_applied is False
-        assert await cp.list_calls("t") == []
-        assert await cp.find_call("key") is None
-        other = ToolCall("d", "tool", {}, "key")
-        assert await cp.record_issued("elsewhere", other) is None
-        assert await cp.record_issued("t", ToolCall("c", "tool", {}, "key"))
-
-
-async def test_a_deletion_with_an_unknown_outcome_says_so(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is unknown after the new log is in place; before that nothing was done."""
-
-    def fail(*_: Any) -> None:
-        raise OSError(5, "Input/output error")
-
-    async with Store(home) as cp:
-        await cp.append("t", [{}])
-
-        for name, unclear in (("rename", False), ("fsync", True)):
-            monkeypatch.setattr(os, name, fail)
-
-            with pytest.raises(BackendUnavailable) as raised:
-                await cp.delete_thread("t")
-
-            monkeypatch.undo()
-            assert raised.value.maybe_applied is unclear
-
-            if not unclear:
-                assert await cp.read("t") == [{}]
-
-        await cp.delete_thread("t")
-        assert await cp.load("t") is None
 
 
 async def test_without_free_descriptors_nothing_is_done_and_no_lock_is_kept(
@@ -646,7 +434,7 @@ def bound(places: list[Path]) -> None:
 async def test_a_folder_that_may_only_be_read_is_read(
     reachable: Path, workers: Workers
 ) -> None:
-    """Reads and repeated calls work, writes are refused, and nothing changes."""
+    """Reads work, writes are refused, and nothing changes."""
     home = reachable / "store"
 
     async with Store(home) as cp:
@@ -657,8 +445,7 @@ async def test_a_folder_that_may_only_be_read_is_read(
     bound(everything)
 
     for path in everything:
-        if not path.is_symlink():
-            os.chmod(path, 0o500 if path.is_dir() else 0o400)
+        os.chmod(path, 0o500 if path.is_dir() else 0o400)
 
     (worker,) = workers(1)
     said = worker.ask("use_unprivileged", str(home))
@@ -669,7 +456,7 @@ async def test_a_folder_that_may_only_be_read_is_read(
             os.chmod(path, 0o700)
 
     assert "{'n': 1}" in said["load"]
-    assert "call_id='c'" in said["replay"]
+    assert "call_id='c'" in said["calls"]
 
     for name in ("append", "new thread", "claim", "delete"):
         assert "nothing was written" in said[name], name
@@ -723,11 +510,11 @@ async def test_nothing_stays_open(home: Path) -> None:
 async def test_a_look_at_a_store_in_use_survives_files_that_go(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A deletion, or a claim that replaces a link, can remove a file meanwhile."""
+    """A deletion can remove a file meanwhile."""
     lstat = os.lstat
 
     def removed(path: str) -> os.stat_result:
-        if path.endswith(".jsonl"):
+        if path.startswith(f"{home}/threads/"):
             os.unlink(path)
 
         return lstat(path)
@@ -737,10 +524,8 @@ async def test_a_look_at_a_store_in_use_survives_files_that_go(
         monkeypatch.setattr(os, "lstat", removed)
         found = await inspect_store(f"file://{home}")
         assert found is not None
-        assert (found.exists, found.size) == (
-            True,
-            (home / "cpkit.json").stat().st_size,
-        )
+        rest = [home / "cpkit.json", home / "README"]
+        assert found.size == sum(path.stat().st_size for path in rest)
 
 
 async def test_a_refused_write_leaves_no_file(home: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Callable
@@ -22,45 +21,51 @@ T = "1795232045123456"
 
 MARK = b'{"cpkit":"file","version":1}\n'
 LOG = f"""\
-{{"thread":"t","log":"0123456789abcdef","at":[null,"U9XCtA"]}}
-{{"created":{T},"at":[null,61,"8eueFA"]}}
-{{"add":{{"role":"user","content":"h\u00e9llo\\u0000"}},"at":[1,{T},114,"rXW8lw"]}}
-{{"add":[\t{{"n":1.0}},\t{{"n":100000000000000000000}}\t],"at":[3,{T},"YlrqWA"]}}
-{{"extra":{{\t"plan":\tnull,\t"a b":\t["x"]\t}},"at":[3,{T},"q5mF5g"]}}
-{{"add":[\t{{}}\t],"extra":{{\t"n":\t1\t}},"at":[4,{T},"NPvmew"]}}
-{{"call":{{"call_id":"c1","tool_name":"pay","idempotency_key":"k1","status":"issued",\
-"attempt":1,"issued_at":{T}}},"args":{{"amount":10}},"at":[4,{T},"jPGQEw"]}}
-{{"call":{{"call_id":"c1","status":"failed","resolved_at":{T}}},"result":"busy",\
-"at":[4,{T},"zvS70A"]}}
-{{"call":{{"call_id":"c2","tool_name":"pay","idempotency_key":"k1","status":"issued",\
-"attempt":2,"issued_at":{T}}},"args":{{"amount":10}},"at":[4,{T},"4Hyz2w"]}}
-{{"call":{{"call_id":"c2","status":"completed","resolved_at":{T}}},\
-"result":{{"ok":true}},"at":[4,{T},"KYOJbQ"]}}
-{{"call":{{"call_id":"c3","tool_name":"ask","idempotency_key":"k2","status":"issued",\
-"attempt":1,"issued_at":{T}}},"args":{{}},"at":[4,{T},"KFyKvw"]}}
+{{"thread":\t"t"\t,"at":[null,"6eac56be"]}}
+{{"created":{T},"at":[null,40,"5a98ba3b"]}}
+{{"add":{{"role":"user","content":"h\u00e9llo\\u0000"}},"at":[1,{T},95,"d1664108"]}}
+{{"add":[\t{{"n":1.0}}\t,\t{{"n":100000000000000000000}}\t],"at":[3,{T},"88be0b88"]}}
+{{"extra":{{\t"plan"\t:\tnull\t,\t"a b"\t:\t["x"]\t}},"at":[3,{T},"cf729fae"]}}
+{{"add":[\t{{}}\t],"extra":{{\t"n"\t:\t1\t}},"at":[4,{T},"02e11821"]}}
+{{"call":\t{{"call_id":"c1","tool_name":"pay","idempotency_key":"k1",\
+"status":"issued","attempt":1,"issued_at":{T}}}\t,"args":\t{{"amount":10}}\t,"at":[4,\
+{T},"0b41e798"]}}
+{{"call":\t{{"call_id":"c1","status":"failed","resolved_at":{T}}}\t,\
+"result":\t"busy"\t,"at":[4,{T},"8d79ab96"]}}
+{{"call":\t{{"call_id":"c2","tool_name":"pay","idempotency_key":"k1",\
+"status":"issued","attempt":2,"issued_at":{T}}}\t,"args":\t{{"amount":10}}\t,"at":[4,\
+{T},"70f48449"]}}
+{{"call":\t{{"call_id":"c2","status":"completed","resolved_at":{T}}}\t,\
+"result":\t{{"ok":true}}\t,"at":[4,{T},"97eb83f2"]}}
+{{"call":\t{{"call_id":"c3","tool_name":"ask","idempotency_key":"k2",\
+"status":"issued","attempt":1,"issued_at":{T}}}\t,"args":\t{{}}\t,"at":[4,{T},\
+"4097954d"]}}
 """
 ERASED = f"""\
-{{"thread":"t","log":"0123456789abcdf1","at":[null,"b4Wdbg"]}}
-{{"call":{{"call_id":"c1","tool_name":"pay","idempotency_key":"k1","status":"failed",\
-"attempt":1,"issued_at":{T},"resolved_at":{T},"erased":true}},"at":[null,\
-"Rq5ljQ"]}}
-{{"call":{{"call_id":"c2","tool_name":"pay","idempotency_key":"k1","status":"completed",\
-"attempt":2,"issued_at":{T},"resolved_at":{T},"erased":true}},"at":[null,\
-"3eQPUQ"]}}
-{{"call":{{"call_id":"c3","tool_name":"ask","idempotency_key":"k2","status":"issued",\
-"attempt":1,"issued_at":{T},"erased":true}},"at":[null,0,"xsDpOA"]}}
-{{"call":{{"call_id":"c3","status":"completed","resolved_at":{T}}},"at":[null,\
-"ZkYl5A"]}}
-{{"created":{T},"at":[null,"ecgLmg"]}}
-{{"add":{{}},"at":[1,{T},50,"Gxsm6A"]}}
+{{"thread":\t"t"\t,"at":[null,"6eac56be"]}}
+{{"call":\t{{"call_id":"c1","tool_name":"pay","idempotency_key":"k1",\
+"status":"failed","attempt":1,"issued_at":{T},"resolved_at":{T},"erased":true}}\t,\
+"at":[null,"3e1e43c8"]}}
+{{"call":\t{{"call_id":"c2","tool_name":"pay","idempotency_key":"k1",\
+"status":"completed","attempt":2,"issued_at":{T},"resolved_at":{T},"erased":true}}\t,\
+"at":[null,"083ae944"]}}
+{{"call":\t{{"call_id":"c3","tool_name":"ask","idempotency_key":"k2",\
+"status":"issued","attempt":1,"issued_at":{T},"erased":true}}\t,"at":[null,\
+"13e1d0f6"]}}
+{{"call":\t{{"call_id":"c3","status":"completed","resolved_at":{T}}}\t,"at":[null,\
+"f28d3ee5"]}}
+{{"created":{T},"at":[null,"7690227a"]}}
+{{"add":{{}},"at":[1,{T},52,"a893e082"]}}
 """
 NAME = "t~e3b98a4da31a127d4bde6e43033f66ba274cab0eb7eb1c70ec41402bf6273dd8.jsonl"
-KEY_1 = "6/6ab9f1eb8f7d3388f4f9d586f66e99fd54080df2c446f0e58668b09c08a16dd0"
-KEY_2 = "0/015f7e6bc5aeaf483724089e9252cc13b50951a6b69412522765cff4d780306e"
-LINKS = {
-    f"{KEY_1}.1": f"../../threads/{NAME}#1",
-    f"{KEY_1}.2": f"../../threads/{NAME}#2",
-    f"{KEY_2}.1": f"../../threads/{NAME}#1",
+REGISTERS = {
+    "01.jsonl": """\
+{"key":"k2","attempt":1,"thread":"t","call":"c3","at":[null,"77583d58"]}
+""",
+    "6a.jsonl": """\
+{"key":"k1","attempt":1,"thread":"t","call":"c1","at":[null,"658b88de"]}
+{"key":"k1","attempt":2,"thread":"t","call":"c2","at":[null,"0bce605a"]}
+""",
 }
 
 
@@ -77,54 +82,53 @@ async def fill(cp: Store) -> None:
 
 
 def frozen(text: str) -> str:
-    """Replace times, random words and checksums by fixed ones."""
+    """Replace times and checksums by fixed ones."""
     text = re.sub(r"\b1\d{15}\b", T, text)
-    text = re.sub(r'"[\w+/]{6}"\]\}\n', '"CCCCCC"]}\n', text)
-    return re.sub(r'"log":"[0-9a-f]{16}"', '"log":"0123456789abcdef"', text)
+    return re.sub(r'"[0-9a-f]{8}"\]\}\n', '"CCCCCCCC"]}\n', text)
 
 
-def links(home: Path) -> dict[str, str]:
-    claims = home / "claims"
-    return {
-        str(path.relative_to(claims)): os.readlink(path)
-        for path in claims.rglob("*")
-        if path.is_symlink()
-    }
+def registers(home: Path) -> dict[str, str]:
+    """Return what is in the registers."""
+    files = (home / "used-keys").iterdir()
+    return {path.name: text for path in files if (text := path.read_text())}
 
 
 def restore(home: Path, log: str) -> None:
     """Create the folder that another version of cpkit would have left."""
-    for name in ("threads", "claims/6", "claims/0"):
+    for name in ("threads", "used-keys"):
         (home / name).mkdir(parents=True)
 
     (home / "cpkit.json").write_bytes(MARK)
     (home / "threads" / NAME).write_text(log)
 
-    for name, target in LINKS.items():
-        (home / "claims" / name).symlink_to(target)
+    for name, text in REGISTERS.items():
+        (home / "used-keys" / name).write_text(text)
 
 
 async def test_the_written_bytes_are_the_frozen_format(home: Path) -> None:
-    """All bytes except times and the random word."""
+    """All bytes except times and checksums."""
     async with Store(home) as cp:
         await fill(cp)
 
     assert (home / "cpkit.json").read_bytes() == MARK
     assert frozen((home / "threads" / NAME).read_text()) == frozen(LOG)
-    assert links(home) == LINKS
+    assert {n: frozen(one) for n, one in registers(home).items()} == {
+        name: frozen(text) for name, text in REGISTERS.items()
+    }
 
 
 async def test_the_bytes_after_a_deletion_are_the_frozen_format(home: Path) -> None:
     """Ids, tools, keys and times of the calls stay; arguments and results do not."""
     async with Store(home) as cp:
         await fill(cp)
+        before = registers(home)
         await cp.delete_thread("t")
         await cp.record_result("t", "c3", "dropped")
         await cp.append("t", [{}])
 
     assert frozen((home / "threads" / NAME).read_text()) == frozen(ERASED)
-    assert links(home) == LINKS
-    assert sorted(path.name for path in (home / "threads").iterdir()) == [NAME]
+    assert registers(home) == before
+    assert [path.name for path in (home / "threads").iterdir()] == [NAME]
 
 
 async def test_a_frozen_store_is_read(home: Path) -> None:
@@ -177,8 +181,8 @@ async def test_a_frozen_deletion_is_read(home: Path) -> None:
 
 MESSAGES: dict[str, Callable[[], list[Any]]] = {
     "lookalikes": lambda: [
-        {"text": '"},"at":[7,1795232045123456,"AAAAAA"]}'},
-        {"text": ',\t{"n":1}\t],"extra":{\t"at":[9', "at": [5, "x"]},
+        {"text": '"},"at":[7,1795232045123456,"00000000"]}'},
+        {"text": '\t,\t{"n":1}\t],"extra":{\t"at"\t:\t[9', "at": [5, "x"]},
         {"at": [1, T], "extra": {"a\tb": "\t}"}},
         {"add": {"n": 1}, "at": None},
         {"call": {"call_id": "c1"}, "args": {}},
@@ -197,7 +201,7 @@ async def test_messages_that_look_like_the_format_are_only_messages(
     """Alone in a line and with others, in extra, args and results."""
     messages = MESSAGES[name]()
 
-    async with Store(home, durability="normal") as cp:
+    async with Store(home) as cp:
         for message in messages:
             await cp.append("t", [message])
 

@@ -127,7 +127,7 @@ async def test_a_sector_of_zeros_before_written_bytes_is_set_aside(
     home: Path, log: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Appends after it can be read."""
-    line = b'{"add":{"never":"acknowledged"},"at":[2,1795232045123456,"AAAAAA"]}\n'
+    line = b'{"add":{"never":"acknowledged"},"at":[2,1795232045123456,"00000000"]}\n'
 
     async with Store(home) as cp:
         await cp.append("t", [{"n": 1}])
@@ -158,7 +158,7 @@ async def test_a_first_write_of_zeros_is_an_absent_thread(
         assert await cp.read("t") == [{}]
 
 
-@pytest.mark.parametrize("damage", [b"X", b" ", b"\0", b"\r", b""])
+@pytest.mark.parametrize("damage", [b"X", b" ", b"\r", b""])
 @pytest.mark.parametrize("last", [True, False])
 async def test_a_damaged_newline_between_two_claims_frees_no_key(
     home: Path, log: Path, damage: bytes, last: bool
@@ -205,43 +205,3 @@ async def test_a_hole_in_synced_lines_is_corruption(
 
         assert await cp.append("t", [{}]) == 9
         assert log.read_bytes().startswith(content)
-
-
-@pytest.mark.parametrize("lost", sweep(range(1, 6), [1, 3, 5]))
-async def test_with_normal_durability_a_log_ends_at_its_first_hole(
-    home: Path, log: Path, lost: int
-) -> None:
-    """A power loss takes the last writes of the thread."""
-    async with Store(home, durability="normal") as cp:
-        for n in range(8):
-            await cp.append("t", [{"n": n, "pad": "x" * 700}])
-
-    content = bytearray(log.read_bytes())
-    content[lost * 512 : (lost + 1) * 512] = bytes(512)
-    log.write_bytes(content)
-
-    async with Store(home, durability="normal") as cp:
-        found = await states_of(cp)
-        left = len(found.messages) if found else 0
-        assert left == (lost * 512 - 120) // 780
-        assert await cp.append("t", [{}], expected_version=left) == left + 1
-        assert len(await cp.read("t")) == left + 1
-
-
-async def test_with_normal_durability_at_most_a_mebibyte_is_unsynced(
-    home: Path, log: Path
-) -> None:
-    """Older data is as safe as with ``durability=full``."""
-    async with Store(home, durability="normal") as cp:
-        for n in range(30):
-            await cp.append("t", [{"n": n, "pad": "x" * 100_000}])
-
-    content = bytearray(log.read_bytes())
-    content[102_400:102_912] = bytes(512)
-    log.write_bytes(content)
-
-    async with Store(home) as cp:
-        with pytest.raises(CorruptThread):
-            await cp.load("t")
-
-        assert await cp.append("t", [{}]) == 31

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,7 @@ from cpkit import (
 )
 from cpkit.driver import FullHandle
 from cpkit.memory import MemoryCheckpointer
-from cpkit_file import FileCheckpointer, claims
-from cpkit_file.schema import claim_stem
+from cpkit_file import FileCheckpointer
 from tests.sweeps import sweep
 
 Store = FileCheckpointer[Any]
@@ -139,113 +136,52 @@ async def test_a_key_of_many_threads_is_found_after_each_is_forgotten(
             await cp.delete_thread("probe", forget_keys=True)
             await cp.delete_thread(f"t{number}", forget_keys=True)
 
-        shard = tmp_path / "claims" / claim_stem("key")[0]
-        assert not list(shard.iterdir())
+        assert await cp.record_issued("probe", ToolCall("c", "tool", {}, "key")) is None
+        (call,) = await cp.list_calls("probe")
+        assert call.attempt == 1
 
 
-@pytest.mark.parametrize("made", range(6))
-async def test_a_restore_that_ends_between_two_links_leaves_one_holder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: int
+@pytest.mark.parametrize("done", range(4))
+async def test_a_restore_that_ends_before_its_log_claims_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: int
 ) -> None:
-    """No link stands behind a gap, where a later claim would take it for the newest."""
-    symlink = os.symlink
-    left = made
+    """The lines in the registers are void, and count when the thread is restored."""
+    write = os.write
+    left = done
 
-    def fail_later(target: str, path: str) -> None:
+    def fail_later(fd: int, data: bytes) -> int:
         nonlocal left
 
         if left == 0:
             raise OSError(5, "Input/output error")
 
-        symlink(target, path)
         left -= 1
+        return write(fd, data)
+
+    calls = [failed("late", f"{key}{n}", n, key) for key in "abc" for n in (2, 3)]
+    late = ThreadDump("late", [{}], {}, calls, calls[0].issued_at, calls[0].issued_at)
 
     async with Store(tmp_path) as cp:
-        for number in (1, 5, 6):
-            await cp.restore_thread(dump_of(f"t{number}", number))
-
-        monkeypatch.setattr(os, "symlink", fail_later)
+        monkeypatch.setattr(os, "write", fail_later)
 
         with pytest.raises(BackendUnavailable, match="Input/output"):
-            await cp.restore_thread(dump_of("late", 2, 3))
+            await cp.restore_thread(late)
 
         monkeypatch.undo()
-        assert await cp.record_issued("a", ToolCall("c", "tool", {}, "key")) is None
-        holder = await cp.record_issued("b", ToolCall("c", "tool", {}, "key"))
-        assert holder is not None
-        assert (holder.thread_id, holder.attempt) == ("a", 7)
+        assert await cp.load("late") is None
+
+        for key in ("a", "b", "c"):
+            call = ToolCall(key, "tool", {}, key)
+            assert await cp.record_issued("a", call) is None
+            (held,) = [one for one in await cp.list_calls("a") if one.call == call]
+            assert held.attempt == 1
+
         await cp.delete_thread("a", forget_keys=True)
-        await cp.restore_thread(dump_of("late", 2, 3))
-        assert await cp.record_issued("a", ToolCall("c", "tool", {}, "key")) is None
-
-
-async def test_a_link_that_a_deletion_left_does_not_count_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A thread that gets the attempt of such a link again has it in another slot."""
-
-    async def forget(cp: Store, thread_id: str) -> None:
-        with monkeypatch.context() as patch:
-            # As a process does that is killed after it replaced the log.
-            patch.setattr(claims._Key, "remove_after", lambda *_: None)
-            await cp.delete_thread(thread_id, forget_keys=True)
-
-    async with Store(tmp_path) as cp:
-        for number in (1, 2, 3):
-            await cp.restore_thread(dump_of(f"t{number}", number))
-
-        for number in (3, 2, 1):
-            await forget(cp, f"t{number}")
-
-        paid = replace(failed("t4", "c4", 4), status="completed")
-        await cp.restore_thread(replace(dump_of("t4", 4), calls=[paid]))
-        await cp.restore_thread(dump_of("t3", 3))
-        assert await cp.find_completed("key") == paid
-        assert await cp.record_issued("t5", ToolCall("c", "tool", {}, "key")) == paid
-
-
-async def test_links_of_one_key_reach_the_disk_in_their_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A power loss could keep a link and lose the earlier one that it relies on."""
-    async with Store(tmp_path) as cp:
-        for number in (1, 5, 6):
-            await cp.restore_thread(dump_of(f"t{number}", number))
-
-        done: list[str] = []
-
-        for name in ("symlink", "fsync"):
-            original = getattr(os, name)
-
-            def noted(*args: Any, name: str = name, original: Any = original) -> None:
-                original(*args)
-                done.append(name)
-
-            monkeypatch.setattr(os, name, noted)
-
-        await cp.restore_thread(dump_of("late", 2, 3))
-
-    links = [place for place, name in enumerate(done) if name == "symlink"]
-    assert len(links) == 6
-    assert all("fsync" in done[one:other] for one, other in pairwise(links))
-
-
-async def test_a_thread_with_many_attempts_is_restored_with_a_link_for_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are linked in the order of their numbers, so that no link moves up."""
-    symlink = os.symlink
-    made: list[str] = []
-
-    def noted(target: str, path: str) -> None:
-        made.append(target.rpartition("#")[2])
-        symlink(target, path)
-
-    async with Store(tmp_path) as cp:
-        monkeypatch.setattr(os, "symlink", noted)
-        await cp.restore_thread(dump_of("t", *range(1, 13)))
-
-    assert made == [str(number) for number in range(1, 13)]
+        await cp.restore_thread(late)
+        assert await cp.list_calls("late") == calls
+        assert await cp.record_issued("a", ToolCall("c", "tool", {}, "a")) is None
+        (held,) = await cp.list_calls("a")
+        assert held.attempt == 4
 
 
 async def outcome_of(operation: Any) -> Any:
@@ -294,7 +230,7 @@ async def test_claims_restores_and_deletions_agree_with_the_model(
     dumps: list[ThreadDump] = []
 
     async with (
-        Store(tmp_path, durability="normal") as ours,
+        Store(tmp_path) as ours,
         MemoryCheckpointer[Any]() as model,
     ):
         for step in range(250):

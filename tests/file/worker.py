@@ -9,8 +9,6 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from cpkit import BackendUnavailable, ToolCall
 from cpkit_file import FileCheckpointer
 from tests.processes import report, serve
@@ -43,28 +41,10 @@ async def contend(path: str, name: str, count: int) -> list[int]:
 
 async def append_big_for_ever(path: str) -> None:
     """Append messages so large that a kill often hits the middle of one."""
-    async with Store(path, durability="normal") as cp:
+    async with Store(path) as cp:
         for i in range(1_000_000):
             version = await cp.append("t", [{"i": i, "pad": "x" * 4_000_000}])
             report(version)
-
-
-async def fork_in_a_write(path: str) -> None:
-    """Fork a child in the middle of a write, report its process id, and die."""
-
-    def fork(fd: int) -> None:
-        child = os.fork()
-
-        while child == 0:
-            signal.pause()
-
-        report(child)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    async with Store(path) as cp:
-        await cp.append("t", [{}])
-        pytest.MonkeyPatch().setattr(os, "fdatasync", fork)
-        await cp.append("t", [{}])
 
 
 async def use_unprivileged(path: str) -> dict[str, str]:
@@ -76,7 +56,7 @@ async def use_unprivileged(path: str) -> dict[str, str]:
     async with Store(path) as cp:
         uses: dict[str, Coroutine[Any, Any, Any]] = {
             "load": cp.load("t"),
-            "replay": cp.record_issued("t", ToolCall("c", "tool", {}, "key")),
+            "calls": cp.list_calls("t"),
             "append": cp.append("t", [{}]),
             "new thread": cp.append("new", [{}]),
             "claim": cp.record_issued("t", ToolCall("d", "tool", {}, "free")),
@@ -140,7 +120,6 @@ if __name__ == "__main__":
         begin_again,
         contend,
         fill_up_to,
-        fork_in_a_write,
         open_unprivileged,
         use_unprivileged,
     )
