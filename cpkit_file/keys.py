@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 
 from cpkit.driver import StoredCall
 from cpkit_file.log import Folder, Log, opened, reading
@@ -28,21 +29,28 @@ Find = Callable[[str, str], StoredCall | None]
 
 def newest_attempt(folder: Folder, key: str) -> StoredCall | None:
     """Return the key's newest call, which holds the key unless it failed."""
+    find = partial(find_call, folder)
+
     with opened(folder, f"{folder.keys}/{register_name(key)}") as register:
-        return next(attempts(register, key, partial(find_call, folder)), None)
+        while True:
+            numbered = enumerate(attempts(register, key, find))
+            void, call = next((one for one in numbered if one[1]), (None, None))
+
+            # The thread of a newer attempt may have been restored meanwhile.
+            if not any(islice(attempts(register, key, find), void)):
+                return call
 
 
-def attempts(register: Log, key: str, find: Find) -> Iterator[StoredCall]:
-    """Yield the calls on record for a key, the newest attempt first."""
+def attempts(register: Log, key: str, find: Find) -> Iterator[StoredCall | None]:
+    """Yield the calls that claimed a key, the newest first; ``None`` for a void one."""
     with register.index.lock:
         register.index.catch_up(register)
         claims = sorted(register.index.claims.get(key, ()), reverse=True)
 
     for attempt, thread_id, call_id in claims:
         call = find(thread_id, call_id)
-
-        if call is not None and (call.idempotency_key, call.attempt) == (key, attempt):
-            yield call
+        is_void = call is None or (call.idempotency_key, call.attempt) != (key, attempt)
+        yield None if is_void else call
 
 
 def find_call(

@@ -2,9 +2,8 @@
 
 A line is one operation, so it is in the file wholly or not at all::
 
-    {"thread":⇥"user-42"⇥,"at":[null,"1c291ca3"]}
-    {"created":1763696045123456,"at":[null,46,"5d0a94c2"]}
-    {"add":{"role":"user"},"at":[1,1763696045123456,101,"b2d4dd26"]}
+    {"thread":"user-42","created":1763696045123456,"at":[null,"1c291ca3"]}
+    {"add":{"role":"user"},"at":[1,1763696045123456,71,"b2d4dd26"]}
     {"add":[⇥{"n":1}⇥,⇥{"n":2}⇥],"at":[3,1763696046000001,"f1f0a7b3"]}
     {"add":[⇥{}⇥],"extra":{⇥"n"⇥:⇥1⇥},"at":[4,…]}
     {"extra":{⇥"plan"⇥:⇥null⇥},"at":[4,1763696047000001,"42d3b6e5"]}
@@ -20,8 +19,9 @@ tabs (⇥), unless a line has one message alone: a JSON text without white space
 tab. ``at`` comes last, with two to four values:
 
 - the thread's version after the line and the time of its last change, or ``null`` while
-  the log holds no thread: in its first two lines, and after ``delete_thread``, which
-  leaves a ``call`` line with ``"erased":true`` for each call;
+  the log holds no thread: in its first line, and after ``delete_thread``, which leaves
+  a ``call`` line with ``"erased":true`` for each call. A thread that begins behind such
+  lines was created at the first time;
 - the number of bytes before the line that were written together with it, if any. A
   power loss can damage only the bytes of the last write;
 - the *seal*: a checksum of all bytes of the file before it (CRC-32). So a block of
@@ -38,7 +38,7 @@ from pydantic_core import to_json
 
 from cpkit.driver import StoredCall
 
-HEAD, CREATED, CALL, KEY = b'{"thread":', b'{"created":', b'{"call":', b'{"key":'
+HEAD, CALL, KEY = b'{"thread":', b'{"call":', b'{"key":'
 ADD, EXTRA, ARGS, RESULT = b'{"add":', b'"extra":{', b',"args":', b',"result":'
 SEAL = len('01234567"]}\n')
 """The number of bytes of a seal, with all that follows it in the line."""
@@ -49,7 +49,7 @@ _AT = b',"at":['
 _END = re.compile(
     rb',"at":\[(?:null|(\d{1,19}),(\d{1,19}))(?:,(\d{1,19}))?,"[0-9a-f]{8}"\]\}\n\Z'
 )
-_CREATED = re.compile(rb'\n\{"created":(\d{1,19}),')
+_TIME = re.compile(rb',"at":\[\d+,(\d{1,19})(?:,\d+)?,"[0-9a-f]{8}"\]\}\n')
 _FACTS = {*StoredCall._fields} - {"thread_id", "args", "result"}
 _OUTCOME = {"call_id", "status", "resolved_at"}
 
@@ -84,16 +84,10 @@ class Lines:
 # Writing: lines without their ``at`` and their closing brace
 
 
-def header(thread_id: str) -> bytes:
-    return b"%b\t%b\t" % (HEAD, to_json(thread_id))
-
-
-def created(micros: int) -> bytes:
-    """Return the line before the first operation of a thread.
-
-    A kill can leave it without the operation. The last one counts.
-    """
-    return b"%b%d" % (CREATED, micros)
+def header(thread_id: str, created_at: int | None) -> bytes:
+    """Return the first line of a log."""
+    created = {"created": created_at} if created_at else {}
+    return to_json({"thread": thread_id, **created})[:-1]
 
 
 def added(bodies: Sequence[bytes], items: Sequence[tuple[bytes, bytes]]) -> bytes:
@@ -122,18 +116,13 @@ def recorded(call: StoredCall, *, resolves: bool = False) -> bytes:
     columns = zip(StoredCall._fields, call, strict=True)
     facts = {name: one for name, one in columns if name in names and one}
     line = b"%b\t%b\t" % (CALL, to_json(facts))
+    args = None if resolves or call.erased else call.args
 
-    if not (resolves or call.erased):
-        line += b"%b\t%b\t" % (ARGS, _bytes(call.args))
-
-    if call.result is not None:
-        line += b"%b\t%b\t" % (RESULT, _bytes(call.result))
+    for name, text in ((ARGS, args), (RESULT, call.result)):
+        if isinstance(text, bytes):
+            line += b"%b\t%b\t" % (name, text)
 
     return line
-
-
-def _bytes(text: bytes | str) -> bytes:
-    return text if isinstance(text, bytes) else text.encode()
 
 
 # Reading
@@ -176,9 +165,10 @@ def end_of(line: bytes) -> tuple[int, int, int] | None:
     return None
 
 
-def created_in(head: bytes) -> int:
-    """Return the time in the last ``created`` line, or 0."""
-    return int((_CREATED.findall(head) or [0])[-1])
+def first_time(data: bytes) -> int:
+    """Return the first time in whole lines, or 0."""
+    found = _TIME.search(data)
+    return int(found[1]) if found else 0
 
 
 def take_apart(block: bytes) -> tuple[list[bytes], list[tuple[int, list[bytes]]]]:

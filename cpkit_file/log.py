@@ -71,21 +71,22 @@ class Folder:
 class Log:
     """An open log, or an open register; ``owner`` is the thread's id."""
 
-    def __init__(
-        self, folder: Folder, path: str, owner: str = "", index: Index | None = None
-    ) -> None:
+    def __init__(self, folder: Folder, path: str, owner: str = "") -> None:
         self.folder = folder
         self.path = path
         self.owner = owner
-        self.index = index or folder.index(path)
+        self.index = folder.index(path)
         self.fd = -1
 
-        if path in folder.failed and index is None:  # a list may look at it
+        if path in folder.failed:
             reason = f"a sync of {path} failed: open the store again"
             raise StoreFailure("rejected", reason)
 
     def find_tail(self, status: os.stat_result | None = None) -> Tail:
-        """Return where the file ends, now or at the time of the ``status``."""
+        """Return where the file ends, now or at the time of its name's ``status``.
+
+        Raises ``FileNotFoundError`` if the name is another file's.
+        """
         status, known = status or os.fstat(self.fd), self.index.tail
         size = status.st_size
 
@@ -93,6 +94,9 @@ class Log:
             not size or os.pread(self.fd, SEAL, size - SEAL) == known.seal
         ):
             return known
+
+        if os.fstat(self.fd).st_ino != status.st_ino:
+            raise FileNotFoundError(self.path)
 
         start = max(0, size - _LAST)
 
@@ -126,6 +130,10 @@ class Log:
                 raise self.corrupt(start + end)
 
         begin = data.rfind(b"\n", 0, max(0, end - 1)) + 1
+
+        if data.startswith(lines.HEAD, begin):  # its first operation is missing
+            return Tail(inode)
+
         seal = data[end - SEAL : end] if end else b""
         version, updated_at, together = lines.end_of(data[begin:end]) or (0, 0, 0)
 
@@ -171,11 +179,10 @@ class Log:
 
 
 class Index:
-    """What a handle knows of a log or a register: its ``tail``, and what it has where.
+    """What a handle knows of a log or a register: its ``tail``, and where it has what.
 
-    The rest is used under the ``lock``; it was learned up to ``end``. ``calls`` are
-    without args and results, and have the places of both. ``marks`` are offsets of
-    lines, with the version before them. ``claims`` are attempts at a key.
+    Where is under the ``lock``, and known up to ``learned``. ``marks`` are offsets of
+    lines with the version before them, and ``calls`` have places of args and results.
     """
 
     def __init__(self) -> None:
@@ -217,6 +224,8 @@ class Index:
                 except (ValueError, LookupError, TypeError) as exc:
                     raise log.corrupt(offset + start, str(exc)) from exc
 
+            self.created_at = self.created_at or lines.first_time(block)
+
             if offset + len(block) >= self.marks[-1][0] + _BLOCK // 2:
                 version, *_ = lines.end_of(block) or (0,)
                 self.marks.append((offset + len(block), version))
@@ -246,11 +255,12 @@ class Index:
         elif kind.startswith(lines.KEY):
             key, attempt, thread_id, call_id, _ = from_json(kind).values()
             self.claims.setdefault(key, set()).add((attempt, thread_id, call_id))
-        elif kind == lines.HEAD:
-            if (found := from_json(parts[1])) != owner:
-                raise ValueError(f"it is the log of thread {found!r}")
-        elif kind.startswith(lines.CREATED):
-            self.created_at = lines.created_in(b"\n" + kind)
+        elif kind.startswith(lines.HEAD):
+            head = from_json(kind)
+            self.created_at = head.get("created", 0)
+
+            if head["thread"] != owner:
+                raise ValueError(f"it is the log of thread {head['thread']!r}")
         elif kind.startswith((lines.ADD, b"{" + lines.EXTRA)):
             firsts = (n for n, one in enumerate(parts, 1) if one.endswith(lines.EXTRA))
 
@@ -301,11 +311,9 @@ def _read(
 
 
 @contextmanager
-def opened(
-    folder: Folder, path: str, owner: str = "", index: Index | None = None
-) -> Iterator[Log]:
+def opened(folder: Folder, path: str, owner: str = "") -> Iterator[Log]:
     """Open a log or register to read it; a missing file is an empty one."""
-    log = Log(folder, path, owner, index)
+    log = Log(folder, path, owner)
 
     try:
         log.fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)

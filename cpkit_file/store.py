@@ -59,7 +59,7 @@ from cpkit.records import Durability, Survives, ThreadInfo
 from cpkit.registry import url_path
 from cpkit_file import lines, schema
 from cpkit_file.keys import newest_attempt
-from cpkit_file.log import Folder, Index, opened, reading
+from cpkit_file.log import Folder, Log, opened, reading
 from cpkit_file.schema import LOG_NAME, failure, log_name, words_of
 from cpkit_file.workers import Workers
 from cpkit_file.writing import commit
@@ -238,21 +238,27 @@ def _ids(folder: Folder, prefix: str) -> dict[str, str]:
 
     An id is read once. A log whose first write is not complete is left out.
     """
-    start, known = words_of(prefix), folder.ids
+    start, known, aside = words_of(prefix), folder.ids, Folder(folder.path)
     names = [name for name in os.listdir(folder.threads) if name.startswith(start)]
 
     for name in names:
         if name not in known and LOG_NAME.fullmatch(name):
-            with opened(folder, f"{folder.threads}/{name}", "", Index()) as log:
-                head = log.read(0, lines.LONGEST_HEADER)
-                header = head[: head.find(b"\n") + 1]
-
-                if lines.fits(b"", header):
-                    known[name] = from_json(header)["thread"]
-                elif header and b"\0" not in header:
-                    raise log.corrupt(0)
+            with opened(aside, f"{folder.threads}/{name}") as log:
+                if head := _header(log):
+                    known[name] = head["thread"]
 
     return {known[name]: name for name in names if name in known}
+
+
+def _header(log: Log) -> dict[str, Any]:
+    """Return what the first line says; nothing if the first write is not complete."""
+    head = log.read(0, lines.LONGEST_HEADER)
+    header = head[: head.find(b"\n") + 1]
+
+    if header and b"\0" not in header and not lines.fits(b"", header):
+        raise log.corrupt(0)
+
+    return dict(from_json(header)) if lines.fits(b"", header) else {}
 
 
 def _threads(
@@ -270,18 +276,17 @@ def _info(folder: Folder, thread_id: str, name: str, erased: bool) -> ThreadInfo
     marker, known, is_erased = folder.infos.get(thread_id, (None, None, False))
 
     if (now := _marker(path)) != marker:
-        with opened(folder, path, thread_id, index := Index()) as log:
+        with opened(Folder(folder.path), path, thread_id) as log:
             tail = log.find_tail()
-            created_at = lines.created_in(log.read(0, lines.LONGEST_HEADER))
-            is_erased = not tail.updated_at
+            created_at = _header(log).get("created")
 
-            if is_erased or not created_at:
-                index.catch_up(log)
+            if (is_erased := not tail.updated_at) or not created_at:
+                log.index.catch_up(log)
 
-        times = [created_at or index.created_at, tail.updated_at]
+        times = [created_at or log.index.created_at, tail.updated_at]
 
         if is_erased:  # of the first claim, and of the last claim or result
-            calls = [call for call, *_ in index.calls.values()]
+            calls = [call for call, *_ in log.index.calls.values()]
             times = [one for call in calls for one in call[7:10:2] if one]
 
         ends = (from_micros(min(times)), from_micros(max(times))) if times else None

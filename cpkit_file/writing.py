@@ -32,18 +32,10 @@ from cpkit.driver import (
     resolved_call,
     sync_folder,
 )
-from cpkit_file import lines
+from cpkit_file import lines, schema
 from cpkit_file.keys import attempts, find_call
 from cpkit_file.lines import SEAL, Lines
 from cpkit_file.log import Folder, Log, Tail
-from cpkit_file.schema import (
-    failure,
-    lock,
-    log_name,
-    register_name,
-    sync_content,
-    unlock,
-)
 
 # The endings of the file that keeps torn writes of a log for a person to see, and of
 # the file that becomes a log when it is complete.
@@ -58,8 +50,9 @@ def commit(folder: Folder, batch: Sequence[Write]) -> list[Outcome]:
     Raises ``StoreFailure("not sent", …)`` where another process keeps a lock.
     """
     thread_id = batch[0].thread_id
+    path = f"{folder.threads}/{schema.log_name(thread_id)}"
 
-    with Locked(folder, f"{folder.threads}/{log_name(thread_id)}", thread_id) as log:
+    with Locked(folder, path, thread_id) as log:
         match batch:
             case [Erase() as write]:
                 return [_erase(log, write)]
@@ -92,38 +85,34 @@ class Locked(Log):
             self.fd = os.open(self.path, flags, 0o600)
 
             try:
-                lock(self.fd, self.path)
-                status = os.fstat(self.fd)
+                schema.lock(self.fd, self.path)
+                status = os.stat(self.path)
+                self.tail = self.find_tail(status)
 
-                # Not if it was replaced before the lock.
-                if os.stat(self.path).st_ino == status.st_ino:
-                    self.tail = self.find_tail(status)
+                if self.tail.end < status.st_size:
+                    self._set_aside(status.st_size)
 
-                    if self.tail.end < status.st_size:
-                        self._set_aside(status.st_size)
-
-                    return self
+                return self
             except FileNotFoundError:
-                pass  # it was removed before the lock
+                schema.unlock(self.fd)  # it was removed or replaced before the lock
             except BaseException:
-                unlock(self.fd)
+                schema.unlock(self.fd)
                 raise
-
-            unlock(self.fd)
 
     def __exit__(self, *exc_info: object) -> None:
         try:
-            for register in self._registers.values():
-                register.__exit__()
+            if self._registers:
+                for register in self._registers.values():
+                    register.__exit__()
 
             if self.owner and not (self.tail.end or os.fstat(self.fd).st_size):
                 os.unlink(self.path)
         finally:
-            unlock(self.fd)
+            schema.unlock(self.fd)
 
     def register(self, key: str) -> Locked:
         """Lock the register of a key too."""
-        if (name := register_name(key)) not in self._registers:
+        if (name := schema.register_name(key)) not in self._registers:
             register = Locked(self.folder, f"{self.folder.keys}/{name}")
             self._registers[name] = register.__enter__()
 
@@ -149,7 +138,7 @@ class Locked(Log):
             raise
 
         try:
-            sync_content(self.fd)
+            schema.sync_content(self.fd)
         except OSError as exc:
             raise self.unsynced(exc) from exc
 
@@ -170,7 +159,7 @@ class Locked(Log):
         The kernel may have dropped the bytes, so nothing is built on them.
         """
         self.folder.failed.add(self.path)
-        return failure(exc, unknown=True)
+        return schema.failure(exc, unknown=True)
 
     def _set_aside(self, size: int) -> None:
         """Copy a torn write to another file, and cut it off."""
@@ -184,7 +173,7 @@ class Locked(Log):
                 file.write(self.read(end, size - end) + b"\n")
 
         os.ftruncate(self.fd, end)
-        sync_content(self.fd)
+        schema.sync_content(self.fd)
         message = "%s: %d bytes of a write that was never acknowledged are now in %s"
         _logger.warning(message, self.path, size - end, path)
 
@@ -239,7 +228,8 @@ class _Writer:
             return known
 
         register = self._log.register(write.idempotency_key)
-        newest = next(attempts(register, write.idempotency_key, self._find), None)
+        found = attempts(register, write.idempotency_key, self._find)
+        newest = next(filter(None, found), None)
 
         if newest is not None and newest.status != "failed":
             return newest
@@ -270,10 +260,7 @@ class _Writer:
         """Add the line of an operation, which ``changes`` the thread."""
         if changes:
             if not (self._log.tail.end or self.added.size):
-                self.added.add(lines.header(self._log.owner))
-
-            if not self.updated_at:
-                self.added.add(lines.created(self._now))
+                self.added.add(lines.header(self._log.owner, self._now))
 
             self.version += messages
             self.updated_at = self._now
@@ -299,7 +286,7 @@ def _erase(log: Locked, write: Erase) -> Conflict | None:
 
     calls = _calls(log)
     kept = Lines(0, together=False)
-    kept.add(lines.header(log.owner))
+    kept.add(lines.header(log.owner, None))
 
     for call in calls:
         kept.add(lines.recorded(erased_call(call)))
@@ -329,7 +316,7 @@ def _restore(log: Locked, write: Restore) -> Conflict | KeyHeld | None:
         register = log.register(key := call.idempotency_key)
 
         if key not in others:
-            others[key] = [*attempts(register, key, find)]
+            others[key] = [*filter(None, attempts(register, key, find))]
 
         if key_is_held(call, others[key]):
             return KeyHeld(key, others[key][0].thread_id)
@@ -340,17 +327,14 @@ def _restore(log: Locked, write: Restore) -> Conflict | KeyHeld | None:
         register.append(added)
 
     added = Lines(0, together=False)
-    added.add(lines.header(log.owner))
+    added.add(lines.header(log.owner, write.created_at))
     version, updated_at = len(write.bodies), write.updated_at or 0
 
-    if write.created_at is not None:
-        added.add(lines.created(write.created_at))
+    for position, body in enumerate(write.bodies, 1):
+        added.add(lines.added([body], ()), position, updated_at)
 
-        for position, body in enumerate(write.bodies, 1):
-            added.add(lines.added([body], ()), position, updated_at)
-
-        if write.items or not (write.bodies or write.calls):
-            added.add(lines.added([], write.items), version, updated_at)
+    if updated_at:
+        added.add(lines.added([], write.items), version, updated_at)
 
     for call in write.calls:
         added.add(lines.recorded(call), version, updated_at)

@@ -30,7 +30,7 @@ from greenlet import (  # type: ignore[import-untyped]  # it has no types
 )
 
 from cpkit.driver import StoreFailure
-from cpkit_file import log, schema, writing
+from cpkit_file import log, schema
 
 __all__ = ["Killed", "explore", "fail_at", "kill_before", "patched"]
 
@@ -456,5 +456,5 @@ def _patch_locks(patch: pytest.MonkeyPatch, fstat: Callable[[int], Any]) -> None
 
         flock(fd, how)
 
-    patch.setattr(writing, "lock", locking)
+    patch.setattr(schema, "lock", locking)
     patch.setattr(fcntl, "flock", unlocking)

@@ -30,7 +30,7 @@ from cpkit.driver import (
 from cpkit.memory import MemoryStore
 from cpkit.records import CallStatus
 from cpkit_file import keys, schema, store, writing
-from cpkit_file.lines import Lines, claimed
+from cpkit_file.lines import Lines, claimed, header
 from cpkit_file.log import Folder
 from cpkit_file.schema import log_name, register_name
 from tests.file.schedules import Killed, explore, fail_at, kill_before, patched
@@ -106,6 +106,13 @@ def _claim(home: Path, *places: tuple[str, str, int]) -> None:
         register.append(left)
 
 
+def _begin(home: Path) -> None:
+    """Leave the first line of a log, whose first operation was lost."""
+    begun = Lines(0)
+    begun.add(header("t", 1795232045123456))
+    _write(home, begun.all[0])
+
+
 # Of what was written together, a power loss took a part.
 _HOLE = b'{"add":{"n":2},"at":[2,17957' + bytes(40) + b',"0000"]}\n'
 
@@ -127,7 +134,8 @@ STARTS = {
     ),
     "a claim of another thread": Start([append("t"), claim("u", "c")]),
     "an empty log": Start([], lambda home: _write(home, b"")),
-    "a torn first write": Start([], lambda home: _write(home, b'{"thread":\t"t"\t,"a')),
+    "a torn first write": Start([], lambda home: _write(home, b'{"thread":"t","crea')),
+    "a log without an operation": Start([], _begin),
     "a torn write": Start(
         [append("t")], lambda home: _write(home, b'{"add":{"n":2},"at":[2,')
     ),
