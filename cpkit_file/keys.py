@@ -23,9 +23,6 @@ from cpkit.driver import StoredCall
 from cpkit_file.log import Folder, Log, opened, reading
 from cpkit_file.schema import register_name, sync_content
 
-Find = Callable[[str, str], StoredCall | None]
-"""``find(thread_id, call_id)`` returns a call on record."""
-
 
 def newest_attempt(folder: Folder, key: str) -> StoredCall | None:
     """Return the key's newest call, which holds the key unless it failed."""
@@ -41,8 +38,13 @@ def newest_attempt(folder: Folder, key: str) -> StoredCall | None:
                 return call
 
 
-def attempts(register: Log, key: str, find: Find) -> Iterator[StoredCall | None]:
-    """Yield the calls that claimed a key, the newest first; ``None`` for a void one."""
+def attempts(
+    register: Log, key: str, find: Callable[[str, str], StoredCall | None]
+) -> Iterator[StoredCall | None]:
+    """Yield the calls that claimed a key, the newest first; ``None`` for a void one.
+
+    ``find(thread_id, call_id)`` returns a call on record.
+    """
     with register.index.lock:
         register.index.catch_up(register)
         claims = sorted(register.index.claims.get(key, ()), reverse=True)

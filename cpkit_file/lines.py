@@ -67,10 +67,7 @@ class Lines:
         self._together = together
 
     def add(self, content: bytes, version: int = 0, updated_at: int = 0) -> None:
-        """Add a line; ``content`` is without ``at`` and the closing brace.
-
-        Without ``updated_at`` the log holds no thread after the line.
-        """
+        """Add a line; ``content`` is without ``at`` and the closing brace."""
         end = b"%d,%d" % (version, updated_at) if updated_at else b"null"
         together = b",%d" % self.size if self.size and self._together else b""
         line = b'%b,"at":[%b%b,"' % (content, end, together)
@@ -95,13 +92,14 @@ def added(bodies: Sequence[bytes], items: Sequence[tuple[bytes, bytes]]) -> byte
     if bodies and not items and not bodies[1:]:
         return ADD + bodies[0]
 
-    parts = [b'"add":[\t%b\t]' % b"\t,\t".join(bodies)] if bodies else []
+    texts = b"\t,\t".join([b"%b\t:\t%b" % item for item in items])
+    extra = b"%b\t%b\t}" % (EXTRA, texts) if items else EXTRA + b"}"
 
-    if items:
-        texts = b"\t,\t".join([b"%b\t:\t%b" % item for item in items])
-        parts.append(b"%b\t%b\t}" % (EXTRA, texts))
+    if not bodies:
+        return b"{" + extra
 
-    return b"{" + b",".join(parts or [EXTRA + b"}"])
+    messages = b"%b[\t%b\t]" % (ADD, b"\t,\t".join(bodies))
+    return b"%b,%b" % (messages, extra) if items else messages
 
 
 def claimed(call: StoredCall) -> bytes:
@@ -137,18 +135,14 @@ def fits(seal: bytes, data: bytes) -> bool:
     """Return whether whole lines continue the line with this seal."""
     try:
         checksum = crc32(memoryview(data)[:-SEAL], sum_after(seal))
+        return data[-SEAL:] == b'%08x"]}\n' % checksum
     except ValueError:
         return False
-
-    return data[-SEAL:] == b'%08x"]}\n' % checksum
 
 
 def intact(seal: bytes, data: bytes) -> int:
     """Return how many bytes of lines continue the line with this seal."""
-    if fits(seal, data):
-        return len(data)
-
-    start = 0
+    start = len(data) if fits(seal, data) else 0
 
     while (stop := data.find(b"\n", start) + 1) and fits(seal, data[start:stop]):
         seal, start = data[stop - SEAL : stop], stop
@@ -184,8 +178,7 @@ def take_apart(block: bytes) -> tuple[list[bytes], list[tuple[int, list[bytes]]]
         if line[: len(ADD)] == ADD and b"\t" not in line:
             bodies.append(line[len(ADD) : line.rfind(_AT)])
         else:
-            parts = line.split(b"\t")
-            others.append((start, parts))
+            others.append((start, parts := line.split(b"\t")))
 
             if parts[0] == ADD + b"[":
                 stop = next(n for n, part in enumerate(parts) if part[:1] == b"]")

@@ -1,8 +1,7 @@
-"""A log as it is at one moment, read without a lock.
+"""A log as it is at one moment, read without a lock, and what a handle remembers of it.
 
 Logs only grow: a deletion puts another file in a log's place, and what is cut off was
-never acknowledged. So what a handle has read of a log stays true, and it reads only
-what is new.
+never acknowledged. So a handle reads only what is new.
 """
 
 from __future__ import annotations
@@ -26,10 +25,9 @@ from cpkit_file.schema import KEYS, THREADS, log_name
 
 # Files that a handle remembers, at a few hundred bytes a call.
 _FILES = 2000
-# Bytes to read of a file's end at first: the last write of most files fits.
-_LAST = 2048
-# Bytes of one block: fits a processor's cache. Larger ones were measured to be slower.
+# Bytes of a block: it fits a processor's cache. Larger ones were measured to be slower.
 _BLOCK = 128 * 1024
+_DAMAGE = "the bytes do not fit the line's seal"
 _NO_CALL = StoredCall("", "", "", b"{}", "", "issued", 0, 0, None, None, False)
 
 _Place: TypeAlias = tuple[int, int]
@@ -37,10 +35,9 @@ _Place: TypeAlias = tuple[int, int]
 
 
 class Tail(NamedTuple):
-    """Where the whole lines of a file end, the last line's seal, and what it says.
+    """Where the whole lines of a file end, and what the last one says.
 
-    ``inode`` tells which file, ``sum`` is the checksum of all its bytes. The log holds
-    no thread if ``updated_at`` is 0.
+    ``inode`` tells which file, ``sum`` is the checksum of all its bytes.
     """
 
     inode: int = 0
@@ -54,8 +51,8 @@ class Tail(NamedTuple):
 class Folder:
     """A store's folder, and what a handle remembers of its files.
 
-    ``failed`` has the files whose sync failed. ``ids`` has thread ids by the names of
-    logs, ``infos`` what a list shows of them, with their markers and erasures.
+    ``failed`` are files whose sync failed, ``ids`` thread ids by the names of logs, and
+    ``infos`` what a list shows of a thread, with its log's marker and if it is erased.
     """
 
     def __init__(self, path: str) -> None:
@@ -83,9 +80,9 @@ class Log:
             raise StoreFailure("rejected", reason)
 
     def find_tail(self, status: os.stat_result | None = None) -> Tail:
-        """Return where the file ends, now or at the time of its name's ``status``.
+        """Return where the file ends now, or at the ``status`` of what has its name.
 
-        Raises ``FileNotFoundError`` if the name is another file's.
+        Raises ``FileNotFoundError`` if that is another file.
         """
         status, known = status or os.fstat(self.fd), self.index.tail
         size = status.st_size
@@ -98,7 +95,7 @@ class Log:
         if os.fstat(self.fd).st_ino != status.st_ino:
             raise FileNotFoundError(self.path)
 
-        start = max(0, size - _LAST)
+        start = max(0, size - 2048)  # the last write of most files fits
 
         while (tail := self._tail_in(status.st_ino, start, size)) is None:
             start = max(0, size - 4 * (size - start))
@@ -107,10 +104,9 @@ class Log:
         return tail
 
     def _tail_in(self, inode: int, start: int, size: int) -> Tail | None:
-        """Find the last whole line behind an offset; ``None`` if it is too far behind.
+        """Find the last whole line from ``start`` on; ``None`` if its write is longer.
 
-        A write that a crash tore ends without a newline, or has zeros in it where a
-        power loss took some bytes.
+        A torn write has no newline in the end, or zeros where a power loss took bytes.
         """
         data = self.read(start, size - start)
         first = data.find(b"\n", SEAL) + 1 if start else 0
@@ -148,10 +144,7 @@ class Log:
         return os.pread(self.fd, length, start)
 
     def blocks(self, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the lines between two offsets in blocks, each with its offset.
-
-        Raises ``CorruptThread`` where they do not fit their seals.
-        """
+        """Yield the lines between two offsets in blocks, which fit their seals."""
         seal = self.read(start - SEAL, SEAL) if start else b""
         length = _BLOCK
 
@@ -171,18 +164,17 @@ class Log:
             yield start, block
             start, seal, length = start + cut, block[-SEAL:], _BLOCK
 
-    def corrupt(self, offset: int, reason: str = "") -> CorruptThread:
+    def corrupt(self, offset: int, reason: str = _DAMAGE) -> CorruptThread:
         """Return the error for the line at an offset."""
-        number = self.read(0, offset).count(b"\n") + 1
-        reason = reason or "the bytes do not fit the line's seal"
+        number = 1 + self.read(0, offset).count(b"\n")
         return CorruptThread(self.owner, f"{self.path}, line {number}", reason)
 
 
 class Index:
     """What a handle knows of a log or a register: its ``tail``, and where it has what.
 
-    Where is under the ``lock``, and known up to ``learned``. ``marks`` are offsets of
-    lines with the version before them, and ``calls`` have places of args and results.
+    All but the tail is used under the ``lock``. ``marks`` are offsets of lines, with
+    the version before them. ``calls`` have the places of their args and results.
     """
 
     def __init__(self) -> None:
@@ -199,10 +191,7 @@ class Index:
         self.claims: dict[str, set[tuple[int, str, str]]] = {}
 
     def catch_up(self, log: Log, *, keep: bool = False) -> list[bytes]:
-        """Learn what was added to the file.
-
-        Returns the messages that were added, if the caller wants to ``keep`` them.
-        """
+        """Learn what was added to the file; return the messages, to ``keep`` them."""
         tail, known = log.find_tail(), self.learned
         bodies: list[bytes] = []
 
@@ -282,10 +271,6 @@ class Index:
                 break
 
         return found[first - version : last - version]
-
-    def items(self, log: Log) -> list[tuple[bytes, bytes]]:
-        """Read extra."""
-        return [(key, log.read(*place)) for key, place in self.extra.items()]
 
     def call(self, log: Log, call_id: str) -> StoredCall | None:
         """Read a call, with its args and its result."""

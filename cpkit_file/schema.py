@@ -24,12 +24,10 @@ except ImportError:  # Windows; opening a store raises there
     fcntl = None  # type: ignore[assignment]  # absent there, and not used then
 
 FORMAT_VERSION = 1
-THREADS = "threads"
-# Behind "threads" in the alphabet: a copy in that order has the key of each call.
-KEYS = "used-keys"
+# In this order, an ordinary copy of a store in use has the key of each call.
+THREADS, KEYS = "threads", "used-keys"
 LOG_NAME = re.compile(r"[a-z0-9-]{1,40}~[0-9a-f]{64}\.jsonl")
 
-_MARK = "cpkit.json"
 _README = """\
 State of AI agents, kept by cpkit. Read these files as you like, but do not edit them.
 
@@ -46,9 +44,6 @@ cpkit.json                The version of the format.
 
 To copy the folder while agents run, copy threads/ first (rsync -a does).
 """
-# Keeps a file's name below 143 bytes, the limit of eCryptfs, the lowest in use.
-_NAME_LENGTH = 40
-_TRIES = 20
 # macOS, where fsync stops at the drive's cache.
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 
@@ -63,7 +58,8 @@ def log_name(thread_id: str) -> str:
 def words_of(thread_id: str) -> str:
     """Return what the log's name starts with; the same for a start of the id."""
     words = re.sub(r"[^a-z0-9]+", "-", thread_id.lower())
-    return words[:_NAME_LENGTH].strip("-")
+    # A file's name stays below 143 bytes, the limit of eCryptfs, the lowest in use.
+    return words[:40].strip("-")
 
 
 def register_name(key: str) -> str:
@@ -77,7 +73,7 @@ def prepare(path: str, store: str) -> None:
         reason = "this platform has no POSIX file locks; use sqlite:///"
         raise StoreFailure("rejected", reason)
 
-    mark = os.path.join(path, _MARK)
+    mark = os.path.join(path, "cpkit.json")
 
     if not os.path.exists(mark):
         above = next(one for one in (Path(path), *Path(path).parents) if one.is_dir())
@@ -98,27 +94,25 @@ def prepare(path: str, store: str) -> None:
     if (found := _version(mark)) != FORMAT_VERSION:
         raise SchemaMismatch(store, found, FORMAT_VERSION)
 
-    threads, keys = os.path.join(path, THREADS), os.path.join(path, KEYS)
+    for name in (THREADS, KEYS):
+        if not os.path.isdir(folder := os.path.join(path, name)):
+            create_folder(folder)  # a copy may lack what was empty
 
-    for folder in (threads, keys):
-        if not os.path.isdir(folder):  # a copy may lack what was empty
-            create_folder(folder)
-
-    if len(os.listdir(keys)) < 256:
+    if len(os.listdir(folder)) < 256:
         for number in range(256):
-            flags = os.O_WRONLY | os.O_CREAT
-            os.close(os.open(f"{keys}/{number:02x}.jsonl", flags, 0o600))
+            register = os.path.join(folder, f"{number:02x}.jsonl")
+            os.close(os.open(register, os.O_WRONLY | os.O_CREAT, 0o600))
 
-        sync_folder(keys)
+        sync_folder(folder)
 
 
 def _write_file(path: str, text: str) -> None:
-    fd = os.open(f"{path}.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
-    with open(fd, "w") as file:
+    with open(os.open(f"{path}.tmp", flags, 0o600), "w") as file:
         file.write(text)
         file.flush()
-        sync_content(fd)
+        sync_content(file.fileno())
 
     os.rename(f"{path}.tmp", path)
     sync_folder(os.path.dirname(path))
@@ -137,7 +131,7 @@ def _version(mark: str) -> object:
 def inspect(path: str) -> StoreInfo | None:
     """Tell whether a folder is a store; ``None`` where that is unclear."""
     try:
-        version = _version(os.path.join(path, _MARK))
+        version = _version(os.path.join(path, "cpkit.json"))
     except (FileNotFoundError, NotADirectoryError):
         return StoreInfo(False, path=path if os.path.exists(path) else None)
     except OSError:
@@ -168,7 +162,7 @@ def lock(fd: int, path: str) -> None:
 
     It tries for a few milliseconds; most writes of others take less.
     """
-    for _ in range(_TRIES):
+    for _ in range(20):
         try:
             return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -1,7 +1,5 @@
 """Agent state in a folder of readable logs, for any number of processes on one machine.
 
-``docs/drivers.md`` is the manual.
-
 URL forms
     ``file:///absolute/folder``, ``file:/absolute/folder`` and ``file:relative/folder``.
     Options: ``timeout``, in seconds, and those of every driver.
@@ -11,9 +9,8 @@ Durability
     loss. After a sync that failed, the handle does not use that file any more.
 
 What is atomic
-    Each operation is one line at the end of its thread's log. Writes that queue during
-    a sync share the next one. A read takes no lock: it shows the log as it was at one
-    moment. `cpkit_file.keys` describes how a key is claimed.
+    Each operation is one line at the end of its thread's log. A read takes no lock: it
+    shows the log as it was at one moment. `cpkit_file.keys` is about claims.
 
 Several processes
     ``flock`` orders their writes. A write that waits for a lock for longer than
@@ -69,9 +66,6 @@ __all__ = ["FileCheckpointer", "FileStore"]
 MessageT = TypeVar("MessageT")
 T = TypeVar("T")
 
-# Seconds that a write pauses at most before it tries a lock again.
-_PAUSE = 0.02
-
 
 class FileOptions(DriverOptions):
     """``timeout``: seconds to wait for another process's lock."""
@@ -94,7 +88,9 @@ class FileStore:
         self._timeout = (options or FileOptions()).timeout
         # Resolved now: the process may change its working directory later.
         self._folder = Folder(os.path.abspath(path))
-        self._workers = Workers()
+        # More writers were measured to wait for Python: their syncs share commits of
+        # the file system.
+        self._writers, self._readers = Workers(4), Workers(12)
         self.name = f"file://{self._folder.path}"
 
     @classmethod
@@ -111,14 +107,15 @@ class FileStore:
         return await aiofiles.os.wrap(schema.inspect)(url_path(url))
 
     async def open(self) -> None:
-        self._workers.loop = asyncio.get_running_loop()
-        await self._workers.run(schema.prepare, self._folder.path, self.name)
+        self._writers.loop = self._readers.loop = asyncio.get_running_loop()
+        await self._writers.run(schema.prepare, self._folder.path, self.name)
 
     async def close(self) -> None:
         # It waits for operations whose callers were cancelled; not in the event loop's
         # executor, which may be full of the program's jobs.
         with ThreadPoolExecutor(1, "cpkit-file-close") as closer:
-            await aiofiles.os.wrap(self._workers.end)(executor=closer)
+            for workers in (self._writers, self._readers):
+                await aiofiles.os.wrap(workers.end)(executor=closer)
 
     def durability(self) -> Durability:
         return Durability(Survives.MACHINE, {"sync": "fdatasync"})
@@ -128,16 +125,15 @@ class FileStore:
 
         while True:
             try:
-                return await self._workers.run(commit, self._folder, batch, writes=True)
+                return await self._writers.run(commit, self._folder, batch)
             except StoreFailure as exc:
-                now = self._workers.loop.time()
+                now = self._writers.loop.time()
                 until = until or now + self._timeout
 
                 if exc.fate != "not sent" or now >= until:
                     raise
 
-            # Another process has a lock. No thread waits for it.
-            await asyncio.sleep(_PAUSE * random())
+            await asyncio.sleep(0.02 * random())  # another process has a lock
 
     async def snapshot(
         self, thread_id: str, start: int, stop: int | None, decode: Decode
@@ -169,15 +165,11 @@ class FileStore:
                 raise failure(exc) from exc
 
     def _read(self, work: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-        return self._workers.run(work, self._folder, *args)
+        return self._readers.run(work, self._folder, *args)
 
 
 class FileCheckpointer(FullHandle[MessageT]):
-    """A handle of a store in a folder.
-
-    ``path`` is the folder's; a missing one is created for its owner alone. Options as
-    in the URL.
-    """
+    """A handle of a store in the folder ``path``; options as in the URL."""
 
     def __init__(
         self,
@@ -209,7 +201,8 @@ def _snapshot(
         if len(bodies) < last - first:
             bodies = index.messages(log, first, last)
 
-        items, pending = index.items(log), index.read_calls(log, pending=True)
+        items = [(key, log.read(*place)) for key, place in index.extra.items()]
+        pending = index.read_calls(log, pending=True)
 
     return Snapshot(decode(bodies, first), items, pending, version, first)
 
@@ -229,15 +222,12 @@ def _dump(folder: Folder, thread_id: str) -> StoredDump | None:
             return StoredDump([], [], calls, None, None) if calls else None
 
         bodies = index.messages(log, 0, tail.version)
-        times = index.created_at, tail.updated_at
-        return StoredDump(bodies, index.items(log), calls, *times)
+        items = [(key, log.read(*place)) for key, place in index.extra.items()]
+        return StoredDump(bodies, items, calls, index.created_at, tail.updated_at)
 
 
 def _ids(folder: Folder, prefix: str) -> dict[str, str]:
-    """Return the ids of threads that may have a prefix, with the names of their logs.
-
-    An id is read once. A log whose first write is not complete is left out.
-    """
+    """Return the ids that may have a prefix, and their logs; an id is read once."""
     start, known, aside = words_of(prefix), folder.ids, Folder(folder.path)
     names = [name for name in os.listdir(folder.threads) if name.startswith(start)]
 
@@ -323,15 +313,12 @@ def _follow(folder: Folder, changed: Callable[[], None], stop: threading.Event) 
     """Call ``changed`` after logs changed, until ``stop`` is set."""
     from watchfiles import watch
 
-    # Milliseconds: it asks the system each ``step`` for changes, and collects those
-    # that follow each other for the time of ``debounce``.
-
     found = watch(
         folder.threads,
         watch_filter=None,
         recursive=False,
-        step=5,
-        debounce=10,
+        step=5,  # milliseconds between two looks
+        debounce=10,  # for how long changes are collected
         rust_timeout=50,
         yield_on_timeout=True,
         raise_interrupt=False,

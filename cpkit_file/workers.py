@@ -14,44 +14,40 @@ from cpkit_file.schema import failure
 
 T = TypeVar("T")
 
-# Threads, and how many of them write. Syncs of different files share the file system's
-# commits. More threads were measured to wait for Python.
-_THREADS, _WRITERS = 16, 4
-
 _Job: TypeAlias = tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 class Workers:
-    """Threads of one event loop, which start when they are needed.
+    """Threads of one event loop, up to ``limit``, which start when they are needed.
 
     They are daemons, so that a handle that was not closed does not keep the program
-    alive. The way there and back costs a third of that of a ``ThreadPoolExecutor``.
+    alive. The way there and back costs a third of that of a ``ThreadPoolExecutor``, and
+    jobs that begin in one turn of the loop share it.
     """
 
     loop: asyncio.AbstractEventLoop
 
-    def __init__(self) -> None:
-        self._trips: SimpleQueue[tuple[list[_Job], bool] | None] = SimpleQueue()
+    def __init__(self, limit: int) -> None:
+        self._limit = self._free = limit
+        self._started = 0
+        self._waiting: list[_Job] = []
+        self._trips: SimpleQueue[list[_Job] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._busy = self._writing = 0
-        self._writes: list[_Job] = []
 
-    def run(
-        self, work: Callable[..., T], *args: Any, writes: bool = False
-    ) -> asyncio.Future[T]:
-        """Do the work in a thread; it continues if the caller is cancelled.
+    def run(self, work: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """Do the work in a thread; it continues if the caller is cancelled."""
+        if self._started <= self._limit - self._free < self._limit:
+            name = f"cpkit-file-{self._started}"
+            thread = threading.Thread(target=self._serve, name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+            self._started += 1
 
-        What ``writes``, and begins in one turn of the event loop, shares trips.
-        """
+        if not self._waiting:
+            self.loop.call_soon(self._send)
+
         answer: asyncio.Future[T] = asyncio.Future(loop=self.loop)
-
-        self._writes.append((answer, work, args))
-
-        if not writes:
-            self._send([self._writes.pop()], False)
-        elif not self._writes[1:]:
-            self.loop.call_soon(self._send_writes)
-
+        self._waiting.append((answer, work, args))
         return answer
 
     def end(self) -> None:
@@ -62,30 +58,18 @@ class Workers:
         for thread in self._threads:
             thread.join()
 
-    def _send_writes(self) -> None:
-        while self._writes and self._writing < _WRITERS:
-            share = -(-len(self._writes) // (_WRITERS - self._writing))
-            self._writing += 1
-            self._send(self._writes[:share], True)
-            del self._writes[:share]
-
-    def _send(self, jobs: list[_Job], writes: bool) -> None:
-        self._busy += 1
-
-        if self._busy > len(self._threads) < _THREADS:
-            thread = threading.Thread(
-                target=self._serve, name="cpkit-file", daemon=True
-            )
-            thread.start()
-            self._threads.append(thread)
-
-        self._trips.put((jobs, writes))
+    def _send(self) -> None:
+        while self._waiting and self._free:
+            share = -(-len(self._waiting) // self._free)
+            self._free -= 1
+            self._trips.put(self._waiting[:share])
+            del self._waiting[:share]
 
     def _serve(self) -> None:
-        while (trip := self._trips.get()) is not None:
+        while (jobs := self._trips.get()) is not None:
             done: list[Callable[[], None]] = []
 
-            for answer, work, args in trip[0]:
+            for answer, work, args in jobs:
                 try:
                     done.append(partial(answer.set_result, work(*args)))
                 except OSError as exc:
@@ -94,13 +78,12 @@ class Workers:
                     done.append(partial(answer.set_exception, exc))
 
             with suppress(RuntimeError):  # the loop was closed, so nothing waits
-                self.loop.call_soon_threadsafe(self._land, done, trip[1])
+                self.loop.call_soon_threadsafe(self._land, done)
 
-            del trip, answer, args, done  # nothing stays alive while it waits
+            del jobs, answer, args, done  # nothing stays alive while it waits
 
-    def _land(self, done: list[Callable[[], None]], writes: bool) -> None:
-        self._busy -= 1
-        self._writing -= writes
+    def _land(self, done: list[Callable[[], None]]) -> None:
+        self._free += 1
 
         for settle in done:
             try:
@@ -108,6 +91,5 @@ class Workers:
             except asyncio.InvalidStateError:
                 pass  # the caller was cancelled
 
-        if writes and self._writes:
-            # After the callers, so that what they write next is there.
-            self.loop.call_soon(self._send_writes)
+        if self._waiting:  # after the callers, so that what they do next is there
+            self.loop.call_soon(self._send)

@@ -71,8 +71,8 @@ def commit(folder: Folder, batch: Sequence[Write]) -> list[Outcome]:
 class Locked(Log):
     """A log or register that is locked for the time of the block.
 
-    A log is created if it is missing, and removed again if it stays empty. ``tail`` is
-    the file's end; a torn write behind it is set aside.
+    A missing log is created, and removed again if it stays empty. A torn write behind
+    the ``tail`` is set aside.
     """
 
     tail = Tail()
@@ -101,9 +101,8 @@ class Locked(Log):
 
     def __exit__(self, *exc_info: object) -> None:
         try:
-            if self._registers:
-                for register in self._registers.values():
-                    register.__exit__()
+            for name in self._registers:
+                self._registers[name].__exit__()
 
             if self.owner and not (self.tail.end or os.fstat(self.fd).st_size):
                 os.unlink(self.path)
@@ -119,10 +118,7 @@ class Locked(Log):
         return self._registers[name]
 
     def append(self, added: Lines, version: int = 0, updated_at: int = 0) -> None:
-        """Write lines, and return when they and the file's name are on disk.
-
-        The last line says ``version`` and ``updated_at``.
-        """
+        """Write lines, the last of which says so, and put them and the name on disk."""
         inode, end, *_ = self.tail
         data, done = b"".join(added.all), 0
 
@@ -154,7 +150,7 @@ class Locked(Log):
             raise self.unsynced(exc) from exc
 
     def unsynced(self, exc: OSError) -> StoreFailure:
-        """Return the failure of a sync. This handle does not use the file any more.
+        """Return the failure of a sync, after which the handle does not use the file.
 
         The kernel may have dropped the bytes, so nothing is built on them.
         """
@@ -164,13 +160,11 @@ class Locked(Log):
     def _set_aside(self, size: int) -> None:
         """Copy a torn write to another file, and cut it off."""
         end, path = self.tail.end, self.path + _TORN
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 
         # On a full disk it is only cut off, so that the next write has space.
-        with suppress(OSError):
-            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-
-            with open(fd, "ab") as file:
-                file.write(self.read(end, size - end) + b"\n")
+        with suppress(OSError), open(os.open(path, flags, 0o600), "ab") as file:
+            file.write(self.read(end, size - end) + b"\n")
 
         os.ftruncate(self.fd, end)
         schema.sync_content(self.fd)
@@ -179,10 +173,7 @@ class Locked(Log):
 
 
 class _Writer:
-    """Collects lines for the end of a locked log.
-
-    ``version`` and ``updated_at`` are those of the thread after the lines.
-    """
+    """Collects lines for the end of a log, after which the thread has this version."""
 
     def __init__(self, log: Locked) -> None:
         self.added = Lines(log.tail.sum)
@@ -271,8 +262,8 @@ class _Writer:
 def _erase(log: Locked, write: Erase) -> Conflict | None:
     """Delete a thread: put a log in its place that has only its calls, erased.
 
-    With ``forget_keys`` the log is removed. The keys are locked meanwhile, because the
-    number of a new attempt may depend on a forgotten call.
+    With ``forget_keys`` the log is removed, while the keys are locked: the number of a
+    new attempt may depend on a forgotten call.
     """
     if write.expected_version not in (None, log.tail.version):
         return Conflict(log.tail.version)

@@ -86,13 +86,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
 def trips_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that gets the number of jobs of each trip to a worker thread."""
     made: list[int] = []
-    send = Workers._send
+    land = Workers._land
 
-    def count(workers: Workers, jobs: list[Any], writes: bool) -> None:
-        made.append(len(jobs))
-        send(workers, jobs, writes)
+    def count(workers: Workers, done: list[Any]) -> None:
+        made.append(len(done))
+        land(workers, done)
 
-    monkeypatch.setattr(Workers, "_send", count)
+    monkeypatch.setattr(Workers, "_land", count)
     return made
 
 
