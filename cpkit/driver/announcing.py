@@ -21,9 +21,10 @@ __all__ = ["Announcing"]
 logger = logging.getLogger(__name__)
 
 # Seconds from one announcement to the next, where a process listens and where none
-# does. `_IDLE_PAUSE` bounds the delay of a new listener's first notification.
+# does. `_IDLE_PAUSE` bounds the delay of a new listener's first notification. It is
+# long, because each announcement costs as much as an append.
 _PAUSE = 0.01
-_IDLE_PAUSE = 0.05
+_IDLE_PAUSE = 0.5
 
 # A notification that takes longer has lost its purpose.
 _TIMEOUT = 5.0

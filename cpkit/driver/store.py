@@ -227,7 +227,7 @@ class AnnouncesChanges(Protocol):
         """Notify listeners, and return whether there are any.
 
         The handle calls it in the background after commits, with all ids that changed
-        since the last call, at most every 10 ms, or every 50 ms where no process
+        since the last call, at most every 10 ms, or every 500 ms where no process
         listens.
         """
         ...

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from cpkit.driver.backoff import Backoff
 from cpkit.driver.lifecycle import Lifecycle
 from cpkit.driver.store import Store
+from cpkit.driver.time_limit import Deadline, TimeLimit
 from cpkit.driver.writes import Fate, Outcome, StoreFailure, Write
 from cpkit.errors import BackendUnavailable, CheckpointerError
 
@@ -18,39 +19,7 @@ __all__ = ["StoreCalls"]
 
 T = TypeVar("T")
 
-# Seconds for a cancelled commit to end. After them the store counts as stuck.
-_GRACE = 1.0
-
 _BACKOFF = Backoff(first=0.01, longest=0.25)
-
-
-class _TimeLimit:
-    """Cancels the current task after ``seconds``; then, a second later, gives it up.
-
-    ``asyncio.timeout`` cancels only once: it would wait for ever for a store that
-    ignores the cancellation.
-    """
-
-    __slots__ = ("_give_up", "_task", "_timer", "is_over")
-
-    def __init__(self, seconds: float, give_up: Callable[[], None]) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self.is_over = False
-        self._task = task
-        self._give_up = give_up
-        self._timer = task.get_loop().call_later(seconds, self._cancel)
-
-    def _cancel(self) -> None:
-        self.is_over = True
-        self._task.cancel()
-        self._timer = self._task.get_loop().call_later(_GRACE, self._give_up)
-
-    def end(self) -> None:
-        self._timer.cancel()
-
-        if self.is_over:
-            self._task.uncancel()
 
 
 class StoreCalls:
@@ -67,28 +36,24 @@ class StoreCalls:
         self._store = store
         self._retry = retry
         self._stuck: StoreFailure | None = None
+        self._limit = None if store.timeout is None else TimeLimit(store.timeout)
 
     async def read(self, query: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Return what the store answers, or raise the contract's error.
 
         Runs in the caller's task, and is cancelled with it. A read is safe to repeat.
         """
-        limit: asyncio.Timeout | None = None
         self._lifecycle.in_flight += 1
 
         try:
             if self._stuck is not None:
                 raise self._stuck
 
-            if self.timeout is None:
+            if self._limit is None:
                 return await query(*args)
 
-            async with asyncio.timeout(self.timeout) as limit:
-                return await self._repeat(limit, query, *args)
+            return await self._read_in_time(self._limit, query, *args)
         except Exception as exc:
-            if limit is not None and limit.expired():
-                raise self.error(self._late("not sent"), is_write=False) from exc
-
             raise self.error(exc, is_write=False) from exc
         finally:
             self._lifecycle.ended()
@@ -96,26 +61,40 @@ class StoreCalls:
     async def close(self) -> None:
         """Close the store, also one that ignored a cancellation."""
         self._stuck = None
-        await self.read(self._store.close)
 
-    async def _repeat(
-        self, limit: asyncio.Timeout, query: Callable[..., Awaitable[T]], *args: Any
+        try:
+            await self.read(self._store.close)
+        finally:
+            if self._limit is not None:
+                self._limit.close()
+
+    async def _read_in_time(
+        self, limit: TimeLimit, query: Callable[..., Awaitable[T]], *args: Any
     ) -> T:
         pauses: Iterator[float] | None = None
+        deadline = limit.begin()
 
-        while True:
-            try:
-                return await query(*args)
-            except StoreFailure as failure:
-                pauses = pauses or self._pauses()
+        try:
+            while True:
+                try:
+                    return await query(*args)
+                except StoreFailure as failure:
+                    pauses = pauses or self._pauses()
 
-                if failure.fate == "rejected" or limit.expired():
-                    raise
+                    if failure.fate == "rejected" or deadline.is_over:
+                        raise
 
-                if (pause := next(pauses, None)) is None:
-                    raise
+                    if (pause := next(pauses, None)) is None:
+                        raise
 
-            await asyncio.sleep(pause)
+                await asyncio.sleep(pause)
+        except (asyncio.CancelledError, StoreFailure) as exc:
+            if not deadline.is_timeout():
+                raise
+
+            raise self._late("not sent") from exc
+        finally:
+            limit.end(deadline)
 
     def _pauses(self) -> Iterator[float]:
         """Yield the pauses before repeats, until the time for them is over."""
@@ -139,12 +118,12 @@ class StoreCalls:
         if self._stuck is not None:
             return [self._stuck] * len(writes)
 
-        limit: _TimeLimit | None = None
         pauses: Iterator[float] | None = None
         fate: Fate = "unknown"
-
-        if self.timeout is not None:
-            limit = _TimeLimit(self.timeout, partial(self._give_up, give_up))
+        limit = self._limit
+        deadline = (
+            None if limit is None else limit.begin(partial(self._give_up, give_up))
+        )
 
         try:
             while True:
@@ -161,7 +140,7 @@ class StoreCalls:
                 except Exception as exc:
                     failure = exc
 
-                if limit is None or limit.is_over or not _did_not_run(failure):
+                if deadline is None or deadline.is_over or not _did_not_run(failure):
                     break
 
                 pauses = pauses or self._pauses()
@@ -173,32 +152,32 @@ class StoreCalls:
                 await asyncio.sleep(pause)
                 fate = "unknown"
 
-            return await self._one_by_one(writes, limit, failure)
+            return await self._one_by_one(writes, deadline, failure)
         except asyncio.CancelledError:
-            if limit is None or not limit.is_over:
+            if deadline is None or not deadline.is_timeout():
                 raise
 
             return [self._late(fate)] * len(writes)
         finally:
-            if limit is not None:
-                limit.end()
+            if limit is not None and deadline is not None:
+                limit.end(deadline)
 
     async def _one_by_one(
-        self, writes: list[Write], limit: _TimeLimit | None, failure: Exception
+        self, writes: list[Write], deadline: Deadline | None, failure: Exception
     ) -> Sequence[Outcome | Exception]:
         """Repeat a refused batch one write at a time: one of them may be the reason."""
         outcomes: list[Outcome | Exception] = []
 
         if len(writes) > 1 and _wrote_nothing(failure):
             for write in writes:
-                if limit is not None and limit.is_over:
+                if deadline is not None and deadline.is_over:
                     break
 
                 try:
                     (outcome,) = await self._store.commit([write])
                     outcomes.append(outcome)
                 except asyncio.CancelledError:
-                    if limit is None or not limit.is_over:
+                    if deadline is None or not deadline.is_timeout():
                         raise
 
                     outcomes.append(self._late("unknown"))
