@@ -7,7 +7,8 @@ Text with surrogates
     UTF-8 cannot hold them, so they are stored as escapes: ``\\ud83d``. pydantic_core
     does not parse a surrogate that stands alone, and Python does. But both would join a
     high one and a low one behind it to one character. So a string with such a pair
-    begins with U+DFFF, and has an underscore behind each high surrogate.
+    begins with U+DFFF, and has an underscore behind each high surrogate. Text of other
+    programs has no such mark: `parse_foreign_json` reads it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,21 @@ from pydantic_core import from_json, to_json
 from cpkit.errors import SerializationError
 from cpkit.records import JsonValue
 
-__all__ = ["MAX_DEPTH", "encode_json", "has_surrogates", "parse_json", "plain_key"]
+__all__ = [
+    "MAX_DEPTH",
+    "encode_json",
+    "encode_text",
+    "has_surrogates",
+    "parse_foreign_json",
+    "parse_json",
+    "plain_key",
+]
 
 MAX_DEPTH = 200
 """Levels of nesting that pydantic_core's parser follows (jiter's recursion limit)."""
 
 _MARK = "\udfff"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _HIGH = re.compile("[\ud800-\udbff]")
 _SPLIT_HIGH = re.compile("([\ud800-\udbff])_")
@@ -41,6 +51,29 @@ def parse_json(text: bytes | str) -> Any:
             raise
 
     return _unmarked(json.loads(text, parse_constant=_refuse_constant))
+
+
+def parse_foreign_json(text: bytes | str) -> Any:
+    """Parse JSON text of another program; raise ``ValueError`` for anything else.
+
+    Two escapes of one character are that character. A lone surrogate is kept.
+    """
+    try:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError:
+        # It refuses lone surrogates, and everything that is not JSON.
+        try:
+            return json.loads(text, parse_constant=_refuse_constant)
+        except RecursionError as exc:
+            raise ValueError(str(exc)) from exc
+
+
+def encode_text(text: str) -> bytes:
+    """Return JSON text in UTF-8; surrogates in it are written as escapes."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return _SURROGATE.sub(lambda one: f"\\u{ord(one[0]):x}", text).encode()
 
 
 def has_surrogates(text: bytes | str) -> bool:

@@ -1,9 +1,10 @@
 """Session files: one JSON object on each line, the header first.
 
 Files are written as JavaScript's ``JSON.stringify`` writes them: keys in their order,
-no spaces, characters unescaped, numbers in ECMAScript's form. So a file from JavaScript
-is exported byte for byte as it was imported. Python's numbers are kept too: a whole
-float stays ``1.0``, and an integer of any size stays exact.
+no spaces, numbers in ECMAScript's form, only lone surrogates as escapes. So a file from
+JavaScript is exported byte for byte as it was imported. Python's numbers are kept too:
+a whole float stays ``1.0``, and an integer of any size stays exact. A high surrogate
+followed by a low one is one character, as in JavaScript.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cpkit.canonical import canonical_json
-from cpkit.driver.jsontext import encode_json, parse_json
+from cpkit.driver.jsontext import encode_json, encode_text, parse_foreign_json
 from cpkit.errors import CorruptThread, SerializationError
 from cpkit.sessions.entries import Entry, flaw
 from cpkit.sessions.migrate import version_of
@@ -117,8 +118,8 @@ def write_jsonl(path: str | os.PathLike[str], lines: Iterable[Entry]) -> None:
     handle, draft = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
 
     try:
-        with open(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.writelines(json_line(line) + "\n" for line in lines)
+        with open(handle, "wb") as file:
+            file.writelines(encode_text(json_line(line) + "\n") for line in lines)
             file.flush()
             os.fsync(file.fileno())
 
@@ -129,7 +130,10 @@ def write_jsonl(path: str | os.PathLike[str], lines: Iterable[Entry]) -> None:
 
 
 def json_line(value: Any) -> str:
-    """Return the text of a JSON value as ``JSON.stringify`` writes it."""
+    """Return the text of a JSON value as ``JSON.stringify`` writes it.
+
+    A surrogate stays as it is in the text; `encode_text` writes it as an escape.
+    """
     if isinstance(value, dict):
         members = (f"{_json_string(n)}:{json_line(v)}" for n, v in value.items())
         return "{" + ",".join(members) + "}"
@@ -147,7 +151,7 @@ def json_line(value: Any) -> str:
 def _parsed(text: bytes) -> tuple[Any, str | None]:
     """Return the line's value, or the reason why it cannot be stored."""
     try:
-        line = parse_json(text)
+        line = parse_foreign_json(text)
         encode_json(line, ())
     except (ValueError, SerializationError) as exc:
         return None, f"not JSON that can be stored: {exc}"

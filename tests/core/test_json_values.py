@@ -18,7 +18,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cpkit import SerializationError
-from cpkit.driver.jsontext import MAX_DEPTH, encode_json, parse_json
+from cpkit.driver.jsontext import (
+    MAX_DEPTH,
+    encode_json,
+    encode_text,
+    parse_foreign_json,
+    parse_json,
+)
 from cpkit.records import JsonValue
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
@@ -259,3 +265,33 @@ def test_only_json_is_parsed(stored: str) -> None:
     """The parser accepts strict JSON only."""
     with pytest.raises(ValueError, match="."):
         parse_json(stored)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r'"\ud83d\ude00"', "😀"),
+        (r'"\uD83D\uDE00"', "😀"),
+        (r'"cut \ud83d"', "cut \ud83d"),
+        (r'["\ude00\ud83d", "\ud83d\ude00"]', ["\ude00\ud83d", "😀"]),
+        (r'{"\udfff": "\\ud83d"}', {"\udfff": "\\ud83d"}),
+    ],
+)
+def test_a_pair_of_another_program_is_one_character(text: str, value: Any) -> None:
+    """As all readers of JSON take it; a lone surrogate is kept."""
+    assert parse_foreign_json(text) == value
+    assert parse_foreign_json(text.encode()) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", '"\n"', "NaN", r'["\ud83d", NaN]', '"a" "b"', "[" * 100_000]
+)
+def test_another_program_writes_json_too(text: str) -> None:
+    """Everything else is a ``ValueError``."""
+    with pytest.raises(ValueError, match="."):
+        parse_foreign_json(text)
+
+
+def test_json_text_is_written_in_utf_8() -> None:
+    """With escapes where UTF-8 has no form."""
+    assert encode_text('{"é": "\ud83d\\ud83d"}') == '{"é": "\\ud83d\\ud83d"}'.encode()

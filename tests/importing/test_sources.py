@@ -118,7 +118,6 @@ async def test_each_reason_is_counted(tmp_path: Path) -> None:
         {"messages": []},
         {"messages": [HELLO], "thread_id": "x" * 600},
         {"other": 1},
-        '{"messages": [{"role": "user", "content": "\\ud800"}]}',
         '{"messages": [{"role": "us',
         end="",
     )
@@ -129,13 +128,42 @@ async def test_each_reason_is_counted(tmp_path: Path) -> None:
     assert not report.ok
     assert report.counts("new") == 1
     assert lefts(report) == {
-        "not JSON": 2,
+        "not JSON": 1,
         "a message without a role": 1,
         "no messages": 1,
         "thread id has 600 bytes of UTF-8; 512 is the limit": 1,
         "neither messages nor a message with a role": 1,
         "a last line that was not finished": 1,
     }
+
+
+async def test_text_comes_as_it_was_written(url: str, tmp_path: Path) -> None:
+    """A lone surrogate is kept, and two escapes of one character are one."""
+    name = tmp_path.name
+    cut = {"role": "tool", "content": "cut \ud83d", "\udfff": 1}
+    smile = {"role": "user", "content": "😀"}
+    escaped = json.dumps({"id": f"{name}-t", "messages": [cut, smile]})
+    assert r"\ud83d\ude00" in escaped
+    talk = written(tmp_path / "talk.jsonl", escaped)
+    sessions = tmp_path / "sessions"
+    written(sessions / "s.jsonl", *session_lines(f"{name}-s", "cut \ud83d", "😀"))
+    own = SQLiteSession(f"{name}-o", tmp_path / "sessions.db")
+    await own.add_items([cut, smile])  # type: ignore[list-item]  # any JSON will do
+    assert await own.get_items() == [cut, smile]
+    own.close()
+
+    async with open_checkpointer(url) as cp:
+        for source in (talk, sessions, tmp_path / "sessions.db"):
+            report = await import_from(str(source), cp)
+            assert (report.ok, report.left) == (True, {})
+            again = await import_from(str(source), cp)
+            assert {*statuses(again).values()} == {"there"}
+
+        assert await messages(cp, f"{name}-t") == [cut, smile]
+        assert await Session(f"{name}-o", cp).get_items() == [cut, smile]
+        log = await SessionLog.open(cp, f"{name}-s")
+        said = [one["content"] for one in log.context().messages]
+        assert said == ["cut \ud83d", "😀"]
 
 
 async def test_corrupt_lines_of_one_conversation_are_skipped_on_request(

@@ -35,9 +35,17 @@ def as_file(folder: Path, lines: list[Any], name: str = "session.jsonl") -> Path
     return path
 
 
-# Any text in UTF-8, often with characters that are special in JSON or in lines.
+# Any text of JavaScript, often with characters that are special in JSON or in lines.
 text = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
-    ["\u2028\u2029\x85", "\0\x1f\x7f", '"\\/\n\r', "é😀", "__proto__"]
+    [
+        "\u2028\u2029\x85",
+        "\0\x1f\x7f",
+        '"\\/\n\r',
+        "é😀",
+        "__proto__",
+        "cut \ud83d",
+        "\udfff",
+    ]
 )
 
 json_values: st.SearchStrategy[Any] = st.recursive(

@@ -119,3 +119,10 @@ class RangeSpy(Spy):
         self.calls.append(("read", start, stop))
         self._fail(self.read_faults)
         return await self.inner.read(thread_id, start, stop)
+
+    async def load_range(
+        self, thread_id: str, start: int = 0, stop: int | None = None
+    ) -> CheckpointData[Any] | None:
+        self.calls.append(("load_range", start, stop))
+        self._fail(self.read_faults)
+        return await self.inner.load_range(thread_id, start, stop)

@@ -132,7 +132,6 @@ def test_an_unfinished_last_line_is_skipped(
     ("line", "reason"),
     [
         ('{"type": "mess', "not JSON that can be stored"),
-        ('{"type": "x", "id": "\\ud800"}', "not JSON that can be stored"),
         ('{"type": "x", "id": "i", "n": 1e999}', "not JSON that can be stored"),
         ('{"type": "x", "id": "i", "n": NaN}', "not JSON that can be stored"),
         ("[1]", "not a JSON object"),
@@ -269,3 +268,23 @@ async def test_a_failed_export_leaves_no_file(cp: Store, tmp_path: Path) -> None
         await log.export_jsonl(folder)
 
     assert list(tmp_path.iterdir()) == [folder]
+
+
+async def test_half_a_character_is_written_as_javascript_writes_it(
+    cp: Store, tmp_path: Path
+) -> None:
+    """As an escape; a pair of surrogates in the file is one character."""
+    cut = (
+        r'{"type":"message","id":"a","message":{"role":"user","content":"cut \ud83d"}}'
+    )
+    pair = cut.replace(r"cut \ud83d", r"\ud83d\ude00")
+    path = as_file(tmp_path, [json_line(HEADER), cut])
+    log = await SessionLog.import_jsonl(cp, path)
+    assert texts(log.context().messages) == ["cut \ud83d"]
+    await log.export_jsonl(tmp_path / "out.jsonl")
+    assert (tmp_path / "out.jsonl").read_bytes() == path.read_bytes()
+
+    log = await SessionLog.import_jsonl(
+        cp, as_file(tmp_path, [HEADER, pair]), session_id="again"
+    )
+    assert texts(log.context().messages) == ["😀"]

@@ -7,7 +7,7 @@ import re
 from codecs import BOM_UTF8
 from pathlib import Path
 
-from cpkit.driver.jsontext import parse_json
+from cpkit.driver.jsontext import parse_foreign_json
 from cpkit.registry import redacted
 from cpkit.tools.importing.source import BadSource
 from cpkit.tools.importing.sqlite import (
@@ -170,7 +170,7 @@ def _kind_of_lines(path: Path) -> str | None:
                 continue
 
             try:
-                line = parse_json(text)
+                line = parse_foreign_json(text)
             except ValueError:
                 # A long first line is cut off, but its beginning shows the kind.
                 return "transcripts" if b'"messages"' in text[:1000] else None

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cpkit.driver.jsontext import encode_json, parse_json
+from cpkit.driver.jsontext import encode_json, parse_foreign_json
 from cpkit.errors import CheckpointerError
 from cpkit.integrations.openai_thread import session_thread
 from cpkit.tools.importing.source import BadSource, Found, Left, Thread
@@ -53,7 +53,7 @@ def _session(session_id: Any, rows: sqlite3.Cursor) -> Iterator[Found]:
 
     for row, text in rows:
         try:
-            item = parse_json(text)
+            item = parse_foreign_json(text)
             encode_json(item, ())
         except (ValueError, TypeError, CheckpointerError):
             # The SDK skips rows that it cannot parse, too.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cpkit.driver.ids import check_id
-from cpkit.driver.jsontext import encode_json, parse_json
+from cpkit.driver.jsontext import encode_json, parse_foreign_json
 from cpkit.errors import CheckpointerError
 from cpkit.tools.importing.source import Found, Left, Thread
 
@@ -73,7 +73,7 @@ def _read(path: Path, skip_corrupt: bool, made: set[str]) -> Iterator[Found]:
 def _parsed(text: bytes) -> tuple[Any, str | None]:
     """Return the line's value, or the reason why it cannot be imported."""
     try:
-        line = parse_json(text)
+        line = parse_foreign_json(text)
         encode_json(line, ())
     except (ValueError, CheckpointerError):
         return None, "not JSON" if text.endswith(b"\n") else TORN
