@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from cpkit import ToolCall
 from cpkit.cli.stores import Store
 from tests.cli.command import call
 
-__all__ = ["everything", "stock"]
+__all__ = ["CUT", "everything", "stock", "stock_cut"]
+
+CUT: list[Any] = ["cut \ud83d", "\ud83d\ude00", "😀 \ude00", {"n": r"\ud83d"}]
+"""Text as people have it: halves of characters, also two that follow each other."""
 
 
 async def stock(cp: Store) -> None:
@@ -38,6 +42,15 @@ async def stock(cp: Store) -> None:
 
     await call(cp, "pruned", "paid-once", "kept", success=True)
     await cp.delete_thread("pruned")
+
+
+async def stock_cut(cp: Any, thread_id: str) -> None:
+    """Store `CUT` in each place of a thread that holds text."""
+    await cp.append(thread_id, [{"role": "user", "content": one} for one in CUT])
+    await cp.save_extra(thread_id, {CUT[1]: CUT, CUT[0]: CUT[0]})
+    await cp.record_issued(thread_id, ToolCall("done", "cut", {CUT[0]: CUT}, "done"))
+    await cp.record_result(thread_id, "done", CUT)
+    await cp.record_issued(thread_id, ToolCall("waits", "cut", {"by": CUT}, "waits"))
 
 
 async def everything(cp: Any) -> dict[str, Any]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from cpkit import ToolCall
+from cpkit import ToolCall, open_checkpointer
 from cpkit.cli.stores import Store
+from cpkit.tools.copying import ExportFile, copy_store, export_lines
 from tests.cli.command import call, cpkit, in_store, invoke
-from tests.cli.stocked import everything, stock
+from tests.cli.stocked import CUT, everything, stock, stock_cut
 from tests.stores import fresh_url
 
 
@@ -89,6 +92,49 @@ def test_a_deeply_nested_message_is_exported(sqlite_url: str, tmp_path: Path) ->
     ended = invoke("export", sqlite_url, "-o", str(file))
     assert (ended.code, ended.err) == (0, f"exported 1 thread to {file}\n")
     assert invoke("copy", str(file), fresh_url("sqlite", tmp_path, "b")).code == 0
+
+
+async def test_text_is_exported_as_it_was(tmp_path: Path) -> None:
+    """The lines are JSON for any tool; two halves in a row come back as two."""
+    file = tmp_path / "cut.jsonl"
+
+    async with (
+        open_checkpointer("memory://") as src,
+        open_checkpointer("memory://") as dst,
+    ):
+        source, destination = cast("Store", src), cast("Store", dst)
+        await stock_cut(source, "t")
+        lines = [line async for line in export_lines(source)]
+        found = [json.loads(line.decode()) for line in lines]
+        said = [one["message"].get("content") for one in found if "message" in one]
+        assert said[:3] == [
+            "cut \ud83d",
+            "😀",  # as every reader of JSON takes the two escapes
+            "😀 \ude00",
+        ]
+        file.write_bytes(b"".join(lines))
+        exported = await asyncio.to_thread(ExportFile, file)
+        assert (await copy_store(exported, destination)).is_complete
+        assert await everything(destination) == await everything(source)
+
+
+async def test_a_tool_may_write_an_export_with_escapes(tmp_path: Path) -> None:
+    """A character that it writes as two escapes is one."""
+    file = tmp_path / "escaped.jsonl"
+
+    async with open_checkpointer("memory://") as cp:
+        source = cast("Store", cp)
+        await source.append("t", [{"n": "😀"}, {"n": CUT[0]}])
+        lines = [json.loads(line) async for line in export_lines(source)]
+
+    file.write_text(
+        "".join(json.dumps(one, separators=(",", ":")) + "\n" for one in lines)
+    )
+    assert r"\ud83d\ude00" in file.read_text()
+    exported = await asyncio.to_thread(ExportFile, file)
+    dump = await exported.dump_thread("t")
+    assert dump is not None
+    assert dump.messages == [{"n": "😀"}, {"n": CUT[0]}]
 
 
 def changed(before: bytes, after: bytes) -> Callable[[list[bytes]], list[bytes]]:

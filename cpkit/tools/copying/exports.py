@@ -13,6 +13,11 @@
 A thread's lines are everything that a `ThreadDump` has, at one moment. An ``erased``
 thread has nothing but erased calls, and its times are those of its calls. A file
 without the last line is truncated.
+
+Lone surrogates are written as escapes. Where a high surrogate is followed by a low one,
+readers of JSON take the two escapes for one character. Such a line has
+``"escapes":"single"`` at its end, and `ExportFile` reads each escape in it as one
+character.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -27,6 +33,7 @@ from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from cpkit.driver.jsontext import encode_text
 from cpkit.errors import CorruptThread, SchemaMismatch
 from cpkit.protocol import ListsThreads
 from cpkit.records import (
@@ -51,6 +58,12 @@ _KINDS = (b"thread", b"message", b"extra", b"call", b"end", b"threads")
 # Not pydantic's: a line nests its message one level deeper, and pydantic's parser may
 # have accepted the message at its own limit of nesting.
 _ENCODE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+
+_SINGLE = {"escapes": "single"}
+
+_ESCAPES = re.compile(r"\\(?:u(d[89a-f][0-9a-f]{2})|.)")
 
 
 class Source(ListsThreads, Protocol):
@@ -345,6 +358,9 @@ class ExportFile:
     def _parsed(self, text: bytes, number: int) -> dict[str, Any]:
         try:
             line = json.loads(text)
+
+            if isinstance(line, dict) and line.get("escapes") == "single":
+                line = json.loads(_ESCAPES.sub(_surrogate, text.decode()))
         except (ValueError, RecursionError) as exc:
             raise self._corrupt(number, f"not JSON: {exc}") from exc
 
@@ -385,5 +401,14 @@ class ExportFile:
         return CorruptThread("", f"{self._path} line {number}", reason)
 
 
+def _surrogate(escape: re.Match[str]) -> str:
+    return escape[0] if escape[1] is None else chr(int(escape[1], 16))
+
+
 def _line(value: dict[str, Any]) -> bytes:
-    return _ENCODE(value).encode() + b"\n"
+    text = _ENCODE(value)
+
+    if not text.isascii() and _PAIR.search(text):
+        text = _ENCODE(value | _SINGLE)
+
+    return encode_text(text) + b"\n"
