@@ -15,6 +15,7 @@ browser sends the last version back by itself, as ``Last-Event-ID``.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -25,8 +26,9 @@ from collections.abc import (
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
+from cpkit.driver.jsontext import encode_text
 from cpkit.errors import CheckpointerError, VersionConflict
 from cpkit.protocol import Checkpointer, ReadsRanges, WatchesThreads
 
@@ -95,8 +97,8 @@ def _same(found: list[MessageT], last: list[MessageT]) -> bool:
         return True
 
     try:
-        return to_json(found) == to_json(last)
-    except PydanticSerializationError:
+        return bool(to_jsonable_python(found) == to_jsonable_python(last))
+    except (PydanticSerializationError, UnicodeEncodeError):
         return False
 
 
@@ -196,7 +198,7 @@ class TailEvents:
 
             async with aclosing(events):
                 async for tailed in events:
-                    data = to_json(tailed.message)
+                    data = _json_of(tailed.message)
                     await send(b"id: %d\ndata: %b\n\n" % (tailed.version, data))
         except VersionConflict:
             return b"event: reset\ndata: {}\n\n"
@@ -205,6 +207,14 @@ class TailEvents:
             return b": %b\n\n" % type(exc).__name__.encode()
 
         raise AssertionError
+
+
+def _json_of(message: Any) -> bytes:
+    try:
+        return to_json(message)
+    except ValueError:  # it refuses surrogates
+        plain = message if isinstance(message, dict) else to_jsonable_python(message)
+        return encode_text(json.dumps(plain, ensure_ascii=False))
 
 
 async def _keep_alive(send: SendMore) -> None:

@@ -243,7 +243,7 @@ def _json_escape(found: re.Match[str]) -> str:
     if char == "\n" or char.isprintable():
         return char
 
-    units = char.encode("utf-16-be")
+    units = char.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
 
 

@@ -21,6 +21,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cpkit.driver.jsontext import encode_text
 from cpkit.errors import BackendUnavailable, CheckpointerError, InvalidId
 from cpkit.protocol import Checkpointer
 from cpkit.tools import formats
@@ -183,7 +184,8 @@ def _render(
 
     def link(path: str, /, **parameters: Any) -> str:
         given = {name: value for name, value in parameters.items() if value is not None}
-        return f"{root}{path}" + (f"?{urlencode(given)}" if given else "")
+        query = urlencode(given, errors="replace")  # an entry's id may be any text
+        return f"{root}{path}?{query}" if given else f"{root}{path}"
 
     template = templates.get_template(page.template)
     chunks = template.generate(
@@ -255,6 +257,4 @@ def _failure(
 
 def _json_response(data: dict[str, Any], status: int) -> Response:
     text = json.dumps(data, ensure_ascii=False, default=str)
-    return Response(
-        text.encode(errors="replace"), status, media_type="application/json"
-    )
+    return Response(encode_text(text), status, media_type="application/json")

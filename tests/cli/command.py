@@ -90,9 +90,9 @@ def invoke(*words: str, env: Mapping[str, str | None] | None = None) -> Ended:
     return Ended(ended.exit_code, ended.stdout, ended.stderr)
 
 
-def run_main(*words: str) -> Ended:
+def run_main(*words: str, encoding: str = "utf-8") -> Ended:
     """Run the command in this process from its entry point, usage errors included."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding) for _ in range(2))
 
     with (
         pytest.MonkeyPatch.context() as patch,

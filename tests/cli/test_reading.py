@@ -18,6 +18,7 @@ import pytest
 from cpkit.cli.help import GROUPS
 from cpkit.cli.output import one_line, print_table, printable
 from cpkit.cli.stores import Store
+from cpkit.sessions import SessionLog
 from cpkit.tools.formats import age, size
 from tests.cli.command import (
     call,
@@ -28,6 +29,7 @@ from tests.cli.command import (
     run_main,
     table,
 )
+from tests.cli.stocked import CUT, stock_cut
 from tests.sweeps import sweep
 
 EVIL = "\x1b[31mred\x07 \x9b2J \u202e[bold]x[/bold] \x7f"
@@ -405,3 +407,43 @@ def test_values_are_formatted_for_people() -> None:
     assert printable("\U000e0001") == "\\u{e0001}"
     nasty: Any = {"\U000e0001": "\x9b"}
     assert json.loads(json.dumps(nasty)) == nasty
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_half_a_character_is_printed(sqlite_url: str, encoding: str) -> None:
+    """As an escape for people, and as JSON that any tool reads."""
+
+    async def fill_cut(cp: Any) -> None:
+        await stock_cut(cp, "t")
+        log = await SessionLog.open(cp, "s")
+        await log.append_message({"role": "user", "content": CUT[0]})
+        await log.set_name("\udfff")
+
+    in_store(sqlite_url, fill_cut)
+
+    for command, thread, *options in (
+        ("show", "t"),
+        ("show", "t", "--full"),
+        ("show", "t", "--json"),
+        ("calls", "t"),
+        ("calls", "t", "--json"),
+        ("tree", "s"),
+        ("tree", "s", "--svg"),
+        ("tree", "s", "--mermaid"),
+        ("tree", "s", "--json"),
+        ("heal", "t", "--json"),
+    ):
+        words = (command, sqlite_url, thread, *options)
+        ended = run_main(*words, encoding=encoding)
+        assert (ended.code, ended.err, words) == (0, "", words)
+
+        if "--json" in options:
+            assert ended.json
+
+    shown = invoke("show", sqlite_url, "t", "--json").json
+    assert [one["content"] for one in shown["messages"]] == [CUT[0], "😀", *CUT[2:]]
+    assert r"cut \u{d83d}" in invoke("show", sqlite_url, "t").out
+
+    lines = on_terminal("export", sqlite_url, "t").splitlines()
+    message = next(json.loads(line) for line in lines if line.startswith('{"mess'))
+    assert message == {"message": {"role": "user", "content": CUT[0]}}

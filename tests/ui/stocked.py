@@ -121,7 +121,7 @@ async def stock_hostile(cp: Any) -> None:
                 {"role": "tool", "tool_call_id": text, "content": text},
                 text,
             ],
-            extra={text: text},
+            extra={text[:80]: text},
         )
         ledger = EffectLedger(cp, requires_approval=lambda effect: True)
         await _request(ledger, thread, short, {"text": text})

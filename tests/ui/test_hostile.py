@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 from urllib.parse import quote
 
+from cpkit.sessions import SessionLog
+from tests.cli.stocked import CUT, stock_cut
 from tests.ui.checks import assert_inert
 from tests.ui.conftest import Client
 from tests.ui.stocked import stock_hostile
@@ -88,3 +91,29 @@ async def test_control_characters_are_visible(cp: Any, client: Client) -> None:
         assert "a\u2400b\u241b[31m⟨right-to-left override⟩cod.exe" in page.text
         data = (await http.get("/thread.json?id=t")).json()
         assert data["messages"][0]["content"] == "a\x00b\x1b[31m\u202ecod.exe"
+
+
+async def test_half_a_character_is_visible(cp: Any, client: Client) -> None:
+    """The page is valid UTF-8 and names it; its JSON has the text as it was."""
+    await stock_cut(cp, "t")
+    log = await SessionLog.open(cp, "s")
+    at = await log.append_message({"role": "user", "content": CUT[0]})
+    await log.append_state(text=CUT[1])
+    await log.label(at, "\udfff")
+    pages = ["thread?id=t", "thread/message?id=t&at=0", "thread/calls?id=t"]
+    pages += ["thread/extra?id=t", "thread?id=s", "session?id=s&all=1"]
+    pages.append(f"session/state?id=s&entry={log.leaf_id}")
+
+    async with client(cp) as http:
+        for path in pages:
+            page = await http.get(f"/{path}")
+            assert (page.status_code, path) == (200, path)
+            assert "⟨U+D83D⟩" in page.content.decode() or "⟨U+DFFF⟩" in page.text
+            assert_inert(page)
+            place, _, query = path.partition("?")
+            data = await http.get(f"/{place}.json?{query}")
+            assert (data.status_code, path) == (200, path)
+            json.loads(data.content.decode())
+
+        data = await http.get("/thread/calls.json?id=t")
+        assert data.json()["calls"][0]["result"][0] == CUT[0]

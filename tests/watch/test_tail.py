@@ -187,6 +187,38 @@ async def test_events_go_on_behind_the_last_one() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+async def test_half_a_character_is_followed() -> None:
+    """As an escape in the event, which is UTF-8 and JSON for any browser."""
+    cut = {"role": "tool", "content": "é cut \ud83d", "\udfff": 1, "text": "\udfff \n"}
+
+    async with MemoryCheckpointer[Any]() as cp:
+        await cp.append("t", [cut])
+
+        async with aclosing(read_from(cp, "t")) as tail:
+            assert await anext(tail) == (1, cut)
+
+        browser = Browser()
+
+        async with browser.visits(TailEvents(cp, "t")):
+            await browser.got.get()
+            event = (await browser.got.get()).decode()
+
+    assert json.loads(event.partition("data: ")[2]) == cut
+
+
+async def test_events_have_the_json_of_typed_messages() -> None:
+    """Also with half a character, which their class keeps."""
+    async with open_checkpointer("memory://", message_type=Said) as cp:
+        await cp.append("t", [Said("cut \ud83d")])
+        browser = Browser()
+
+        async with browser.visits(TailEvents(cp, "t")):
+            await browser.got.get()
+            event = await browser.got.get()
+
+    assert event == b'id: 1\ndata: {"text": "cut \\ud83d"}\n\n'
+
+
 def test_nothing_follows_the_end_of_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -271,7 +303,7 @@ def test_the_command_prints_json_lines_everywhere(
 ) -> None:
     """Also in an encoding without the characters; a terminal gets no controls."""
     url = f"sqlite:///{tmp_path}/agent.db"
-    evil = "é 😀 \x9b31m \u202e"
+    evil = "é 😀 \x9b31m \u202e \ud83d"
 
     async def append() -> None:
         async with open_checkpointer(url) as cp:
