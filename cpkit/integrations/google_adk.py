@@ -23,7 +23,8 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from math import isfinite
+from typing import Any, Literal
 from urllib.parse import quote, unquote
 from uuid import uuid4
 from weakref import WeakValueDictionary
@@ -461,7 +462,7 @@ def _stale(session: Session) -> StaleSessionError:
 
 def _record(event: Event) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the message of an event, and the change of the session's extra."""
-    dumped = event.model_dump(mode="json", exclude_none=True)
+    dumped = _json(event.model_dump(exclude_none=True), in_event=True)
     delta = event.actions.state_delta if event.actions else {}
     kept = {
         key: value
@@ -491,9 +492,30 @@ def _changes(state: Mapping[str, Any]) -> dict[str, Any]:
     return {**own, _OWED: owed} if owed["app"] or owed["user"] else own
 
 
-def _json(value: Any) -> Any:
-    """Return the value as JSON; another object is kept as text, as by the ADK."""
-    return to_jsonable_python(value, fallback=str)
+def _json(value: Any, *, in_event: bool = False) -> Any:
+    """Return the value as JSON; another object is kept as text, as by the ADK.
+
+    In an event NaN and infinities are null, and bytes are base64, as in the ADK's JSON
+    of it. Not in pydantic's JSON mode, which changes or refuses surrogates in keys.
+    """
+    if isinstance(value, dict):
+        return {_key(k): _json(inner, in_event=in_event) for k, inner in value.items()}
+
+    if isinstance(value, (list, tuple)):
+        return [_json(inner, in_event=in_event) for inner in value]
+
+    if value is None or isinstance(value, (str, int)):
+        return value
+
+    if in_event and isinstance(value, float):
+        return value if isfinite(value) else None
+
+    bytes_mode: Literal["base64", "utf8"] = "base64" if in_event else "utf8"
+    return to_jsonable_python(value, fallback=str, bytes_mode=bytes_mode)
+
+
+def _key(key: Any) -> str:
+    return key if isinstance(key, str) else next(iter(to_jsonable_python({key: None})))
 
 
 def _wanted(

@@ -75,6 +75,20 @@ async def test_a_batch_with_a_lost_answer_is_stored_once() -> None:
             assert await store.load(KEY) == [entry(None, n=1), entry("a")]
 
 
+async def test_half_a_character_costs_no_batch(url: str) -> None:
+    """A tool's output may be cut in the middle of one; the summary has it too."""
+    cut: Any = {"role": "user", "content": "cut \ud83d"}
+    batch = [entry("a"), entry("b", message=cut, customTitle="\udfff"), entry("c")]
+
+    async with open_checkpointer(url) as cp:
+        await ClaudeSessionStore(cp).append(KEY, batch)
+        store = ClaudeSessionStore(cp)
+        await store.append(KEY, [entry("b"), entry("d")])
+        assert await store.load(KEY) == [*batch, entry("d")]
+        (summary,) = await store.list_session_summaries("project")
+        assert summary["data"]["custom_title"] == "\udfff"
+
+
 async def test_summaries_change_with_the_entries(url: str) -> None:
     """Two handles fold one summary, and the SDK lists it."""
     async with open_checkpointer(url) as one, open_checkpointer(url) as two:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from cpkit import (
     BackendUnavailable,
     InvalidId,
     MemoryCheckpointer,
+    SerializationError,
     open_checkpointer,
 )
 from cpkit.integrations.google_adk import SessionService, session_thread
@@ -468,6 +471,65 @@ async def test_an_id_too_long_for_the_user_creates_nothing(
         await service.create_session(**ids)
 
     assert await cp.list_threads() == []
+
+
+async def test_text_and_numbers_come_back_as_the_adk_writes_them(url: str) -> None:
+    """Half a character is kept, as text and as key. NaN is null in an event."""
+    cut: Any = {"\ud83d": {"\udfff": "cut \ud83d", "n": [1, 2.5, None, True]}}
+    call = types.FunctionCall(name="f", args={"x": float("nan"), **cut})
+    answer = types.FunctionResponse(name="f", response=cut)
+    made = event("cut \ud83d", own=cut, **{"user:\ud83d": cut})
+    made.content.parts += [
+        types.Part(function_call=call, thought_signature=b"\xfb\xff"),
+        types.Part(function_response=answer),
+        types.Part(inline_data=types.Blob(data=b"\xfb\xff", mime_type="image/png")),
+    ]
+    made.avg_logprobs = float("inf")
+    made.long_running_tool_ids = {"a", "b"}
+    made.custom_metadata = {"at": datetime(2026, 1, 1, tzinfo=UTC), **cut}
+
+    async with open_checkpointer(url) as cp:
+        service = SessionService(cp)
+        session: Any = await service.create_session(**IDS, state={"\ud83d": "\udfff"})
+        await service.append_event(session, made)
+        assert await service.append_event(session, made) is made  # delivered again
+        found: Any = await service.get_session(**IDS)
+
+    assert found.state == {"\ud83d": "\udfff", "own": cut, "user:\ud83d": cut}
+    call.args = {"x": None, **cut}
+    made.avg_logprobs = None
+    made.custom_metadata["at"] = "2026-01-01T00:00:00Z"
+    assert found.events == [made]
+
+
+async def test_an_event_without_halves_is_stored_as_pydantic_dumps_it(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """A program that reads the thread finds the ADK's own JSON."""
+    made = event("a", own=1)
+    made.content.parts.append(types.Part(inline_data=types.Blob(data=b"\xfb\xff")))
+    made.long_running_tool_ids = {"b", "a"}
+    made.actions.agent_state = {"level": Level.HIGH, "at": timedelta(seconds=3)}
+    made.custom_metadata = {"pair": (1, 2), "models": [types.Part(text="x")]}
+    service = SessionService(cp)
+    await service.append_event(await service.create_session(**IDS), made)
+    (_, stored) = await cp.read(session_thread(*IDS.values()))
+    assert stored["event"] == made.model_dump(mode="json", exclude_none=True)
+
+
+async def test_a_state_that_is_not_json_is_refused(cp: MemoryCheckpointer[Any]) -> None:
+    """Nothing of the event is written: null is another value of the state."""
+    service = SessionService(cp)
+    session: Any = await service.create_session(**IDS)
+
+    with pytest.raises(SerializationError):
+        await service.append_event(session, event("a", n=float("nan")))
+
+    assert (await service.get_session(**IDS)).events == []  # type: ignore[union-attr]  # it exists
+
+
+class Level(Enum):
+    HIGH = "high"
 
 
 class Echo(BaseAgent):  # type: ignore[misc]  # types are not followed

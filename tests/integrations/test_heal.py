@@ -180,6 +180,22 @@ async def test_recorded_and_interrupted_results(form: str) -> None:
         assert await cp.load("t") == data
 
 
+@pytest.mark.parametrize("form", HISTORIES)
+async def test_half_a_character_is_given_to_the_call(form: str) -> None:
+    """The result of an effect may be cut in the middle of one."""
+
+    async def fetch(effect: Effect) -> Any:
+        return "cut \ud83d"
+
+    async with MemoryCheckpointer[Any]() as cp:
+        await cp.append("t", [{"role": "user", "content": "\udfff"}])
+        await cp.append("t", HISTORIES[form])
+        await EffectLedger(cp).run("t", "pay", {}, fetch, tool_call_id="a")
+        report = await heal(cp, "t")
+        assert [one.source for one in report.closed] == ["recorded", "interrupted"]
+        assert r"cut \ud83d" in json.dumps(await cp.read("t", -2))
+
+
 async def test_the_frameworks_read_what_was_added() -> None:
     """Each result has the form of its framework."""
     async with MemoryCheckpointer[Any]() as cp:

@@ -302,3 +302,29 @@ async def test_items_of_one_call_stay_together(
     for name in "ab":
         numbers = [item["n"] for item, _ in pairs if item["of"] == name]
         assert numbers == list(range(20))
+
+
+async def test_half_a_character_costs_no_turn(url: str, session_id: str) -> None:
+    """A tool's output may be cut in the middle of one. The next turn sees it."""
+
+    @function_tool
+    def fetch() -> str:
+        """Return the first bytes of a page."""
+        return "cut \ud83d"
+
+    model = ScriptedModel(calls("fetch", "1"), says("It is \udfff cut."), says("Yes."))
+
+    for turn in ("fetch it", "is it \ud83d cut?"):
+        async with open_checkpointer(url) as cp:
+            session = Session(session_id, cp)
+            await Runner.run(
+                agent(model, fetch), turn, session=session, run_config=QUIET
+            )
+
+    assert texts(model.shown[-1]) == [
+        "fetch it",
+        "fetch()",
+        "cut \ud83d",
+        "It is \udfff cut.",
+        "is it \ud83d cut?",
+    ]
