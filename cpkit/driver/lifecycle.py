@@ -34,7 +34,7 @@ class Lifecycle:
         self._background: set[asyncio.Task[Any]] = set()
         self._idle: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._on_close: list[Callable[[], None]] = []
+        self._on_close: list[Callable[[], object]] = []
 
     def begin(self) -> None:
         """Bind to the running loop and open; a handle is opened once."""
@@ -45,7 +45,7 @@ class Lifecycle:
         self._process = os.getpid()
         self.is_open = True
 
-    def on_close(self, stop: Callable[[], None]) -> None:
+    def on_close(self, stop: Callable[[], object]) -> None:
         """Call ``stop`` when `close` begins, to end background tasks."""
         self._on_close.append(stop)
 

@@ -13,16 +13,16 @@ from itertools import count
 from uuid import uuid4
 
 from cpkit import ToolCall, open_checkpointer
-from cpkit.cadence import Cadence, with_cadence
+from cpkit.cadence import Cadence, is_turn_end, with_cadence
 from tests.sessions.talk import Message, assistant, result, user
 
 CADENCES = {
-    "message": Cadence.per_message(),
-    "tool call": Cadence.per_tool_call(),
-    "turn": Cadence.per_turn(),
-    "messages": Cadence.every(5),
+    "message": Cadence(1),
+    "tool call": Cadence(),
+    "turn": Cadence(ends_turn=is_turn_end),
+    "messages": Cadence(5),
     # Too many messages to reach: only the timer writes.
-    "seconds": Cadence.every(10**6, seconds=0.01),
+    "seconds": Cadence(10**6, seconds=0.01),
 }
 
 
