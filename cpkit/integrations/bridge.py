@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import wait as wait_for_one
 from typing import Any, TypeVar
 
 from cpkit.protocol import Checkpointer
-from cpkit.sync import LoopCall, SyncCheckpointer, running_loop
+from cpkit.sync import SyncCheckpointer, running_loop
 
 __all__ = ["Bridge", "completed"]
 
@@ -39,18 +40,15 @@ class Bridge:
     ) -> None:
         self._loop: asyncio.AbstractEventLoop | None = running_loop()
         self._submit: Callable[[Coroutine[Any, Any, Any]], Future[Any]]
-        self._wait: Callable[[Coroutine[Any, Any, Any]], Any]
 
         if isinstance(cp, SyncCheckpointer):
             self.checkpointer = cp.checkpointer
             self._loop = cp.loop
             self._submit = cp.submit
-            self._wait = cp.wait_for
             return
 
         self.checkpointer = cp
         self._submit = self._to_running_loop
-        self._wait = self._wait_for_running_loop
 
         if self._loop is None and not wait_for_loop:
             raise RuntimeError(
@@ -94,24 +92,18 @@ class Bridge:
                 "another thread, or open the store with cpkit.sync.SyncCheckpointer"
             )
 
-        result: T = self._wait(work)
-        return result
-
-    def _wait_for_running_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        call = LoopCall(self._running_loop(work), work)
+        answer: Future[T] = self._submit(work)
 
         try:
-            call.start()
-
-            while not call.wait(_PAUSE):
+            while not wait_for_one([answer], _PAUSE).done:
                 self._check_open(work)
 
-            return call.result()
-        except BaseException:  # for instance an interrupt of this thread
-            call.cancel()
-            raise
+            return answer.result()
+        except CancelledError:
+            raise RuntimeError(_LOOP_ENDED) from None
         finally:
-            del call
+            answer.cancel()  # if this thread was interrupted, it is still running
+            del answer  # the traceback of an error has this frame
 
     def _check_open(self, work: Coroutine[Any, Any, Any]) -> None:
         """Raise if the store's loop was closed before it ended the work."""

@@ -12,12 +12,13 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from sys import _current_frames as frames
+from traceback import extract_stack
 from typing import Any
 
 import pytest
 
 from cpkit import (
-    BackendUnavailable,
     CheckpointData,
     Closed,
     InvalidURL,
@@ -338,8 +339,14 @@ def test_an_interrupt_while_opening_leaves_nothing() -> None:
     assert main is not None
     closed = threading.Event()
 
+    def is_waiting() -> bool:
+        return "result" in [one.name for one in extract_stack(frames()[main])]
+
     @asynccontextmanager
     async def opener() -> AsyncIterator[Any]:
+        while not is_waiting():  # noqa: ASYNC110  # there is no event for it
+            await asyncio.sleep(0)
+
         signal.pthread_kill(main, signal.SIGINT)
 
         async with MemoryCheckpointer[Any]() as cp:
@@ -356,28 +363,6 @@ def test_an_interrupt_while_opening_leaves_nothing() -> None:
 
     with pytest.raises(Closed):
         cp.load("t")
-
-
-def test_an_interrupt_of_the_start_leaves_no_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The interrupt comes after the thread was made, and before its first step."""
-    started: list[threading.Thread] = []
-
-    class Late(threading.Thread):
-        def start(self) -> None:
-            started.append(self)
-            threading.Timer(0.1, super().start).start()
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(threading, "Thread", Late)
-
-    with pytest.raises(KeyboardInterrupt):
-        SyncCheckpointer(MemoryCheckpointer[Any]).__enter__()
-
-    (thread,) = started
-    assert thread.ident is not None
-    assert not thread.is_alive()
 
 
 FORK = """
@@ -415,129 +400,9 @@ print(cp.append("t", [{}]))
 """
 
 
-SWEEP = """
-import asyncio, faulthandler, sys
-from itertools import count
-import cpkit.sync
-from cpkit import Closed
-from cpkit.integrations.bridge import Bridge
-from cpkit.sync import SyncCheckpointer
-
-faulthandler.dump_traceback_later(30, exit=True)
-
-def sweep(call, act):
-    # Act at each moment of a call where Python looks for signals.
-    for moment in count(1):
-        left = moment
-
-        def trace(frame, event, arg):
-            nonlocal left
-            frame.f_trace_lines = False
-            left -= event in ("call", "return")
-
-            if left == 0:
-                sys.settrace(None)
-                act()
-
-            return trace
-
-        sys.settrace(trace)
-
-        try:
-            call(moment)
-        except KeyboardInterrupt:
-            pass
-
-        sys.settrace(None)
-
-        if left > 0:
-            assert moment > 20
-            return moment
-
-def interrupt():
-    raise KeyboardInterrupt
-
-async def slow_append(cp, n):
-    for _ in range(300):  # so that the caller waits
-        await asyncio.sleep(0)
-
-    await cp.append("t", [{"n": n}])
-
-def check(data, moment):
-    found = [one["n"] for one in data.messages]
-    assert found == sorted(set(found))
-    assert found[-1] == moment
-"""
-
-INTERRUPTED = (
-    SWEEP
-    + """
-with SyncCheckpointer("memory://") as cp:
-    last = sweep(lambda n: cp.run(lambda inner: slow_append(inner, n)), interrupt)
-    check(cp.load("t"), last)
-"""
-)
-
-INTERRUPTED_BRIDGE = (
-    SWEEP
-    + """
-with SyncCheckpointer("memory://") as cp:
-    # As if the store had been opened on a loop of the program's own.
-    async def bridge_of(inner):
-        return Bridge(inner)
-
-    bridge = cp.run(bridge_of)
-    store = bridge.checkpointer
-    last = sweep(lambda n: bridge.wait(slow_append(store, n)), interrupt)
-    check(cp.load("t"), last)
-"""
-)
-
-
-SIGNALLED = (
-    SWEEP
-    + """
-with SyncCheckpointer("memory://") as cp:
-    handle = lambda: cp.append("signals", [{}])
-    last = sweep(lambda n: cp.run(lambda inner: slow_append(inner, n)), handle)
-    assert [one["n"] for one in cp.load("t").messages] == [*range(1, last + 1)]
-    assert len(cp.load("signals").messages) == last - 1
-"""
-)
-
-CLOSED_BY_SIGNAL = (
-    SWEEP
-    + """
-cpkit.sync._PAUSE = 0.01  # until a call sees that the handler closed the store
-
-def call(n):
-    global cp
-
-    with SyncCheckpointer("memory://") as cp:
-        try:
-            cp.run(lambda inner: slow_append(inner, n))
-        except Closed:
-            pass
-
-cp = None
-sweep(call, lambda: cp and cp.close())
-"""
-)
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        FORK,
-        FORGOTTEN,
-        INTERRUPTED,
-        INTERRUPTED_BRIDGE,
-        SIGNALLED,
-        CLOSED_BY_SIGNAL,
-    ],
-)
+@pytest.mark.parametrize("program", [FORK, FORGOTTEN])
 def test_a_program_ends(program: str) -> None:
-    """Also after a fork, without closing, and after a signal at any moment."""
+    """Also after a fork, and without closing."""
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True
     )
@@ -557,40 +422,3 @@ def test_it_sees_writes_of_other_handles(tmp_path: Path) -> None:
         data = cp.load("t")
         assert data is not None
         assert data.messages == [{"n": 1}]
-
-
-def test_a_watch_goes_on_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As that of the async checkpointer does."""
-    with SyncCheckpointer("memory://") as cp, cp.watch("t") as changes:
-
-        def fail() -> None:
-            monkeypatch.undo()
-            raise BackendUnavailable("memory", "planned", maybe_applied=False)
-
-        monkeypatch.setattr(cp, "_check", fail)
-
-        with pytest.raises(BackendUnavailable):
-            next(changes)
-
-        cp.append("t", [{}])
-        assert next(changes) == "t"
-
-
-def test_a_close_between_two_ids_of_a_watch_ends_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The next id raises ``Closed``, however far it has come when the loop ends."""
-    with SyncCheckpointer("memory://") as cp, cp.watch("t") as changes:
-        check = cp._check
-
-        def close_then() -> None:
-            check()
-            monkeypatch.undo()
-            closing = threading.Thread(target=cp.close)
-            closing.start()
-            closing.join()
-
-        monkeypatch.setattr(cp, "_check", close_then)
-
-        with pytest.raises(Closed):
-            next(changes)
