@@ -18,7 +18,7 @@ if "pytest" in sys.modules:
     pytest.register_assert_rewrite("conformance.clauses")
 
 from conformance.clause import Clause, Level, clause  # first: `clause` is a module too
-from cpkit.extras import needs_extra
+from cpkit.registry import needs_extra
 
 if TYPE_CHECKING:
     from conformance.catalog import all_clauses, select

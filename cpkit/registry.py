@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -27,7 +27,6 @@ from cpkit.driver.abilities import handle_over
 from cpkit.driver.options import DriverOptions
 from cpkit.driver.store import StoreDriver, StoreInfo
 from cpkit.errors import InvalidURL
-from cpkit.extras import MissingExtra
 from cpkit.protocol import Checkpointer
 from cpkit.records import JsonValue
 
@@ -35,9 +34,11 @@ __all__ = [
     "DEFAULT_URL",
     "Driver",
     "DriverOptions",
+    "MissingExtra",
     "driver_names",
     "inspect_store",
     "is_one_process",
+    "needs_extra",
     "open_checkpointer",
     "redacted",
     "url_path",
@@ -323,3 +324,33 @@ def _check_options(
             raise InvalidURL(f"option {name!r} is given twice, with different values")
 
     return from_url.model_copy(update=by_keyword.model_dump(include=set(given)))
+
+
+class MissingExtra(ModuleNotFoundError):
+    """A package is not installed; the message has the pip command."""
+
+    def __init__(self, part: str, extra: str, name: str) -> None:
+        super().__init__(part, extra, name, name=name)
+        self.part = part
+        self.extra = extra
+
+    def __str__(self) -> str:
+        return f"{self.part} needs {self.name}: pip install 'cpkit[{self.extra}]'"
+
+    def __reduce__(self) -> tuple[type[MissingExtra], tuple[object, ...]]:
+        return type(self), self.args
+
+
+@contextmanager
+def needs_extra(part: str, extra: str) -> Iterator[None]:
+    """Raise `MissingExtra` where an import in the block misses a package."""
+    try:
+        yield
+    except MissingExtra:
+        raise
+    except ModuleNotFoundError as exc:
+        # A missing module of cpkit itself is a broken installation.
+        if not exc.name or exc.name.startswith(("cpkit", "conformance")):
+            raise
+
+        raise MissingExtra(part, extra, exc.name.partition(".")[0]) from exc

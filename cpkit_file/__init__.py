@@ -5,7 +5,7 @@
 ``workers`` the threads that do all this, ``store`` the store and its reads.
 """
 
-from cpkit.extras import needs_extra
+from cpkit.registry import needs_extra
 
 with needs_extra("cpkit_file", "file"):
     from cpkit_file.store import FileCheckpointer, FileStore

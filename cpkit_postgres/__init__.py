@@ -1,6 +1,6 @@
 """Agent state in a Postgres schema; ``docs/drivers.md`` is the manual."""
 
-from cpkit.extras import needs_extra
+from cpkit.registry import needs_extra
 
 with needs_extra("cpkit_postgres", "postgres"):
     from cpkit_postgres.store import PostgresCheckpointer, PostgresStore

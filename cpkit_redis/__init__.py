@@ -1,6 +1,6 @@
 """Agent state in Redis; ``docs/drivers.md`` is the manual."""
 
-from cpkit.extras import needs_extra
+from cpkit.registry import needs_extra
 
 with needs_extra("cpkit_redis", "redis"):
     from cpkit_redis.cluster import ClusterStore

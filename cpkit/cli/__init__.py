@@ -10,7 +10,7 @@ import errno
 import os
 import sys
 
-from cpkit.extras import MissingExtra, needs_extra
+from cpkit.registry import MissingExtra, needs_extra
 
 __all__ = ["main"]
 

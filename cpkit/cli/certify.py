@@ -17,7 +17,7 @@ from rich.table import Table
 from cpkit.cli.output import counted, stdout, write
 from cpkit.cli.running import Exit, fail
 from cpkit.errors import BackendUnavailable, CheckpointerError
-from cpkit.extras import MissingExtra
+from cpkit.registry import MissingExtra
 
 if TYPE_CHECKING:
     from conformance import Outcome, Report, Status

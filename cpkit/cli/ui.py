@@ -19,7 +19,7 @@ from cpkit.cli.stores import (
     open_store,
     store_url,
 )
-from cpkit.extras import MissingExtra, needs_extra
+from cpkit.registry import MissingExtra, needs_extra
 
 __all__ = ["ui"]
 

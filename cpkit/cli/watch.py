@@ -11,7 +11,7 @@ from cpkit.cli.output import print_json, printable, write
 from cpkit.cli.running import print_stderr, run
 from cpkit.cli.show import Words, in_short
 from cpkit.cli.stores import open_store, split_words
-from cpkit.tail import read_from
+from cpkit.sessions.tail import read_from
 
 __all__ = ["watch"]
 

@@ -28,11 +28,11 @@ from cpkit.driver.backoff import Backoff
 from cpkit.driver.ids import check_id
 from cpkit.driver.jsontext import encode_json, parse_json
 from cpkit.errors import CorruptThread, VersionConflict
-from cpkit.extras import needs_extra
 from cpkit.fenced import append_once, read_range
 from cpkit.integrations.bridge import Bridge
 from cpkit.protocol import Checkpointer, ErasesThreads, ListsThreads
 from cpkit.records import ThreadInfo
+from cpkit.registry import needs_extra
 from cpkit.sessions.follower import Follower
 from cpkit.sync import SyncCheckpointer
 

@@ -33,11 +33,11 @@ from pydantic_core import to_jsonable_python
 
 from cpkit.driver.ids import check_id
 from cpkit.errors import CheckpointerError, VersionConflict
-from cpkit.extras import needs_extra
 from cpkit.fenced import append_once, read_range
 from cpkit.integrations.bridge import Bridge, completed
 from cpkit.protocol import Checkpointer, ErasesThreads, ListsThreads
 from cpkit.records import CheckpointData
+from cpkit.registry import needs_extra
 from cpkit.sync import SyncCheckpointer
 
 with needs_extra("cpkit.integrations.google_adk", "google-adk"):

@@ -23,11 +23,11 @@ from uuid import uuid4
 from cpkit.driver.backoff import Backoff
 from cpkit.driver.jsontext import encode_json, parse_json
 from cpkit.errors import CorruptThread, VersionConflict
-from cpkit.extras import needs_extra
 from cpkit.fenced import append_once
 from cpkit.integrations.bridge import Bridge, completed
 from cpkit.integrations.openai_thread import session_thread
 from cpkit.protocol import Checkpointer
+from cpkit.registry import needs_extra
 from cpkit.sessions.context import copied
 from cpkit.sessions.follower import Follower
 from cpkit.sync import SyncCheckpointer

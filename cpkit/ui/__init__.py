@@ -6,7 +6,7 @@ it on localhost. Needs ``pip install 'cpkit[ui]'``.
 
 from __future__ import annotations
 
-from cpkit.extras import needs_extra
+from cpkit.registry import needs_extra
 
 with needs_extra("cpkit.ui", "ui"):
     from cpkit.ui.asgi import app

@@ -8,7 +8,7 @@ from importlib import import_module
 
 import pytest
 
-from cpkit.extras import MissingExtra, needs_extra
+from cpkit.registry import MissingExtra, needs_extra
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ DESIGNED = """
 
 MODULES = """
     canonical driver.codec driver.dumps driver.group_commit driver.handle driver.ids
-    driver.jsontext driver.lifecycle driver.store_calls driver.writes errors extras
+    driver.jsontext driver.lifecycle driver.store_calls driver.writes errors
     fenced memory messages protocol records registry
 """.split()
 

@@ -24,7 +24,7 @@ from cpkit import (
     VersionConflict,
     open_checkpointer,
 )
-from cpkit.tail import TailEvents, read_from
+from cpkit.sessions.tail import TailEvents, read_from
 from tests.cli.command import environment
 from tests.driver.gated import run_ready_tasks
 from tests.simulation.loop import simulated_loop
@@ -98,7 +98,7 @@ async def test_more_than_a_page_is_read_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The last page is shorter than the others."""
-    monkeypatch.setattr("cpkit.tail._PAGE", 3)
+    monkeypatch.setattr("cpkit.sessions.tail._PAGE", 3)
 
     async with MemoryCheckpointer[Any]() as cp:
         await cp.append("t", [{"n": n} for n in range(9)])
@@ -223,7 +223,7 @@ def test_nothing_follows_the_end_of_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A connection that takes long to take the last body gets no comment after it."""
-    monkeypatch.setattr("cpkit.tail._KEEP_ALIVE", 1.0)
+    monkeypatch.setattr("cpkit.sessions.tail._KEEP_ALIVE", 1.0)
     sent: list[tuple[bytes, bool]] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:

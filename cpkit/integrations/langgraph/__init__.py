@@ -9,7 +9,7 @@
 Needs ``pip install 'cpkit[langgraph]'``.
 """
 
-from cpkit.extras import needs_extra
+from cpkit.registry import needs_extra
 
 with needs_extra("cpkit.integrations.langgraph", "langgraph"):
     from cpkit.integrations.langgraph.errors import NotOwner, TypeRefused, Unsupported

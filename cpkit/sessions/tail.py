@@ -30,7 +30,8 @@ from pydantic_core import PydanticSerializationError, to_json, to_jsonable_pytho
 
 from cpkit.driver.jsontext import encode_text
 from cpkit.errors import CheckpointerError, VersionConflict
-from cpkit.protocol import Checkpointer, ReadsRanges, WatchesThreads
+from cpkit.fenced import read_range
+from cpkit.protocol import Checkpointer, WatchesThreads
 
 __all__ = ["TailEvents", "Tailed", "read_from"]
 
@@ -72,7 +73,7 @@ async def read_from(
     async with _changes(cp, thread_id) as changes:
         while True:
             first = max(0, version - 1)
-            found = await _read(cp, thread_id, first, first + _PAGE)
+            found = await read_range(cp, thread_id, first, first + _PAGE)
             # The message before shows whether this is still the same thread.
             before, new = found[: version - first], found[version - first :]
 
@@ -115,17 +116,6 @@ async def _ticks() -> AsyncIterator[None]:
     while True:
         await asyncio.sleep(_POLL)
         yield None
-
-
-async def _read(
-    cp: Checkpointer[MessageT], thread_id: str, start: int, stop: int
-) -> list[MessageT]:
-    if isinstance(cp, ReadsRanges):
-        part: list[MessageT] = await cp.read(thread_id, start, stop)
-        return part
-
-    data = await cp.load(thread_id)
-    return [] if data is None else data.messages[start:stop]
 
 
 Scope = MutableMapping[str, Any]
