@@ -20,6 +20,7 @@ from cpkit.cli.output import (
 )
 from cpkit.cli.running import run
 from cpkit.cli.stores import Json, no_thread, open_store, split_words
+from cpkit.protocol import ReadsRanges
 from cpkit.records import CheckpointData
 from cpkit.tools.copying.exports import call_as_json
 
@@ -47,9 +48,9 @@ _SHORT = 400
 
 def show(words: Words, last: Last = 20, full: Full = False, json: Json = False) -> None:
     """Print a thread's last messages, extra and pending calls."""
-    thread_id, data = run(_load(words))
-    first = max(0, data.version - last)
-    messages = data.messages[first:]
+    thread_id, data = run(_load(words, last))
+    messages = data.messages
+    first = data.version - len(messages)
 
     if json:
         print_json(
@@ -99,11 +100,11 @@ def show(words: Words, last: Last = 20, full: Full = False, json: Json = False) 
         print_table(*call_rows(data.pending))
 
 
-async def _load(words: list[str]) -> tuple[str, CheckpointData[Any]]:
+async def _load(words: list[str], last: int) -> tuple[str, CheckpointData[Any]]:
     url, thread_id = split_words(words, "THREAD")
 
-    async with open_store(url) as cp:
-        data = await cp.load(thread_id)
+    async with open_store(url, ReadsRanges) as cp:
+        data = await cp.load_range(thread_id, -last, None if last else 0)
 
     if data is None:
         raise no_thread(url, thread_id)

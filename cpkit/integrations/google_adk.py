@@ -35,7 +35,7 @@ from cpkit.driver.ids import check_id
 from cpkit.errors import CheckpointerError, VersionConflict
 from cpkit.fenced import append_once, read_range
 from cpkit.integrations.bridge import Bridge, completed
-from cpkit.protocol import Checkpointer, ErasesThreads, ListsThreads
+from cpkit.protocol import Checkpointer, ErasesThreads, ListsThreads, ReadsRanges
 from cpkit.records import CheckpointData
 from cpkit.registry import needs_extra
 from cpkit.sync import SyncCheckpointer
@@ -188,14 +188,13 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         config: GetSessionConfig | None,
     ) -> Session | None:
         thread_id = session_thread(app_name, user_id, session_id)
-        data = await self._cp.load(thread_id)
+        wanted = None if config is None else config.num_recent_events
+        data = await self._load(thread_id, wanted)
 
-        if data is None or not data.messages:
+        if data is None or not data.version:
             return None
 
-        await self._apply_shared(
-            app_name, user_id, thread_id, data.extra, len(data.messages)
-        )
+        await self._apply_shared(app_name, user_id, thread_id, data.extra, data.version)
         records = [record["event"] for record in data.messages if "event" in record]
         events = [Event.model_validate(one) for one in _wanted(records, config)]
         return await self._session(app_name, user_id, session_id, data, events)
@@ -229,7 +228,7 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
             events=events,
             last_update_time=data.extra.get(_UPDATED, 0.0),
         )
-        _mark(session, len(data.messages))
+        _mark(session, data.version)
         return session
 
     async def _list(self, app_name: str, user_id: str | None) -> ListSessionsResponse:
@@ -245,12 +244,11 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
             for info in page:
                 ids = info.thread_id.removeprefix(_SESSIONS).split("/")
                 _, owner, session_id = map(unquote, ids)
-                data = await self._cp.load(info.thread_id)
+                data = await self._load(info.thread_id, 0)
 
-                if data is not None and data.messages:
-                    version = len(data.messages)
+                if data is not None and data.version:
                     await self._apply_shared(
-                        app_name, owner, info.thread_id, data.extra, version
+                        app_name, owner, info.thread_id, data.extra, data.version
                     )
                     sessions.append(
                         await self._session(app_name, owner, session_id, data, [])
@@ -266,12 +264,13 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
             raise NotImplementedError("the store cannot erase threads")
 
         thread_id = session_thread(app_name, user_id, session_id)
-        data = await self._cp.load(thread_id)
+        data = await self._load(thread_id, 0)
 
         if data is not None:
             # The states of the app and the user stay.
-            version = len(data.messages)
-            await self._apply_shared(app_name, user_id, thread_id, data.extra, version)
+            await self._apply_shared(
+                app_name, user_id, thread_id, data.extra, data.version
+            )
 
         await self._cp.delete_thread(thread_id)
 
@@ -405,6 +404,18 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
             await self._cp.append(
                 thread_id, [], expected_version=version, extra={_OWED: None}
             )
+
+    async def _load(
+        self, thread_id: str, recent: int | None
+    ) -> CheckpointData[Any] | None:
+        """Return the thread with its newest messages, at least so many of them."""
+        if recent is None or not isinstance(self._cp, ReadsRanges):
+            return await self._cp.load(thread_id)
+
+        if recent <= 0:
+            return await self._cp.load_range(thread_id, 0, 0)
+
+        return await self._cp.load_range(thread_id, -recent)
 
     async def _shared_state(self, thread_id: str) -> dict[str, Any]:
         data = await self._cp.load(thread_id)

@@ -87,9 +87,10 @@ async def calls(site: Site, request: Request) -> Page:
 
 
 async def extra(site: Site, request: Request) -> Page:
-    """Show the thread's extra; this reads the whole thread."""
+    """Show the thread's extra."""
     thread_id = wanted(request, "id")
-    data = await site.cp.load(thread_id)
+    needs(site, ReadsRanges, "read a part of a thread")
+    data = await site.cp.load_range(thread_id, 0, 0)
 
     if data is None:
         raise _missing(thread_id)

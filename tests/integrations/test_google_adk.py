@@ -29,7 +29,7 @@ from cpkit import (
 )
 from cpkit.integrations.google_adk import SessionService, session_thread
 from cpkit.sync import SyncCheckpointer
-from tests.sessions.spy import Spy
+from tests.sessions.spy import RangeSpy, Spy
 
 IDS: Any = {"app_name": "app", "user_id": "user", "session_id": "session"}
 WHO: Any = {"app_name": "app", "user_id": "user"}
@@ -471,6 +471,24 @@ async def test_an_id_too_long_for_the_user_creates_nothing(
         await service.create_session(**ids)
 
     assert await cp.list_threads() == []
+
+
+async def test_a_few_events_cost_a_few(cp: MemoryCheckpointer[Any]) -> None:
+    """The store reads the newest ones only; the session knows its version."""
+    spy = RangeSpy(cp)
+    service = SessionService(spy)
+    session: Any = await service.create_session(**IDS)
+
+    for text in "abc":
+        await service.append_event(session, event(text))
+
+    spy.calls.clear()
+    config = GetSessionConfig(num_recent_events=2)
+    few: Any = await service.get_session(**IDS, config=config)
+    assert ("load_range", -2, None) in spy.calls
+    assert texts(few) == ["b", "c"]
+    await service.append_event(few, event("d"))
+    assert texts(await service.get_session(**IDS)) == list("abcd")
 
 
 async def test_text_and_numbers_come_back_as_the_adk_writes_them(url: str) -> None:
