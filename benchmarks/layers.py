@@ -150,7 +150,7 @@ async def _postgres(
     store = cp._store
     append = await held.prepare(filled(queries.APPEND, store._connections.schema))
     find = await held.prepare(filled(queries.HOLDER, store._connections.schema))
-    values = (thread, None, _BODY.decode(), None)
+    values = (thread, None, 1, _BODY.decode(), None, None)
     return {
         "the statement, prepared, on one connection": lambda: append.fetch(*values),
         "the statement, by the store's connections": lambda: store._connections.fetch(

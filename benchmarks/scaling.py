@@ -1,7 +1,5 @@
 """Figures beyond one server: ``python -m benchmarks.scaling``, for docs/scaling.md.
 
-``partitions``
-    Operations of a Postgres store in partitions, beside a store without.
 ``nodes``
     Operations on threads that are spread over several prefixes of a Redis Cluster, of 1
     and 3 primaries without replicas. All nodes share this machine.
@@ -29,14 +27,12 @@ from time import monotonic, perf_counter
 from typing import Any
 from uuid import uuid4
 
-from benchmarks.place import private_place
 from conformance import Harness
 from cpkit import BackendUnavailable, ThreadInfo, ToolCall, open_checkpointer
 from cpkit.tools.benchmark.messages import message
 from tests.servers import postgres_pair
 from tests.servers.redis_cluster import ClusterHarness, RedisCluster
 
-PARTITIONS = (8, 64)
 PRIMARIES = (1, 3)
 PREFIXES = 12
 
@@ -86,16 +82,6 @@ def _summary(runs: Sequence[Figures]) -> dict[str, dict[str, str]]:
 
 
 @contextmanager
-def _partitions() -> Iterator[Measure]:
-    with private_place(["postgres"], None) as place:
-        stores = {"whole": [f"{place.postgres}?schema=whole"]} | {
-            f"{n} partitions": [f"{place.postgres}?schema=parts_{n}&partitions={n}"]
-            for n in PARTITIONS
-        }
-        yield lambda: _compared(stores)
-
-
-@contextmanager
 def _nodes() -> Iterator[Measure]:
     with ExitStack() as stack:
         clusters = {
@@ -130,7 +116,7 @@ def _failover() -> Iterator[Measure]:
         yield measure
 
 
-_PARTS = {"partitions": _partitions, "nodes": _nodes, "failover": _failover}
+_PARTS = {"nodes": _nodes, "failover": _failover}
 
 
 def prefixes_of(cluster: RedisCluster) -> list[str]:

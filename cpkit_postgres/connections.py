@@ -24,16 +24,15 @@ Record: TypeAlias = asyncpg.Record
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 Fetch: TypeAlias = Callable[..., Awaitable[list[Record]]]
 
-# A process that is stopped inside a transaction holds the locks of its threads. The
-# server ends the transaction after this time.
+# A process that is stopped inside a transaction holds locks for as long as this.
 _BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '10s'"
 
 
 class Connections:
     """Lends connections to operations, at most ``pool_size`` at a time.
 
-    Those of a URL wait in a list. asyncpg's pool takes 180 Python-level calls to give
-    out a connection and to take it back, and a whole statement takes 75.
+    Those of a URL wait in a list: asyncpg's pool takes 180 Python-level calls to give
+    one out and to take it back, and a whole statement takes 75.
     """
 
     def __init__(self, where: str | Pool, name: str, options: PostgresOptions) -> None:
@@ -87,16 +86,13 @@ class Connections:
 
         await self._give_back(connection, True)
 
-    async def reserve(self) -> asyncpg.Connection[Any] | None:
+    async def reserve(self) -> Any:
         """Return a connection beside the others, which its user closes.
 
         ``None`` behind a pooler in transaction mode, and with a caller's pool.
         """
-        if self._options.pooler == "transaction" or not isinstance(self._where, str):
-            return None
-
-        connection: asyncpg.Connection[Any] = await self._connect()
-        return connection
+        can_listen = isinstance(self._where, str) and self._options.pooler == "session"
+        return await self._connect() if can_listen else None
 
     async def _take(self) -> Any:
         """Return a connection that no other operation has."""
@@ -115,19 +111,20 @@ class Connections:
         """Keep a connection for the next operation, or close it."""
         self._free.release()
 
+        if is_usable and type(self._where) is str:
+            self._idle.append(connection)
+            return
+
         # The answer is known, and a pool has taken back a connection that was lost.
         with suppress(*CLIENT_ERRORS):
-            if not is_usable:
-                connection.terminate()
-            elif isinstance(self._where, str):
-                self._idle.append(connection)
+            if is_usable:
+                await self._where.release(connection)  # type: ignore[union-attr]  # a pool
             else:
-                await self._where.release(connection)
+                connection.terminate()
 
     def _raise_failure(self, exc: BaseException, lost: Fate) -> None:
-        """Raise a store's error for a client's."""
+        """Raise a store's error for a client's; the next operation connects again."""
         if isinstance(exc, CLIENT_ERRORS):
-            # The next operation connects to the current primary.
             while self._idle and not is_usable_after(exc):
                 self._idle.pop().terminate()
 

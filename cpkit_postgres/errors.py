@@ -20,8 +20,8 @@ FORBIDDEN = "42501"
 EXISTS = {"42P06", "42P07", "42710", "23505"}  # a schema, table, type, row
 MISSING = {"3F000", "42P01", "42703"}  # a schema, table, column
 
-# Rolled back, and may succeed when tried again: serialization failure, deadlock, lock
-# timeout, statement timeout, and a transaction that stood still for too long.
+# Rolled back, to be tried again: serialization failure, deadlock, lock timeout,
+# statement timeout, and a transaction that stood still for too long.
 _ROLLED_BACK = {"40001", "40P01", "55P03", "57014", "25P03"}
 
 # The server shuts down, has crashed, is starting, has ended an idle session, or has no
@@ -32,8 +32,7 @@ _UNAVAILABLE = {"57P01", "57P02", "57P03", "57P05", "53300"}
 def failure(exc: BaseException, lost: Fate) -> StoreFailure:
     """Return what a store raises for one of `CLIENT_ERRORS`.
 
-    ``lost`` is the fate where the connection was lost: "not sent" while connecting, and
-    in a transaction without its commit.
+    ``lost`` is the fate if the connection was lost: "not sent" before a commit.
     """
     reason = str(exc) or type(exc).__name__
 

@@ -1,9 +1,8 @@
 """LISTEN/NOTIFY on one connection of a handle.
 
 Transactions that notify take one lock of the whole server at their commit. So writes
-do not notify. The handle that wrote sends a transaction of its own after them, and it
-notifies only where a process listens. A connection that listens holds an advisory lock,
-in shared mode, which shows in ``pg_locks`` and ends with the connection.
+do not notify. The handle that wrote does it later, and only where a process listens,
+which shows in ``pg_locks``: a connection that listens shares an advisory lock.
 
 Behind a pooler in transaction mode no connection can listen, and a caller's pool may
 have none to spare. A watch polls there.

@@ -19,19 +19,17 @@ Why the plans do not depend on statistics
     would guess that a thread has an average size, which beside one huge thread is a
     large part of the table, and read all of it. It takes a range whose end comes from a
     subquery for a two-hundredth of the rows, so ``position < (SELECT …)`` and the like
-    keep it on the index. An array of ids stands in a subquery, because a plan for given
-    values would look cheaper than the general one, and be made each time.
+    keep it on the index. An array of ids stands in a subquery: a plan for given values
+    would look cheaper than the general one, and be made each time.
 
 Why arrays hold text
-    asyncpg knows ``text[]``. Of another array's type it asks the server, once for each
-    connection: six round trips. So numbers in an array are sent as text.
+    Of the type of another array asyncpg asks the server: six round trips a connection.
 """
 
 from __future__ import annotations
 
 from cpkit.driver import StoredCall
 
-# What stands for a name in the queries below.
 _PARTS = {
     "{call}": "c." + ", c.".join(StoredCall._fields),
     "{columns}": ", ".join(StoredCall._fields),
@@ -200,7 +198,7 @@ WHERE c.idempotency_key = ANY ($1::text[]) ORDER BY c.attempt
 """
 
 # Returns no row where the thread was begun meanwhile.
-RESTORE_THREAD = """
+BEGIN_THREAD = """
 INSERT INTO {schema}.threads (thread_id, version, created_at, updated_at)
 VALUES ($1, 0, $2, $2) ON CONFLICT (thread_id) DO NOTHING RETURNING number
 """
@@ -298,9 +296,5 @@ def filled(query: str, schema: str) -> str:
     for name, part in _PARTS.items():
         query = query.replace(name, part)
 
-    return query.replace("{schema}", quoted(schema))
-
-
-def quoted(name: str) -> str:
-    """Return a name as an SQL identifier."""
-    return '"' + name.replace('"', '""') + '"'
+    identifier = schema.replace('"', '""')
+    return query.replace("{schema}", f'"{identifier}"')

@@ -55,24 +55,21 @@ class Settings(NamedTuple):
 async def open_schema(connections: Connections) -> Settings:
     """Check the schema, and create it if it is missing.
 
-    Processes that open it at the same time all try to create it. One transaction
-    succeeds. The others wait for it, fail because something exists, and look again.
+    Of processes that create it at the same time one succeeds. The others wait for its
+    transaction, fail because something exists, and look again.
     """
     rows = await _settings(connections)
 
     if rows is None:
         await _create(connections)
-        rows = await _settings(connections)
+        rows = await _settings(connections) or []  # tables that are not cpkit's
 
-    if rows is None:
-        found: object = "tables of the same name, not cpkit's"
-    else:
-        found = rows[0][0] if len(rows) == 1 else None
+    version, *settings = rows[0] if len(rows) == 1 else [None]
 
-    if rows is None or found != SCHEMA_VERSION:
-        raise SchemaMismatch(connections.name, found, SCHEMA_VERSION)
+    if version != SCHEMA_VERSION:
+        raise SchemaMismatch(connections.name, version, SCHEMA_VERSION)
 
-    return Settings(*rows[0][1:])
+    return Settings(*settings)
 
 
 async def inspect(connections: Connections) -> StoreInfo | None:

@@ -121,8 +121,6 @@ class PostgresStore:
         assert self._settings is not None, "the store is open"
         return self._settings.durability()
 
-    # Writes
-
     async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
         if len(batch) == 1:
             return [await self._apply(batch[0])]
@@ -147,7 +145,7 @@ class PostgresStore:
             chains = await self._chains(sorted(left)) if left else []
             ended = await asyncio.gather(*map(run, chains), return_exceptions=True)
 
-            for failure in sorted(filter(None, ended), key=_is_certain):
+            for failure in sorted(filter(None, ended), key=_is_decided):
                 raise failure
         except StoreFailure as exc:
             if applied:
@@ -194,8 +192,6 @@ class PostgresStore:
 
         return [chain for _, chain in chains]
 
-    # Reads
-
     async def snapshot(
         self, thread_id: str, start: int, stop: int | None, decode: Decode
     ) -> Snapshot | None:
@@ -240,9 +236,8 @@ class PostgresStore:
         self, prefix: str, after: str | None, limit: int, erased: bool
     ) -> list[ThreadInfo]:
         start, end = max(prefix, after or ""), prefix_end(prefix) or _ABOVE_ALL_IDS
-        rows = await self._connections.fetch(
-            queries.THREADS, start, after, end, limit, erased
-        )
+        page = start, after, end, limit, erased
+        rows = await self._connections.fetch(queries.THREADS, *page)
         return [ThreadInfo(*row[:2], *map(from_micros, row[2:])) for row in rows]
 
     async def calls(self, thread_id: str) -> list[StoredCall]:
@@ -263,8 +258,8 @@ class PostgresStore:
 class PostgresCheckpointer(FullHandle[MessageT]):
     """A handle of a store in a schema of a Postgres database.
 
-    ``where`` is a URL, or an initialized `asyncpg.Pool` that stays the caller's.
-    Options as in the URL; those about connections have no effect on a caller's pool.
+    ``where`` is a URL, or an initialized `asyncpg.Pool`, which stays open. Options as
+    in the URL; those about connections have no effect on a pool.
     """
 
     def __init__(
@@ -283,8 +278,7 @@ def _divided(batch: Sequence[Write]) -> tuple[dict[str, list[Placed]], list[Plac
     """Return the writes that can share a statement, by thread, and the others.
 
     A thread can have one append that expects a version, or any number of appends and
-    merges that do not. They look at no keys, so they may run before other threads'
-    calls.
+    merges that do not. They look at no keys, so they may run before the others.
     """
     shared: dict[str, list[Placed]] = {}
     fenced: set[str] = set()
@@ -438,7 +432,7 @@ async def _restore(fetch: Fetch, write: Restore) -> Conflict | KeyHeld | None:
             return KeyHeld(key, others[-1].thread_id)
 
     if write.created_at is not None:
-        if not await fetch(queries.RESTORE_THREAD, thread_id, write.created_at):
+        if not await fetch(queries.BEGIN_THREAD, thread_id, write.created_at):
             return await _restore(fetch, write)  # another writer has begun the thread
 
         await _append(fetch, Append(thread_id, write.bodies, None, write.items))
@@ -449,7 +443,7 @@ async def _restore(fetch: Fetch, write: Restore) -> Conflict | KeyHeld | None:
     return None
 
 
-def _is_certain(failure: BaseException) -> bool:
+def _is_decided(failure: BaseException) -> bool:
     return isinstance(failure, StoreFailure) and failure.fate != "unknown"
 
 

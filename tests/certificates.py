@@ -58,7 +58,7 @@ def harness_of(store: str) -> Iterator[Harness]:
                 yield PostgresHarness(f"{server.url}?connect_timeout=3", server)
         case "postgresql-pair":
             with PostgresPair() as pair:
-                url = f"{pair.url}?dialect=portable&connect_timeout=10"
+                url = f"{pair.url}?connect_timeout=10"
                 yield PairHarness(url, pair)
         case "redis-cluster":
             with RedisCluster(links=True) as cluster:

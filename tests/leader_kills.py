@@ -24,7 +24,6 @@ __all__ = ["ENGINES"]
 
 ENGINES: dict[str, Callable[[], Harness]] = {
     "postgres-pair": postgres_pair.harness,
-    "postgres-pair-portable": postgres_pair.portable,
     "redis-cluster": redis_cluster.harness,
 }
 """Each starts an engine, which ends with this process; its harness has `Nodes`."""

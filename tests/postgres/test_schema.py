@@ -164,7 +164,7 @@ async def test_no_right_to_write(
 async def test_another_isolation_level(
     clerk: str, store: MakeStore, schema: str, raw: asyncpg.Connection
 ) -> None:
-    """A stricter one than the server's default is no obstacle: 40001 is repeated."""
+    """The store works under a stricter default of the role: it sets its own."""
     await raw.execute(
         f"CREATE SCHEMA {schema} AUTHORIZATION clerk;"
         "ALTER ROLE clerk SET default_transaction_isolation = 'serializable'"

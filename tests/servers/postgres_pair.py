@@ -256,8 +256,3 @@ def harness(**options: str) -> Harness:
     return PairHarness(
         f"{pair.url}?{urlencode({'connect_timeout': 10} | options)}", pair
     )
-
-
-def portable() -> Harness:
-    """Return the same with ``dialect=portable``."""
-    return harness(dialect="portable")
