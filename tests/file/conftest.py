@@ -31,7 +31,7 @@ def memory() -> Iterator[Path]:
     """A folder in memory, if there is one, for tests that make many folders."""
     place = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
-    with tempfile.TemporaryDirectory(dir=place) as name:
+    with tempfile.TemporaryDirectory(prefix="cpkit-", dir=place) as name:
         yield Path(name)
 
 

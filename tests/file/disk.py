@@ -109,6 +109,10 @@ class Crash:
             ends = itertools.accumulate(map(len, lines[:-1]))
             states += [newer[: len(older) + end] for end in ends if end > added // 3]
 
+        if kind == "files" and not newer.startswith(older):  # it was cut meanwhile
+            sectors = range(512, len(newer), 512)
+            states += [older[:cut] + newer[cut:] for cut in sectors]
+
         return states
 
     def _differs(self, kind: str, inode: int) -> bool:

@@ -76,14 +76,14 @@ async def test_a_line_of_a_register_without_its_call_is_void(
 async def test_a_void_claim_of_a_later_attempt_hides_no_holder(home: Path) -> None:
     """The number of the line is not that of the call, which was claimed again."""
     async with Store(home) as cp:
-        for name in ("u", "t"):
+        for name in ("u", "v", "t"):
             await cp.record_issued(name, CALL)
             await cp.record_result(name, "c", "declined", success=False)
 
-        for name in ("u", "t"):
+        for name in ("u", "v", "t"):
             await cp.delete_thread(name, forget_keys=True)
 
-        await cp.record_issued("t", CALL)  # attempt 1; a line says 2
+        await cp.record_issued("t", CALL)  # attempt 1; another line says 3
         await cp.record_result("t", "c", "declined", success=False)
         await cp.record_issued("u", ToolCall("d", "pay", {}, "key"))
         found = await cp.find_call("key")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pytest
 
 from cpkit import CallRecord, ToolCall
 from cpkit_file import FileCheckpointer
+from cpkit_file.schema import log_name
 from tests.file.disk import Disk
 from tests.sweeps import sweep
 
@@ -72,6 +74,19 @@ async def append(cp: Store) -> None:
     await cp.append("t", [{"n": 1}])
 
 
+async def tear(cp: Any) -> None:
+    """Leave a write that a crash cut short, and that is on disk by now."""
+    path = cp.store._folder.threads + "/" + log_name("t")
+
+    with open(path, "ab") as file:
+        file.write(b'{"add":{"pad":"' + b"x" * 3000)
+        os.fsync(file.fileno())
+
+
+async def append_large(cp: Store) -> None:
+    await cp.append("t", [{"pad": "y" * 1500}])
+
+
 async def append_three(cp: Store) -> None:
     await cp.append("t", [{"n": 2}, {"n": 3}, {"n": 4}])
 
@@ -115,6 +130,7 @@ async def forget(cp: Store) -> None:
 SCENARIOS: dict[str, tuple[list[Step], Step]] = {
     "the first append": ([], append),
     "a later append": ([append], append_three),
+    "an append behind a torn write": ([append, tear], append_large),
     "an append after a deletion": ([append, claim, complete, delete], append),
     "an append after all was forgotten": ([append, claim, forget], append),
     "the first merge": ([], merge),
@@ -148,6 +164,7 @@ SCENARIOS: dict[str, tuple[list[Step], Step]] = {
 
 QUICK = [
     "the first append",
+    "an append behind a torn write",
     "an append after a deletion",
     "a later merge",
     "a claim after a failure",

@@ -371,6 +371,7 @@ QUICK = [
     ("a message", "append", "load"),
     ("a failure", "claim elsewhere", "forget"),
     ("a failure", "find", "restore two"),
+    ("nothing", "find", "restore two"),
     ("a deletion", "append", "fail"),
     ("a torn write", "append", "load"),
     ("a write with a hole", "claim", "tail"),

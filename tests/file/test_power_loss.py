@@ -21,6 +21,12 @@ CALL = ToolCall("c", "pay", {"pad": "x" * 900}, "key")
 OTHER = ToolCall("d", "pay", {"pad": "y" * 900}, "other key")
 
 
+@pytest.fixture
+def home(memory: Path) -> Path:
+    """The store's folder; each test makes it many times."""
+    return memory / "store"
+
+
 async def append(cp: Store) -> None:
     await cp.append("t", [{"pad": "x" * 1500}])
 
@@ -121,6 +127,28 @@ async def test_a_write_with_holes_or_cut_short_does_not_block_the_thread(
 
     assert old in seen
     assert len(seen) >= 20
+
+
+@pytest.mark.parametrize("lost", [1, 2, 9, 15])
+async def test_a_hole_anywhere_in_a_long_write_is_found(
+    home: Path, log: Path, lost: int
+) -> None:
+    """Its last lines are whole, and more than a writer looks at otherwise."""
+    async with Store(home) as cp:
+        await cp.append("t", [{"n": 0}])
+        before = log.stat().st_size
+        await asyncio.gather(
+            *(cp.append("t", [{"n": n, "pad": "x" * 900}]) for n in range(1, 10))
+        )
+
+    content = bytearray(log.read_bytes())
+    content[lost * 512 : (lost + 1) * 512] = bytes(512)
+    log.write_bytes(content)
+    left = (lost * 512 - before) // 960 + 1
+
+    async with Store(home) as cp:
+        assert await cp.append("t", [{}]) == left + 1
+        assert [one.get("n") for one in await cp.read("t")] == [*range(left), None]
 
 
 async def test_a_sector_of_zeros_before_written_bytes_is_set_aside(
