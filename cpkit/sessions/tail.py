@@ -129,8 +129,9 @@ class TailEvents:
 
     Each event has the version as its ``id`` and the message's JSON as its ``data``. It
     begins after the request's ``Last-Event-ID``, or after ``version``. An event named
-    ``reset`` says that the thread was deleted, and ends the stream. Who may read the
-    thread is for the caller to check.
+    ``reset``, with the id 0, says that the thread was deleted, and ends the stream: the
+    browser then reads the new thread whole. Who may read the thread is for the caller
+    to check.
     """
 
     def __init__(
@@ -191,7 +192,8 @@ class TailEvents:
                     data = _json_of(tailed.message)
                     await send(b"id: %d\ndata: %b\n\n" % (tailed.version, data))
         except VersionConflict:
-            return b"event: reset\ndata: {}\n\n"
+            # The browser connects again with this id, and reads the new thread whole.
+            return b"id: 0\nevent: reset\ndata: {}\n\n"
         except CheckpointerError as exc:
             # The browser connects again, and goes on after the last event.
             return b": %b\n\n" % type(exc).__name__.encode()

@@ -174,9 +174,17 @@ async def test_events_go_on_behind_the_last_one() -> None:
             await cp.append("t", [{"n": 2}])
             assert await browser.got.get() == b'id: 3\ndata: {"n":2}\n\n'
             await cp.delete_thread("t")
-            assert await browser.got.get() == b"event: reset\ndata: {}\n\n"
+            assert await browser.got.get() == b"id: 0\nevent: reset\ndata: {}\n\n"
 
         assert browser.status == 200
+        browser = Browser()
+
+        # The browser sends the id of the reset back, and reads the new thread whole.
+        async with browser.visits(app, (b"last-event-id", b"0")):
+            await browser.got.get()
+            await cp.append("t", [{"n": "new"}])
+            assert await browser.got.get() == b'id: 1\ndata: {"n":"new"}\n\n'
+
         browser = Browser()
 
         async with browser.visits(app, (b"last-event-id", b"x")):
@@ -242,7 +250,7 @@ def test_nothing_follows_the_end_of_the_stream(
     simulated_loop(Random(0)).run(main())
     assert sent == [
         (b": open\n\n", True),
-        (b"event: reset\ndata: {}\n\n", False),
+        (b"id: 0\nevent: reset\ndata: {}\n\n", False),
     ]
 
 
