@@ -40,7 +40,8 @@ The layers add errors of their own, which the named package exports::
     │   give up
     ├── EffectFailed           cpkit.effects: the effect's recorded outcome is a failure
     ├── EffectDenied           cpkit.effects: a person denied the effect
-    │   └── ApprovalExpired    cpkit.effects: no approval came, or was used, in time
+    │   ├── ApprovalExpired    cpkit.effects: no approval came, or was used, in time
+    │   └── ApprovalWithdrawn  cpkit.effects: the approval request was withdrawn
     └── EffectErased           cpkit.effects: the record was erased with its thread
 
 Any other mistake of a caller (a generator instead of a list, a limit of 0, a negative

@@ -8,13 +8,19 @@
         await cp.append("thread-1", messages, expected_version=version)
 
 How it works
-    The lease uses only the six methods, in a thread of its own. A term is a call whose
-    key is the lease's key. The claim starts the term, and a failed result ends it.
-    ``attempt`` is one higher for each term, and is the fencing ``token``. The holder
-    renews the lease: it writes a heartbeat into the extra of the lease's thread. A
-    waiting runner watches the heartbeat by its own monotonic clock, and ends the term
-    of a holder without a new heartbeat for ``stale_after`` seconds. No clocks are
-    compared.
+    The lease uses only the six methods, in a thread of its own (`cpkit.runs`). A term
+    is a call whose key is the lease's key. The claim starts the term, and a failed
+    result ends it. ``attempt`` is one higher for each term, and is the fencing
+    ``token``. The holder renews the lease: it writes a heartbeat. A waiting runner
+    watches the heartbeat by its own monotonic clock, and ends the term of a holder
+    without a new heartbeat for ``stale_after`` seconds. No clocks are compared.
+
+When a run has ended
+    The block is a run of the thread. It has ended well if it raised nothing (or only
+    ``EffectDenied``, or ``EffectTimeout`` for a request that is not decided yet), and
+    if no effect that began in it is still open. Every other run is unfinished, also
+    after Ctrl-C or a cancelled web request: the thread stays on the list of runs
+    (``cpkit runs``), and a worker runs it again.
 
 What it promises
     One runner at a time, as long as no process is paused for longer than
@@ -40,25 +46,26 @@ import logging
 import os
 import socket
 from asyncio import current_task
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
 from math import inf
 from types import TracebackType
-from typing import Any, Self
-from weakref import WeakSet
+from typing import Any, Literal, Self
 
 from cpkit.driver.backoff import Backoff
 from cpkit.driver.ids import check_id
-from cpkit.errors import BackendUnavailable, CheckpointerError
+from cpkit.errors import BackendUnavailable, CheckpointerError, VersionConflict
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, CheckpointData, JsonValue
-from cpkit.terms import (
-    LeaseState,
-    LeaseWait,
-    Terms,
-    WaitHook,
-    holder_of,
-    stale_after_of,
+from cpkit.runs import RunState, RunThread, Wake, holder_of, stale_after_of
+from cpkit.waiting import (
+    STALE_AFTER,
+    StaleDetector,
+    check_interval,
+    check_limit,
+    run_shielded,
 )
-from cpkit.waiting import StaleDetector, check_interval, check_limit
 from cpkit.wakeups import Wakeups
 
 __all__ = [
@@ -66,15 +73,41 @@ __all__ = [
     "LeaseLost",
     "LeaseTimeout",
     "LeaseWait",
-    "own_lease",
+    "WaitHook",
+    "held_leases",
     "this_process",
     "thread_lease",
 ]
 
 log = logging.getLogger("cpkit.lease")
 
-_active: WeakSet[Lease] = WeakSet()
-"""The leases that tasks of this process hold."""
+_held: ContextVar[tuple[Lease, ...]] = ContextVar("cpkit leases", default=())
+"""The leases of the current task and of those that started it, outermost first."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseWait:
+    """What a runner waits for: another runner's term, and when it is taken over.
+
+    ``token`` is the number of that term. It is taken over after ``stale_after`` seconds
+    without a heartbeat of its holder.
+    """
+
+    thread_id: str
+    holder: str
+    token: int
+    stale_after: float
+
+    def __str__(self) -> str:
+        return (
+            f"waiting for the lease of thread {self.thread_id!r}: {self.holder} has "
+            f"it (term {self.token}); if it is dead, this runner takes over after "
+            f"{self.stale_after:g} s without a heartbeat"
+        )
+
+
+WaitHook = Callable[[Any], object]
+"""Called with a `LeaseWait` or `CallsWait` when a wait begins; it must not block."""
 
 
 class LeaseLost(CheckpointerError):
@@ -108,10 +141,9 @@ def thread_lease(
     cp: Checkpointer[Any],
     thread_id: str,
     *,
-    stale_after: float = 15.0,
+    stale_after: float = STALE_AFTER,
     timeout: float | None = None,
     holder: str | None = None,
-    backoff: Backoff | None = None,
     on_wait: WaitHook | None = None,
 ) -> Lease:
     """Return a context manager that holds the thread's lease while its block runs.
@@ -129,16 +161,19 @@ def thread_lease(
     ``ValueError``. Entering raises ``LeaseTimeout`` and what the store raises. Leaving
     raises ``LeaseLost``.
     """
-    return Lease(
-        cp, thread_id, stale_after, timeout, holder or this_process(), backoff, on_wait
-    )
+    return Lease(cp, thread_id, stale_after, timeout, holder or this_process(), on_wait)
 
 
 class Lease:
     """The right to run one thread, for one term; made by `thread_lease`, entered once.
 
     ``token`` is the number of the term, higher than that of every earlier term.
+    ``wakes`` says why the thread needed a run when the term began, with the events that
+    were recorded for it.
     """
+
+    unattended = False
+    """Whether a worker runs the thread, so that an effect does not wait for people."""
 
     def __init__(
         self,
@@ -147,21 +182,26 @@ class Lease:
         stale_after: float,
         timeout: float | None,
         holder: str,
-        backoff: Backoff | None,
         on_wait: WaitHook | None,
     ) -> None:
         check_interval("stale_after", stale_after)
         check_limit("timeout", timeout)
         self.thread_id = check_id("thread_id", thread_id)
         self.token = 0
+        self.began = RunState()
+        self.seen: set[str] = set()
+        """Call ids of requests that need no further run once this one ends well."""
+        self.effects: dict[str, Literal["running", "waiting"]] = {}
+        """Effects that began in this run and have no outcome; by key. Those that are
+        ``waiting`` wait for a person, whose decision wakes the thread."""
         self._cp = cp
         self._stale_after = stale_after
         self._timeout = timeout
         self._holder = holder
-        self._backoff = backoff or Backoff()
         self._on_wait = on_wait
-        self._terms = Terms(cp, self.thread_id, self._backoff, stale_after)
-        self._keeps_mark = False
+        self._run = RunThread(cp, self.thread_id)
+        self._term = self._run.new_term(holder, stale_after)
+        self._runs_agent = True
         self._reason: str | None = None
         self._cancelled_block = False
         self._cancelling = 0
@@ -170,7 +210,6 @@ class Lease:
         self._entered = False
         self._task: asyncio.Task[Any] | None = None
         self._renewer: asyncio.Task[None] | None = None
-        self._call = self._terms.new_call(holder, stale_after)
 
     def __repr__(self) -> str:
         return f"<Lease of {self.thread_id!r}, token {self.token}>"
@@ -179,6 +218,21 @@ class Lease:
     def lost(self) -> bool:
         """Whether the lease is known to be lost, or was released."""
         return self._reason is not None
+
+    @property
+    def term_id(self) -> str:
+        """The id of the term's call, which the calls made under it carry."""
+        return self._term.call_id
+
+    @property
+    def wakes(self) -> tuple[Wake, ...]:
+        """Why the thread needed a run when the term began."""
+        return self.began.wakes
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether an effect of this run is open, and not only waits for a person."""
+        return "running" in self.effects.values()
 
     async def load(self) -> CheckpointData[Any] | None:
         """Return a snapshot of the thread, loaded while the lease was certainly held.
@@ -198,9 +252,9 @@ class Lease:
         if self._reason is not None:
             raise LeaseLost(self.thread_id, self.token, self._reason)
 
-    def keep_mark(self) -> None:
-        """Do not clear the mark of a dead run at exit: this term runs no agent."""
-        self._keeps_mark = True
+    def run_no_agent(self) -> None:
+        """Say that this term runs no agent, so that what called for a run stays."""
+        self._runs_agent = False
 
     async def __aenter__(self) -> Self:
         if self._entered:
@@ -212,12 +266,13 @@ class Lease:
             await self._acquire()
         except (asyncio.CancelledError, BackendUnavailable):
             # The claim may have been applied, and no task would renew or release it.
-            await self._release(raises=False)
+            await run_shielded(self._release)
             raise
 
         self._task = current_task()
         assert self._task is not None
-        _active.add(self)
+        self._before = _held.get()
+        _held.set((*self._before, self))
         self._cancelling = self._task.cancelling()
         self._renewer = asyncio.create_task(self._renew_until_lost())
         return self
@@ -230,7 +285,7 @@ class Lease:
     ) -> None:
         assert self._renewer is not None
         self._renewer.cancel()
-        _active.discard(self)
+        _held.set(self._before)
         # A loss that is found from here on must not cancel the block, which has ended.
         task = self._task
         self._task = None
@@ -250,11 +305,8 @@ class Lease:
             self._reason = reason or "it was released"
 
             if reason is None:
-                try:
-                    if exc is None and not self._keeps_mark:
-                        await self._clear_died()
-                finally:
-                    await self._release(raises=exc is None)
+                # Shielded: a web framework cancels again at every await.
+                await run_shielded(lambda: self._end_run(exc))
 
         if reason and (exc is None or (stopped and kind is asyncio.CancelledError)):
             raise LeaseLost(self.thread_id, self.token, reason) from exc
@@ -272,36 +324,57 @@ class Lease:
         clock = asyncio.get_running_loop().time
         deadline = inf if self._timeout is None else clock() + self._timeout
 
-        while (record := await self._claim()) is not None:
-            await self._wait_for_end(record, deadline)
+        while True:
+            asked = clock()
+            holder = await self._run.claim(self._term)
+
+            if holder is None or self._is_own(holder):
+                self.began = await self._run.look()
+
+                if self._is_own(self.began.term):
+                    # Waiting runners count from the claim or later, so this is safe.
+                    self._renewed_at = asked
+                    assert self.began.term is not None
+                    self.token = self.began.term.attempt
+                    return
+
+                # The claim was applied, and another runner has ended the term since.
+                await self._run.end(self._term.call_id, "not begun")
+                self._term = self._run.new_term(self._holder, self._stale_after)
+            elif holder.erased:
+                # The run's thread was deleted. The term shows nowhere, and holds the
+                # key for ever.
+                await self._run.end(holder.call.call_id, "its thread was deleted")
+            else:
+                await self._wait_for_end(holder, deadline)
 
     async def _wait_for_end(self, record: CallRecord, deadline: float) -> None:
         """Wait until another runner's term is over; end it once it is stale."""
         clock = asyncio.get_running_loop().time
         call_id, holder = record.call.call_id, holder_of(record)
         stale = StaleDetector(stale_after_of(record, self._stale_after))
-        state = LeaseState(record, None, None)
+        state = RunState(term=record)
 
         if self._timeout is None:
             self._check_not_own(call_id)
 
         async def read() -> JsonValue:
             nonlocal state
-            state = await self._terms.look()
+            state = await self._run.look()
             return state.heartbeat
 
         if clock() < deadline:
             self._report_wait(record, stale.stale_after)
 
-        async with Wakeups(self._cp, self._terms.lease_thread) as wakeups:
-            for pause in self._backoff.pauses(stale.longest_pause):
+        async with Wakeups(self._cp, self._run.name) as wakeups:
+            for pause in Backoff().pauses(stale.longest_pause):
                 is_stale = await stale.is_stale(read)
 
                 if state.term is None or state.term.call.call_id != call_id:
                     return
 
                 if is_stale:
-                    await self._terms.take_over(call_id)
+                    await self._run.take_over(state)
                     return
 
                 if (left := deadline - clock()) <= 0:
@@ -319,39 +392,10 @@ class Lease:
 
     def _check_not_own(self, call_id: str) -> None:
         """Raise if the current task would wait for itself, for ever."""
-        for lease in _active:
-            if lease._call.call_id == call_id and lease._task is current_task():
-                raise LeaseTimeout(
-                    self.thread_id,
-                    0.0,
-                    "this task: pass its lease on, or set a timeout",
-                )
-
-    async def _claim(self) -> CallRecord | None:
-        """Take the lease and return ``None``, or return the current term."""
-        while True:
-            asked = asyncio.get_running_loop().time()
-            record = await self._terms.claim(self._call)
-            call_id = record.call.call_id
-
-            if call_id != self._call.call_id and record.erased:
-                # The lease's thread was deleted. Its term shows nowhere, and holds the
-                # key for ever.
-                await self._terms.take_over(call_id)
-                continue
-
-            if call_id != self._call.call_id:
-                return record
-
-            if record.status == "issued":
-                # Waiting runners count from the claim or later, so this is safe.
-                self._renewed_at = asked
-                self.token = record.attempt
-                return None
-
-            # The claim was applied, its answer was lost, and another runner has ended
-            # the term since.
-            self._call = self._terms.new_call(self._holder, self._stale_after)
+        if any(lease.term_id == call_id for lease in held_leases(self._cp)):
+            raise LeaseTimeout(
+                self.thread_id, 0.0, "this task: pass its lease on, or set a timeout"
+            )
 
     # Renew and release
 
@@ -373,7 +417,7 @@ class Lease:
     async def _renew(self) -> None:
         clock = asyncio.get_running_loop().time
 
-        for pause in self._backoff.pauses(self._stale_after / 4):
+        for pause in Backoff().pauses(self._stale_after / 4):
             started = clock()
             # A new heartbeat in each try. The try before may have been applied, and
             # waiting runners count from what they saw then.
@@ -384,7 +428,7 @@ class Lease:
                     self._lose("another runner took it over")
                     return
 
-                await self._terms.renew(self._call, self._heartbeats)
+                await self._run.renew(self._term, self._heartbeats)
                 self._renewed_at = started
                 return
             except Exception:
@@ -397,10 +441,10 @@ class Lease:
             await asyncio.sleep(pause)
 
     async def _holds(self) -> bool:
-        return self._is_own((await self._terms.look()).term)
+        return self._is_own((await self._run.look()).term)
 
     def _is_own(self, term: CallRecord | None) -> bool:
-        return term is not None and term.call.call_id == self._call.call_id
+        return term is not None and term.call.call_id == self._term.call_id
 
     def _lose(self, reason: str) -> None:
         if self._reason is None:
@@ -412,59 +456,77 @@ class Lease:
                 self._cancelled_block = True
                 self._task.cancel()
 
-    async def _clear_died(self) -> None:
-        """Remove the mark that an earlier run died: this one ended well.
+    # End the run
 
-        Not if the term is over: the mark may be that of the next one.
+    async def _end_run(self, exc: BaseException | None) -> None:
+        """Record how the run ended, and release the lease; log what the store raises.
+
+        If that fails, the next runner waits until the term is stale.
         """
-        try:
-            state = await self._terms.look()
+        if self.would_end_well(exc):
+            await self._finish()
+        elif self._runs_agent:
+            why = "an effect is open" if exc is None else type(exc).__name__
+            await self._run.add(wake={"why": f"ended: {why}", "by": self._holder})
 
-            if state.died is not None and self._is_own(state.term):
-                await self._terms.clear_died()
-        except CheckpointerError:
-            log.warning(
-                "could not remove the mark that a run of %r died",
-                self.thread_id,
-                exc_info=True,
-            )
+        await self._release()
 
-    async def _release(self, *, raises: bool) -> None:
-        """End the term. Without ``raises``, what the store raises is only logged."""
-        try:
-            await self._end(raises)
-        except asyncio.CancelledError:
-            # Try again: it is idempotent. Without it, the next runner waits until the
-            # term is stale.
-            await self._end(raises=False)
-            raise
+    async def _release(self) -> None:
+        await self._run.end(self._term.call_id, "released")
 
-    async def _end(self, raises: bool) -> None:
-        try:
-            await self._terms.end(self._call.call_id, "released")
-        except CheckpointerError as exc:
-            if raises and not isinstance(exc, BackendUnavailable):
-                raise
+    def would_end_well(self, exc: BaseException | None) -> bool:
+        """Tell whether the run is over, or waits for people alone, after this error."""
+        if self.is_unfinished:
+            return False
 
-            # The block did its work, or its own error counts more. The next runner
-            # waits until the term is stale.
-            log.warning(
-                "could not release the lease of %r", self.thread_id, exc_info=True
-            )
+        return exc is None or all(
+            getattr(one, "ends_run", False) for one in _leaves(exc)
+        )
 
+    async def _finish(self) -> None:
+        """Take off the list of runs what this run has done, or all of it.
 
-def own_lease(cp: Checkpointer[Any], thread_id: str) -> Lease | None:
-    """Return the lease of the thread that the current task holds, if it does."""
-    for lease in _active:
-        if (
-            lease._cp is cp
-            and lease.thread_id == thread_id
-            and lease._task is current_task()
-            and not lease.lost
+        The fence of the deletion tells no run that began since from this one, if
+        neither has an event. So a holder that was silent for long deletes nothing.
+        """
+        clock = asyncio.get_running_loop().time
+        state, done = self.began, []
+
+        if self._runs_agent:
+            done = [wake.position for wake in state.wakes if wake.is_due]
+
+        while not (
+            any(wake.position not in done for wake in state.wakes)
+            or state.asks.keys() - self.seen
+            or clock() >= self._renewed_at + self._stale_after
         ):
-            return lease
+            try:
+                if await self._run.start_again(state.version):
+                    return
 
-    return None
+                break
+            except VersionConflict:
+                state = await self._run.look()
+
+        if done or self.seen:
+            await self._run.add(ran=[*done], saw=[*sorted(self.seen)])
+
+
+def _leaves(exc: BaseException) -> Iterator[BaseException]:
+    """Yield the exceptions of a group, as a ``TaskGroup`` raises it, or the one."""
+    if isinstance(exc, BaseExceptionGroup):
+        for inner in exc.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield exc
+
+
+def held_leases(cp: Checkpointer[Any]) -> list[Lease]:
+    """Return the leases under which the current task runs, outermost first.
+
+    They are those that the task holds, and those of the tasks that started it.
+    """
+    return [one for one in _held.get() if one._cp is cp and not one.lost]
 
 
 def this_process() -> str:

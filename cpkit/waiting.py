@@ -3,12 +3,14 @@
 `StaleDetector` finds out whether another process still writes heartbeats.
 `retry_unclear` repeats an operation whose answer was lost. Both measure time with the
 monotonic clock of the running event loop only, because processes share no clock.
-`check_interval` and `check_limit` check the seconds that a caller gives.
+`run_shielded` ends what must end although its caller is cancelled. `check_interval` and
+`check_limit` check the seconds that a caller gives.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from math import inf
 from typing import TypeVar
@@ -16,9 +18,24 @@ from typing import TypeVar
 from cpkit.driver.backoff import Backoff
 from cpkit.errors import BackendUnavailable
 
-__all__ = ["StaleDetector", "check_interval", "check_limit", "retry_unclear"]
+__all__ = [
+    "STALE_AFTER",
+    "StaleDetector",
+    "check_interval",
+    "check_limit",
+    "retry_unclear",
+    "run_shielded",
+]
+
+log = logging.getLogger("cpkit.effects")
 
 T = TypeVar("T")
+
+STALE_AFTER = 15.0
+"""Seconds without a heartbeat after which a holder counts as dead, by default."""
+
+RETRY_FOR = 30.0
+"""Seconds for which an operation is repeated whose answer was lost."""
 
 _NOT_READ = object()
 
@@ -82,15 +99,10 @@ class StaleDetector:
         self._read_at = clock()
         return self._unchanged_for >= self.stale_after
 
-    def restart(self) -> None:
-        """Forget what was read, and measure from now on."""
-        self._heartbeat = _NOT_READ
-
 
 async def retry_unclear(
     operation: Callable[[], Awaitable[T]],
-    backoff: Backoff,
-    timeout: float,
+    timeout: float = RETRY_FOR,
     *,
     retry_rejected: bool = False,
 ) -> T:
@@ -114,7 +126,7 @@ async def retry_unclear(
         except BackendUnavailable as exc:
             now = asyncio.get_running_loop().time()
             deadline = now + timeout if deadline is None else deadline
-            pauses = pauses or backoff.pauses()
+            pauses = pauses or Backoff().pauses()
             pause = next(pauses)
 
             if exc.maybe_applied:
@@ -128,3 +140,37 @@ async def retry_unclear(
                 raise error from error.__cause__
 
         await asyncio.sleep(pause)
+
+
+async def run_shielded(work: Callable[[], Awaitable[None]]) -> None:
+    """Wait until ``work`` is done; log what it raises. Each try has 30 seconds.
+
+    If the caller is cancelled, ``work`` continues, however often that happens (anyio
+    cancels again at every await). The cancellation is raised afterwards. ``work`` must
+    be idempotent: it is called again if its own task is cancelled, which
+    ``asyncio.run`` does when it ends.
+    """
+
+    async def bounded() -> None:
+        try:
+            async with asyncio.timeout(RETRY_FOR):
+                await work()
+        except Exception:
+            log.warning("could not record an outcome", exc_info=True)
+
+    cancelled: asyncio.CancelledError | None = None
+
+    for _ in range(2):
+        task = asyncio.create_task(bounded())
+
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as exc:
+                cancelled = exc
+
+        if not task.cancelled():
+            break
+
+    if cancelled is not None:
+        raise cancelled

@@ -27,6 +27,10 @@ log = logging.getLogger(__name__)
 _RECHECK = 2.0
 """Look again after so many seconds, even if the watch reports nothing."""
 
+_RECHECK_ALL = 0.25
+"""Seconds for each key that callers of a handle wait for: a thousand keys are looked at
+four times a second in all, beside the looks that a watch calls for."""
+
 _REST = 9
 """The rest after a look, as a multiple of its time: looks take a tenth of the time.
 
@@ -138,7 +142,7 @@ class SharedWaits:
     _of: WeakKeyDictionary[Any, SharedWaits] = WeakKeyDictionary()
 
     def __init__(self) -> None:
-        self._readers: dict[str, dict[float | None, Reader]] = {}
+        self._readers: dict[tuple[str, float | None], Reader] = {}
         self.rest_ends = 0.0
         """When the rest ends that the looks of all waiters took."""
 
@@ -157,46 +161,34 @@ class SharedWaits:
         holder: CallRecord,
         cp: Any,
         look: Look,
-        backoff: Backoff,
-        patience: float,
-        *,
-        blind: bool = False,
         stale_after: float | None = None,
         read_heartbeat: ReadHeartbeat | None = None,
     ) -> AsyncIterator[Reader]:
         """Wait, in the block, with all callers for a key that ``holder`` holds.
 
-        The reader ends once the key's record is another one, or has an outcome. The
-        first caller's options are those of the reader. ``look`` reads the record.
-        ``blind``: it sees completed records only, so each look that finds none lets one
-        caller try a claim. ``patience`` bounds the retries of a look that the store
-        refuses.
+        The reader ends once the key's record is another one, or has an outcome.
+        ``look`` reads the record. With ``stale_after`` the holder's heartbeat is
+        watched too.
         """
-        readers = self._readers.setdefault(key, {})
-        reader = readers.get(stale_after)
+        place = key, stale_after
+        reader = self._readers.get(place)
 
         if reader is None or reader.is_over:
-            reader = readers[stale_after] = Reader(
-                cp,
-                holder,
-                look,
-                backoff,
-                patience,
-                blind=blind,
-                stale_after=stale_after,
-                read_heartbeat=read_heartbeat,
-            )
+            reader = Reader(self, cp, holder, look, stale_after, read_heartbeat)
+            self._readers[place] = reader
 
         reader.enter()
 
         try:
             yield reader
         finally:
-            if reader.leave() and readers.get(stale_after) is reader:
-                del readers[stale_after]
+            if reader.leave() and self._readers.get(place) is reader:
+                del self._readers[place]
 
-            if not readers and self._readers.get(key) is readers:
-                del self._readers[key]
+    @property
+    def recheck(self) -> float:
+        """The seconds after which a key is looked at without a notification."""
+        return max(_RECHECK, _RECHECK_ALL * len(self._readers))
 
     def looked(self, now: float, took: float) -> None:
         """Note a look that ended ``now``, so that the waiters rest."""
@@ -205,8 +197,9 @@ class SharedWaits:
 
     def post(self, key: str, record: CallRecord) -> None:
         """Give a record that this process wrote to the callers that wait for it."""
-        for reader in list(self._readers.get(key, {}).values()):
-            reader.seen(record)
+        for (own, _), reader in list(self._readers.items()):
+            if own == key:
+                reader.seen(record)
 
 
 class Reader:
@@ -214,22 +207,17 @@ class Reader:
 
     def __init__(
         self,
+        shared: SharedWaits,
         cp: Any,
         holder: CallRecord,
         look: Look,
-        backoff: Backoff,
-        patience: float,
-        *,
-        blind: bool,
         stale_after: float | None,
         read_heartbeat: ReadHeartbeat | None,
     ) -> None:
+        self._shared = shared
         self._cp = cp
         self._holder = holder
         self._look = look
-        self._backoff = backoff
-        self._patience = patience
-        self._blind = blind
         self._stale_after = stale_after
         self._read_heartbeat = read_heartbeat
         self._callers = 0
@@ -290,10 +278,9 @@ class Reader:
 
     def seen(self, record: CallRecord | None) -> None:
         """Wake the callers if the holder's call is over."""
-        if record is None:
-            self._end(None)
-        elif (
-            record.status != "issued"
+        if (
+            record is None
+            or record.status != "issued"
             or record.erased
             or record.call.call_id != self._holder.call.call_id
         ):
@@ -328,28 +315,22 @@ class Reader:
             async with Wakeups(self._cp, self._holder.thread_id) as wakeups:
                 stale = self._detector()
                 longest = None if stale is None else stale.longest_pause
-                pauses = self._backoff.pauses(longest)
+                pauses = Backoff().pauses(longest)
 
                 while True:
-                    record = await retry_unclear(
-                        self._look, self._backoff, self._patience, retry_rejected=True
-                    )
-
-                    if record is not None or not self._blind:
-                        self.seen(record)
+                    self.seen(await retry_unclear(self._look, retry_rejected=True))
 
                     if self.is_over:
                         return
 
                     if stale is not None and await self._is_stale(stale):
+                        # A caller goes on with this detector. The next caller gets its
+                        # turn after another full wait.
                         if self._wake_one(stale):
-                            # The caller goes on with this detector. The next caller
-                            # gets its turn after another full wait.
                             stale = self._detector()
-                    elif self._blind and record is None:
-                        self._wake_one(None)
 
-                    await wakeups.wait(next(pauses), min(_RECHECK, longest or _RECHECK))
+                    recheck = self._shared.recheck
+                    await wakeups.wait(next(pauses), min(longest or recheck, recheck))
         except asyncio.CancelledError:
             self._end(None)
             raise

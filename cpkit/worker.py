@@ -8,18 +8,17 @@
 
     await Worker(cp, agent).run()
 
-A thread needs a run if its last run died, or if a person decided an approval request
-that no run has acted on. A run lasts for one term of the thread's lease
-(`cpkit.lease`). It died if the lease's holder stopped writing heartbeats. It ended well
-if the lease's block ended without an exception.
+A thread needs a run if it was submitted, if its last run died or ended unfinished, or
+if a person decided an approval request for which it waits. The store's list of runs
+(`cpkit.runs`) has all of this, so a worker may be killed at any moment. A run lasts for
+one term of the thread's lease (`cpkit.lease`), which says when a run has ended well.
 
 The worker only decides when to call the function. It takes the thread's lease before,
-so any number of workers run each thread once at a time. The function may raise
-``EffectTimeout`` for an approval that is not decided: the thread waits, and the worker
-calls it again after the decision. ``EffectDenied`` ends the run. An ``ExceptionGroup``
-of these alone counts as they do. After any other exception the worker calls the
-function again later, with growing pauses. Only the store knows which threads need a
-run, so a worker may be killed at any moment.
+so any number of workers run each thread once at a time. An effect that needs an
+undecided approval raises ``EffectTimeout`` at once: the thread waits, and the worker
+calls the function again after the decision. ``EffectDenied`` ends the run. An
+``ExceptionGroup`` of these alone counts as they do. After any other exception the
+worker calls the function again later, with growing pauses.
 """
 
 from __future__ import annotations
@@ -27,54 +26,86 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Iterator,
-    Sequence,
-)
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from math import inf
-from typing import Any, TypeVar
+from typing import Any
 
 from cpkit.driver import Handle
-from cpkit.driver.backoff import Backoff
+from cpkit.driver.ids import check_id
 from cpkit.driver.metrics import provided_meter
 from cpkit.effects.attempts import Attempts
-from cpkit.effects.effect import check_callback
-from cpkit.effects.errors import EffectDenied, EffectTimeout
-from cpkit.effects.records import REQUESTS
-from cpkit.effects.requests import ApprovalRequest, Entry, Requests
-from cpkit.errors import BackendUnavailable, CorruptThread
+from cpkit.effects.effect import check_callback, copy_json
+from cpkit.effects.requests import ApprovalRequest, Requests
+from cpkit.errors import BackendUnavailable
 from cpkit.lease import Lease, LeaseTimeout, this_process, thread_lease
-from cpkit.protocol import Checkpointer, ListsThreads
-from cpkit.records import ThreadInfo
-from cpkit.terms import LEASES, LeaseState, Terms, stale_after_of, state_of
-from cpkit.waiting import StaleDetector, check_interval, check_limit
+from cpkit.protocol import Checkpointer, ErasesThreads, ReadsRanges
+from cpkit.records import JsonValue
+from cpkit.runs import (
+    HINTS,
+    Ask,
+    RunList,
+    RunState,
+    RunThread,
+    Wake,
+    read_all,
+    stale_after_of,
+    wake_run,
+)
+from cpkit.waiting import STALE_AFTER, StaleDetector, check_interval, check_limit
 from cpkit.wakeups import Wakeups
 
-__all__ = ["Agent", "Health", "Worker"]
+__all__ = ["Agent", "Health", "Worker", "submit"]
 
 log = logging.getLogger("cpkit.worker")
 
 Agent = Callable[[Checkpointer[Any], Lease], Awaitable[object]]
 """Runs one thread: the thread of the lease."""
 
-T = TypeVar("T")
-R = TypeVar("R")
-
-_PAGE = 500
-_AT_A_TIME = 8  # reads in parallel, to hide a server's round trips
 _LONGEST_RETRY = 300.0
 
-# The rest after a scan of the leases, as a multiple of the scan's time. A scan can be
-# long: the store keeps a lease for each thread that was ever run.
 _REST = 9
+"""The rest after a look at the list of runs, as a multiple of the look's time."""
+
+_LOOKS_AT_REQUESTS = 4
+"""Undecided requests that a look reads again, in turn: a hint may have got lost."""
+
+_GONE_AFTER = 60.0
+"""Seconds after which a request that is not on record counts as gone: a run puts a
+request on the list of runs first, and records it then."""
+
+
+async def submit(
+    cp: Checkpointer[Any],
+    thread_id: str,
+    *,
+    after: float | timedelta | datetime | None = None,
+    event: JsonValue = None,
+    by: str | None = None,
+) -> None:
+    """Put a thread before the workers of a store: one of them runs it.
+
+    At once, or ``after`` so many seconds or a time. ``event`` is recorded with it, and
+    reaches the function in ``lease.wakes``. Each submission that a run has not seen is
+    followed by one more run. ``by`` says who submits; the default is this process.
+    """
+    check_id("thread_id", thread_id)
+
+    if isinstance(after, (int, float)):
+        check_limit("after", after)
+        after = timedelta(seconds=after)
+
+    if isinstance(after, timedelta):
+        after = datetime.now(UTC) + after
+
+    if after is not None and after.tzinfo is None:
+        raise ValueError(f"after must have a time zone, and {after} has none")
+
+    wake = Wake("submitted", copy_json(event, "event"), by or this_process(), after)
+    await wake_run(cp, thread_id, wake)
 
 
 @dataclass
@@ -82,12 +113,15 @@ class Health:
     """What a worker does and has done, for people and for health probes."""
 
     holder: str
+    concurrency: int = 1
     ran: int = 0
     """Calls of the function that ended, were denied, or wait for a decision."""
     failed: int = 0
-    """Runs that failed in another way; the worker repeats them."""
+    """Runs that ended in another way; the worker repeats them."""
     running: list[str] = field(default_factory=list)
     """The threads whose function is being called."""
+    waiting: int = 0
+    """Those of them in which every open effect waits for a person."""
     decided: int = 0
     """Decided requests that no run has acted on, at the last look."""
     oldest_undecided: float | None = None
@@ -100,8 +134,9 @@ class Health:
 
     @property
     def ok(self) -> bool:
-        """Whether the last look at the store succeeded."""
-        return self.looks > 0 and self.store_errors == 0
+        """Whether the last look at the store succeeded, and runs can begin."""
+        is_full = self.waiting >= self.concurrency
+        return self.looks > 0 and self.store_errors == 0 and not is_full
 
     def as_json(self) -> dict[str, Any]:
         """Return all fields, and ``ok``, as JSON."""
@@ -109,27 +144,15 @@ class Health:
 
     def __str__(self) -> str:
         state = "ok" if self.ok else "no store"
+
+        if self.waiting >= self.concurrency:
+            state = "full of runs that wait for people: set approval_timeout=0"
+
         running = ", ".join(map(repr, self.running)) or "nothing"
         return (
             f"{self.holder}: {state}; running {running}; {self.ran} ran, "
             f"{self.failed} failed, {self.decided} decided and not acted on"
         )
-
-
-class _SeenLease:
-    """A lease as last read."""
-
-    def __init__(
-        self, updated_at: datetime | None, state: LeaseState, stale_after: float
-    ) -> None:
-        self.updated_at = updated_at
-        self.state = state
-        self.stale: StaleDetector | None = None
-
-        self.is_stale = False
-
-        if state.term is not None:
-            self.stale = StaleDetector(stale_after_of(state.term, stale_after))
 
 
 class _Gauges:
@@ -153,18 +176,39 @@ class _Gauges:
         self._decided.set(decided or 0.0, self._attributes)
 
 
+@dataclass
+class _Seen:
+    """What the worker knows of a run, and since when by its own clock."""
+
+    state: RunState
+    since: float
+    stale: StaleDetector | None = None
+    is_stale: bool = False
+    failures: int = 0
+    """Jobs in a row that could not record how they ended."""
+
+
+@dataclass
+class _SeenRequest:
+    """A request as last read, since when this worker knows it, or misses it."""
+
+    since: float
+    read_at: float = -inf
+    request: ApprovalRequest | None = None
+    gone_since: float | None = None
+    decided_since: float = inf
+
+
 class Worker:
     """Calls ``agent(cp, lease)`` for each thread that needs a run.
 
     ``prefix`` limits it to threads whose ids start with it. ``concurrency`` bounds the
     threads that run at a time. ``stale_after`` is that of the leases it takes. ``poll``
-    is the longest time between two looks at the store; `watch` wakes the worker earlier
-    for a decision. Listing the leases, to find runs that died, takes at most a tenth of
-    the time. A stopped worker gives its runs ``grace`` seconds to end, and then cancels
+    is the longest time between two looks at the store; `watch` wakes the worker
+    earlier. A stopped worker gives its runs ``grace`` seconds to end, and then cancels
     them; another worker runs their threads again.
 
-    Without `ListsThreads` a store does not show which runs died; then the worker acts
-    on decisions alone.
+    A store that cannot list its threads is a ``TypeError``.
     """
 
     def __init__(
@@ -174,7 +218,7 @@ class Worker:
         *,
         prefix: str = "",
         concurrency: int = 4,
-        stale_after: float = 15.0,
+        stale_after: float = STALE_AFTER,
         poll: float = 2.0,
         grace: float = 30.0,
         holder: str | None = None,
@@ -194,28 +238,35 @@ class Worker:
         check_interval("stale_after", stale_after)
         check_limit("grace", grace)
 
-        self.health = Health(holder or f"worker {this_process()}")
+        self.health = Health(holder or f"worker {this_process()}", concurrency)
         self._cp = cp
         self._agent = agent
-        self._prefix = prefix
         self._concurrency = concurrency
         self._stale_after = stale_after
         self._poll = poll
         self._grace = grace
-        self._backoff = Backoff()
-        self._requests = Requests(Attempts(cp, self._backoff, stale_after), None)
+        self._runs = RunList(cp, prefix)
+        self._requests = Requests(Attempts(cp))
         meter = provided_meter()
         self._gauges = None if meter is None else _Gauges(meter, cp)
-        self._leases: dict[str, _SeenLease] = {}
-        # Threads whose run died, from the last scan, that no job has tried since. The
-        # value is the lease's state, or None if no runner has the lease.
-        self._dead: dict[str, LeaseState | None] = {}
-        self._damaged: set[str] = set()
+        self._seen: dict[str, _Seen] = {}
+        self._seen_requests: dict[str, _SeenRequest] = {}
+        self._hints_read: int | None = None
         self._scan_not_before = -inf
         self._jobs: dict[str, asyncio.Task[None]] = {}
-        # By thread: the pause after the last failure, and the time of the next try.
-        self._retry: dict[str, tuple[float, float]] = {}
+        self._leases: dict[str, Lease] = {}
         self._job_ended = asyncio.Event()
+
+    async def submit(
+        self,
+        thread_id: str,
+        *,
+        after: float | timedelta | datetime | None = None,
+        event: JsonValue = None,
+    ) -> None:
+        """Put a thread before the workers of the store, as the function `submit`."""
+        by = self.health.holder
+        await submit(self._cp, thread_id, after=after, event=event, by=by)
 
     async def run(self, stop: asyncio.Event | None = None) -> None:
         """Watch the store and run threads, until ``stop`` is set."""
@@ -225,7 +276,7 @@ class Worker:
         try:
             while not stop.is_set():
                 try:
-                    async with Wakeups(self._cp, REQUESTS) as wakeups:
+                    async with Wakeups(self._cp, HINTS) as wakeups:
                         await self._look_and_wait(wakeups, stopping)
                 except BackendUnavailable as exc:
                     self.health.store_errors += 1
@@ -247,14 +298,14 @@ class Worker:
         those of `run` do.
         """
         before = self.health.ran + self.health.failed
-        held: list[_SeenLease] | None = None
+        held: list[_Seen] | None = None
 
         try:
             while True:
                 self._scan_not_before = -inf
                 await self._look()
-                seen = [one for one in self._leases.values() if self._may_be_stale(one)]
-                held = seen if held is None else [one for one in held if one in seen]
+                alive = [s for s in self._seen.values() if s.stale and not s.is_stale]
+                held = alive if held is None else [one for one in held if one in alive]
 
                 if self._jobs:
                     await asyncio.wait(list(self._jobs.values()))
@@ -264,16 +315,6 @@ class Worker:
                     return self.health.ran + self.health.failed - before
         finally:
             await self._end_jobs()
-
-    def _may_be_stale(self, seen: _SeenLease) -> bool:
-        """Tell whether it is not known yet if the holder of a lease still runs."""
-        return (
-            seen.stale is not None and not seen.is_stale and self._is_mine(seen.state)
-        )
-
-    def _is_mine(self, state: LeaseState) -> bool:
-        """Tell whether the lease is of a thread that this worker runs."""
-        return state.thread_id is not None and state.thread_id.startswith(self._prefix)
 
     async def _look_and_wait(
         self, wakeups: Wakeups, stopping: asyncio.Task[Any]
@@ -298,9 +339,7 @@ class Worker:
 
     def _pause(self) -> float:
         """Return the time to the next look, at most a quarter of each stale_after."""
-        pauses = [
-            seen.stale.longest_pause for seen in self._leases.values() if seen.stale
-        ]
+        pauses = [one.stale.longest_pause for one in self._seen.values() if one.stale]
         return min([self._poll, *pauses])
 
     async def _end_jobs(self) -> None:
@@ -323,38 +362,29 @@ class Worker:
     async def _look(self) -> None:
         """Start a job for each thread that needs a run and may have one."""
         clock = asyncio.get_running_loop().time
-        decided = self._measure(await self._open_requests())
+        hinted = await self._read_hints()
         began = clock()
 
-        is_scan = began >= self._scan_not_before
-
-        if is_scan:
-            self._dead = await self._scan(decided)
+        if began >= self._scan_not_before:
+            await self._runs.refresh()
             self._scan_not_before = clock() + _REST * (clock() - began)
+        else:
+            await read_all(
+                self._runs.reload, [one["run"] for one in hinted if "run" in one]
+            )
 
+        await self._note_runs()
+        await self._note_requests({one.get("request") for one in hinted})
+        self._measure()
         self.health.looks += 1
         self.health.store_errors = 0
-        now = clock()
 
-        due = dict.fromkeys([*decided, *self._dead])
-
-        # Between two scans, a thread whose run failed is not known to be due again.
-        if is_scan:
-            self._retry = {
-                thread_id: (pause, not_before)
-                for thread_id, (pause, not_before) in self._retry.items()
-                if now < not_before or thread_id in due or thread_id in self._jobs
-            }
-
-        for thread_id in due:
+        for thread_id, seen in list(self._seen.items()):
             if len(self._jobs) >= self._concurrency:
                 return
 
-            _, not_before = self._retry.get(thread_id, (0.0, 0.0))
-
-            if thread_id not in self._jobs and now >= not_before:
-                stale = self._dead.pop(thread_id, None)
-                job = asyncio.create_task(self._job(thread_id, stale))
+            if thread_id not in self._jobs and self._is_due(seen):
+                job = asyncio.create_task(self._job(thread_id, seen))
                 self._jobs[thread_id] = job
                 job.add_done_callback(partial(self._ended, thread_id))
 
@@ -362,165 +392,172 @@ class Worker:
         del self._jobs[thread_id]
         self._job_ended.set()
 
-    async def _open_requests(
-        self, thread_id: str | None = None
-    ) -> list[tuple[Entry, ApprovalRequest]]:
-        """Return the requests that are undecided, or decided and not acted on."""
-        entries = [
-            entry
-            for entry in await self._requests.entries()
-            if entry.run_thread.startswith(self._prefix)
-            and (thread_id is None or entry.run_thread == thread_id)
-        ]
+    async def _read_hints(self) -> list[dict[str, Any]]:
+        """Return the hints since the last look; none at the first one."""
+        cp, start = self._cp, self._hints_read
 
-        requests = await _read_all(self._requests.of_entry, entries)
-        return [
-            (entry, request)
-            for entry, request in zip(entries, requests, strict=True)
-            if request is not None
-        ]
+        if not isinstance(cp, ReadsRanges):
+            data = await cp.load(HINTS)
+        elif start is None:
+            data = await cp.load_range(HINTS, stop=0)
+        else:
+            data = await cp.load_range(HINTS, start)
 
-    def _measure(
-        self, requests: list[tuple[Entry, ApprovalRequest]]
-    ) -> dict[str, list[Entry]]:
-        """Update the health and the gauges; return decided entries, by thread."""
-        health = self.health
-        decided = _decided(requests)
-        health.decided = sum(map(len, decided.values()))
-        decisions = [(one, one.decision) for _, one in requests]
+        self._hints_read = 0 if data is None else data.version
+
+        if data is None or start is None:
+            return []
+
+        if start > data.version:
+            self._hints_read = 0  # the thread was started again: all are new
+            return await self._read_hints()
+
+        return data.messages[start - data.first :]
+
+    async def _note_runs(self) -> None:
+        """Note what has changed in the list of runs, and which holder is silent."""
+        now = asyncio.get_running_loop().time()
+        states = self._runs.mine()
+        self._seen = {n: one for n, one in self._seen.items() if n in states}
+
+        for thread_id, state in states.items():
+            seen = self._seen.get(thread_id)
+
+            if seen is None or seen.state != state:
+                before, seen = seen, _Seen(state, now)
+                self._seen[thread_id] = seen
+
+                if state.term is not None:
+                    seen.stale = StaleDetector(stale_after_of(state.term))
+
+                    if before is not None and before.state.term == state.term:
+                        seen.failures, seen.since = before.failures, before.since
+
+            if seen.stale is not None:
+                # The list was read, and with it what a heartbeat would change.
+                seen.is_stale = await seen.stale.is_stale(partial(_read, state))
+
+    async def _note_requests(self, hinted: set[Any]) -> None:
+        """Read the requests that runs wait for: new, hinted and some other ones."""
+        now = asyncio.get_running_loop().time()
+        asks = {
+            ask.request: (ask, thread_id)
+            for thread_id, seen in self._seen.items()
+            for ask in seen.state.asks.values()
+        }
+        known = self._seen_requests
+        self._seen_requests = {
+            name: known.get(name) or _SeenRequest(now) for name in asks
+        }
+        is_open = [n for n, one in self._seen_requests.items() if not _is_decided(one)]
+        is_open.sort(key=lambda name: self._seen_requests[name].read_at)
+        wanted = {n for n in is_open if n not in known or n in hinted}
+        wanted |= set(is_open[:_LOOKS_AT_REQUESTS])
+        found = await read_all(
+            self._requests.of_ask, [asks[name][0] for name in wanted]
+        )
+
+        for name, request in zip(wanted, found, strict=True):
+            seen = self._seen_requests[name]
+            seen.request, seen.read_at = request, now
+            await self._end_request(seen, *asks[name])
+
+    async def _end_request(self, seen: _SeenRequest, ask: Ask, thread_id: str) -> None:
+        """End an expired request; take one that is gone off the list of runs."""
+        now = asyncio.get_running_loop().time()
+
+        if seen.request is None:
+            seen.gone_since = seen.gone_since or now
+
+            if now - seen.gone_since >= _GONE_AFTER:
+                run = RunThread(self._cp, thread_id)
+                await run.add(settled=ask.request)
+                await self._runs.reload(thread_id)
+
+            return
+
+        # No wall clock ends a request: this worker has watched it for so long.
+        is_over = now - seen.since >= (ask.expires_after or inf)
+
+        if seen.request.decision is None and is_over:
+            seen.request = await self._requests.expire(seen.request)
+
+        if _is_decided(seen):
+            seen.decided_since = min(seen.decided_since, now)
+
+    def _measure(self) -> None:
+        """Update the health and the gauges."""
+        health, now = self.health, datetime.now(UTC)
+        requests = [s.request for s in self._seen_requests.values() if s.request]
+        decided = [one for one in requests if one.decision is not None]
+        health.decided = len(decided)
         health.oldest_undecided = _age(
-            [one.requested_at for one, made in decisions if made is None]
+            now, [one.requested_at for one in requests if one.decision is None]
         )
         health.oldest_decided = _age(
-            [made.at or one.requested_at for one, made in decisions if made is not None]
+            now, [one.record.resolved_at or one.requested_at for one in decided]
+        )
+        health.waiting = sum(
+            bool(one.effects) and not one.is_unfinished for one in self._leases.values()
         )
 
         if self._gauges is not None:
             self._gauges.record(health.oldest_undecided, health.oldest_decided)
 
-        return decided
+    def _is_due(self, seen: _Seen) -> bool:
+        state = seen.state
 
-    async def _scan(self, decided: Iterable[str]) -> dict[str, LeaseState | None]:
-        """Return the threads whose run died; with the lease's state, if it is stale.
+        asks = [self._seen_requests[name] for name in state.asks]
+        decided = [one.decided_since for one in asks if _is_decided(one)]
 
-        If the store cannot list its leases, only those of the decided threads are read.
-        """
-        if isinstance(self._cp, ListsThreads):
-            await self._list_leases(self._cp)
-        else:
-            await self._read_leases(decided)
+        if failures := state.failures + seen.failures:
+            pause = min(2.0 ** min(failures - 1, 16), _LONGEST_RETRY)
+            is_rested = asyncio.get_running_loop().time() - seen.since >= pause
 
-        found: dict[str, LeaseState | None] = {}
+            # A decision that came after the failure is a new reason to run.
+            if not is_rested and not any(since > seen.since for since in decided):
+                return False
 
-        for seen in self._leases.values():
-            thread_id = seen.state.thread_id
+        if state.term is not None:
+            return seen.is_stale
 
-            if thread_id is None or not self._is_mine(seen.state):
-                continue
+        if not (state.wakes or state.asks):
+            # Nothing is open, and the end of its lease deletes the thread.
+            return isinstance(self._cp, ErasesThreads)
 
-            if seen.stale is None:
-                if seen.state.died is not None:
-                    found[thread_id] = None
-
-                continue
-
-            read = partial(_already_read, seen.updated_at)
-            seen.is_stale = await seen.stale.is_stale(read)
-
-            if seen.is_stale:
-                found[thread_id] = seen.state
-
-        return found
-
-    async def _list_leases(self, cp: ListsThreads) -> None:
-        """Update the leases that were seen; read those that have changed."""
-        listed: set[str] = set()
-
-        # The lease of a long id is listed under its hash.
-        for prefix in (f"{LEASES}:{self._prefix}", f"{LEASES}-of:"):
-            async for page in self._pages(cp, prefix):
-                listed.update(info.thread_id for info in page)
-                changed = {
-                    info.thread_id: info.updated_at
-                    for info in page
-                    if (seen := self._leases.get(info.thread_id)) is None
-                    or seen.updated_at != info.updated_at
-                }
-                states = await _read_all(self._lease_state, list(changed))
-
-                for (name, updated_at), state in zip(
-                    changed.items(), states, strict=True
-                ):
-                    self._leases[name] = _SeenLease(
-                        updated_at, state, self._stale_after
-                    )
-
-        for name in self._leases.keys() - listed:
-            del self._leases[name]
-
-    async def _read_leases(self, thread_ids: Iterable[str]) -> None:
-        """Read the leases of these threads; those that have changed are new ones."""
-        names = [self._terms(thread_id).lease_thread for thread_id in thread_ids]
-        states = await _read_all(self._lease_state, names)
-        before, self._leases = self._leases, {}
-
-        for name, state in zip(names, states, strict=True):
-            seen = before.get(name)
-
-            if seen is None or not seen.state.same_term_and_heartbeat(state):
-                seen = _SeenLease(None, state, self._stale_after)
-
-            self._leases[name] = seen
-
-    async def _pages(
-        self, cp: ListsThreads, prefix: str
-    ) -> AsyncIterator[list[ThreadInfo]]:
-        """Yield the leases that can be listed; log the others, once."""
-        after = None
-        limit = _PAGE
-
-        while True:
-            try:
-                page = await cp.list_threads(prefix=prefix, after=after, limit=limit)
-            except CorruptThread as exc:
-                if limit > 1:  # list one by one up to the damaged one
-                    limit = 1
-                    continue
-
-                damaged = exc.thread_id
-
-                if damaged not in self._damaged:
-                    self._damaged.add(damaged)
-                    log.exception("cannot list the lease %r", damaged)
-
-                if not damaged.startswith(prefix) or damaged <= (after or ""):
-                    return
-
-                after, limit = damaged, _PAGE
-                continue
-
-            if not page:
-                return
-
-            yield page
-            after = page[-1].thread_id
-
-    async def _lease_state(self, lease_thread: str) -> LeaseState:
-        try:
-            return state_of(await self._cp.load(lease_thread))
-        except CorruptThread:  # a person repairs it; the other threads go on
-            log.exception("cannot read the lease %r", lease_thread)
-            return state_of(None)
-
-    def _terms(self, thread_id: str) -> Terms:
-        return Terms(self._cp, thread_id, self._backoff, self._stale_after)
+        return bool(decided) or any(wake.is_due for wake in state.wakes)
 
     # Run a thread
 
-    async def _job(self, thread_id: str, stale: LeaseState | None) -> None:
-        """Run the thread under its lease; after a failure, note when to try again."""
+    async def _job(self, thread_id: str, seen: _Seen) -> None:
+        """Run the thread under its lease, if it still needs a run."""
+        run = RunThread(self._cp, thread_id)
+
         try:
-            await self._take_and_run(thread_id, stale)
+            if seen.state.term is not None:
+                state = await run.look()
+
+                if not state.same_term_and_heartbeat(seen.state):
+                    return  # it was renewed, or has ended
+
+                if not await run.take_over(state):
+                    return  # another worker did, and runs it
+
+            lease = thread_lease(
+                self._cp,
+                thread_id,
+                stale_after=self._stale_after,
+                timeout=0,
+                holder=self.health.holder,
+            )
+
+            async with AsyncExitStack() as stack:
+                try:
+                    await stack.enter_async_context(lease)
+                except LeaseTimeout:
+                    return  # another worker runs it
+
+                await self._run(thread_id, lease)
         except asyncio.CancelledError as exc:
             # If this job was not cancelled, the function awaited another task that was.
             # Then the run has failed.
@@ -529,150 +566,68 @@ class Worker:
             if task is None or task.cancelling():
                 raise
 
-            self._failed(thread_id, exc)
+            self._failed(thread_id, seen, exc)
         except Exception as exc:
-            self._failed(thread_id, exc)
+            self._failed(thread_id, seen, exc)
+        finally:
+            with suppress(BackendUnavailable):
+                await self._runs.reload(thread_id)
 
-    async def _take_and_run(self, thread_id: str, stale: LeaseState | None) -> None:
-        terms = self._terms(thread_id)
-        state = await terms.look()
+    async def _run(self, thread_id: str, lease: Lease) -> None:
+        state = lease.began
+        decided = {
+            ask.request
+            for ask in state.asks.values()
+            if (one := await self._requests.of_ask(ask)) and one.decision is not None
+        }
 
-        if state.term is not None:
-            # A live runner has the lease, or renewed it while this worker read others.
-            if stale is None or not state.same_term_and_heartbeat(stale):
-                self._not_before(thread_id)
-                return
-
-            await terms.take_over(state.term.call.call_id)
-
-        lease = thread_lease(
-            self._cp,
-            thread_id,
-            stale_after=self._stale_after,
-            timeout=0,
-            holder=self.health.holder,
-        )
-
-        async with AsyncExitStack() as stack:
-            try:
-                await stack.enter_async_context(lease)
-            except LeaseTimeout:
-                self._not_before(thread_id)
-                log.debug("another worker runs %r", thread_id)
-                return
-
-            await self._run(thread_id, terms, lease)
-
-    async def _run(self, thread_id: str, terms: Terms, lease: Lease) -> None:
-        """Run the thread if it still needs a run.
-
-        After a run that ended well, the lease removes the mark of an earlier dead run.
-        """
-        entries = _decided(await self._open_requests(thread_id)).get(thread_id, [])
-        has_mark = (await terms.look()).died is not None
-
-        if not entries and not has_mark:
-            lease.keep_mark()
+        if not decided and not any(wake.is_due for wake in state.wakes):
+            lease.run_no_agent()
             return
 
-        # The mark comes first: however this run ends, the store shows that the thread
-        # needs a run, until the lease removes the mark after a run that ended well.
-        if not has_mark:
-            await terms.mark_died()
-
+        # The function sees these decisions, even if it then waits for another one.
+        lease.seen |= decided
+        lease.unattended = True
         log.info("running %r", thread_id)
         self.health.running.append(thread_id)
+        self._leases[thread_id] = lease
 
-        try:
-            await self._call(thread_id, lease)
-        finally:
-            self.health.running.remove(thread_id)
-
-        await lease.check()
-
-        # The function saw these decisions, even if it now waits for another one.
-        for entry in entries:
-            await self._requests.end_entry(entry, "a worker ran the thread")
-
-        self.health.ran += 1
-        self._retry.pop(thread_id, None)
-        log.info("%r ended", thread_id)
-
-    async def _call(self, thread_id: str, lease: Lease) -> None:
-        """Call the function; return if it ended, was denied, or waits for a person."""
         try:
             await self._agent(self._cp, lease)
         except Exception as exc:
-            for one in _leaves(exc):
-                match one:
-                    # With a cause, the notifier failed: call the function again.
-                    case EffectTimeout(holder=None, __cause__=None):
-                        log.info("%r waits for an approval", thread_id)
-                    case EffectDenied():
-                        log.warning("the run of %r ended: %s", thread_id, one)
-                    case _:
-                        # Also a timeout while another run holds the effect: the end of
-                        # that run wakes no worker.
-                        raise
+            if not lease.would_end_well(exc):
+                raise
 
-    def _not_before(self, thread_id: str) -> None:
-        """Do not try the thread again at once: another runner has it."""
-        pause, _ = self._retry.get(thread_id, (0.0, 0.0))
-        now = asyncio.get_running_loop().time()
-        self._retry[thread_id] = pause, now + self._pause() / 2
+            log.info("the run of %r ended for now: %s", thread_id, exc)
+        finally:
+            self.health.running.remove(thread_id)
+            del self._leases[thread_id]
 
-    def _failed(self, thread_id: str, exc: BaseException) -> None:
-        pause, _ = self._retry.get(thread_id, (0.0, 0.0))
-        pause = min(2 * pause or 1.0, _LONGEST_RETRY)
-        now = asyncio.get_running_loop().time()
-        self._retry[thread_id] = pause, now + pause
+        await lease.check()
+
+        if lease.is_unfinished:
+            self.health.failed += 1
+            log.warning("the run of %r left an effect open; it is repeated", thread_id)
+        else:
+            self.health.ran += 1
+            log.info("%r ended", thread_id)
+
+    def _failed(self, thread_id: str, seen: _Seen, exc: BaseException) -> None:
+        seen.failures += 1
+        seen.since = asyncio.get_running_loop().time()
         self.health.failed += 1
-        log.warning(
-            "the run of %r failed; again in %g s", thread_id, pause, exc_info=exc
-        )
+        log.warning("the run of %r failed; it is repeated", thread_id, exc_info=exc)
 
 
-def _leaves(exc: Exception) -> Iterator[Exception]:
-    """Yield the exceptions of a group, as a ``TaskGroup`` raises it, or the one."""
-    if isinstance(exc, ExceptionGroup):
-        for inner in exc.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield exc
+def _is_decided(seen: _SeenRequest) -> bool:
+    return seen.request is not None and seen.request.decision is not None
 
 
-def _decided(
-    requests: list[tuple[Entry, ApprovalRequest]],
-) -> dict[str, list[Entry]]:
-    """Return the entries whose requests are decided, by the thread to run."""
-    found: dict[str, list[Entry]] = {}
-
-    for entry, request in requests:
-        if request.decision is not None:
-            found.setdefault(entry.run_thread, []).append(entry)
-
-    return found
-
-
-def _age(times: list[datetime]) -> float | None:
+def _age(now: datetime, times: list[datetime]) -> float | None:
     """Return the seconds since the oldest time; never negative, as clocks differ."""
-    if not times:
-        return None
-
-    return max(0.0, (datetime.now(UTC) - min(times)).total_seconds())
+    return max(0.0, (now - min(times)).total_seconds()) if times else None
 
 
-async def _read_all(read: Callable[[T], Awaitable[R]], items: Sequence[T]) -> list[R]:
-    """Return what ``read`` returns for each item; a few reads run in parallel."""
-    found: list[R] = []
-
-    for start in range(0, len(items), _AT_A_TIME):
-        part = items[start : start + _AT_A_TIME]
-        found += await asyncio.gather(*map(read, part))
-
-    return found
-
-
-async def _already_read(updated_at: datetime | None) -> datetime | None:
-    """Stand in for a read of the heartbeat: the scan has read it."""
-    return updated_at
+async def _read(state: RunState) -> JsonValue:
+    """Stand in for a read of the heartbeat: the list of runs has it."""
+    return state.heartbeat

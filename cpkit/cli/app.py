@@ -12,8 +12,9 @@ from cpkit.cli.bench import bench
 from cpkit.cli.calls import calls
 from cpkit.cli.certify import certify
 from cpkit.cli.copy import copy
-from cpkit.cli.decide import approve, deny
+from cpkit.cli.decide import approve, deny, withdraw
 from cpkit.cli.doctor import doctor
+from cpkit.cli.doubt import landed, not_landed, reopen
 from cpkit.cli.drivers import drivers
 from cpkit.cli.export import export
 from cpkit.cli.heal import heal
@@ -23,6 +24,7 @@ from cpkit.cli.output import write
 from cpkit.cli.pending import pending
 from cpkit.cli.prune import prune
 from cpkit.cli.recover import recover
+from cpkit.cli.runs import runs, submit
 from cpkit.cli.show import show
 from cpkit.cli.threads import threads
 from cpkit.cli.tree import tree
@@ -43,6 +45,12 @@ COMMANDS: dict[Callable[..., None], str] = {
     pending: "cpkit pending redis://localhost:6379/0",
     approve: "cpkit approve redis://localhost:6379/0 3f9a --by anna",
     deny: "cpkit deny redis://localhost:6379/0 3f9a --reason 'too much'",
+    withdraw: "cpkit withdraw redis://localhost:6379/0 3f9a --by anna",
+    landed: "cpkit landed sqlite:///agent.db 3f9a --result '\"ch_1\"' --by anna",
+    not_landed: "cpkit not-landed sqlite:///agent.db 3f9a --by anna",
+    reopen: "cpkit reopen sqlite:///agent.db thread-1 3f9a --by anna",
+    runs: "cpkit runs sqlite:///agent.db",
+    submit: "cpkit submit sqlite:///agent.db thread-1 --after 2h",
     heal: "cpkit heal sqlite:///agent.db thread-1",
     recover: "cpkit recover sqlite:///agent.db thread-1 my_agent:tools",
     worker: "cpkit worker postgresql://me@localhost/agents my_agent:run --health 30",
@@ -90,7 +98,8 @@ def _options(
 
 def _add(command: Callable[..., Any], example: str) -> None:
     epilog = f"\b\nExample:\n  {example}"
-    app.command(command.__name__.rstrip("_"), cls=PlainCommand, epilog=epilog)(command)
+    name = command.__name__.rstrip("_").replace("_", "-")
+    app.command(name, cls=PlainCommand, epilog=epilog)(command)
 
 
 for _command, _example in COMMANDS.items():

@@ -11,7 +11,8 @@ __all__ = ["GROUPS", "GroupedCommands", "PlainCommand"]
 
 GROUPS = {
     "Look at a store": "drivers doctor threads show tree calls watch ui",
-    "Decide and run": "pending approve deny recover worker heal",
+    "Decide": "pending approve deny withdraw landed not-landed reopen",
+    "Run": "runs submit worker recover heal",
     "Move and delete": "copy export import prune",
     "Check and measure": "certify bench",
 }

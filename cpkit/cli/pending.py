@@ -21,14 +21,15 @@ from cpkit.cli.stores import (
 )
 from cpkit.effects import ApprovalRequest
 from cpkit.effects.effect import GLOBAL_THREAD
+from cpkit.effects.once import ONCE_THREADS
 from cpkit.effects.requests import request_of
 from cpkit.errors import CorruptThread
 from cpkit.protocol import KeepsReceipts, ListsThreads
-from cpkit.records import CallRecord
+from cpkit.records import CallRecord, ThreadInfo
 from cpkit.tools.formats import age
 from cpkit.tools.paging import find_thread, gather_limited, thread_pages
 
-__all__ = ["Waiting", "is_for_people", "pending", "pending_in"]
+__all__ = ["Waiting", "all_pending", "is_for_people", "pending", "pending_in"]
 
 Thread = Annotated[
     str | None,
@@ -36,6 +37,10 @@ Thread = Annotated[
         help="List only this thread.", metavar="[THREAD]", show_default="all threads"
     ),
 ]
+
+
+_EFFECTS = (GLOBAL_THREAD, ONCE_THREADS)
+"""How the ids of cpkit's own threads start that have people's effects."""
 
 
 class Waiting(NamedTuple):
@@ -113,7 +118,7 @@ def is_for_people(waiting: Waiting) -> bool:
         return request is not None and request.decision is None
 
     thread_id = waiting.record.thread_id
-    return not thread_id.startswith("cpkit:") or thread_id == GLOBAL_THREAD
+    return not thread_id.startswith("cpkit:") or thread_id.startswith(_EFFECTS)
 
 
 async def _pending(
@@ -130,28 +135,33 @@ async def _pending(
             except CorruptThread as exc:
                 return [], [str(exc)]
 
-        found: list[Waiting] = []
-        damaged: list[str] = []
+        return await all_pending(cp, internal)
 
-        with progress("threads") as advance:
 
-            async def collect(thread_id: str) -> None:
-                try:
-                    waiting = await pending_in(cp, thread_id)
-                except CorruptThread as exc:
-                    damaged.append(str(exc))
-                    waiting = []
+async def all_pending(
+    cp: Store, internal: bool = False
+) -> tuple[list[Waiting], list[str]]:
+    """Return what is pending in all threads, and what is wrong with damaged ones."""
+    found: list[Waiting] = []
+    damaged: list[str] = []
 
-                found.extend(one for one in waiting if internal or is_for_people(one))
-                advance(1)
+    with progress("threads") as advance:
 
-            async for page in thread_pages(cp, internal=internal):
-                await gather_limited(collect, [info.thread_id for info in page])
+        async def collect(info: ThreadInfo) -> None:
+            try:
+                waiting = await pending_in(cp, info.thread_id)
+            except CorruptThread as exc:
+                damaged.append(str(exc))
+                waiting = []
 
-            if not internal:  # it has the effects of all threads with global scope
-                await collect(GLOBAL_THREAD)
+            found.extend(one for one in waiting if internal or is_for_people(one))
+            advance(1)
 
-        return sorted(found, key=_issued_at), sorted(damaged)
+        for prefix in ("",) if internal else ("", *_EFFECTS):
+            async for page in thread_pages(cp, prefix=prefix, internal=internal):
+                await gather_limited(collect, page)
+
+    return sorted(found, key=_issued_at), sorted(damaged)
 
 
 def _issued_at(waiting: Waiting) -> datetime:

@@ -25,6 +25,7 @@ from cpkit.cli.stores import (
 from cpkit.errors import CorruptThread
 from cpkit.protocol import ErasesThreads, KeepsReceipts, ListsThreads
 from cpkit.records import ThreadInfo
+from cpkit.runs import RunList
 from cpkit.tools.formats import utc_time
 from cpkit.tools.paging import find_thread, gather_limited, thread_pages
 
@@ -55,7 +56,9 @@ ForgetKeys = Annotated[
 ]
 WithPending = Annotated[
     bool,
-    typer.Option("--with-pending", help="Also delete threads that have pending calls."),
+    typer.Option(
+        "--with-pending", help="Also delete threads with pending calls or runs."
+    ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
@@ -89,7 +92,8 @@ def prune(
 
     Deletes messages, extra, args and results. Keeps the keys of calls, so that no
     payment is repeated; --forget-keys deletes them too. Keeps threads with pending
-    calls. Keeps internal threads (cpkit:…) unless --prefix names them.
+    calls, and those that a worker is to run. Keeps internal threads (cpkit:…) unless
+    --prefix names them.
 
     Each thread is checked again right before its deletion. A write between that check
     and the deletion is lost, so do not prune threads that agents may still use.
@@ -133,7 +137,7 @@ def _print(url: str, pruned: Pruned) -> None:
 
     if pruned.pending:
         listing = command_line("pending", url)
-        write(f"kept {len(pruned.pending)} with pending calls: {listing}\n")
+        write(f"kept {len(pruned.pending)} with pending calls or runs: {listing}\n")
 
     if pruned.touched:
         write(f"kept {len(pruned.touched)} that were written to during the run\n")
@@ -197,10 +201,11 @@ async def _prune_threads(
 ) -> Pruned:
     """Delete the old threads, or only count them if ``forget_keys`` is ``None``."""
     pruned = Pruned(f"{utc_time(before)} UTC", forget_keys is None)
+    in_use = await _threads_in_use(cp)
 
     async def prune_one(info: ThreadInfo) -> None:
         try:
-            await _prune_thread(cp, info, with_pending, forget_keys, pruned)
+            await _prune_thread(cp, info, in_use, with_pending, forget_keys, pruned)
         except CorruptThread as exc:
             pruned.damaged.append(str(exc))
 
@@ -216,16 +221,26 @@ async def _prune_threads(
     return pruned
 
 
+async def _threads_in_use(cp: Store) -> set[str]:
+    """Return the threads with an open run, or with a request that a run waits for."""
+    runs = RunList(cp)
+    await runs.refresh()
+    states = runs.mine()
+    asks = [ask for state in states.values() for ask in state.asks.values()]
+    return {*states, *(ask.thread_id for ask in asks)}
+
+
 async def _prune_thread(
     cp: Store,
     info: ThreadInfo,
+    in_use: set[str],
     with_pending: bool,
     forget_keys: bool | None,
     pruned: Pruned,
 ) -> None:
     thread_id = info.thread_id
 
-    if not with_pending and await pending_in(cp, thread_id):
+    if not with_pending and (thread_id in in_use or await pending_in(cp, thread_id)):
         pruned.pending.append(thread_id)
         return
 

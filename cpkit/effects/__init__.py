@@ -5,27 +5,29 @@
     ledger = EffectLedger(cp)
     result = await ledger.run("thread-1", "charge", {"amount": 10}, charge)
 
-The package calls only the six methods of `Checkpointer`, so it works on every certified
-backend.
+The package calls only the six methods of `Checkpointer` and ``KeepsReceipts``, so it
+works on every certified backend.
 
 Modules, each importing only those above it: ``errors``, ``effect``, ``records``,
-``tracing``, ``attempts``, ``requests``, ``waiting_tools``, ``approvals``, ``claim``,
-``run``, ``tools``, ``recovery``, ``ledger``.
+``tracing``, ``attempts``, ``requests``, ``approvals``, ``run``, ``people``,
+``similar``, ``tools``, ``recovery``, ``ledger``, ``once``.
 """
 
-from cpkit.driver.backoff import Backoff
 from cpkit.effects.approvals import Notifier
+from cpkit.effects.attempts import CallsWait
 from cpkit.effects.effect import (
-    ClaimOptions,
+    Approval,
+    Decision,
     Effect,
-    EffectName,
     EffectOptions,
     Landed,
     NoEffect,
     NotLanded,
+    Options,
 )
 from cpkit.effects.errors import (
     ApprovalExpired,
+    ApprovalWithdrawn,
     EffectDenied,
     EffectErased,
     EffectFailed,
@@ -34,17 +36,21 @@ from cpkit.effects.errors import (
     Superseded,
 )
 from cpkit.effects.ledger import Begun, EffectLedger
+from cpkit.effects.once import once
+from cpkit.effects.people import DecisionOptions, Signature
 from cpkit.effects.records import effect_of
-from cpkit.effects.recovery import RecoverReport, Resumed, ResumeReport
-from cpkit.effects.requests import ApprovalRequest, Decision, DecisionOptions
+from cpkit.effects.recovery import RecoverReport, Resumed
+from cpkit.effects.requests import ApprovalRequest
+from cpkit.effects.run import current_key
 from cpkit.effects.tools import Tool, ToolOutcome, ToolRegistry, tool
 
 __all__ = [
+    "Approval",
     "ApprovalExpired",
     "ApprovalRequest",
-    "Backoff",
+    "ApprovalWithdrawn",
     "Begun",
-    "ClaimOptions",
+    "CallsWait",
     "Decision",
     "DecisionOptions",
     "Effect",
@@ -52,7 +58,6 @@ __all__ = [
     "EffectErased",
     "EffectFailed",
     "EffectLedger",
-    "EffectName",
     "EffectOptions",
     "EffectTimeout",
     "KeyReused",
@@ -60,13 +65,16 @@ __all__ = [
     "NoEffect",
     "NotLanded",
     "Notifier",
+    "Options",
     "RecoverReport",
-    "ResumeReport",
     "Resumed",
+    "Signature",
     "Superseded",
     "Tool",
     "ToolOutcome",
     "ToolRegistry",
+    "current_key",
     "effect_of",
+    "once",
     "tool",
 ]

@@ -1,36 +1,28 @@
-"""Approvals: whether an effect may run, and what people decide.
-
-Requests and decisions are in the store, so that they survive every process.
-"""
+"""Approvals of a run: whether an effect may run, and the wait for a decision."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Awaitable, Callable
 from itertools import count
 from math import inf
+from typing import Any
 
 from cpkit.effects.attempts import Attempts
-from cpkit.effects.effect import EffectPlan, Policy, call_callback
+from cpkit.effects.effect import Approval, EffectPlan, Policy, call_callback
 from cpkit.effects.errors import (
     ApprovalExpired,
+    ApprovalWithdrawn,
     EffectDenied,
     EffectErased,
     EffectTimeout,
     KeyReused,
 )
-from cpkit.effects.requests import (
-    ApprovalRequest,
-    DecisionOptions,
-    Requests,
-    decision_at,
-)
+from cpkit.effects.requests import ApprovalRequest, Requests
 from cpkit.effects.tracing import Trail, log
-from cpkit.errors import CheckpointerError, UnknownCall
-from cpkit.lease import this_process
-from cpkit.records import CallRecord, JsonValue
-from cpkit.wakeups import Answer
+from cpkit.lease import held_leases
+from cpkit.records import CallRecord
+from cpkit.waiting import RETRY_FOR
 
 __all__ = ["Approvals", "Notifier"]
 
@@ -39,7 +31,7 @@ Notifier = Callable[[ApprovalRequest], Awaitable[object] | object]
 
 
 class Approvals:
-    """Requests approvals for a ledger, and records decisions."""
+    """Asks for the approvals of a ledger's runs."""
 
     def __init__(
         self,
@@ -52,10 +44,9 @@ class Approvals:
         self._requests = requests
         self._policy = policy
         self._notify = notify
-        self._told: dict[tuple[str, int], bool] = {}
-        """The requests that the notifier was called with; true once it finished."""
-
-    # A run
+        self._told: dict[str, bool] = {}
+        """The requests (by call id) that the notifier was called with; true once it
+        finished."""
 
     async def wait_until_approved(
         self, plan: EffectPlan, trail: Trail
@@ -63,210 +54,203 @@ class Approvals:
         """Return the request that allows the effect; ``None`` if none is needed.
 
         Raises ``EffectDenied``, ``EffectErased``, or ``EffectTimeout`` if no decision
-        came within the plan's ``approval_timeout``. A timeout of 0 looks once.
+        came within ``approval_timeout``. A timeout of 0 looks once.
         """
-        if not await self._is_needed(plan):
+        wanted = await self._wanted(plan)
+
+        if wanted is None:
             return None
 
-        timeout = plan.approval_timeout
+        limit = plan.options.approval_timeout
+
+        if limit == "auto":
+            leases = held_leases(self._attempts.cp)
+            limit = 0.0 if any(one.unattended for one in leases) else None
+
         clock = asyncio.get_running_loop().time
-        deadline = inf if timeout is None else clock() + timeout
-        request = await self._request(plan)
+        deadline = inf if limit is None else clock() + limit
 
-        while not request.is_approved:
-            if request.decision is None:
-                approved = await self._wait(request, trail, deadline, plan)
-                request = approved or await self._request(plan)
-            else:
-                self._told.pop((request.key, request.number), None)
-                await self._refuse(plan, request)
-                request = await self._request(plan)
+        while True:
+            request = await self._request(plan, tuple(wanted.editable))
+            made = request.decision
 
-        self._told.pop((request.key, request.number), None)
-        trail.note("approved")
-        return request
+            if made is None:
+                await self._wait(request, trail, deadline, limit)
+                continue
 
-    async def _is_needed(self, plan: EffectPlan) -> bool:
-        """Return whether the effect needs an approval.
+            self._told.pop(request.record.call.call_id, None)
+
+            if made.is_approved:
+                trail.note("approved")
+                return request
+
+            await self.settle(plan, request)
+            error = ApprovalExpired if made.verdict == "expired" else EffectDenied
+            raise error(plan.effect.key, plan.effect.tool, made.reason, made.by)
+
+    async def settle(self, plan: EffectPlan, request: ApprovalRequest) -> None:
+        """Take a request off the list of runs: this run acted on the decision."""
+        await self._requests.settle(self._run_thread(plan), request)
+
+    def _run_thread(self, plan: EffectPlan) -> str:
+        """Return the thread to run after a decision: the main agent's, if it leases."""
+        if plan.options.run_thread is not None:
+            return plan.options.run_thread
+
+        leases = held_leases(self._attempts.cp)
+        return leases[0].thread_id if leases else plan.thread_id
+
+    async def _wanted(self, plan: EffectPlan) -> Approval | None:
+        """Return what a person must approve; ``None`` if the effect needs no approval.
 
         A ledger without a policy asks for none. But a recovered effect may be another
         ledger's: it needs an approval if that ledger asked for one.
         """
-        if self._policy is not None:
-            return bool(await call_callback(self._policy, plan.effect))
-
-        return plan.is_recovered and await self.newest(plan) is not None
-
-    async def newest(self, plan: EffectPlan) -> ApprovalRequest | None:
-        """Return the newest request for exactly the plan's arguments, if there is one.
-
-        Withdrawn requests do not hide those that follow.
-        """
         effect = plan.effect
-        return await self.find(effect.key, effect.thread_id, effect.args, None)
 
-    async def _request(self, plan: EffectPlan) -> ApprovalRequest:
+        if self._policy is None:
+            asked = plan.is_recovered and await self._requests.all_of(effect.key)
+            return Approval() if asked else None
+
+        wants = await call_callback(self._policy, effect)
+
+        if not isinstance(wants, Approval):
+            return Approval() if wants else None
+
+        unknown = [name for name in wants.editable if name not in effect.args]
+
+        if unknown:
+            raise ValueError(
+                f"editable names {', '.join(map(repr, unknown))}, which the arguments "
+                f"of {effect.tool!r} do not have"
+            )
+
+        return wants
+
+    async def _request(
+        self, plan: EffectPlan, editable: tuple[str, ...]
+    ) -> ApprovalRequest:
         """Return the request that counts for exactly the plan's arguments.
 
         Without one, this records it.
         """
-        effect = plan.effect
+        effect, expires_after = plan.effect, plan.options.expires_after
+        run_thread = self._run_thread(plan)
         newest: ApprovalRequest | None = None
 
         for number in count(1):
-            request = await self._requests.get(effect.key, number, effect.thread_id)
+            request = await self._requests.get(effect.key, number)
 
             if request is None and newest is not None:
-                return await self._after_gap(newest)
+                return newest
 
-            was_recorded = request is not None
+            if request is not None and request.same_args(effect.args):
+                # Another run asked, or the request was restored with its thread.
+                await self._requests.list_for(request, run_thread)
 
-            if request is None:
+            while request is None:
                 request = await self._requests.create(
-                    effect.key,
-                    number,
-                    effect.thread_id,
-                    plan.thread_id,
-                    effect.tool,
-                    effect.args,
-                    plan.expires_after,
+                    effect, number, run_thread, expires_after, editable
                 )
-
-            if request is None:  # a withdrawn one has this number
-                continue
 
             if request.record.erased:
                 status = request.record.status
                 raise EffectErased(effect.key, effect.tool, status, "approval")
 
             if request.same_args(effect.args):
-                if request.decision is None and was_recorded:
-                    # It may not be listed for this thread: another thread asked, or
-                    # the request was restored with its thread and without its entry.
-                    await self._requests.list_for(request, plan.thread_id)
+                newest = request
 
                 # While a request is undecided or approved for good, none follows it.
-                # An approval that expires may have been followed by a denial, and this
-                # process's clock may be behind the one that saw it expire.
                 if request.decision is None or (
-                    request.is_approved and request.expires_at is None
+                    request.is_approved and request.expires_after is None
                 ):
                     return request
-
-                newest = request
-            elif plan.key_kind == "given":
+            elif plan.kind == "given":
                 raise KeyReused(effect.key, effect.tool)
 
         raise AssertionError
 
-    async def _after_gap(self, newest: ApprovalRequest) -> ApprovalRequest:
-        """Return the newest request for the same arguments.
-
-        The store does not find a withdrawn request, so its number looks free. Requests
-        with higher numbers may follow it.
-        """
-        requests = await self._requests.all_of(newest.key, newest.thread_id)
-        return [newest, *(one for one in requests if one.same_args(newest.args))][-1]
-
-    async def _refuse(self, plan: EffectPlan, request: ApprovalRequest) -> None:
-        """Raise: the request was denied, withdrawn, or expired.
-
-        Return only if the clock was set back, so that the request has not expired.
-        """
-        effect = plan.effect
-        request = await self._requests.expire(request)
-        decision = request.decision
-
-        if decision is None:
-            return
-
-        await self._requests.acted_upon(plan, request.number)
-        error = ApprovalExpired if decision.verdict == "expired" else EffectDenied
-        raise error(effect.key, effect.tool, decision.reason, decision.by)
-
     async def _wait(
-        self, request: ApprovalRequest, trail: Trail, deadline: float, plan: EffectPlan
-    ) -> ApprovalRequest | None:
-        """Wait for a decision, and notify people of the request.
+        self,
+        request: ApprovalRequest,
+        trail: Trail,
+        deadline: float,
+        limit: float | None,
+    ) -> None:
+        """Wait until the request has changed, and notify people of it.
 
-        Returns the request if it is approved for good, and otherwise ``None``: then the
-        caller reads which request counts now, because another may have followed.
-
-        If people could not be told before the deadline, ``EffectTimeout`` is raised
-        from the notifier's error.
+        Raises ``EffectTimeout``; if people could not be told before the deadline, from
+        the notifier's error. Raises ``ApprovalWithdrawn``.
         """
-        attempts = self._attempts
+        attempts, record = self._attempts, request.record
+        own = record.call.idempotency_key
         clock = asyncio.get_running_loop().time
         notify_at = clock()
+        # No wall clock ends a request: this process has watched it for so long.
+        expires = notify_at + (request.expires_after or inf)
         failure: Exception | None = None
+        leases = held_leases(attempts.cp)
 
-        waiting = attempts.waits.join(
-            request.record.call.idempotency_key,
-            request.record,
-            attempts.cp,
-            lambda: self._look(request),
-            attempts.backoff,
-            attempts.retry_timeout,
-        )
+        for lease in leases:
+            lease.effects[trail.key] = "waiting"
 
-        async with waiting as reader:
+        async with attempts.waits.join(
+            own, record, attempts.cp, lambda: attempts.find(own)
+        ) as reader:
             while True:
                 if clock() >= notify_at:
-                    notify_at = clock() + attempts.retry_timeout
-                    failure, told = None, False
-
-                    try:
-                        told = await self._notify_once(request, trail)
-                    except Exception as exc:
-                        tool = request.tool
-                        log.exception("on_approval_required failed for %s", tool)
-                        failure = exc
+                    failure, told = await self._notify_once(request, trail)
+                    notify_at = inf if told else clock() + RETRY_FOR
 
                 if clock() >= deadline:
-                    assert plan.approval_timeout is not None
+                    assert limit is not None
                     raise EffectTimeout(
-                        request.key, request.tool, plan.approval_timeout, "an approval"
+                        request.key, request.tool, limit, "an approval"
                     ) from failure
 
-                ends = min(deadline, clock() + _seconds_left(request))
+                if clock() >= expires:
+                    await self._requests.expire(request)
+                    break
+
+                ends = min(deadline, expires, notify_at)
 
                 try:
-                    found = await reader.wait(
-                        _timeout(min(ends, inf if told else notify_at) - clock())
-                    )
+                    found = await reader.wait(None if ends == inf else ends - clock())
                 except TimeoutError:
-                    if request.decision is None:
-                        continue
+                    continue
 
-                    return None
+                if await self._is_withdrawn(request, found):
+                    raise ApprovalWithdrawn(request.key, request.tool)
 
-                return self._approved(request, found)
+                break
 
-    def _approved(
-        self, request: ApprovalRequest, found: Answer
-    ) -> ApprovalRequest | None:
-        """Return what was found, if it approves the request's arguments for good."""
-        seen = self._requests.of(found) if isinstance(found, CallRecord) else None
+        for lease in leases:
+            lease.effects[trail.key] = "running"
 
-        if seen is None or not seen.is_approved or not seen.same_args(request.args):
-            return None
+    async def _is_withdrawn(self, request: ApprovalRequest, found: Any) -> bool:
+        """Tell whether a person withdrew the request for which this run waited."""
+        call_id = request.record.call.call_id
+        calls: list[CallRecord] = [found]
 
-        return seen if seen.expires_at is None else None
+        if not isinstance(found, CallRecord) or found.call.call_id != call_id:
+            calls = await self._attempts.cp.list_calls(request.thread_id)
 
-    async def _look(self, request: ApprovalRequest) -> CallRecord | None:
-        found = await self._requests.get(request.key, request.number, request.thread_id)
-        return None if found is None else found.record
+        return any(
+            one.call.call_id == call_id and one.status == "failed" for one in calls
+        )
 
-    async def _notify_once(self, request: ApprovalRequest, trail: Trail) -> bool:
+    async def _notify_once(
+        self, request: ApprovalRequest, trail: Trail
+    ) -> tuple[Exception | None, bool]:
         """Call the notifier, once for this request in this process.
 
-        Returns whether the notifier has finished. If it has not, or if its error is
-        raised, the caller tries again after a while.
+        Returns its error, and whether it has finished. If it has not, the caller tries
+        again after a while.
         """
-        mark = request.key, request.number
+        mark = request.record.call.call_id
 
         if mark in self._told:
-            return self._told[mark]
+            return None, self._told[mark]
 
         self._told[mark] = False
         trail.note("approval requested")
@@ -274,165 +258,14 @@ class Approvals:
         try:
             if self._notify is not None:
                 await call_callback(self._notify, request)
-        except BaseException:
-            self._told.pop(mark, None)
-            raise
+        except BaseException as exc:
+            del self._told[mark]
+
+            if not isinstance(exc, Exception):
+                raise
+
+            log.exception("on_approval_required failed for %s", request.tool)
+            return exc, False
 
         self._told[mark] = True
-        return True
-
-    async def acted_upon(self, plan: EffectPlan, number: int) -> None:
-        """Take a request off the list of open requests: its run has an outcome."""
-        await self._requests.acted_upon(plan, number)
-
-    @property
-    def are_off(self) -> bool:
-        """Whether this ledger asks for no approval."""
-        return self._policy is None
-
-    async def effect_ended(self, key: str) -> None:
-        """Take the approved requests of a completed effect off the list."""
-        try:
-            await self._requests.end_approved(key)
-        except CheckpointerError:
-            # The outcome is on record. A worker that runs the thread ends them too.
-            log.warning("could not end the requests of %r", key, exc_info=True)
-
-    # People
-
-    async def decide(
-        self,
-        key: str,
-        thread_id: str | None,
-        approved: bool,
-        options: DecisionOptions,
-    ) -> bool:
-        """Record a decision; return whether the request is decided so now."""
-        args, number = options.get("args"), options.get("number")
-        origin = options.get("origin")
-        decision: dict[str, JsonValue] = {
-            "approved": approved,
-            "by": options.get("by"),
-            "reason": options.get("reason"),
-            "origin": this_process() if origin is None else origin,
-        }
-        request = await self.find(key, thread_id, args, number)
-
-        if request is None or request.record.erased:
-            return False
-
-        if request.decision is None:
-            try:
-                request = await self._requests.resolve(request, decision)
-            except UnknownCall:  # its thread was deleted with forget_keys
-                return False
-
-            # What counts is the time of the record: the request may have expired since,
-            # and a run may have used the approval before that.
-            made = decision_at(request, request.record.resolved_at or datetime.now(UTC))
-        else:
-            made = (await self._requests.expire(request)).decision
-
-        wanted = "approved" if approved else "denied"
-        return made is not None and made.verdict == wanted
-
-    async def find(
-        self,
-        key: str,
-        thread_id: str | None,
-        args: Mapping[str, JsonValue] | None,
-        number: int | None,
-    ) -> ApprovalRequest | None:
-        """Return the request that a person means, or ``None``.
-
-        That is the newest request with the given number and arguments. With neither, it
-        is the newest one with the arguments of the effect's first request; then another
-        undecided request raises ``ValueError``.
-        """
-        by_first = number is None and args is None
-        requests = await self._requests.all_of(
-            key, thread_id, until_open=by_first, past_withdrawn=number is None
-        )
-
-        if number is not None:
-            requests = [one for one in requests if one.number == number]
-
-        # With a number too: after ``forget_keys`` it may be that of another request.
-        if args is not None:
-            requests = [one for one in requests if one.same_args(args)]
-        elif requests and number is None:
-            first = requests[0]
-            same = [one for one in requests if one.same_args(first.args)]
-
-            # This is an error even if one later request alone is undecided: the person
-            # may mean the first request, and another person just decided that one.
-            if any(r.decision is None for r in requests if r not in same):
-                raise ValueError(
-                    f"{key!r} was requested with several sets of arguments; say with "
-                    "args= which request is meant"
-                )
-
-            requests = same
-
-        return requests[-1] if requests else None
-
-    async def ask_again(
-        self, key: str, args: Mapping[str, JsonValue] | None
-    ) -> ApprovalRequest:
-        """Record a new request in place of one that was closed without an approval."""
-        request = await self.find(key, None, args, None)
-
-        if request is None or request.record.erased:
-            raise ValueError(f"there is no approval request for {key!r} to ask again")
-
-        request = await self._requests.expire(request)
-
-        if request.is_approved:
-            raise ValueError(f"{key!r} is approved already, so there is nothing to ask")
-
-        seconds: float | None = None
-
-        if request.expires_at is not None:
-            seconds = (request.expires_at - request.requested_at).total_seconds()
-
-        number = request.number
-
-        while request.decision is not None:
-            requests = await self._requests.all_of(key)
-
-            # Another process may have asked again, or for other arguments, meanwhile.
-            for other in requests:
-                if other.decision is None and other.same_args(request.args):
-                    return other
-
-            # Higher each time: a withdrawn request has its number, and is not found.
-            number = max([number, *(one.number for one in requests)]) + 1
-            again = await self._requests.create(
-                key,
-                number,
-                request.thread_id,
-                request.run_thread or request.thread_id,
-                request.tool,
-                request.args,
-                seconds,
-            )
-
-            if again is not None and again.same_args(request.args):
-                request = again
-
-                # By a clock that is far ahead of the store's, it has expired already.
-                if request.record.status == "issued":
-                    break
-
-        return request
-
-
-def _seconds_left(request: ApprovalRequest) -> float:
-    if request.expires_at is None:
-        return inf
-
-    return (request.expires_at - datetime.now(UTC)).total_seconds()
-
-
-def _timeout(seconds: float) -> float | None:
-    return None if seconds == inf else max(0.0, seconds)
+        return None, True

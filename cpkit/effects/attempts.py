@@ -1,151 +1,169 @@
 """Attempts in the store: claim them, record their outcome, see if they are alive.
 
-Heartbeats are written to a thread of their own, named after the effect's key. Each
-attempt overwrites one key of its extra, so more heartbeats take no more room. If the
-store can delete threads, the process that records the outcome deletes this thread.
-Unclear answers of ``verify`` are in the same place, so that a person can read them.
+An attempt proves that it lives by heartbeats, from its claim until its outcome is
+recorded, whatever lease its run holds or does not hold. They are written to a thread of
+their own, named after the effect's key; each attempt overwrites one key of its extra.
+The process that records the outcome deletes this thread. Unclear answers of ``verify``
+are in the same place, so that a person can read them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
-from cpkit.driver.backoff import Backoff
-from cpkit.effects.effect import Landed, NotLanded, Verdict, Verify, call_callback
+from cpkit.effects.effect import (
+    Landed,
+    NotLanded,
+    Verify,
+    call_callback,
+    reopen_key,
+    reopened_key,
+)
 from cpkit.effects.records import (
     doubt_name,
     effect_of,
+    error_type_of,
     exception_message,
     exception_type,
     heartbeat_thread,
     next_call_id,
+    released_envelope,
+    stale_after_of,
     value_envelope,
 )
 from cpkit.effects.tracing import log
-from cpkit.errors import CheckpointerError, UnknownCall
+from cpkit.errors import (
+    CheckpointerError,
+    Closed,
+    PayloadTooLarge,
+    SerializationError,
+    UnknownCall,
+)
+from cpkit.lease import WaitHook
 from cpkit.protocol import Checkpointer, ErasesThreads, KeepsReceipts
 from cpkit.records import CallRecord, JsonValue, ToolCall
-from cpkit.waiting import retry_unclear
+from cpkit.runs import TAKEN_OVER, TERM, RunThread
+from cpkit.waiting import StaleDetector, check_interval, retry_unclear
 from cpkit.wakeups import Reader, SharedWaits
 
 __all__ = [
     "Attempts",
+    "CallsWait",
     "Doubt",
     "Heartbeat",
-    "ask_verify",
-    "close_attempt",
     "delete_heartbeats",
+    "find_silent",
     "read_doubt",
-    "read_heartbeat",
-    "run_shielded",
-    "store_doubt",
+    "running_calls",
 ]
 
 _LONGEST_DOUBT = 500
 """Characters kept of what ``verify`` said: enough to recognize the error."""
 
-_LONGEST_SHIELD = 30.0
-"""Seconds that a cancelled run still waits for the store to record its outcome."""
+Closing = Literal["landed", "released", "in doubt", "alive", "ended"]
+"""What became of the attempt of a silent holder; ``ended``: by another process."""
+
+_running: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+
+
+def running_calls(cp: Any) -> set[str]:
+    """Return the ids of the calls that this process runs with a handle."""
+    try:
+        return _running.setdefault(cp, set())
+    except TypeError:  # no weak reference: then heartbeats alone show what lives
+        return set()
 
 
 class Attempts:
     """Claims, outcomes and reads of calls; writes are repeated if an answer was lost.
 
-    ``retry_timeout`` bounds the retries of one operation, in seconds.
+    Raises ``TypeError`` for a store without receipts: it does not show which attempt
+    holds a key, so no process could tell a dead holder from a live one.
     """
 
-    def __init__(
-        self, cp: Checkpointer[Any], backoff: Backoff, retry_timeout: float
-    ) -> None:
-        self.cp = cp
-        self.backoff = backoff
-        self.retry_timeout = retry_timeout
-        self.receipts = cp if isinstance(cp, KeepsReceipts) else None
+    def __init__(self, cp: Checkpointer[Any]) -> None:
+        if not isinstance(cp, KeepsReceipts):
+            raise TypeError(
+                f"an EffectLedger needs a store with list_calls and find_call "
+                f"(KeepsReceipts), and {cp!r:.80} has not; all stores of cpkit have"
+            )
+
+        self.cp: Any = cp
         self.waits = SharedWaits.of(cp)
+        self.running = running_calls(cp)
 
     async def claim(
-        self, thread_id: str, call: ToolCall, *, retry_rejected: bool = False
+        self, thread_id: str, call: ToolCall, *, happened: bool = False
     ) -> CallRecord | None:
         """Claim the call's key. ``None`` means that this call holds the key.
 
         Make a new id for each attempt. An issued record with that id is then this
-        attempt's own. ``retry_rejected`` as for `issue`.
+        attempt's own. ``happened`` is for a claim after the effect: it is repeated also
+        while the store cannot be reached. Messages that a cadence buffers are not
+        written first, because their conflict would stop it.
         """
-        record = await self.issue(thread_id, call, retry_rejected=retry_rejected)
+        cp = getattr(self.cp, "unbuffered", self.cp) if happened else self.cp
+        record: CallRecord | None = await retry_unclear(
+            lambda: cp.record_issued(thread_id, call), retry_rejected=happened
+        )
 
-        if record is None or record.erased or not _is_call(record, call):
+        if record is None or record.erased or record.call.call_id != call.call_id:
             return record
 
         return None if record.status == "issued" else record
 
-    async def issue(
-        self, thread_id: str, call: ToolCall, *, retry_rejected: bool = False
-    ) -> CallRecord | None:
-        """Do what ``record_issued`` does, with retries.
-
-        ``retry_rejected`` is for a claim after the effect happened. It is repeated also
-        while the store cannot be reached. Messages that a cadence buffers are not
-        written first, because their conflict would stop it.
-        """
-        cp = getattr(self.cp, "unbuffered", self.cp) if retry_rejected else self.cp
-        return await retry_unclear(
-            lambda: cp.record_issued(thread_id, call),
-            self.backoff,
-            self.retry_timeout,
-            retry_rejected=retry_rejected,
-        )
-
-    async def find_claimed(self, thread_id: str, call: ToolCall) -> CallRecord | None:
-        """Return the record of a claimed call, or ``None`` if it has lost its key."""
-        receipts = self.receipts
-
-        if receipts is not None:
-            found = await retry_unclear(
-                lambda: receipts.find_call(call.idempotency_key),
-                self.backoff,
-                self.retry_timeout,
-                retry_rejected=True,  # an error here would leave the key held
-            )
-        else:
-            # Issuing a call on record returns its record. After a deletion with
-            # ``forget_keys`` the first issue writes it, and the second returns it.
-            found = await self.issue(thread_id, call) or await self.issue(
-                thread_id, call
-            )
-
-        if found is None or not _is_call(found, call) or found.status == "failed":
-            return None
-
+    async def find(self, key: str) -> CallRecord | None:
+        """Return the issued or completed record of a key."""
+        found: CallRecord | None = await self.cp.find_call(key)
         return found
 
-    async def find_holder(self, key: str) -> CallRecord | None:
-        """Return a key's completed record, or its issued one if the store shows it."""
-        if self.receipts is not None:
-            return await self.receipts.find_call(key)
+    async def find_claimed(self, call: ToolCall) -> CallRecord | None:
+        """Return the record of a claimed call, or ``None`` if it has lost its key."""
+        found: CallRecord | None = await retry_unclear(
+            lambda: self.cp.find_call(call.idempotency_key),
+            retry_rejected=True,  # an error here would leave the key held
+        )
+        is_own = found is not None and found.call.call_id == call.call_id
+        return found if is_own else None
 
-        return await self.cp.find_completed(key)
+    async def newest(self, key: str) -> tuple[str, CallRecord | None]:
+        """Return the key under which an effect runs now, and its record.
+
+        It is another key if a person reopened a final failure.
+        """
+        while True:
+            record = await self.find(key)
+
+            if record is None or error_type_of(record) is None:
+                return key, record
+
+            again = await self.find(reopen_key(key))
+
+            if again is None or again.status != "completed":
+                return key, record
+
+            key = reopened_key(key)
 
     def wait_for(
         self, holder: CallRecord, stale_after: float | None
     ) -> AbstractAsyncContextManager[Reader]:
-        """Wait, in the block, until the holder's attempt is over."""
+        """Wait, in the block, until the holder's attempt is over, or stale."""
         key = holder.call.idempotency_key
+        limit = None if stale_after is None else stale_after_of(holder, stale_after)
         return self.waits.join(
             key,
             holder,
             self.cp,
-            lambda: self.find_holder(key),
-            self.backoff,
-            self.retry_timeout,
-            blind=self.receipts is None,
-            stale_after=stale_after,
-            read_heartbeat=lambda record: read_heartbeat(self.cp, record),
+            lambda: self.find(key),
+            limit,
+            partial(read_heartbeat, self.cp),
         )
 
     async def resolve(
@@ -155,18 +173,16 @@ class Attempts:
         result: JsonValue,
         *,
         success: bool,
-        retry_rejected: bool = False,
+        happened: bool = False,
     ) -> CallRecord:
         """Record an outcome, and return the record as it is stored now.
 
-        With ``retry_rejected``, also retry while the store cannot be reached: use it
-        for an outcome that exists nowhere else.
+        ``happened`` is for an outcome that exists nowhere else: it is also repeated
+        while the store cannot be reached.
         """
-        record = await retry_unclear(
+        record: CallRecord = await retry_unclear(
             lambda: self.cp.record_result(thread_id, call_id, result, success=success),
-            self.backoff,
-            self.retry_timeout,
-            retry_rejected=retry_rejected,
+            retry_rejected=happened,
         )
         self.waits.post(record.call.idempotency_key, record)
         return record
@@ -177,7 +193,7 @@ class Attempts:
         result: JsonValue,
         *,
         success: bool,
-        retry_rejected: bool = False,
+        happened: bool = False,
     ) -> CallRecord:
         """Record the outcome of an attempt, and return the record that stands.
 
@@ -189,11 +205,7 @@ class Attempts:
 
         while True:
             record = await self.resolve(
-                thread_id,
-                call.call_id,
-                result,
-                success=success,
-                retry_rejected=retry_rejected,
+                thread_id, call.call_id, result, success=success, happened=happened
             )
 
             if not success or record.status != "failed" or record.erased:
@@ -202,58 +214,81 @@ class Attempts:
             # The new id follows from the old one: a caller that closes again after an
             # error makes the same ids.
             call = replace(call, call_id=next_call_id(call.call_id))
-            other = await self.claim(thread_id, call, retry_rejected=retry_rejected)
+            other = await self.claim(thread_id, call, happened=happened)
 
-            if other is not None and not _is_call(other, call):
+            if other is not None and other.call.call_id != call.call_id:
                 return other
 
+    async def close_silent(
+        self,
+        holder: CallRecord,
+        verify: Verify | None,
+        stale: StaleDetector | None,
+        reason: str,
+    ) -> tuple[Closing, CallRecord]:
+        """Close the attempt of a silent holder, and return the record that stands.
 
-async def run_shielded(work: Callable[[], Awaitable[None]]) -> None:
-    """Wait until ``work`` is done; log what it raises. Each try has 30 seconds.
+        With ``verify``, the attempt is released only after it said that the effect did
+        not land; without, at once. ``stale`` is the detector that found the holder
+        silent, ``None`` if its lease was taken over.
+        """
+        answer: Landed | NotLanded | None = NotLanded()
 
-    If the caller is cancelled, ``work`` continues, however often that happens (anyio
-    cancels again at every await). The cancellation is raised afterwards. ``work`` must
-    be idempotent: it is called again if its own task is cancelled, which
-    ``asyncio.run`` does when it ends.
-    """
+        if verify is not None:
+            answer = await ask_verify(self.cp, verify, holder)
 
-    async def bounded() -> None:
+        if answer is None:
+            return "in doubt", holder
+
+        # The callbacks took time, and a holder that was only slow may be alive again.
+        if stale is not None and not await stale.is_stale(
+            partial(read_heartbeat, self.cp, holder)
+        ):
+            return "alive", holder
+
+        landed = isinstance(answer, Landed)
+        result = released_envelope(reason)
+
+        if isinstance(answer, Landed):
+            result = value_envelope(answer.result)
+
         try:
-            async with asyncio.timeout(_LONGEST_SHIELD):
-                await work()
-        except Exception:
-            log.warning("could not record an outcome", exc_info=True)
+            stored, closed_here = await self.close_orphan(holder, result, landed)
+        except (PayloadTooLarge, SerializationError) as exc:
+            # The store cannot hold the answer of verify, so the answer is unusable.
+            await store_doubt(self.cp, holder, f"its answer cannot be stored: {exc}")
+            return "in doubt", holder
 
-    cancelled: asyncio.CancelledError | None = None
+        if not closed_here:
+            return "ended", stored
 
-    for _ in range(2):
-        task = asyncio.create_task(bounded())
+        return ("landed" if landed else "released"), stored
 
-        while not task.done():
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError as exc:
-                cancelled = exc
+    async def close_orphan(
+        self, holder: CallRecord, result: dict[str, JsonValue], success: bool
+    ) -> tuple[CallRecord, bool]:
+        """Record the outcome of another process's attempt.
 
-        if not task.cancelled():
-            break
+        Returns the stored record, as `close` does, and whether it has this result. A
+        record that was deleted with its thread is returned unchanged.
+        """
+        try:
+            record = await self.close(holder, result, success=success)
+        except UnknownCall:
+            return holder, False
 
-    if cancelled is not None:
-        raise cancelled
-
-
-def _is_call(record: CallRecord, call: ToolCall) -> bool:
-    return record.call.call_id == call.call_id
+        await delete_heartbeats(self.cp, record.call.idempotency_key)
+        return record, record.result == result
 
 
 # Heartbeats
 
 
 class Heartbeat:
-    """Writes a heartbeat every ``interval`` seconds while its block runs.
+    """Writes a heartbeat every ``interval`` seconds, from `start` until `stop`.
 
-    A block shorter than the interval writes none. A heartbeat that fails is logged, and
-    the next one is tried. At worst another run takes over, and this run learns that
+    An attempt shorter than the interval writes none. A heartbeat that fails is logged,
+    and the next one is tried. At worst another run takes over, and this run learns that
     when it records its outcome.
     """
 
@@ -268,18 +303,18 @@ class Heartbeat:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> None:
+    def start(self) -> None:
+        """Begin; the call counts as alive in this process, too."""
+        running_calls(self._cp).add(self._call_id)
         # A timer instead of a task: most effects end before the first heartbeat.
-        self._timer = asyncio.get_running_loop().call_later(self._interval, self._start)
+        self._timer = asyncio.get_running_loop().call_later(self._interval, self._begin)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        assert self._timer is not None
-        self._timer.cancel()
+    async def stop(self) -> None:
+        """End, after the outcome was recorded or the run was given up."""
+        running_calls(self._cp).discard(self._call_id)
+
+        if self._timer is not None:
+            self._timer.cancel()
 
         if self._task is not None:
             self._task.cancel()
@@ -290,22 +325,23 @@ class Heartbeat:
         if self._count:
             await delete_heartbeats(self._cp, self._key)
 
-    async def write(self) -> None:
-        """Write one heartbeat now; a failure is logged."""
-        self._count += 1
-        place = heartbeat_thread(self._key)
-
-        try:
-            await self._cp.save_extra(place, {self._call_id: self._count})
-        except Exception:
-            log.warning("a heartbeat of %r failed", self._call_id, exc_info=True)
-
-    def _start(self) -> None:
+    def _begin(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._beat())
 
     async def _beat(self) -> None:
         while True:
-            await self.write()
+            self._count += 1
+
+            try:
+                await self._cp.save_extra(
+                    heartbeat_thread(self._key), {self._call_id: self._count}
+                )
+            except Closed:  # the process has given up the store, and the call with it
+                running_calls(self._cp).discard(self._call_id)
+                return
+            except Exception:
+                log.warning("a heartbeat of %r failed", self._call_id, exc_info=True)
+
             await asyncio.sleep(self._interval)
 
 
@@ -336,6 +372,105 @@ async def delete_heartbeats(cp: Checkpointer[Any], key: str) -> None:
 # Attempts whose process is gone
 
 
+@dataclass(frozen=True, slots=True)
+class CallsWait:
+    """A recovery watches ``calls`` calls of a thread before it takes them for dead."""
+
+    thread_id: str
+    calls: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"thread {self.thread_id!r}: {self.calls} without an outcome; this waits "
+            f"up to {self.seconds:g} s for a heartbeat of each before it counts as dead"
+        )
+
+
+async def find_silent(
+    attempts: Attempts,
+    thread_id: str,
+    calls: Sequence[CallRecord],
+    stale_after: float | None,
+    on_wait: WaitHook | None,
+) -> dict[str, StaleDetector | None]:
+    """Return the calls whose own holder has been silent, by call id.
+
+    There are two proofs. A call carries the term of the lease under which it runs: if
+    that term was taken over after silence, the value is ``None``. Else this watches the
+    call's heartbeat for its ``stale_after``, and the value is the detector. A call that
+    this process runs is alive.
+    """
+    if stale_after is not None:
+        check_interval("stale_after", stale_after)
+
+    dead = await _taken_over(attempts, calls)
+    silent: dict[str, StaleDetector | None] = dict.fromkeys(dead)
+    watched = {
+        one.call.call_id: (one, StaleDetector(stale_after_of(one, stale_after)))
+        for one in calls
+        if one.call.call_id not in silent and one.call.call_id not in attempts.running
+    }
+
+    if watched:
+        longest = max(stale.stale_after for _, stale in watched.values())
+        wait = CallsWait(thread_id, len(watched), longest)
+        log.warning("%s", wait)
+
+        if on_wait is not None:
+            on_wait(wait)
+
+    while watched:
+        for call_id, (record, stale) in list(watched.items()):
+            if await stale.is_stale(partial(read_heartbeat, attempts.cp, record)):
+                silent[call_id] = stale
+
+            if call_id in silent or stale.changed or await _is_over(attempts, record):
+                del watched[call_id]
+
+        if watched:
+            pause = min(stale.longest_pause for _, stale in watched.values())
+            await asyncio.sleep(pause)
+
+    return silent
+
+
+async def _is_over(attempts: Attempts, record: CallRecord) -> bool:
+    found = await attempts.find(record.call.idempotency_key)
+    return (
+        found is None
+        or found.status != "issued"
+        or found.call.call_id != record.call.call_id
+    )
+
+
+async def _taken_over(attempts: Attempts, calls: Sequence[CallRecord]) -> list[str]:
+    """Return the ids of the calls whose lease was taken over after silence.
+
+    The lease may be that of another thread: a sub-agent runs under its main agent's.
+    """
+    found: list[str] = []
+    carrying: dict[str, list[tuple[str, str]]] = {}
+
+    for one in calls:
+        match one.call.args.get("lease"):
+            case [str(term), str(run_thread)]:
+                carrying.setdefault(run_thread, []).append((one.call.call_id, term))
+
+    for run_thread, pairs in carrying.items():
+        terms = await attempts.cp.list_calls(RunThread(attempts.cp, run_thread).name)
+        silent = {
+            one.call.call_id
+            for one in terms
+            if one.call.tool_name == TERM
+            and isinstance(one.result, dict)
+            and one.result.get("released") == TAKEN_OVER
+        }
+        found += [call_id for call_id, term in pairs if term in silent]
+
+    return found
+
+
 class Doubt(NamedTuple):
     """The last answer of ``verify`` about an attempt, if it was not clear.
 
@@ -348,7 +483,7 @@ class Doubt(NamedTuple):
 
 async def ask_verify(
     cp: Checkpointer[Any], verify: Verify, holder: CallRecord
-) -> Verdict:
+) -> Landed | NotLanded | None:
     """Ask whether an attempt's effect landed; ``None`` for an unclear answer.
 
     An unclear answer is stored; see `read_doubt`. ``verify`` is not asked about a call
@@ -360,18 +495,18 @@ async def ask_verify(
         return None
 
     try:
-        verdict: Any = await call_callback(verify, effect)
+        answer: Any = await call_callback(verify, effect)
 
-        if isinstance(verdict, Landed):
-            value_envelope(verdict.result)  # raises if it cannot be recorded
+        if isinstance(answer, Landed):
+            value_envelope(answer.result)  # raises if it cannot be recorded
     except Exception as exc:
         log.warning("verify of %s failed", effect.tool, exc_info=True)
         said = f"it raised {exception_type(exc)}: {exception_message(exc)}"
     else:
-        if isinstance(verdict, (Landed, NotLanded)):
-            return verdict
+        if isinstance(answer, (Landed, NotLanded)):
+            return answer
 
-        said = "it cannot know" if verdict is None else "its answer is not a verdict"
+        said = "it cannot know" if answer is None else "its answer is unknown"
 
     await store_doubt(cp, holder, said)
     return None
@@ -401,24 +536,3 @@ async def read_doubt(cp: Checkpointer[Any], record: CallRecord) -> Doubt | None:
             return Doubt(said, at)
 
     return None
-
-
-async def close_attempt(
-    attempts: Attempts,
-    holder: CallRecord,
-    result: dict[str, JsonValue],
-    *,
-    success: bool,
-) -> tuple[CallRecord, bool]:
-    """Record the outcome of another process's attempt.
-
-    Returns the stored record, as `Attempts.close` does, and whether it has this result.
-    A record that was deleted with its thread is returned unchanged.
-    """
-    try:
-        record = await attempts.close(holder, result, success=success)
-    except UnknownCall:
-        return holder, False
-
-    await delete_heartbeats(attempts.cp, record.call.idempotency_key)
-    return record, record.result == result

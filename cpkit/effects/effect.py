@@ -1,7 +1,7 @@
 """What an effect is: how a caller asks for it, and what names it in the store.
 
-A caller's keywords become an `EffectSpec`. `plan_effect` checks it, names the effect,
-and fills in the ledger's settings.
+`Options` are the keywords of `EffectLedger.run`, merged over the ledger's own.
+`plan_effect` checks a caller's request and names the effect.
 
 A key is the SHA-256 of a canonical JSON array. The array has no separator that a value
 could contain, so two effects share a key only if scope, tool, kind and chosen values
@@ -14,48 +14,42 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from datetime import datetime
 from hashlib import sha256
 from json import JSONEncoder
-from types import CodeType
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from cpkit.canonical import canonical_json
 from cpkit.driver.ids import check_id
 from cpkit.driver.jsontext import encode_json, parse_json
-from cpkit.errors import InvalidId, PayloadTooLarge, SerializationError
-from cpkit.records import CallRecord, JsonValue
-from cpkit.waiting import check_interval, check_limit
+from cpkit.errors import InvalidId, SerializationError
+from cpkit.records import JsonValue
+from cpkit.waiting import STALE_AFTER, check_interval, check_limit
 
 __all__ = [
     "GLOBAL_THREAD",
-    "LEDGER_DEFAULT",
-    "ClaimOptions",
+    "Approval",
+    "Decision",
     "Effect",
-    "EffectName",
     "EffectOptions",
     "EffectPlan",
-    "EffectSpec",
     "Handler",
     "KeyKind",
     "Landed",
-    "LedgerDefault",
-    "LedgerSettings",
     "NoEffect",
     "NotLanded",
+    "Options",
     "Policy",
     "Scope",
-    "SupersededHook",
-    "Verdict",
     "Verify",
     "call_callback",
     "check_callback",
-    "copy_args",
     "copy_json",
     "effect_key",
-    "entry_key",
     "is_awaitable",
     "plan_effect",
+    "reopen_key",
+    "reopened_key",
     "request_key",
 ]
 
@@ -64,7 +58,7 @@ GLOBAL_THREAD = "cpkit:global"
 
 Scope = Literal["thread", "global"]
 
-KeyKind = Literal["arguments", "fields", "resource", "given"]
+KeyKind = Literal["arguments", "fields", "call", "given"]
 """What the chosen values of a key are."""
 
 _LONGEST_EXPIRY = 100 * 365 * 86_400
@@ -78,6 +72,34 @@ _MAYBE_FLOAT = re.compile(r"[0-9][.e]")
 
 
 @dataclass(frozen=True, slots=True)
+class Decision:
+    """How a request ended: the verdict, and by whom, when, why and from where.
+
+    A request ``expired`` if it was not decided in time. It was ``withdrawn`` if it was
+    ended without a decision. ``at`` is a time of the store's clock, if the store has
+    one. ``origin`` is the program that decided, for instance ``"cpkit approve,
+    host:4711"``. ``value`` is what the person gave with an approval.
+    """
+
+    verdict: Literal["approved", "denied", "expired", "withdrawn"]
+    by: str | None = None
+    at: datetime | None = None
+    reason: str | None = None
+    origin: str | None = None
+    value: JsonValue = None
+
+    @property
+    def is_approved(self) -> bool:
+        """Whether the effect may run."""
+        return self.verdict == "approved"
+
+    def __str__(self) -> str:
+        by = "" if self.by is None else f" by {self.by}"
+        reason = "" if self.reason is None else f": {self.reason}"
+        return f"{self.verdict}{by}{reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class Effect:
     """One side effect: what a handler, policy, notifier or ``verify`` is called with.
 
@@ -86,9 +108,10 @@ class Effect:
     token: a later claim of the key always has a higher one. ``thread_id`` is the
     thread that has the record, which is ``cpkit:global`` for a global scope.
 
-    A policy and a notifier are called before the claim: ``call_id`` is empty then, and
-    ``attempt`` is 0. ``tool_call_id`` is the model's id of its request. It is kept for
-    correlation only.
+    A policy is called before the claim: ``call_id`` is empty then, and ``attempt`` is
+    0. ``tool_call_id`` is the model's id of its request. ``decision`` is the approval
+    under which the effect runs, with the value that the person gave; ``None`` if it
+    needs none.
     """
 
     key: str
@@ -98,6 +121,19 @@ class Effect:
     call_id: str = ""
     attempt: int = 0
     tool_call_id: str | None = None
+    decision: Decision | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """A policy's answer that a person must approve.
+
+    The person may change the arguments named in ``editable``: with ``approve(key,
+    value={"amount": 5})`` the handler gets the new amount. The key of the effect stays
+    that of the arguments that were asked for.
+    """
+
+    editable: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +152,14 @@ class NoEffect(Exception):
     """Raised by a handler: nothing happened, and the effect may be tried again."""
 
 
-Verdict = Landed | NotLanded | None
-"""What ``verify`` answers; ``None`` if it cannot know."""
-
 Handler = Callable[[Effect], Awaitable[JsonValue] | JsonValue]
-Policy = Callable[[Effect], Awaitable[bool] | bool]
-Verify = Callable[[Effect], Awaitable[Verdict] | Verdict]
-SupersededHook = Callable[[Effect, CallRecord], Awaitable[object] | object]
+Policy = Callable[[Effect], Awaitable[bool | Approval] | bool | Approval]
+Verify = Callable[
+    [Effect], Awaitable[Landed | NotLanded | None] | Landed | NotLanded | None
+]
+
+
+# Callbacks
 
 
 async def call_callback(callback: Callable[..., Any], *args: object) -> Any:
@@ -162,14 +199,7 @@ def check_callback(name: str, callback: object, *parameters: str) -> None:
     if not callable(callback):
         raise TypeError(f"{name} must be a function, not {callback!r:.80}")
 
-    code = getattr(callback, "__code__", None)
-
-    if isinstance(code, CodeType):
-        # Most handlers are plain functions or methods, and reading a signature is slow.
-        taken = code.co_argcount - hasattr(callback, "__self__")
-
-        if taken == len(parameters) and not code.co_kwonlyargcount:
-            return
+    check_no_generator(name, callback)
 
     try:
         signature = inspect.signature(callback)
@@ -185,230 +215,196 @@ def check_callback(name: str, callback: object, *parameters: str) -> None:
         ) from None
 
 
-# How a caller asks for an effect
+def check_no_generator(name: str, function: object) -> None:
+    """Raise ``TypeError`` for a generator function: calling it runs nothing."""
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+        raise TypeError(
+            f"{name} must return its result, and {function!r:.80} is a generator: its "
+            "body would not run; return a list instead of yielding"
+        )
 
 
-class LedgerDefault(Enum):
-    """Stands for the ledger's own setting, where ``None`` has a meaning already."""
-
-    LEDGER_DEFAULT = "the ledger's setting"
-
-    def __repr__(self) -> str:
-        return self.name
+# Options
 
 
-LEDGER_DEFAULT: Final = LedgerDefault.LEDGER_DEFAULT
+class EffectOptions(TypedDict, total=False):
+    """The keywords of `EffectLedger.run`; see `Options`.
 
-
-class EffectName(TypedDict, total=False):
-    """The keywords that name an effect; without them, all its arguments do.
-
-    ``key_fields`` lists the arguments that name it. ``resource`` is a value, and
-    ``idempotency_key`` a text, that names it in place of the arguments. With ``scope``
-    ``"global"`` it is the same effect in every thread.
+    Those that are left out are the ledger's.
     """
 
     scope: Scope
+    key: Literal["arguments", "call"]
     key_fields: Sequence[str] | None
-    resource: JsonValue
     idempotency_key: str | None
-
-
-class ClaimOptions(EffectName, total=False):
-    """The keywords of `EffectLedger.begin`; see `EffectOptions`."""
-
     tool_call_id: str | None
-    approval_timeout: float | None | LedgerDefault
-    expires_after: float | None | LedgerDefault
-
-
-class EffectOptions(ClaimOptions, total=False):
-    """The keywords of `EffectLedger.run`.
-
-    Times are in seconds, and ``None`` means without limit. ``tool_call_id`` is the
-    model's id of its request, which is kept with the record. The others replace the
-    ledger's options of the same name for this effect.
-    """
-
+    run_thread: str | None
     verify: Verify | None
-    timeout: float | None | LedgerDefault
-    stale_after: float | None | LedgerDefault
-    release_failures: bool | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EffectSpec:
-    """An effect as a caller asks for it: the keywords of `EffectLedger.run`."""
-
-    thread_id: str
-    tool: str
-    args: Mapping[str, JsonValue]
-    scope: Scope = "thread"
-    key_fields: Sequence[str] | None = None
-    resource: JsonValue = None
-    idempotency_key: str | None = None
-    tool_call_id: str | None = None
-
-    verify: Verify | None = None
-    timeout: float | None | LedgerDefault = LEDGER_DEFAULT
-    approval_timeout: float | None | LedgerDefault = LEDGER_DEFAULT
-    expires_after: float | None | LedgerDefault = LEDGER_DEFAULT
-    stale_after: float | None | LedgerDefault = LEDGER_DEFAULT
-    release_failures: bool | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerSettings:
-    """What a ledger uses for all its effects: the options of `EffectLedger`."""
-
     timeout: float | None
-    approval_timeout: float | None
+    approval_timeout: float | Literal["auto"] | None
     expires_after: float | None
     stale_after: float | None
-    heartbeat: float | None
     release_failures: bool
-    max_payload: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """All that can be said about an effect. Times are in seconds, ``None``: no limit.
+
+    What names it
+        All arguments; with ``key_fields`` those arguments; with ``key="call"`` all
+        arguments and the model's ``tool_call_id``; or the given ``idempotency_key``.
+        With scope ``"global"`` it is the same effect in every thread.
+
+    Who runs it
+        ``run_thread`` is the thread that a worker runs after a decision: by default
+        that of the outermost lease which the task holds, else the effect's own.
+
+    Waiting
+        ``timeout`` bounds the wait for another attempt's result, ``approval_timeout``
+        that for a decision; ``"auto"`` is 0 under a worker and no limit elsewhere. A
+        request expires after ``expires_after``. A holder without a heartbeat for
+        ``stale_after`` is taken over: ``verify`` says whether its effect landed;
+        without ``verify`` the handler runs again.
+
+    A handler's exception is final. With ``release_failures`` it frees the key.
+    """
+
+    scope: Scope = "thread"
+    key: Literal["arguments", "call"] = "arguments"
+    key_fields: Sequence[str] | None = None
+    idempotency_key: str | None = None
+    tool_call_id: str | None = None
+    run_thread: str | None = None
+    verify: Verify | None = None
+    timeout: float | None = 30.0
+    approval_timeout: float | Literal["auto"] | None = "auto"
+    expires_after: float | None = None
+    stale_after: float | None = None
+    release_failures: bool = False
 
     def __post_init__(self) -> None:
-        check_limit("timeout", self.timeout)
-        check_limit("approval_timeout", self.approval_timeout)
-        _check_expiry(self.expires_after)
-        self.heartbeat_interval(self.stale_after)
+        if self.scope not in ("thread", "global"):
+            raise ValueError(f"scope must be 'thread' or 'global', not {self.scope!r}")
 
-    def heartbeat_interval(self, stale_after: float | None) -> float:
-        """Return the seconds between heartbeats; two fit in ``stale_after``."""
-        heartbeat = self.heartbeat
+        if self.key not in ("arguments", "call"):
+            raise ValueError(f"key must be 'arguments' or 'call', not {self.key!r}")
 
-        if stale_after is not None:
-            check_interval("stale_after", stale_after)
+        given = (self.key_fields, self.idempotency_key, self.key == "call" or None)
 
-        if heartbeat is None:
-            return 10.0 if stale_after is None else stale_after / 3
-
-        check_interval("heartbeat", heartbeat)
-
-        if stale_after is not None and heartbeat > stale_after / 2:
+        if sum(value is not None for value in given) > 1:
             raise ValueError(
-                f"heartbeat must be at most half of stale_after={stale_after!r}, not "
-                f"{heartbeat!r}"
+                "give at most one of key_fields, idempotency_key, key='call'"
             )
 
-        return heartbeat
+        if isinstance(self.key_fields, str):
+            raise TypeError(
+                "key_fields is a list of argument names, not the str "
+                f"{self.key_fields!r}"
+            )
+
+        if self.key_fields is not None and not self.key_fields:
+            raise ValueError("key_fields is empty; name at least one argument")
+
+        if self.run_thread is not None:
+            check_id("run_thread", self.run_thread)
+
+        if self.verify is not None:
+            check_callback("verify", self.verify, "effect")
+
+        check_limit("timeout", self.timeout)
+
+        if self.approval_timeout != "auto":
+            check_limit("approval_timeout", self.approval_timeout)
+
+        if self.stale_after is not None:
+            check_interval("stale_after", self.stale_after)
+
+        seconds = self.expires_after
+
+        if seconds is not None and not 0 < seconds <= _LONGEST_EXPIRY:
+            raise ValueError(
+                "expires_after must be positive and at most 100 years, or None for "
+                f"never, not {seconds!r:.80}"
+            )
+
+    def merged(self, given: EffectOptions) -> Options:
+        """Return these options with the given ones in place of theirs."""
+        return replace(self, **given) if given else self
+
+    @property
+    def heartbeat(self) -> float:
+        """The seconds between two heartbeats: three fit in ``stale_after``."""
+        return (self.stale_after or STALE_AFTER) / 3
 
 
 @dataclass(frozen=True, slots=True)
 class EffectPlan:
-    """A checked spec, with its key and with the ledger's settings filled in.
+    """A checked request for an effect.
 
     ``thread_id`` is the agent's thread, for tracing; ``effect.thread_id`` is the thread
-    that has the record. ``stale_after`` ``None`` means that no holder is taken over.
+    that has the record. ``is_recovered``: a recovery runs it again.
     """
 
     thread_id: str
     effect: Effect
-    key_kind: KeyKind
-    verify: Verify | None
-    timeout: float | None
-    approval_timeout: float | None
-    expires_after: float | None
-    stale_after: float | None
-    heartbeat: float
-    release_failures: bool
+    kind: KeyKind
+    options: Options
     is_recovered: bool = False
 
 
-def plan_effect(spec: EffectSpec, settings: LedgerSettings) -> EffectPlan:
-    """Check a spec, name its effect, and fill in the ledger's settings."""
-    thread_id = check_id("thread_id", spec.thread_id)
-    tool = check_id("tool_name", spec.tool)
+def plan_effect(
+    thread_id: str,
+    tool: str,
+    args: Mapping[str, JsonValue],
+    options: Options,
+) -> EffectPlan:
+    """Check a request for an effect, and name the effect."""
+    check_id("thread_id", thread_id)
+    check_id("tool_name", tool)
 
     if tool.startswith("cpkit:"):
         raise InvalidId("tool_name", "must not start with 'cpkit:', which is reserved")
 
-    if spec.scope not in ("thread", "global"):
-        raise ValueError(f"scope must be 'thread' or 'global', not {spec.scope!r}")
-
-    args = copy_args(spec.args, settings.max_payload)
-    kind, values = _key_values(spec, args)
-    stale_after = _given(spec.stale_after, settings.stale_after)
-    expires_after = _given(spec.expires_after, settings.expires_after)
-    _check_expiry(expires_after)
-    timeout = _given(spec.timeout, settings.timeout)
-    check_limit("timeout", timeout)
-    approval_timeout = _given(spec.approval_timeout, settings.approval_timeout)
-    check_limit("approval_timeout", approval_timeout)
-    released = spec.release_failures
-
-    if spec.verify is not None:
-        check_callback("verify", spec.verify, "effect")
-
-    return EffectPlan(
-        thread_id=thread_id,
-        effect=Effect(
-            effect_key(spec.scope, thread_id, tool, kind, values),
-            GLOBAL_THREAD if spec.scope == "global" else thread_id,
-            tool,
-            args,
-            tool_call_id=spec.tool_call_id,
-        ),
-        key_kind=kind,
-        verify=spec.verify,
-        timeout=timeout,
-        approval_timeout=approval_timeout,
-        expires_after=expires_after,
-        stale_after=stale_after,
-        heartbeat=settings.heartbeat_interval(stale_after),
-        release_failures=settings.release_failures if released is None else released,
+    copied = _copy_args(args)
+    kind, values = _key_values(tool, copied, options)
+    effect = Effect(
+        effect_key(options.scope, thread_id, tool, kind, values),
+        GLOBAL_THREAD if options.scope == "global" else thread_id,
+        tool,
+        copied,
+        tool_call_id=options.tool_call_id,
     )
+    return EffectPlan(thread_id, effect, kind, options)
 
 
 def _key_values(
-    spec: EffectSpec, args: dict[str, JsonValue]
+    tool: str, args: dict[str, JsonValue], options: Options
 ) -> tuple[KeyKind, JsonValue]:
-    """Return the values that name the effect: all ``args``, unless the spec says so."""
-    given = (spec.key_fields, spec.resource, spec.idempotency_key)
+    """Return the values that name the effect."""
+    if options.idempotency_key is not None:
+        return "given", options.idempotency_key
 
-    if sum(value is not None for value in given) > 1:
-        raise ValueError("give at most one of key_fields, resource, idempotency_key")
+    if options.key == "call":
+        if not options.tool_call_id:
+            raise ValueError(
+                f"{tool!r} is named by the model's call (key='call'): pass tool_call_id"
+            )
 
-    if spec.idempotency_key is not None:
-        return "given", spec.idempotency_key
+        return "call", {"call": options.tool_call_id, "args": args}
 
-    if spec.resource is not None:
-        return "resource", copy_json(spec.resource, "resource")
-
-    if spec.key_fields is None:
+    if options.key_fields is None:
         return "arguments", args
 
-    if isinstance(spec.key_fields, str):
-        raise TypeError(
-            f"key_fields is a list of argument names, not the str {spec.key_fields!r}"
-        )
-
-    if not spec.key_fields:
-        raise ValueError("key_fields is empty; name at least one argument")
-
-    missing = [name for name in spec.key_fields if name not in args]
+    missing = [name for name in options.key_fields if name not in args]
 
     if missing:
         raise ValueError(
             f"key_fields names {', '.join(map(repr, missing))}, which the arguments of "
-            f"{spec.tool!r} do not have"
+            f"{tool!r} do not have"
         )
 
-    return "fields", {name: args[name] for name in spec.key_fields}
-
-
-def _check_expiry(seconds: float | None) -> None:
-    if seconds is not None and not 0 < seconds <= _LONGEST_EXPIRY:
-        raise ValueError(
-            "expires_after must be positive and at most 100 years, or None for never, "
-            f"not {seconds!r:.80}"
-        )
-
-
-def _given(value: float | None | LedgerDefault, default: float | None) -> float | None:
-    return default if isinstance(value, LedgerDefault) else value
+    return "fields", {name: args[name] for name in options.key_fields}
 
 
 # Keys
@@ -427,10 +423,14 @@ def request_key(key: str, number: int) -> str:
     return _digest(["approval", key, number])
 
 
-def entry_key(key: str, number: int, thread_id: str, turn: int) -> str:
-    """Return the key of an entry for a request in the list of open requests."""
-    again: list[JsonValue] = [] if turn == 1 else [turn]
-    return _digest(["approval entry", key, number, thread_id, *again])
+def reopen_key(key: str) -> str:
+    """Return the key of the record that an effect's final failure was reopened."""
+    return _digest(["reopen", key])
+
+
+def reopened_key(key: str) -> str:
+    """Return the key under which an effect runs after it was reopened."""
+    return _digest(["reopened", key])
 
 
 def _digest(parts: list[JsonValue]) -> str:
@@ -447,26 +447,18 @@ def _digest(parts: list[JsonValue]) -> str:
     return sha256(text.encode()).hexdigest()
 
 
-# Arguments
+# JSON
 
 
-def copy_args(args: Mapping[str, JsonValue], limit: int) -> dict[str, JsonValue]:
-    """Return a JSON copy of the arguments; ``limit`` is in bytes of JSON.
-
-    Raises ``SerializationError`` or ``PayloadTooLarge``.
-    """
+def _copy_args(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return a JSON copy of the arguments; raise ``SerializationError``."""
     if not isinstance(args, Mapping):
         raise SerializationError(
             ("args",), f"args is a JSON object, not {type(args).__name__}"
         )
 
-    body = encode_json(dict(args), ("args",))
-
-    if len(body) > limit:
-        raise PayloadTooLarge(("args",), len(body), limit)
-
-    copied: dict[str, JsonValue] = parse_json(body)
-    return copied
+    copied: Any = copy_json(dict(args), "args")
+    return copied  # type: ignore[no-any-return]  # a dict in JSON is a dict
 
 
 def copy_json(value: JsonValue, name: str) -> JsonValue:

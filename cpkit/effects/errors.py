@@ -5,7 +5,8 @@
     CheckpointerError
     ├── EffectFailed      the effect's recorded outcome is a failure
     ├── EffectDenied      a person denied the effect
-    │   └── ApprovalExpired   no approval came, or was used, in time
+    │   ├── ApprovalExpired     no approval came, or was used, in time
+    │   └── ApprovalWithdrawn   the request was withdrawn without a decision
     ├── EffectTimeout     a result, or a decision, did not come in time
     ├── EffectErased      the record was erased with its thread
     ├── KeyReused         an idempotency key was used with other arguments
@@ -19,6 +20,7 @@ from cpkit.records import CallRecord
 
 __all__ = [
     "ApprovalExpired",
+    "ApprovalWithdrawn",
     "EffectDenied",
     "EffectErased",
     "EffectFailed",
@@ -28,7 +30,16 @@ __all__ = [
 ]
 
 
-class EffectFailed(CheckpointerError):
+class _OfEffect:
+    """Names the effect of an error; ``facts`` are the other arguments."""
+
+    def __init__(self, key: str, tool: str, *facts: object) -> None:
+        super().__init__(key, tool, *facts)  # type: ignore[call-arg]  # an exception's
+        self.key = key
+        self.tool = tool
+
+
+class EffectFailed(_OfEffect, CheckpointerError):
     """The effect ran and failed, and that is its final outcome.
 
     ``error_type`` and ``reason`` describe the handler's exception. The caller whose
@@ -37,8 +48,6 @@ class EffectFailed(CheckpointerError):
 
     def __init__(self, key: str, tool: str, error_type: str, reason: str) -> None:
         super().__init__(key, tool, error_type, reason)
-        self.key = key
-        self.tool = tool
         self.error_type = error_type
         self.reason = reason
 
@@ -46,18 +55,19 @@ class EffectFailed(CheckpointerError):
         return f"{self.tool!r} failed with {self.error_type}: {self.reason}"
 
 
-class EffectDenied(CheckpointerError):
+class EffectDenied(_OfEffect, CheckpointerError):
     """The effect needs an approval and was denied; it did not run.
 
     It never runs, unless `EffectLedger.ask_again` reopens the request.
     """
 
+    ends_run = True
+    """A run that ends with this error has ended: nothing of it is left to do."""
+
     def __init__(
         self, key: str, tool: str, reason: str | None = None, by: str | None = None
     ) -> None:
         super().__init__(key, tool, reason, by)
-        self.key = key
-        self.tool = tool
         self.reason = reason
         self.by = by
 
@@ -68,16 +78,20 @@ class EffectDenied(CheckpointerError):
 
 
 class ApprovalExpired(EffectDenied):
-    """The approval request expired, undecided or approved; the effect did not run.
-
-    `EffectLedger.ask_again` requests the approval again.
-    """
+    """The request expired, undecided or unused; `EffectLedger.ask_again` reopens it."""
 
     def __str__(self) -> str:
         return f"the approval request of {self.tool!r} expired; ask_again() reopens it"
 
 
-class EffectTimeout(CheckpointerError):
+class ApprovalWithdrawn(EffectDenied):
+    """The request was withdrawn without a decision; a new run of it asks again."""
+
+    def __str__(self) -> str:
+        return f"the approval request of {self.tool!r} was withdrawn"
+
+
+class EffectTimeout(_OfEffect, CheckpointerError):
     """The run waited for ``seconds`` in vain, and did nothing.
 
     ``waiting_for`` names what it waited for. ``holder`` is the attempt that holds the
@@ -93,27 +107,31 @@ class EffectTimeout(CheckpointerError):
         holder: CallRecord | None = None,
     ) -> None:
         super().__init__(key, tool, seconds, waiting_for, holder)
-        self.key = key
-        self.tool = tool
         self.seconds = seconds
         self.waiting_for = waiting_for
         self.holder = holder
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether a decision wakes the run again, so that it has ended for now.
+
+        Not if the notifier failed (the cause): then no person knows of the request.
+        """
+        return self.holder is None and self.__cause__ is None
 
     def __str__(self) -> str:
         return f"{self.tool!r}: waited {self.seconds:g} s for {self.waiting_for}"
 
 
-class EffectErased(CheckpointerError):
+class EffectErased(_OfEffect, CheckpointerError):
     """The effect, or its approval, is recorded, but its content was erased.
 
-    ``delete_thread`` erased it. ``status`` still says whether the effect happened. Its
-    result is lost, so the effect is neither replayed nor run again.
+    ``status`` still says whether the effect happened. Its result is lost, so the effect
+    is neither replayed nor run again.
     """
 
     def __init__(self, key: str, tool: str, status: str, what: str = "effect") -> None:
         super().__init__(key, tool, status, what)
-        self.key = key
-        self.tool = tool
         self.status = status
         self.what = what
 
@@ -124,13 +142,8 @@ class EffectErased(CheckpointerError):
         )
 
 
-class KeyReused(CheckpointerError):
+class KeyReused(_OfEffect, CheckpointerError):
     """An idempotency key given by the caller is recorded with other arguments."""
-
-    def __init__(self, key: str, tool: str) -> None:
-        super().__init__(key, tool)
-        self.key = key
-        self.tool = tool
 
     def __str__(self) -> str:
         return (

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple, Unpack
+from typing import Any, ClassVar, NamedTuple, Unpack
 
-from cpkit.driver.backoff import Backoff
 from cpkit.driver.ids import check_id
 from cpkit.effects.approvals import Approvals, Notifier
-from cpkit.effects.attempts import Attempts, delete_heartbeats
-from cpkit.effects.claim import Claim
+from cpkit.effects.attempts import Attempts, Heartbeat, delete_heartbeats
 from cpkit.effects.effect import (
-    GLOBAL_THREAD,
-    ClaimOptions,
-    EffectName,
+    Decision,
     EffectOptions,
     EffectPlan,
-    EffectSpec,
     Handler,
-    LedgerSettings,
+    Options,
     Policy,
-    SupersededHook,
     call_callback,
     check_callback,
     plan_effect,
 )
-from cpkit.effects.errors import Superseded
+from cpkit.effects.errors import EffectTimeout, Superseded
+from cpkit.effects.people import DecisionOptions, People, Signature
 from cpkit.effects.records import (
     Outcome,
     error_envelope,
@@ -37,32 +32,20 @@ from cpkit.effects.records import (
 from cpkit.effects.recovery import (
     RecoverReport,
     Resumed,
-    ResumeReport,
     by_name,
     resume_thread,
-    run_released,
-    under_lease,
 )
-from cpkit.effects.requests import (
-    ApprovalRequest,
-    Decision,
-    DecisionOptions,
-    Requests,
-)
+from cpkit.effects.requests import ApprovalRequest, Requests
 from cpkit.effects.run import EffectRun, RunResult
-from cpkit.effects.tools import Tool, ToolOutcome
+from cpkit.effects.similar import Similar
+from cpkit.effects.tools import Tool, ToolOutcome, run_recorded
 from cpkit.effects.tracing import Trail, log
-from cpkit.errors import PayloadTooLarge, SerializationError
-from cpkit.lease import Lease
+from cpkit.errors import BackendUnavailable, PayloadTooLarge, SerializationError
+from cpkit.lease import Lease, WaitHook, held_leases, thread_lease
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, JsonValue
-from cpkit.terms import WaitHook
-from cpkit.waiting import check_interval, check_limit
 
 __all__ = ["Begun", "EffectLedger"]
-
-_HEARTBEAT = 10.0
-"""Seconds between heartbeats of a ledger without ``heartbeat`` and ``stale_after``."""
 
 Heal = Callable[[Checkpointer[Any], str, RecoverReport], Awaitable[object] | object]
 """Closes what a crash left open in the conversation of a recovered thread."""
@@ -76,39 +59,22 @@ class Begun(NamedTuple):
 
 
 class EffectLedger:
-    """Runs each side effect once, on any checkpointer.
+    """Runs each side effect once, on any checkpointer that keeps receipts.
 
-    Approval
-        ``requires_approval`` decides whether a person must approve an `Effect`. The
-        ledger calls it before each claim and each takeover, but not for a replay.
-        ``on_approval_required`` is called with each undecided `ApprovalRequest`, at
-        least once in each process that finds it. Its errors are logged. ``ui`` is the
-        address of ``cpkit ui``, for the request's ``link``. A request expires if it
-        is undecided, or approved and not used, ``expires_after`` seconds after it was
-        recorded. Its run then raises `ApprovalExpired`.
+    ``requires_approval`` decides whether a person must approve an `Effect`: it answers
+    a bool, or an `Approval`. The ledger calls it before each claim and each takeover,
+    but not for a replay. ``on_approval_required`` is called with each undecided
+    `ApprovalRequest`, at least once in each process that finds it. Its errors are
+    logged. ``ui`` is the address of ``cpkit ui``, for the request's ``link``.
 
-    Waiting, in seconds
-        ``timeout`` bounds the wait for another attempt's result, ``approval_timeout``
-        the wait for a decision; ``None`` means without limit. A holder without a
-        heartbeat for ``stale_after`` seconds is taken over; ``None``, the default,
-        means never. Without ``verify``, a takeover runs the effect again: use it only
-        if the handler passes the key downstream. ``heartbeat`` is the interval between
-        the heartbeats of a long effect: a third of ``stale_after``, or 10. If the store
-        answers later than half of it, the run reads its record again before the handler
-        starts.
-        ``backoff`` sets the pauses between two looks at the store. ``patience`` bounds
-        the retries of an operation whose answer was lost, and of recording an outcome
-        while the store is away.
+    The other options are `Options`; each of them is the default for the same option of
+    `run`. Callbacks may be sync or async. A sync callback runs in the event loop's
+    thread and must not block.
 
-    Failures
-        A handler's exception is the effect's final outcome. With ``release_failures``
-        it frees the key for another attempt instead. `NoEffect` always does.
-
-    ``max_payload`` bounds the arguments of one effect, in bytes of JSON.
-    ``on_superseded(effect, record)`` is called if another process recorded an outcome
-    for a run's attempt first. Callbacks may be sync or async. A sync callback runs in
-    the event loop's thread and must not block.
+    A store without ``KeepsReceipts`` is a ``TypeError``.
     """
+
+    make_run: ClassVar[type[EffectRun]] = EffectRun
 
     def __init__(
         self,
@@ -116,49 +82,32 @@ class EffectLedger:
         *,
         requires_approval: Policy | None = None,
         on_approval_required: Notifier | None = None,
-        on_superseded: SupersededHook | None = None,
         ui: str | None = None,
-        timeout: float | None = 30.0,
-        approval_timeout: float | None = None,
-        expires_after: float | None = None,
-        stale_after: float | None = None,
-        heartbeat: float | None = None,
-        backoff: Backoff | None = None,
-        patience: float = 30.0,
-        release_failures: bool = False,
-        max_payload: int = 1024 * 1024,
+        **options: Unpack[EffectOptions],
     ) -> None:
-        for name, callback, *parameters in (
+        for name, callback, parameter in (
             ("requires_approval", requires_approval, "effect"),
             ("on_approval_required", on_approval_required, "request"),
-            ("on_superseded", on_superseded, "effect", "record"),
         ):
             if callback is not None:
-                check_callback(name, callback, *parameters)
+                check_callback(name, callback, parameter)
 
-        check_limit("patience", patience)
         self.cp = cp
-        self._attempts = Attempts(cp, backoff or Backoff(), patience)
+        self.options = Options(**options)
+        self._attempts = Attempts(cp)
         self._requests = Requests(self._attempts, ui)
         self._approvals = Approvals(
             self._attempts, self._requests, requires_approval, on_approval_required
         )
-        self._on_superseded = on_superseded
-        self.settings = LedgerSettings(
-            timeout=timeout,
-            approval_timeout=approval_timeout,
-            expires_after=expires_after,
-            stale_after=stale_after,
-            heartbeat=heartbeat,
-            release_failures=release_failures,
-            max_payload=max_payload,
-        )
-        self._running: set[str] = set()
+        self._people = People(self._attempts, self._requests)
+        self._begun: dict[str, tuple[Heartbeat, list[Lease], str]] = {}
+        self._similar = Similar()
+        timeout, stale_after = self.options.timeout, self.options.stale_after
 
         if timeout is not None and stale_after is not None and timeout <= stale_after:
             log.warning(
                 "timeout=%g ends each wait before stale_after=%g: no waiting run takes "
-                "over from a holder that died",
+                "over; give a longer timeout",
                 timeout,
                 stale_after,
             )
@@ -173,26 +122,20 @@ class EffectLedger:
     ) -> JsonValue:
         """Return the effect's result: run it, wait for another run, or replay it.
 
-        Scope, tool and arguments name the effect. Instead of all arguments, it can be
-        named by the arguments in ``key_fields``, by a ``resource``, or by a given
-        ``idempotency_key``. With scope ``"global"`` it is the same in every thread.
-        Every caller that returns gets the recorded result, as JSON. `EffectOptions` has
-        all keywords.
-
-        ``handler`` is called with an `Effect`. It runs again only if it raised
-        `NoEffect`, if ``verify`` said that the effect did not land, or if
-        ``stale_after`` took over a stale holder. A takeover cannot stop a holder that
-        is merely slow: pass ``effect.key`` downstream if that matters.
+        Thread, tool and arguments name the effect; see `Options`. Every caller that
+        returns gets the recorded result, as JSON. ``handler`` is called with an
+        `Effect`. It runs again only if it raised `NoEffect`, if ``verify`` or a person
+        said that the effect did not land, or if ``stale_after`` took over a silent
+        holder, which may be merely slow: pass ``effect.key`` downstream then.
 
         The handler's own caller gets the handler's exception, and all other callers get
         ``EffectFailed``. Also raises ``EffectDenied``, ``EffectTimeout``,
-        ``EffectErased``, ``KeyReused``, and what the store raises. A handler or an
-        option that cannot be used is a ``TypeError`` or ``ValueError``, and nothing is
-        recorded.
+        ``EffectErased``, ``KeyReused``, and what the store raises; ``TypeError`` or
+        ``ValueError`` for a handler or option that cannot be used, before anything is
+        recorded; ``RuntimeError`` for an effect inside its own handler.
         """
         check_callback("handler", handler, "effect")
-        spec = EffectSpec(thread_id=thread_id, tool=tool, args=args, **options)
-        plan = plan_effect(spec, self.settings)
+        plan = plan_effect(thread_id, tool, args, self.options.merged(options))
         return (await self.execute(plan, handler)).value()
 
     async def begin(
@@ -200,20 +143,26 @@ class EffectLedger:
         thread_id: str,
         tool: str,
         args: Mapping[str, JsonValue],
-        **options: Unpack[ClaimOptions],
+        **options: Unpack[EffectOptions],
     ) -> Begun:
         """Claim an effect that the caller runs itself; never wait for another holder.
 
-        With a fresh record the caller must run the effect, and `commit` its outcome, or
-        `release` the key if nothing happened. No heartbeats are written for it, so a
-        ledger with ``stale_after`` takes it over after that time. Any other record
-        holds the key, issued or completed.
+        With a fresh record the caller runs the effect, and calls `commit`, or `release`
+        if nothing happened. Until then this process writes heartbeats. Any other record
+        holds the key. Pass the options of `run`, so that the key is the same.
         """
-        spec = EffectSpec(thread_id=thread_id, tool=tool, args=args, **options)
-        plan = plan_effect(spec, self.settings)
+        plan = plan_effect(thread_id, tool, args, self.options.merged(options))
 
         with Trail(plan.effect, thread_id) as trail:
-            return Begun(*await self._new_run(plan, trail).begin())
+            run = self.make_run(self._attempts, self._approvals, plan, trail)
+            record, heartbeat = await run.begin()
+
+        if heartbeat is not None:
+            leases = held_leases(self.cp)
+            self._begun[record.call.call_id] = heartbeat, leases, plan.effect.key
+            _open(leases, plan.effect.key)
+
+        return Begun(record, heartbeat is not None)
 
     async def commit(
         self,
@@ -225,10 +174,9 @@ class EffectLedger:
         """Record the outcome of a begun effect: a result, or its final failure.
 
         Returns the stored record, also for a second commit of the same outcome. If the
-        attempt was released meanwhile, and no other attempt holds the key, the outcome
-        is that of a new attempt: the effect has happened. Raises ``Superseded`` with
-        the winning record if another attempt or another outcome won. A result
-        that JSON cannot hold is recorded as a final failure, and raised.
+        attempt was released meanwhile, and its key is free, the outcome is that of a
+        new attempt. Raises ``Superseded`` if another attempt or another outcome won. A
+        result that JSON cannot hold is recorded as a final failure, and raised.
         """
         if error is not None:
             return await self._resolve(record, Outcome(error_envelope(error)))
@@ -253,59 +201,46 @@ class EffectLedger:
         thread_id: str,
         tool: str,
         args: Mapping[str, JsonValue],
-        **options: Unpack[EffectName],
+        **options: Unpack[EffectOptions],
     ) -> str:
-        """Return the key under which `run` records the effect."""
-        spec = EffectSpec(thread_id=thread_id, tool=tool, args=args, **options)
-        return plan_effect(spec, self.settings).effect.key
+        """Return the key under which `run` with these options records the effect."""
+        merged = self.options.merged(options)
+        return plan_effect(thread_id, tool, args, merged).effect.key
 
     async def find(self, key: str) -> CallRecord | None:
-        """Return the completed record of a key, or ``None``.
-
-        If the store keeps receipts, also an issued record that holds the key.
-        """
-        return await self._attempts.find_holder(key)
+        """Return the issued or completed record of an effect, or ``None``."""
+        _, record = await self._attempts.newest(key)
+        return record
 
     # Approvals
 
     async def requests(
         self, *, after: str = "", limit: int = 100
     ) -> list[ApprovalRequest]:
-        """Return a page of the store's undecided approval requests, oldest first.
+        """Return a page of all undecided requests that runs wait for, oldest first.
 
-        They are of all threads. Pass the last request's ``cursor`` as ``after`` to get
-        the next page; the last page is empty. No messages are read.
+        The next page comes ``after`` the last request's ``cursor``; the last one is
+        empty. A store that cannot list its threads is a ``TypeError``.
         """
         if limit < 1:
             raise ValueError(f"limit must be at least 1, not {limit!r}")
 
-        return await self._requests.undecided(after, limit)
+        found = await self._requests.undecided()
+        return [one for one in found if one.cursor > after][:limit]
 
     async def pending(self, thread_id: str) -> list[ApprovalRequest]:
         """Return the thread's undecided approval requests, oldest first."""
         return await self._requests.of_thread(thread_id)
 
-    async def approve(
-        self, *thread_and_key: str, **options: Unpack[DecisionOptions]
-    ) -> bool:
-        """Approve a request: ``approve(key)``, or ``approve(thread_id, key)``.
-
-        Returns whether the recorded decision is an approval that counts. A request is
-        decided once: ``False`` means that it was denied or has expired before, or that
-        there is no such request. `decision` then says by whom. `DecisionOptions` has
-        all keywords, for instance ``by`` and ``reason``.
-        """
-        return await self._decide(thread_and_key, True, options)
-
-    async def deny(
-        self, *thread_and_key: str, **options: Unpack[DecisionOptions]
-    ) -> bool:
-        """Deny a request; return whether the recorded decision is a denial.
-
-        Once this returned ``True``, every run of the effect raises ``EffectDenied``
-        until `ask_again` reopens the request. The parameters are those of `approve`.
-        """
-        return await self._decide(thread_and_key, False, options)
+    async def request(
+        self,
+        key: str,
+        *,
+        args: Mapping[str, JsonValue] | None = None,
+        number: int | None = None,
+    ) -> ApprovalRequest | None:
+        """Return an effect's request, decided or not; selected as in `approve`."""
+        return await self._requests.find(key, None, args, number)
 
     async def decision(
         self,
@@ -314,38 +249,100 @@ class EffectLedger:
         args: Mapping[str, JsonValue] | None = None,
         number: int | None = None,
     ) -> Decision | None:
-        """Return the decision on an effect's request: by whom, when, why, from where.
-
-        ``None`` if the request is undecided, or does not exist. ``args`` and
-        ``number`` select a request as in `approve`.
-        """
-        request = await self._approvals.find(key, None, args, number)
+        """Return the decision on a request; ``None`` if it is undecided or unknown."""
+        request = await self._requests.find(key, None, args, number)
         return None if request is None else request.decision
+
+    async def approve(
+        self,
+        *thread_and_key: str,
+        value: JsonValue = None,
+        **options: Unpack[DecisionOptions],
+    ) -> bool:
+        """Approve a request: ``approve(key)``, or ``approve(thread_id, key)``.
+
+        Returns whether the decision on record is an approval that counts: ``False`` if
+        the request was denied or has expired before, or does not exist. ``value`` is
+        recorded, and reaches the handler as ``effect.decision.value``; it changes the
+        arguments that it names, if the policy lets people change them, and else is a
+        ``ValueError``. `DecisionOptions` has the other keywords.
+        """
+        thread_id, key = _place(thread_and_key)
+        return await self._people.decide(key, thread_id, True, value, options)
+
+    async def deny(
+        self, *thread_and_key: str, **options: Unpack[DecisionOptions]
+    ) -> bool:
+        """Deny a request, as `approve`; return whether a denial is on record.
+
+        Then every run of the effect raises ``EffectDenied``, until `ask_again`.
+        """
+        thread_id, key = _place(thread_and_key)
+        return await self._people.decide(key, thread_id, False, None, options)
+
+    async def withdraw(
+        self, *thread_and_key: str, **options: Unpack[DecisionOptions]
+    ) -> bool:
+        """End a request without a decision; return whether it is gone now.
+
+        The run that waits raises ``ApprovalWithdrawn``, and no worker runs the thread.
+        A new run of the effect makes a new request. ``False`` if it was decided before,
+        or does not exist.
+        """
+        thread_id, key = _place(thread_and_key)
+        return await self._people.withdraw(key, thread_id, options)
 
     async def ask_again(
         self, key: str, *, args: Mapping[str, JsonValue] | None = None
     ) -> ApprovalRequest:
-        """Request an approval again that was denied, withdrawn, or has expired.
+        """Record a new request, with the next number, for one denied or expired.
 
-        The new request has the next number, and is undecided. An undecided request is
-        returned as it is. Raises ``ValueError`` if there is no request, or if it is
-        approved. ``args`` selects a request as in `approve`.
+        An undecided request is returned as it is. Raises ``ValueError`` if there is no
+        request, if it is approved, or if the effect has run.
         """
-        return await self._approvals.ask_again(key, args)
+        return await self._people.ask_again(key, args)
 
-    async def _decide(
-        self, thread_and_key: tuple[str, ...], approved: bool, options: DecisionOptions
-    ) -> bool:
-        if not 1 <= len(thread_and_key) <= 2:
-            raise TypeError(
-                f"give a key, or a thread and a key, not {thread_and_key!r:.80}"
-            )
+    # Doubt and failure
 
-        *thread, key = thread_and_key
-        thread_id = thread[0] if thread else None
-        return await self._approvals.decide(
-            check_id("key", key), thread_id, approved, options
-        )
+    async def landed(
+        self,
+        key: str,
+        result: JsonValue = None,
+        *,
+        stale_after: float | None = None,
+        on_wait: WaitHook | None = None,
+        **signature: Unpack[Signature],
+    ) -> CallRecord:
+        """Record a person's word that an effect in doubt happened, with its result.
+
+        First this watches the attempt, as `resume` does. Raises ``ValueError`` if a run
+        is executing it, or if the key has no attempt without an outcome.
+        """
+        said = value_envelope(result)
+        return await self._people.say(key, said, True, stale_after, on_wait, signature)
+
+    async def not_landed(
+        self,
+        key: str,
+        *,
+        stale_after: float | None = None,
+        on_wait: WaitHook | None = None,
+        **signature: Unpack[Signature],
+    ) -> CallRecord:
+        """Record a person's word that an effect in doubt did not and will not happen.
+
+        Its key is free: the next run runs the effect. Otherwise as `landed`.
+        """
+        said = released_envelope("a person says that it did not land")
+        return await self._people.say(key, said, False, stale_after, on_wait, signature)
+
+    async def reopen(self, key: str, **signature: Unpack[Signature]) -> str:
+        """Let an effect run again whose final failure is known to be without effect.
+
+        Returns the key under which it runs then: a service that remembers the failed
+        request by key takes it for a new one. Raises ``ValueError`` without a failure.
+        """
+        return await self._people.reopen(check_id("key", key), signature)
 
     # After a crash
 
@@ -355,41 +352,23 @@ class EffectLedger:
         tools: Iterable[Tool],
         *,
         stale_after: float | None = None,
-        lease: Lease | None = None,
         on_wait: WaitHook | None = None,
-    ) -> ResumeReport:
-        """Recover the thread's pending calls after a crash.
+    ) -> RecoverReport:
+        """Find out how the thread's pending calls ended whose process is gone.
 
-        Resume is for the process that runs the thread. It takes the thread's lease, or
-        uses the given ``lease``, or the one that the current task holds. Every pending
-        call is then an orphan, except the calls that this ledger is running. With
-        ``stale_after`` it takes no lease, and touches only calls without a heartbeat
-        for that many seconds. The lease says nothing about the calls of
-        ``cpkit:global``: there, also without ``stale_after``, only those are touched
-        that have no heartbeat for the ledger's ``stale_after``, or for three intervals
-        of 10 seconds, or of the ledger's ``heartbeat`` if that is longer.
+        A call is an orphan only if its own holder was silent: the lease under which it
+        ran was taken over, or this has watched it for ``stale_after`` seconds (15, and
+        never less than its run asked for). The log says so, and ``on_wait`` is called
+        with a `CallsWait`. Calls that this process runs are alive.
 
-        The call of a read-only tool is discarded. For other tools, ``verify`` decides:
-        if the effect landed, its result is recorded; if not, the key is freed. All
-        other calls stay as they are, and the report shows them. Resume executes no tool
-        and touches no approval request.
-
-        ``on_wait`` is called with a `LeaseWait` when this begins to wait for another
-        process. Raises ``LeaseTimeout`` if another process runs the thread, and
-        ``LeaseLost`` if the lease was lost before the calls were read.
+        An orphan of a read-only tool is discarded. Of another tool, ``verify`` decides:
+        its result is recorded, or its key is freed. All other calls stay as they are.
+        Resume executes no tool, takes no lease, and touches no approval request.
         """
         named = by_name(tools)
-
-        if stale_after is not None:
-            check_interval("stale_after", stale_after)
-
-        wants_lease = stale_after is None
-        stale_after = stale_after or self._stale_global(thread_id)
-
-        async with self._lease(thread_id, lease, on_wait, wants_lease) as held:
-            return await resume_thread(
-                self._attempts, thread_id, named, self._running, stale_after, held
-            )
+        return await resume_thread(
+            self._attempts, thread_id, named, stale_after, on_wait
+        )
 
     async def recover(
         self,
@@ -397,31 +376,26 @@ class EffectLedger:
         tools: Iterable[Tool],
         *,
         lease: Lease | None = None,
+        stale_after: float | None = None,
         on_wait: WaitHook | None = None,
         heal: Heal | None = None,
     ) -> RecoverReport:
         """Do all that a thread needs after a crash of its run, under its lease.
 
-        For each pending call this does what `resume` does: it asks the tool's
-        ``verify``. If nothing happened, it runs the call again, through its tool,
-        before it goes on to the next call. Last it calls ``heal(cp, thread_id,
-        report)``, which can close tool calls that the conversation left open.
-        ``surfaced`` calls are for a person, and effects that need an undecided approval
-        are reported, not waited for. A ledger without ``requires_approval``, for
-        instance that of ``cpkit recover``, runs no call whose approval request is
-        undecided, denied or expired. Of ``cpkit:global``, only calls without a
-        heartbeat are touched, as in `resume`.
+        For each pending call this does what `resume` does, and runs it again through
+        its tool if nothing happened, before the next call. Last it calls ``heal(cp,
+        thread_id, report)``, which can close tool calls that the conversation left
+        open. ``surfaced`` calls are for a person, and effects that need an undecided
+        approval are reported, not waited for. A ledger without ``requires_approval``
+        runs no call whose approval request is not approved.
 
-        After a crash or an error of the store, recover again: the calls not reached yet
-        are still pending. A call that was just released, and not yet claimed again, is
-        not: its key is free, and only a new request of the agent runs it.
+        After a crash or an error of the store, recover again. A call that was released
+        and not yet claimed again is not pending: a new request of the agent runs it.
 
-        While another process holds the lease, the log says at once for whom this waits
-        and how long, and ``on_wait`` is called with a `LeaseWait`. A lease that the
-        current task holds is used; pass another task's as ``lease``.
-
-        Raises ``LeaseTimeout`` if another process runs the thread, and ``LeaseLost`` if
-        the lease was lost before the calls were read.
+        A lease under which the current task runs is used; pass another task's as
+        ``lease``. While another process holds it, ``on_wait`` is called with a
+        `LeaseWait`. Raises ``LeaseTimeout`` if another process runs the thread, and
+        ``LeaseLost`` if the lease was lost before the calls were read.
         """
         if heal is not None:
             check_callback("heal", heal, "cp", "thread_id", "report")
@@ -430,17 +404,30 @@ class EffectLedger:
         outcomes: list[tuple[Resumed, ToolOutcome]] = []
 
         async def run(call: Resumed) -> None:
-            outcome = await run_released(self, thread_id, named, call)
+            tool = named[call.record.call.tool_name]
+            outcome = await run_recorded(
+                self, self._attempts, thread_id, tool, call.record
+            )
 
             if outcome is not None:
                 outcomes.append((call, outcome))
 
-        async with self._lease(thread_id, lease, on_wait) as held:
-            stale_after = self._stale_global(thread_id)
+        own = [one for one in held_leases(self.cp) if one.thread_id == thread_id]
+        lease = lease or next(iter(own), None)
+
+        if lease is not None and lease.thread_id != thread_id:
+            raise ValueError(f"{lease!r} is not a lease of thread {thread_id!r}")
+
+        taken = thread_lease(
+            self.cp, thread_id, timeout=self.options.timeout, on_wait=on_wait
+        )
+        taken.run_no_agent()
+
+        async with taken if lease is None else nullcontext(lease) as held:
             report = await resume_thread(
-                self._attempts, thread_id, named, self._running, stale_after, held, run
+                self._attempts, thread_id, named, stale_after, on_wait, held, run
             )
-            recovered = RecoverReport(thread_id, report.calls, tuple(outcomes))
+            recovered = replace(report, outcomes=tuple(outcomes))
 
             if heal is None:
                 return recovered
@@ -448,37 +435,34 @@ class EffectLedger:
             healed = await call_callback(heal, self.cp, thread_id, recovered)
             return replace(recovered, healed=healed)
 
-    def _stale_global(self, thread_id: str) -> float | None:
-        """Return after how long a call of the global thread counts as an orphan.
-
-        Runs of any thread have calls in it, and no run holds its lease.
-        """
-        if thread_id != GLOBAL_THREAD:
-            return None
-
-        settings = self.settings
-        return settings.stale_after or 3 * max(settings.heartbeat or 0, _HEARTBEAT)
-
-    def _lease(
-        self,
-        thread_id: str,
-        lease: Lease | None,
-        on_wait: WaitHook | None,
-        wants_lease: bool = True,
-    ) -> AbstractAsyncContextManager[Lease | None]:
-        timeout = self.settings.timeout
-        return under_lease(self.cp, thread_id, lease, wants_lease, timeout, on_wait)
-
     # For this package only
 
     async def execute(
         self, plan: EffectPlan, handler: Handler, *, wants_attempt: bool = True
     ) -> RunResult:
-        """Run a planned effect, and return how it ended."""
+        """Run a planned effect, and return how it ended.
+
+        The leases under which it runs know whether it is open: a run that ends with an
+        effect open is unfinished, unless the effect waits for a person.
+        """
+        key = plan.effect.key
+        leases = held_leases(self.cp)
+        self._similar.note(plan)
+
+        _open(leases, key)
+
         with Trail(plan.effect, plan.thread_id) as trail:
-            result = await self._new_run(plan, trail).run(
-                handler, wants_attempt=wants_attempt
-            )
+            run = self.make_run(self._attempts, self._approvals, plan, trail)
+
+            try:
+                result = await run.run(handler, wants_attempt=wants_attempt)
+            except (EffectTimeout, BackendUnavailable):
+                raise  # it is open
+            except Exception:
+                _forget(leases, key)
+                raise
+
+            _forget(leases, key)
             error_type = result.error_type()
 
             if error_type is not None:
@@ -486,31 +470,48 @@ class EffectLedger:
 
             return result
 
-    def _new_run(self, plan: EffectPlan, trail: Trail) -> EffectRun:
-        claim = Claim(self._attempts, self._approvals, plan, trail, self._running)
-        return EffectRun(self._attempts, claim, plan, trail, self._on_superseded)
-
     async def _resolve(self, record: CallRecord, outcome: Outcome) -> CallRecord:
         """Record the outcome of a begun effect; raise ``Superseded`` if it lost."""
         call = record.call
         stored = await self._attempts.close(
-            record, outcome.result, success=outcome.success, retry_rejected=True
+            record, outcome.result, success=outcome.success, happened=True
         )
 
-        is_own = call.call_id in self._running
-
-        if is_own:
-            self._running.discard(call.call_id)
+        if call.call_id in self._begun:
+            heartbeat, leases, key = self._begun.pop(call.call_id)
+            _forget(leases, key)
+            await heartbeat.stop()
+            await heartbeat.delete()
         else:
             # A person decides the attempt of another process, which may have written
             # heartbeats.
             await delete_heartbeats(self.cp, call.idempotency_key)
 
-        if stored.status == "completed" and not (is_own and self._approvals.are_off):
-            await self._approvals.effect_ended(call.idempotency_key)
+        if stored.status == "completed":
+            await self._requests.settle_used(call.idempotency_key)
 
         if stored.erased or outcome.is_recorded_in(stored):
             return stored
 
         winner = await self.cp.find_completed(call.idempotency_key)
         raise Superseded(call.idempotency_key, winner or stored)
+
+
+def _open(leases: list[Lease], key: str) -> None:
+    for lease in leases:
+        lease.effects[key] = "running"
+
+
+def _forget(leases: list[Lease], key: str) -> None:
+    for lease in leases:
+        lease.effects.pop(key, None)
+
+
+def _place(thread_and_key: tuple[str, ...]) -> tuple[str | None, str]:
+    if not 1 <= len(thread_and_key) <= 2:
+        raise TypeError(
+            f"give a key, or a thread and a key, not {thread_and_key!r:.80}"
+        )
+
+    *thread, key = thread_and_key
+    return thread[0] if thread else None, check_id("key", key)

@@ -3,11 +3,14 @@
 All of this is a stored format. A later version must find what this one wrote.
 
 Call records
-    An attempt is a call with a fresh id ``effect:…``. Its args are ``{"args": {…}}``,
-    with ``"tool_call_id"`` beside them if the model gave one. A completed result is
-    ``{"value": …}`` or ``{"error": {"type": …, "message": …}}``, so that no value can
-    be mistaken for an error, and ``None`` is a result like any other. The result of a
-    released attempt is ``{"released": reason}``.
+    An attempt is a call with a fresh id ``effect:…``. Its args are ``{"args": {…},
+    "stale_after": seconds}``, and where they exist ``tool_call_id`` of the model,
+    ``lease`` (the term under which it runs, and the lease's thread), ``decision`` (the
+    approval), and ``asked`` (the arguments before a person changed them). A completed
+    result is ``{"value": …}`` or ``{"error": {"type": …, "message": …}}``, so that no
+    value can be mistaken for an error, and ``None`` is a result like any other. The
+    result of a released attempt is ``{"released": reason}``. If a person said how an
+    attempt ended, ``said`` has the name, the reason and the program.
 
 Heartbeats
     The extra of the thread ``cpkit:beats:…`` has a count under an attempt's call id,
@@ -17,20 +20,24 @@ Heartbeats
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from hashlib import sha256
 from os import urandom
 from traceback import format_exception_only
+from typing import Any
 
-from cpkit.driver.ids import MAX_ID_BYTES
-from cpkit.effects.effect import Effect, copy_json
+from cpkit.effects.effect import Decision, Effect, copy_json
 from cpkit.effects.errors import EffectErased, EffectFailed
 from cpkit.records import CallRecord, JsonValue
+from cpkit.waiting import STALE_AFTER
 
 __all__ = [
     "APPROVAL",
-    "REQUESTS",
+    "REOPEN",
     "Outcome",
+    "asked_args",
     "call_args",
     "doubt_name",
     "effect_of",
@@ -43,14 +50,15 @@ __all__ = [
     "next_call_id",
     "released_envelope",
     "result_of",
+    "stale_after_of",
     "value_envelope",
 ]
 
 APPROVAL = "cpkit:approval"
 """The tool name of approval requests; names that start with ``cpkit:`` are reserved."""
 
-REQUESTS = "cpkit:requests"
-"""The thread whose pending calls are the list of open approval requests."""
+REOPEN = "cpkit:reopen"
+"""The tool name of the record that a final failure was reopened."""
 
 _LONGEST_MESSAGE = 10_000
 """Characters kept of an exception's message: enough to read, but not a dump."""
@@ -61,13 +69,7 @@ _LONGEST_MESSAGE = 10_000
 
 def heartbeat_thread(key: str) -> str:
     """Return the thread in whose extra the holders of a key write heartbeats."""
-    name = f"cpkit:beats:{key}"
-
-    if len(name.encode()) <= MAX_ID_BYTES:
-        return name
-
-    # The key of a call that no ledger made: those of a ledger are short.
-    return f"cpkit:beats-of:{sha256(key.encode()).hexdigest()}"
+    return f"cpkit:beats:{key}"
 
 
 def doubt_name(call_id: str) -> str:
@@ -75,9 +77,9 @@ def doubt_name(call_id: str) -> str:
     return f"doubt:{call_id}"
 
 
-def fresh_call_id() -> str:
+def fresh_call_id(kind: str = "effect") -> str:
     """Return the id of a new attempt, never used before."""
-    return f"effect:{urandom(16).hex()}"
+    return f"{kind}:{urandom(16).hex()}"
 
 
 def next_call_id(call_id: str) -> str:
@@ -88,12 +90,53 @@ def next_call_id(call_id: str) -> str:
 # Arguments
 
 
-def call_args(effect: Effect) -> dict[str, JsonValue]:
-    """Return the args of the call record."""
-    if effect.tool_call_id is None:
-        return {"args": dict(effect.args)}
+def call_args(
+    effect: Effect,
+    asked: Mapping[str, JsonValue],
+    lease: tuple[str, str] | None,
+    stale_after: float,
+) -> dict[str, JsonValue]:
+    """Return the args of the call record; ``asked`` are those that were asked for."""
+    found: dict[str, JsonValue] = {
+        "args": dict(effect.args),
+        "stale_after": stale_after,
+    }
 
-    return {"args": dict(effect.args), "tool_call_id": effect.tool_call_id}
+    if asked != effect.args:
+        found["asked"] = dict(asked)
+
+    if effect.tool_call_id is not None:
+        found["tool_call_id"] = effect.tool_call_id
+
+    if lease is not None:
+        found["lease"] = [*lease]
+
+    if (made := effect.decision) is not None:
+        found["decision"] = {
+            "by": made.by,
+            "at": None if made.at is None else made.at.isoformat(),
+            "reason": made.reason,
+            "origin": made.origin,
+            "value": made.value,
+        }
+
+    return found
+
+
+def asked_args(record: CallRecord) -> JsonValue:
+    """Return the arguments that were asked for, before a person changed them."""
+    return record.call.args.get("asked", record.call.args.get("args"))
+
+
+def stale_after_of(record: CallRecord, own: float | None = None) -> float:
+    """Return after how many seconds without a heartbeat an attempt counts as dead.
+
+    The holder's value and the observer's ``own`` may differ; the longer one counts.
+    """
+    recorded = record.call.args.get("stale_after")
+    usable = isinstance(recorded, (int, float)) and 0 < recorded < 1e9
+    theirs = float(recorded) if usable else STALE_AFTER  # type: ignore[arg-type]
+    return max(theirs, own or 0.0)
 
 
 def effect_of(record: CallRecord) -> Effect | None:
@@ -118,7 +161,18 @@ def effect_of(record: CallRecord) -> Effect | None:
         call.call_id,
         record.attempt,
         tool_call_id if isinstance(tool_call_id, str) else None,
+        _decision_of(call.args.get("decision")),
     )
+
+
+def _decision_of(stored: JsonValue) -> Decision | None:
+    if not isinstance(stored, dict):
+        return None
+
+    at = stored.get("at")
+    texts: dict[str, Any] = {one: stored.get(one) for one in ("by", "reason", "origin")}
+    when = datetime.fromisoformat(at) if isinstance(at, str) else None
+    return Decision("approved", at=when, value=stored.get("value"), **texts)
 
 
 # Results
@@ -193,7 +247,7 @@ def result_of(record: CallRecord) -> JsonValue:
         raise EffectErased(call.idempotency_key, call.tool_name, record.status)
 
     match record.result:
-        case {"value": result, **rest} if not rest:
+        case {"value": result, **rest} if not rest or rest.keys() == {"said"}:
             return result
         case {"error": {"type": str(kind), "message": str(message)}}:
             raise EffectFailed(call.idempotency_key, call.tool_name, kind, message)

@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Set
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
-from cpkit.effects.attempts import (
-    Attempts,
-    ask_verify,
-    close_attempt,
-    read_heartbeat,
-    store_doubt,
-)
-from cpkit.effects.effect import Landed, NotLanded
-from cpkit.effects.records import (
-    APPROVAL,
-    effect_of,
-    released_envelope,
-    value_envelope,
-)
-from cpkit.effects.tools import RunsEffects, Tool, ToolOutcome, run_recorded
+from cpkit.effects.attempts import Attempts, find_silent
+from cpkit.effects.records import effect_of
+from cpkit.effects.tools import Tool, ToolOutcome
 from cpkit.effects.tracing import log
-from cpkit.errors import PayloadTooLarge, SerializationError
-from cpkit.lease import Lease, own_lease, thread_lease
-from cpkit.protocol import Checkpointer
-from cpkit.records import CallRecord, JsonValue
-from cpkit.terms import WaitHook
+from cpkit.lease import Lease, WaitHook
+from cpkit.records import CallRecord
 from cpkit.waiting import StaleDetector
 
 __all__ = [
     "Action",
     "RecoverReport",
-    "ResumeReport",
     "Resumed",
     "by_name",
     "resume_thread",
-    "run_released",
-    "under_lease",
 ]
 
 Action = Literal["discarded", "landed", "released", "surfaced", "alive", "finished"]
@@ -57,7 +36,7 @@ class Resumed:
       if this one was released meanwhile
     - ``released``: ``verify`` says that nothing happened; the key is free
     - ``surfaced``: the outcome is unknown; the call stays issued, a person decides
-    - ``alive``: a run is executing it
+    - ``alive``: its run has shown that it lives
     - ``finished``: its own run recorded an outcome during the resume, or it was erased
     """
 
@@ -76,15 +55,19 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
-class ResumeReport:
-    """What `EffectLedger.resume` found and did, one entry for each pending call.
+class RecoverReport:
+    """What `EffectLedger.resume` or ``recover`` found and did.
 
-    A person decides the ``surfaced`` calls, with the ledger: ``commit(record, result)``
-    if the effect happened, ``release(record)`` if it did not.
+    ``calls`` has one entry for each pending call. A person decides the ``surfaced``
+    ones: ``landed(key, result)`` if the effect happened, ``not_landed(key)`` if it did
+    not. ``outcomes`` are the calls that recover ran again, with their answers for the
+    model, and ``healed`` is the answer of its ``heal`` callback.
     """
 
     thread_id: str
     calls: tuple[Resumed, ...]
+    outcomes: tuple[tuple[Resumed, ToolOutcome], ...] = ()
+    healed: object = None
 
     @property
     def surfaced(self) -> tuple[Resumed, ...]:
@@ -92,63 +75,16 @@ class ResumeReport:
         return tuple(call for call in self.calls if call.action == "surfaced")
 
     def __str__(self) -> str:
-        if not self.calls:
-            return f"thread {self.thread_id!r}: nothing was pending"
+        found = f"{len(self.calls)} pending" if self.calls else "nothing was pending"
+        lines = [f"thread {self.thread_id!r}: {found}"]
+        lines += [f"  {call}" for call in self.calls]
 
-        lines = [f"thread {self.thread_id!r}: {len(self.calls)} pending"]
-        return "\n".join([*lines, *(f"  {call}" for call in self.calls)])
+        for call, outcome in self.outcomes:
+            how = f"error: {outcome.content}" if outcome.is_error else "done"
+            lines.append(f"  ran {call.record.call.tool_name}: {how}")
 
-
-@dataclass(frozen=True, slots=True)
-class RecoverReport(ResumeReport):
-    """What `EffectLedger.recover` found and did: the report of a resume, and more.
-
-    ``outcomes`` are the tool calls that recover ran again, with their answers for the
-    model. ``healed`` is the answer of the ``heal`` callback.
-    """
-
-    outcomes: tuple[tuple[Resumed, ToolOutcome], ...] = ()
-    healed: object = None
-
-    def __str__(self) -> str:
-        lines = [
-            f"  ran {call.record.call.tool_name}: "
-            + (f"error: {outcome.content}" if outcome.is_error else "done")
-            for call, outcome in self.outcomes
-        ]
         lines += [] if self.healed is None else [f"healed: {self.healed}"]
-        return "\n".join([ResumeReport.__str__(self), *lines])
-
-
-@asynccontextmanager
-async def under_lease(
-    cp: Checkpointer[Any],
-    thread_id: str,
-    lease: Lease | None,
-    wants_lease: bool,
-    timeout: float | None,
-    on_wait: WaitHook | None,
-) -> AsyncIterator[Lease | None]:
-    """Hold the thread's lease: the given one, the task's own, or a new one.
-
-    Without ``wants_lease`` no new one is taken. Whether a lease is still held is for
-    the caller to check, after its first read.
-    """
-    lease = lease or own_lease(cp, thread_id)
-
-    if lease is not None:
-        if lease.thread_id != thread_id:
-            raise ValueError(f"{lease!r} is not a lease of thread {thread_id!r}")
-
-        yield lease
-    elif wants_lease:
-        taken = thread_lease(cp, thread_id, timeout=timeout, on_wait=on_wait)
-
-        async with taken as new:
-            new.keep_mark()
-            yield new
-    else:
-        yield None
+        return "\n".join(lines)
 
 
 def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
@@ -167,104 +103,62 @@ def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
     return named
 
 
-async def run_released(
-    ledger: RunsEffects, thread_id: str, tools: Mapping[str, Tool], call: Resumed
-) -> ToolOutcome | None:
-    """Run a released call again, with its recorded arguments.
-
-    Returns ``None`` if the tool refuses these arguments now, or would give another key:
-    that would be another effect. An effect that waits for an approval is reported as an
-    error.
-    """
-    effect = effect_of(call.record)
-
-    if effect is None:
-        return None
-
-    tool = tools[call.record.call.tool_name]
-    return await run_recorded(ledger, thread_id, tool, effect)
-
-
 async def resume_thread(
     attempts: Attempts,
     thread_id: str,
     tools: Mapping[str, Tool],
-    running: Set[str],
     stale_after: float | None,
-    lease: Lease | None,
+    on_wait: WaitHook | None,
+    lease: Lease | None = None,
     when_released: Callable[[Resumed], Awaitable[None]] | None = None,
-) -> ResumeReport:
+) -> RecoverReport:
     """Recover the thread's pending calls; see `EffectLedger.resume`.
 
-    ``running`` has the call ids that the ledger itself is executing. ``when_released``
-    is called with each released call, before the next call is recovered.
+    ``when_released`` is called with each released call, before the next call is
+    recovered.
     """
-    data = await attempts.cp.load(thread_id)
+    calls: list[CallRecord] = await attempts.cp.list_calls(thread_id)
 
     if lease is not None:
-        # After the load: if the lease was lost before, the new owner runs these calls.
+        # After the read: if the lease was lost before, the new owner runs these calls.
         await lease.check()
 
-    pending = [] if data is None else data.pending
-    pending = [record for record in pending if record.call.tool_name != APPROVAL]
-    orphans = [record for record in pending if record.call.call_id not in running]
-    alive = set(running)  # a copy, because it may change during the awaits
-    stale: dict[str, StaleDetector] = {}
-
-    if stale_after is not None:
-        stale = await _stale_calls(attempts, orphans, stale_after)
-        alive.update(
-            record.call.call_id
-            for record in orphans
-            if record.call.call_id not in stale
-        )
-
+    pending = [
+        one
+        for one in calls
+        if one.status == "issued"
+        and not one.erased
+        and not one.call.tool_name.startswith("cpkit:")
+    ]
+    effects = [one for one in pending if effect_of(one) is not None]
+    silent = await find_silent(attempts, thread_id, effects, stale_after, on_wait)
     resumed = []
 
     for record in pending:
-        if record.call.call_id in alive:
-            resumed.append(_alive(record))
+        if record not in effects:
+            why = "it was not recorded by a ledger"
+            resumed.append(Resumed(record, "surfaced", why))
+        elif record.call.call_id in silent:
+            stale = silent[record.call.call_id]
+            resumed.append(await _recover(attempts, record, tools, stale))
         else:
-            detector = stale.get(record.call.call_id)
-            resumed.append(await _recover(attempts, record, tools, detector))
+            resumed.append(await _alive(attempts, record))
 
         log.info("resume of %r: %s", thread_id, resumed[-1].action)
 
         if resumed[-1].action == "released" and when_released is not None:
             await when_released(resumed[-1])
 
-    return ResumeReport(thread_id, tuple(resumed))
+    return RecoverReport(thread_id, tuple(resumed))
 
 
-def _alive(record: CallRecord) -> Resumed:
-    return Resumed(record, "alive", "a run is executing it")
+async def _alive(attempts: Attempts, record: CallRecord) -> Resumed:
+    found = await attempts.find(record.call.idempotency_key)
 
+    if found is not None and found.status == "issued":
+        return Resumed(found, "alive", "a run is executing it")
 
-async def _stale_calls(
-    attempts: Attempts, records: list[CallRecord], stale_after: float
-) -> dict[str, StaleDetector]:
-    """Watch the calls for ``stale_after`` seconds.
-
-    Returns the detectors of the stale ones, by call id.
-    """
-    watched = {record.call.call_id: record for record in records}
-    detectors = {call_id: StaleDetector(stale_after) for call_id in watched}
-    stale: dict[str, StaleDetector] = {}
-
-    while watched:
-        for call_id, record in list(watched.items()):
-            detector = detectors[call_id]
-
-            if await detector.is_stale(partial(read_heartbeat, attempts.cp, record)):
-                stale[call_id] = detector
-
-            if call_id in stale or detector.changed:
-                del watched[call_id]
-
-        if watched:
-            await asyncio.sleep(stale_after / 4)
-
-    return stale
+    return Resumed(found or record, "finished", "its run recorded an outcome")
 
 
 async def _recover(
@@ -275,74 +169,32 @@ async def _recover(
 ) -> Resumed:
     """Find out what happened to one orphaned call, and record it if that is known.
 
-    ``stale`` is the detector that found the call's run silent; ``None`` if the caller
-    knows by other means, such as a lease, that no run executes the call.
+    ``stale`` is the detector that found the call's run silent; ``None`` if its lease
+    was taken over.
     """
     tool = tools.get(record.call.tool_name)
-
-    if effect_of(record) is None:
-        return Resumed(record, "surfaced", "it was not recorded by a ledger")
 
     if tool is None:
         return Resumed(record, "surfaced", "its tool was not passed to resume")
 
-    if tool.side_effects == "read":
-        result = released_envelope("discarded: the tool only reads")
-        return await _close(
-            attempts, record, stale, result, "discarded", "the tool only reads"
-        )
-
-    if tool.verify is None:
+    if tool.side_effects == "write" and tool.verify is None:
         return Resumed(record, "surfaced", "its tool has no verify")
 
-    verdict = await ask_verify(attempts.cp, tool.verify, record)
+    reads = tool.side_effects == "read"
+    reason = "the tool only reads" if reads else "verify says that it did not land"
+    how, stored = await attempts.close_silent(
+        record, None if reads else tool.verify, stale, reason
+    )
 
-    if isinstance(verdict, Landed):
-        result = value_envelope(verdict.result)
-        return await _close(
-            attempts, record, stale, result, "landed", "verify found it"
-        )
+    match how:
+        case "in doubt":
+            return Resumed(record, "surfaced", "verify gave no clear answer")
+        case "landed":
+            return Resumed(stored, "landed", "verify found it")
+        case "released":
+            return Resumed(stored, "discarded" if reads else "released", reason)
 
-    if isinstance(verdict, NotLanded):
-        result = released_envelope("verify: it did not land")
-        reason = "verify says that it did not land"
-        return await _close(attempts, record, stale, result, "released", reason)
+    if stored.erased or (how == "ended" and stored.call.call_id == record.call.call_id):
+        return Resumed(stored, "finished", "it ended, or was erased, during the resume")
 
-    return Resumed(record, "surfaced", "verify gave no clear answer")
-
-
-async def _close(
-    attempts: Attempts,
-    record: CallRecord,
-    stale: StaleDetector | None,
-    result: dict[str, JsonValue],
-    action: Action,
-    reason: str,
-) -> Resumed:
-    # The callbacks took time. A holder that was only slow may be alive again.
-    if stale is not None:
-        heartbeat = partial(read_heartbeat, attempts.cp, record)
-
-        if not await stale.is_stale(heartbeat):
-            return _alive(record)
-
-    try:
-        stored, closed_here = await close_attempt(
-            attempts, record, result, success=action == "landed"
-        )
-    except (PayloadTooLarge, SerializationError) as exc:
-        await store_doubt(attempts.cp, record, f"its answer cannot be stored: {exc}")
-        return Resumed(record, "surfaced", f"cannot record what verify found: {exc}")
-
-    if closed_here:
-        return Resumed(stored, action, reason)
-
-    if stored.call.call_id != record.call.call_id and stored.status == "issued":
-        return _alive(stored)
-
-    if stored.erased or stored.status == "issued":
-        return Resumed(
-            stored, "finished", "its record was erased or deleted during the resume"
-        )
-
-    return Resumed(stored, "finished", "another process recorded an outcome first")
+    return await _alive(attempts, stored)

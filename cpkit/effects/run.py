@@ -3,11 +3,13 @@
 1. Look the effect up: a completed effect is replayed, at the price of one read.
 2. Get the approval, if the policy asks for one.
 3. Claim the key under a fresh call id. If another attempt holds the key, wait for its
-   result, and take over if the holder is stale. If the store answered late, read the
-   record again: another run may have taken over.
+   result, and take over if the holder is silent and that is permitted.
 4. Run the handler.
 5. Record the outcome, and act on the record that comes back. Heartbeats are written
-   from step 4 until then.
+   from the claim until then.
+
+A run holds a key if the key's issued record has the call id that this run made. At most
+one attempt holds a key at any time, in the whole store.
 
 A crash before step 3 leaves nothing, except perhaps an approval request. A crash after
 it leaves an issued call, and the store cannot show whether the effect happened. Such an
@@ -18,38 +20,76 @@ effect runs again only if ``verify`` says so, if a person decides so, or after
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
-from cpkit.effects.attempts import Attempts
-from cpkit.effects.claim import Claim
+from cpkit.canonical import canonical_json
+from cpkit.effects.approvals import Approvals
+from cpkit.effects.attempts import (
+    Attempts,
+    Heartbeat,
+    delete_heartbeats,
+)
 from cpkit.effects.effect import (
     Effect,
     EffectPlan,
     Handler,
     NoEffect,
-    SupersededHook,
     call_callback,
+)
+from cpkit.effects.errors import (
+    ApprovalExpired,
+    EffectErased,
+    EffectTimeout,
+    KeyReused,
 )
 from cpkit.effects.records import (
     Outcome,
+    asked_args,
+    call_args,
     error_envelope,
     error_type_of,
     exception_message,
     exception_type,
+    fresh_call_id,
     released_envelope,
     result_of,
     value_envelope,
 )
-from cpkit.effects.tracing import Trail, log
+from cpkit.effects.requests import ApprovalRequest
+from cpkit.effects.tracing import Trail
 from cpkit.errors import (
     BackendUnavailable,
+    CheckpointerError,
     PayloadTooLarge,
     SerializationError,
     UnknownCall,
 )
-from cpkit.records import CallRecord, JsonValue
+from cpkit.lease import held_leases
+from cpkit.records import CallRecord, JsonValue, ToolCall
+from cpkit.waiting import STALE_AFTER, StaleDetector, run_shielded
+from cpkit.wakeups import Reader
 
-__all__ = ["EffectRun", "RunResult"]
+__all__ = ["EffectRun", "RunResult", "current_key"]
+
+_NOT_STARTED = Outcome(released_envelope("given up before it began"), success=False)
+
+_NEVER = datetime.fromtimestamp(0, UTC)
+
+_handling: ContextVar[tuple[str, ...]] = ContextVar("cpkit effects", default=())
+"""The keys of the effects whose handlers the current task runs in, outermost first."""
+
+
+def current_key() -> str:
+    """Return the key of the effect whose handler runs, to pass it downstream.
+
+    Raises ``RuntimeError`` outside a handler.
+    """
+    if keys := _handling.get():
+        return keys[-1]
+
+    raise RuntimeError("current_key() is called outside the handler of an effect")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +105,6 @@ class RunResult:
     replayed: bool
     raised: Exception | None = None
     unrecorded: Outcome | None = None
-
-    @property
-    def is_released(self) -> bool:
-        """Whether the attempt ended without an effect, so that its key is free."""
-        return self.record is not None and self.record.status == "failed"
 
     def value(self) -> JsonValue:
         """Return the effect's result, or raise its failure."""
@@ -91,23 +126,26 @@ class RunResult:
 
 
 class EffectRun:
-    """One run of one effect."""
+    """One run of one effect.
+
+    Once the handler has ended, its outcome exists only in this process. It is recorded
+    whatever happens to the attempt and the approval meanwhile.
+    """
 
     def __init__(
-        self,
-        attempts: Attempts,
-        claim: Claim,
-        plan: EffectPlan,
-        trail: Trail,
-        on_superseded: SupersededHook | None,
+        self, attempts: Attempts, approvals: Approvals, plan: EffectPlan, trail: Trail
     ) -> None:
         self._attempts = attempts
-        self._claim = claim
+        self._approvals = approvals
         self._plan = plan
         self._trail = trail
-        self._on_superseded = on_superseded
+        self._effect = plan.effect
+        self._call: ToolCall | None = None
+        self._heartbeat: Heartbeat | None = None
+        self._request: ApprovalRequest | None = None
+        self._took_over = False
+        self._claimed_at = 0.0
         self._outcome: Outcome | None = None
-        """The outcome of the handler; ``None`` until the handler has ended."""
 
     async def run(self, handler: Handler, *, wants_attempt: bool = True) -> RunResult:
         """Run the effect, wait for the process that runs it, or replay its record.
@@ -115,115 +153,246 @@ class EffectRun:
         Without ``wants_attempt`` the attempt number is not read, which saves a read,
         and the handler gets 0.
         """
-        record = await self._attempts.find_holder(self._plan.effect.key)
+        record = await self._look_up()
 
         if record is not None and record.status == "completed":
             return self._replay(record)
 
         try:
-            result = await self._run(handler, record, wants_attempt)
-
-            # A released attempt has not acted on the approval: the next run may.
-            if not result.is_released:
-                await self._claim.acted_upon()
-
-            return result
-        finally:
-            self._claim.forget()
-
-    async def _run(
-        self, handler: Handler, holder: CallRecord | None, wants_attempt: bool
-    ) -> RunResult:
-        try:
             while True:
-                held, record = await self._claim.acquire(
-                    wait=True, wants_record=wants_attempt, holder=holder
-                )
-                holder = None
+                record = record or await self._claim()
 
-                if not held:
-                    assert record is not None
-                    return self._replay(record)
+                if record is not None:
+                    record = await self._wait_for_others(record)
 
-                attempt = 0 if record is None else record.attempt
-                result = await self._perform(handler, self._effect(attempt))
+                if record is not None:
+                    return await self._settled(self._replay(record))
 
-                # None: taken over, and the key is free. Claim again and record the
-                # same outcome; the handler is not called twice.
+                result = await self._perform(handler, wants_attempt)
+
                 if result is not None:
-                    return result
+                    return await self._settled(result)
         except asyncio.CancelledError:
             # If the handler has ended, its outcome is known. Recording it twice is
             # safe.
             if self._outcome is not None:
-                await self._claim.abandon(self._outcome)
+                await self._give_up(self._outcome)
 
             raise
+        finally:
+            await self._stop_heartbeat()
 
-    async def begin(self) -> tuple[CallRecord, bool]:
-        """Claim the effect; return the key's record, and whether the caller runs it."""
-        held = False
+    async def begin(self) -> tuple[CallRecord, Heartbeat | None]:
+        """Claim the effect for a caller that runs it; do not wait for another holder.
+
+        Returns the key's record, and the heartbeat of this claim if the caller runs it.
+        """
+        record = await self._look_up()
+
+        while record is None:
+            record = await self._claim()
+
+            if record is None:
+                if (own := await self._start(wants_record=True)) is None:
+                    continue
+
+                return own, self._heartbeat
+
+        self._check(record)
+        return record, None
+
+    async def _look_up(self) -> CallRecord | None:
+        """Return the key's record; the key is the next one if a person reopened it."""
+        key, record = await self._attempts.newest(self._effect.key)
+
+        if key != self._effect.key:
+            self._effect = replace(self._effect, key=key)
+            self._plan = replace(self._plan, effect=self._effect)
+
+        if key in _handling.get():
+            raise RuntimeError(
+                f"effect {self._effect.tool!r} runs inside its own handler, where it "
+                "would wait for itself; give the inner one other arguments or another "
+                "key"
+            )
+
+        return record
+
+    async def _settled(self, result: RunResult) -> RunResult:
+        """Take the request off the list of runs, unless the next run may use it."""
+        is_released = result.record is not None and result.record.status == "failed"
+
+        if self._request is not None and not is_released:
+            await self._approvals.settle(self._plan, self._request)
+
+        return result
+
+    # Claim
+
+    async def _claim(self) -> CallRecord | None:
+        """Claim the key; return the key's record, or ``None`` if this run holds it."""
+        while True:
+            if self._outcome is None:
+                try:
+                    await self._get_approval()
+                except ApprovalExpired:
+                    # An attempt that began before the expiry may have had its effect.
+                    found = await self._attempts.find(self._effect.key)
+
+                    if found is None:
+                        raise
+
+                    return found
+
+            call = await self._new_call()
+            self._claimed_at = asyncio.get_running_loop().time()
+
+            try:
+                record = await self._attempts.claim(
+                    self._effect.thread_id, call, happened=self._outcome is not None
+                )
+            except (asyncio.CancelledError, BackendUnavailable):
+                # The claim may have been applied, and no handler will be called.
+                await self._give_up(self._outcome or _NOT_STARTED)
+                raise
+
+            if record is None:
+                assert self._heartbeat is not None
+                self._heartbeat.start()
+                return None
+
+            # A failed record is this run's own attempt: another process took it over
+            # before this run learned that its claim was applied.
+            if record.status != "failed":
+                return record
+
+    async def _get_approval(self) -> None:
+        request = await self._approvals.wait_until_approved(self._plan, self._trail)
+        planned, changes = self._plan.effect, {}
+        made = None if request is None else request.decision
+
+        if request is not None and made is not None and isinstance(made.value, dict):
+            changes = {n: v for n, v in made.value.items() if n in request.editable}
+
+        args = {**planned.args, **changes}
+        self._request = request
+        self._effect = replace(planned, args=args, decision=made)
+
+    async def _new_call(self) -> ToolCall:
+        await self._stop_heartbeat()
+        effect, options = self._effect, self._plan.options
+        leases = held_leases(self._attempts.cp)
+        lease = (leases[-1].term_id, leases[-1].thread_id) if leases else None
+        stale_after = options.stale_after or STALE_AFTER
+        args = call_args(effect, self._plan.effect.args, lease, stale_after)
+        self._call = ToolCall(fresh_call_id(), effect.tool, args, effect.key)
+        self._heartbeat = Heartbeat(
+            self._attempts.cp, effect.key, self._call.call_id, options.heartbeat
+        )
+        return self._call
+
+    async def _start(self, *, wants_record: bool) -> CallRecord | None:
+        """Return the claimed record, just before the handler starts.
+
+        ``None``: the claim was lost or given back, so claim again. Without
+        ``wants_record`` it may be a record of the claim alone, with attempt 0.
+        """
+        call, request = self._call, self._request
+        assert call is not None
 
         try:
-            record = await self._attempts.find_holder(self._plan.effect.key)
+            can_expire = request is not None and request.expires_after is not None
+            record: CallRecord | None = None
 
-            if record is None or record.status == "issued":
-                held, record = await self._claim.acquire(
-                    wait=False, wants_record=True, holder=record
-                )
-        finally:
-            if not held:
-                self._claim.forget()
+            if wants_record or can_expire:
+                record = await self._attempts.find_claimed(call)
 
-        assert record is not None
-        self._claim.check(record)
-        return record, held
+                if record is None:
+                    return None
 
-    def _effect(self, attempt: int) -> Effect:
-        """Return the effect as its handler gets it."""
-        planned = self._plan.effect
-        return Effect(
-            planned.key,
-            planned.thread_id,
-            planned.tool,
-            planned.args,
-            self._claim.call.call_id,
-            attempt,
-            planned.tool_call_id,
-        )
+                self._check(record)
 
-    async def _perform(self, handler: Handler, effect: Effect) -> RunResult | None:
+            if (
+                request is not None
+                and record is not None
+                and request.is_late(record.issued_at)
+                and not self._took_over
+            ):
+                await self._approvals.settle(self._plan, request)
+                raise ApprovalExpired(call.idempotency_key, call.tool_name)
+        except BaseException:
+            await self._give_up(_NOT_STARTED)
+            raise
+
+        limit = (self._plan.options.stale_after or STALE_AFTER) / 2
+
+        if asyncio.get_running_loop().time() - self._claimed_at > limit:
+            # The store answered late, or this process was paused: soon another run may
+            # take over. The handler has not begun, so give the claim back.
+            self._trail.note("answered late")
+            await self._give_up(_NOT_STARTED)
+            return None
+
+        return record or _unread(self._effect.thread_id, call)
+
+    def _check(self, record: CallRecord) -> None:
+        """Raise if the record was erased, or is of a call with other arguments."""
+        effect = self._plan.effect
+
+        if record.erased:
+            raise EffectErased(effect.key, effect.tool, record.status)
+
+        if self._plan.kind == "given" and (
+            canonical_json(asked_args(record)) != canonical_json(dict(effect.args))
+        ):
+            raise KeyReused(effect.key, effect.tool)
+
+    # Run
+
+    async def _perform(self, handler: Handler, wants_attempt: bool) -> RunResult | None:
         """Call the handler, unless it ran already, and record its outcome.
 
-        ``None`` means that the attempt was taken over and its key is free again.
+        ``None`` means that the claim was lost, or was taken over and the key is free.
+        Then claim again; a handler that ran is not called twice.
         """
-        heartbeat = self._claim.heartbeat
+        if self._outcome is None:
+            record = await self._start(wants_record=wants_attempt)
 
-        # Also while the outcome is recorded: a store may take long, and a run that took
-        # over meanwhile would repeat the effect.
-        async with heartbeat:
-            if self._outcome is None:
-                self._trail.note("claimed", attempt=effect.attempt)
-                self._outcome = await self._call_handler(handler, effect)
-                self._claim.handler_ran = True
+            if record is None:
+                return None
 
-            result = await self._record(effect, self._outcome)
+            effect = replace(
+                self._effect, call_id=record.call.call_id, attempt=record.attempt
+            )
+            self._trail.note("claimed", attempt=effect.attempt)
+            self._outcome = await self._call_handler(handler, effect)
 
-        await heartbeat.delete()
+        # The heart beats until the outcome is recorded: a store may take long, and a
+        # run that took over meanwhile would repeat the effect.
+        result = await self._record(self._outcome)
+        assert self._heartbeat is not None
+        await self._heartbeat.stop()
+        await self._heartbeat.delete()
         return result
 
     async def _call_handler(self, handler: Handler, effect: Effect) -> Outcome:
         """Call the handler. If it is cancelled, its call stays issued."""
+        token = _handling.set((*_handling.get(), effect.key))
+
         try:
             result = await call_callback(handler, effect)
         except NoEffect as exc:
             return _released(exc)
         except Exception as exc:
             # After a SerializationError the effect has happened: never release it.
-            if self._plan.release_failures and not isinstance(exc, SerializationError):
+            released = self._plan.options.release_failures
+
+            if released and not isinstance(exc, SerializationError):
                 return _released(exc)
 
             return Outcome(error_envelope(exc), raised=exc)
+        finally:
+            _handling.reset(token)
 
         try:
             return Outcome(value_envelope(result))
@@ -231,7 +400,7 @@ class EffectRun:
             # The effect happened, and JSON cannot hold its result: never release it.
             return Outcome(error_envelope(exc), raised=exc)
 
-    async def _record(self, effect: Effect, outcome: Outcome) -> RunResult | None:
+    async def _record(self, outcome: Outcome) -> RunResult | None:
         """Record the outcome, and return what the stored record says.
 
         The first recorded outcome decides. ``None`` means that the attempt was taken
@@ -259,7 +428,7 @@ class EffectRun:
             self._trail.note("recorded", attempt=record.attempt, status=record.status)
             return RunResult(record, False, outcome.raised)
 
-        await self._report_superseded(effect, record)
+        self._trail.warn("superseded", attempt=record.attempt, status=record.status)
 
         # success=False means released: the attempt had no effect. An error that was
         # recorded as the result has success=True.
@@ -269,33 +438,151 @@ class EffectRun:
 
         return self._replay(record) if record.status == "completed" else None
 
-    async def _report_superseded(self, effect: Effect, record: CallRecord) -> None:
-        """Report that another process recorded an outcome for this attempt first."""
-        self._trail.warn("superseded", attempt=record.attempt, status=record.status)
-
-        if self._on_superseded is None:
-            return
-
-        try:
-            await call_callback(self._on_superseded, effect, record)
-        except Exception:
-            log.exception("on_superseded failed for %s", effect.tool)
-
     async def _resolve(self, outcome: Outcome) -> CallRecord:
+        assert self._call is not None
         return await self._attempts.resolve(
-            self._plan.effect.thread_id,
-            self._claim.call.call_id,
+            self._effect.thread_id,
+            self._call.call_id,
             outcome.result,
             success=outcome.success,
-            retry_rejected=True,
+            happened=True,
         )
 
     def _replay(self, record: CallRecord) -> RunResult:
-        self._claim.check(record)
+        self._check(record)
         self._trail.set("cpkit.effect.replayed", True)
         self._trail.note("replayed", attempt=record.attempt)
         return RunResult(record, True)
 
+    # The end of a run that is given up
+
+    async def _give_up(self, outcome: Outcome) -> None:
+        """Record the outcome of a run that ends here; a cancellation does not stop it.
+
+        If the handler ran and another process released its attempt, the outcome is
+        recorded for a new attempt, unless another one holds the key.
+        """
+        await run_shielded(lambda: self._record_last(outcome))
+
+    async def _record_last(self, outcome: Outcome) -> None:
+        call, cp = self._call, self._attempts.cp
+        assert call is not None
+
+        try:
+            attempt = _unread(self._effect.thread_id, call)
+            await self._attempts.close(attempt, outcome.result, success=outcome.success)
+        except (PayloadTooLarge, SerializationError) as exc:
+            # The effect happened, and the store cannot hold its result.
+            await self._record_last(Outcome(error_envelope(exc)))
+        except UnknownCall:  # the claim was not applied
+            where = self._effect.thread_id
+
+            if outcome.success and await self._attempts.claim(where, call) is None:
+                await self._resolve(outcome)
+        except CheckpointerError as exc:
+            self._trail.note("outcome not recorded", because=type(exc).__name__)
+        else:
+            await self._stop_heartbeat()
+
+            if outcome.success:
+                await delete_heartbeats(cp, call.idempotency_key)
+
+    async def _stop_heartbeat(self) -> None:
+        if self._heartbeat is not None:
+            await self._heartbeat.stop()
+
+    # Wait for another holder
+
+    async def _wait_for_others(self, record: CallRecord) -> CallRecord | None:
+        """Return the key's record once it is completed, or ``None`` if this run has it.
+
+        ``record`` is the key's record now.
+        """
+        found: CallRecord | None = record
+
+        if record.status == "issued":
+            self._trail.note("waiting", attempt=record.attempt)
+
+        limit = self._plan.options.timeout
+        clock = asyncio.get_running_loop().time
+        deadline = None if limit is None else clock() + limit
+
+        while found is not None and found.status == "issued":
+            self._check(found)
+            holder = found
+            waiting = self._attempts.wait_for(holder, self._plan.options.stale_after)
+
+            async with waiting as reader:
+                while found == holder and not reader.is_over:
+                    found = await self._wait(reader, holder, deadline)
+                    found = found or await self._claim()
+
+        return found
+
+    async def _wait(
+        self, reader: Reader, holder: CallRecord, deadline: float | None
+    ) -> CallRecord | None:
+        """Wait while another attempt holds the key.
+
+        Returns the key's completed or issued record, or ``None`` if it may be free.
+        """
+        limit = self._plan.options.timeout
+        clock = asyncio.get_running_loop().time
+
+        while True:
+            try:
+                left = None if deadline is None else max(0.0, deadline - clock())
+                found = await reader.wait(left)
+            except TimeoutError:
+                assert limit is not None
+                waiting_for = f"the result of attempt {holder.attempt}, still issued"
+                effect = self._plan.effect
+                raise EffectTimeout(
+                    effect.key, effect.tool, limit, waiting_for, holder
+                ) from None
+
+            if not isinstance(found, StaleDetector):
+                return None if found is None or found.status == "failed" else found
+
+            if await self._take_over(holder, found):
+                return None
+
+    async def _take_over(self, holder: CallRecord, stale: StaleDetector) -> bool:
+        """Close the attempt of a silent holder; return whether it is closed.
+
+        Without ``verify``, ``stale_after`` alone permits a second run. A released key
+        is free: the next claim, by any process, runs the effect.
+        """
+        verify = self._plan.options.verify
+
+        # If the handler ran, its outcome is recorded whatever the approval says now. If
+        # the approval has expired, ``verify`` may still find that the effect landed.
+        if self._outcome is None:
+            try:
+                await self._get_approval()
+            except ApprovalExpired:
+                if verify is None:
+                    raise
+
+        how, _ = await self._attempts.close_silent(
+            holder, verify, stale, "taken over: its holder fell silent"
+        )
+
+        if how == "in doubt":
+            self._trail.warn("not taken over: in doubt", attempt=holder.attempt)
+        elif how in ("landed", "released"):
+            asked = "not asked" if verify is None else str(how == "landed").lower()
+            self._trail.warn("taken over", attempt=holder.attempt, landed=asked)
+
+        is_closed = how not in ("in doubt", "alive")
+        self._took_over = self._took_over or is_closed
+        return is_closed
+
 
 def _released(exc: Exception) -> Outcome:
     return Outcome(released_envelope(exception_message(exc)), success=False, raised=exc)
+
+
+def _unread(thread_id: str, call: ToolCall) -> CallRecord:
+    """Return the record of a claim that was not read, so that its number is unknown."""
+    return CallRecord(thread_id, call, "issued", 0, _NEVER, None, None)

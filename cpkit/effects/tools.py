@@ -8,40 +8,46 @@ import json
 import typing
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextvars import copy_context
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal, Protocol, cast, overload
+from typing import Any, Literal, Protocol, Unpack, cast, overload
 
-from pydantic import BaseModel, RootModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ArgsKwargs, to_jsonable_python
 
 from cpkit.canonical import canonical_json
+from cpkit.effects.attempts import Attempts
 from cpkit.effects.effect import (
-    LEDGER_DEFAULT,
     Effect,
+    EffectOptions,
     EffectPlan,
-    EffectSpec,
     Handler,
-    LedgerDefault,
-    LedgerSettings,
     NoEffect,
-    Scope,
+    Options,
     Verify,
-    check_callback,
+    check_no_generator,
     copy_json,
     is_awaitable,
     plan_effect,
 )
 from cpkit.effects.errors import EffectDenied, EffectFailed, EffectTimeout
-from cpkit.effects.records import exception_message
+from cpkit.effects.records import asked_args, effect_of, exception_message
 from cpkit.effects.run import RunResult
 from cpkit.effects.tracing import log
 from cpkit.errors import CheckpointerError, PayloadTooLarge, SerializationError
 from cpkit.records import CallRecord, JsonValue
 
-__all__ = ["RunsEffects", "Tool", "ToolOutcome", "ToolRegistry", "run_recorded", "tool"]
+__all__ = [
+    "RunsEffects",
+    "Tool",
+    "ToolOutcome",
+    "ToolRegistry",
+    "arguments_json",
+    "call_function",
+    "run_recorded",
+    "tool",
+]
 
 SideEffects = Literal["read", "write"]
 
@@ -49,7 +55,6 @@ _ANY: TypeAdapter[Any] = TypeAdapter(Any)
 """Writes each value by its own type."""
 
 
-@dataclass(frozen=True)
 class Tool:
     """A function that a model may call, with what it does to the world.
 
@@ -62,35 +67,37 @@ class Tool:
     thread cannot be cancelled: a cancelled run of a writing tool waits for its thread,
     records the outcome, and ends as cancelled then.
 
-    ``side_effects`` is ``"write"`` or ``"read"``. ``verify``, ``key_fields``,
-    ``scope``, ``stale_after`` and ``release_failures`` are those of
-    `EffectLedger.run`.
+    ``side_effects`` is ``"write"`` or ``"read"``. The other options are those of
+    `EffectLedger.run`; those that are left out are the ledger's. An option that does
+    not exist is a ``TypeError``.
     """
 
-    function: Callable[..., Any]
-    name: str = ""
-    side_effects: SideEffects = "write"
-    verify: Verify | None = None
-    key_fields: Sequence[str] | None = None
-    scope: Scope = "thread"
-    stale_after: float | None | LedgerDefault = LEDGER_DEFAULT
-    release_failures: bool | None = None
-
-    def __post_init__(self) -> None:
-        if self.side_effects not in ("read", "write"):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str = "",
+        side_effects: SideEffects = "write",
+        **options: Unpack[EffectOptions],
+    ) -> None:
+        if side_effects not in ("read", "write"):
             raise ValueError(
-                f"side_effects must be 'read' or 'write', not {self.side_effects!r}"
+                f"side_effects must be 'read' or 'write', not {side_effects!r}"
             )
 
-        if not callable(self.function):
-            raise TypeError(f"a tool is made of a function, not {self.function!r:.80}")
+        if not callable(function):
+            raise TypeError(f"a tool is made of a function, not {function!r:.80}")
 
-        if self.verify is not None:
-            check_callback("verify", self.verify, "effect")
+        for one in ("idempotency_key", "tool_call_id"):
+            if one in options:
+                raise TypeError(f"{one} is of one call, not of a tool; see key='call'")
 
-        if not self.name:
-            object.__setattr__(self, "name", self.function.__name__)
-
+        Options(**options)  # checks them
+        self.function = function
+        self.name = name or function.__name__
+        self.side_effects = side_effects
+        self.options = options
+        check_no_generator(f"tool {self.name!r}", function)
         unnamed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 
         for parameter in self._signature.parameters.values():
@@ -102,20 +109,15 @@ class Tool:
 
         self._check_key_fields()
 
+    def __repr__(self) -> str:
+        return f"<Tool {self.name!r}>"
+
     def _check_key_fields(self) -> None:
-        if self.key_fields is None:
-            return
-
-        if isinstance(self.key_fields, str) or not self.key_fields:
-            raise ValueError(
-                f"tool {self.name!r}: key_fields is a list of parameter names, not "
-                f"{self.key_fields!r}"
-            )
-
         parameters = self._signature.parameters
-        any_name = inspect.Parameter.VAR_KEYWORD
 
-        if any(one.kind == any_name for one in parameters.values()):
+        if any(
+            one.kind == inspect.Parameter.VAR_KEYWORD for one in parameters.values()
+        ):
             return
 
         unknown = [name for name in self.key_fields if name not in parameters]
@@ -126,6 +128,16 @@ class Tool:
                 f"{', '.join(map(repr, unknown))}, which are not parameters of it; "
                 f"it has {', '.join(map(repr, parameters)) or 'none'}"
             )
+
+    @property
+    def verify(self) -> Verify | None:
+        """The function that says whether an effect of this tool landed."""
+        return self.options.get("verify")
+
+    @property
+    def key_fields(self) -> Sequence[str]:
+        """The arguments that name an effect; empty if all do."""
+        return self.options.get("key_fields") or ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself, without a ledger."""
@@ -158,37 +170,29 @@ class Tool:
         if self._effect_name is not None:
             call = partial(call, **{self._effect_name: effect})
 
-        if inspect.iscoroutinefunction(self.function):
-            result = await call()
-        else:
-            # Only a tool that reads may be left to its thread when it is cancelled.
-            run = asyncio.to_thread if effect is None else _to_thread_to_the_end
-            result = await run(partial(_call, call))
+        # Only a tool that reads may be left to its thread when it is cancelled.
+        return await call_function(call, may_be_left=effect is None)
 
-            if is_awaitable(result):
-                result = await result
-
-        try:
-            return to_jsonable_python(result)
-        except Exception as exc:
-            # The effect has happened, so this must not count as a failure of the tool.
-            raise SerializationError(("result",), exception_message(exc)) from exc
-
-    def spec(
-        self, thread_id: str, valid: Mapping[str, Any], tool_call_id: str | None
-    ) -> EffectSpec:
+    def plan(
+        self,
+        ledger: RunsEffects,
+        thread_id: str,
+        valid: Mapping[str, Any],
+        options: EffectOptions,
+    ) -> EffectPlan:
         """Return the effect of a call with these validated arguments."""
-        return EffectSpec(
-            thread_id=thread_id,
-            tool=self.name,
-            args=arguments_json(valid),
-            scope=self.scope,
-            key_fields=self.key_fields,
-            tool_call_id=tool_call_id,
-            verify=self.verify,
-            stale_after=self.stale_after,
-            release_failures=self.release_failures,
-        )
+        merged = ledger.options.merged({**self.options, **options})
+        return plan_effect(thread_id, self.name, arguments_json(valid), merged)
+
+    def handler(self, plan: EffectPlan, valid: Mapping[str, Any]) -> Handler:
+        """Return the handler of a planned effect; a person may change its arguments."""
+
+        async def handle(effect: Effect) -> Any:
+            changed = dict(effect.args) != dict(plan.effect.args)
+            args = self.validated(effect.args) if changed else valid
+            return await self.execute(args, effect)
+
+        return handle
 
     @property
     def wants_effect(self) -> bool:
@@ -238,24 +242,36 @@ class Tool:
 
 
 @overload
-def tool(function: Callable[..., Any], /) -> Tool: ...
+def tool(function: Callable[..., Any], /, **options: Any) -> Tool: ...
 @overload
-def tool(
-    *,
-    name: str = "",
-    side_effects: SideEffects = "write",
-    verify: Verify | None = None,
-    key_fields: Sequence[str] | None = None,
-    scope: Scope = "thread",
-    stale_after: float | None | LedgerDefault = LEDGER_DEFAULT,
-    release_failures: bool | None = None,
-) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(**options: Any) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Make a `Tool` from a function; usable with and without options."""
-    if function is not None:
-        return Tool(function)
+    """Make a `Tool` from a function: as a decorator with or without options, or called.
 
-    return partial(Tool, **options)
+    The options are those of `Tool`.
+    """
+    return partial(Tool, **options) if function is None else Tool(function, **options)
+
+
+async def call_function(call: partial[Any], *, may_be_left: bool = False) -> Any:
+    """Call a function, a sync one in a worker thread; return its result as JSON.
+
+    A cancelled caller waits for the thread, unless it ``may_be_left``.
+    """
+    if inspect.iscoroutinefunction(call.func):
+        result = await call()
+    else:
+        run = asyncio.to_thread if may_be_left else _to_thread_to_the_end
+        result = await run(partial(_call, call))
+
+        if is_awaitable(result):
+            result = await result
+
+    try:
+        return to_jsonable_python(result)
+    except Exception as exc:
+        # The effect has happened, so this must not count as a failure of the tool.
+        raise SerializationError(("result",), exception_message(exc)) from exc
 
 
 def _call(function: Callable[[], Any]) -> Any:
@@ -274,37 +290,11 @@ async def _to_thread_to_the_end(call: Callable[[], Any]) -> Any:
     """Run a function in a thread; return its result even if the caller is cancelled.
 
     The cancellation is raised at the caller's next await, when the result is known. An
-    effect must not go on in a thread while another process takes it for dead. Raises
-    ``NoEffect`` if the function did not start, and then it never does.
+    effect must not go on in a thread while another process takes it for dead.
     """
     loop = asyncio.get_running_loop()
-    context = copy_context()
-    result: Future[Any] = Future()
-
-    def run() -> None:
-        if not result.set_running_or_notify_cancel():
-            return
-
-        try:
-            result.set_result(context.run(call))
-        except BaseException as exc:
-            result.set_exception(exc)
-
-    try:
-        queued = loop.run_in_executor(None, run)
-    except Exception as exc:
-        # If no thread can be started, the executor has queued the function already.
-        # Once its future is cancelled here, it does nothing when a thread calls it.
-        if result.cancel():
-            raise NoEffect(f"no thread ran the tool: {exc}") from exc
-    else:
-        # An executor that shuts down may drop what it queued.
-        queued.add_done_callback(lambda _: result.cancel())
-
     # Not a task: the end of asyncio.run cancels all tasks, and no thread.
-    work = asyncio.wrap_future(result)
-    caller = asyncio.current_task()
-    assert caller is not None
+    work = loop.run_in_executor(None, copy_context().run, call)
     cancelled = False
 
     while not work.done():
@@ -313,7 +303,9 @@ async def _to_thread_to_the_end(call: Callable[[], Any]) -> Any:
         except asyncio.CancelledError:
             cancelled = True
 
-    if cancelled:
+    caller = asyncio.current_task()
+
+    if cancelled and caller is not None:
         caller.uncancel()
         caller.cancel()
 
@@ -324,65 +316,31 @@ def arguments_json(valid: Mapping[str, Any]) -> dict[str, JsonValue]:
     """Return validated arguments as pydantic writes them, but with sets sorted.
 
     The order of a set differs between processes (``PYTHONHASHSEED``). Unsorted, the
-    same call would be another effect in each process. Raises ``SerializationError``.
+    same call would be another effect in each process. Raises ``SerializationError``,
+    for a set of models too.
     """
     try:
-        arguments: dict[str, JsonValue] = _sorted(valid, to_jsonable_python(valid))
-    except (ValueError, RecursionError) as exc:
+        return {name: _as_json(value) for name, value in valid.items()}
+    except (ValueError, TypeError, RecursionError) as exc:
         raise SerializationError(("args",), str(exc)) from exc
 
-    return arguments
 
-
-def _sorted(value: object, written: Any) -> Any:
-    """Return ``written``, the JSON of ``value``, with the members of sets sorted."""
+def _as_json(value: Any) -> Any:
     if isinstance(value, BaseModel) or is_dataclass(value):
-        return _sorted(_dumped(value), written)
+        # Dicts, with the serializers, aliases, computed fields and extras of the JSON.
+        value = _ANY.dump_python(value, by_alias=True, warnings=False)
 
-    if isinstance(written, list) and isinstance(value, (set, frozenset)):
-        if any(isinstance(one, (list, dict)) for one in written):
-            # Sets of sets. Pydantic's dump has copies of them, and the order of a copy
-            # may differ from the order in the JSON.
-            written = [_sorted(one, to_jsonable_python(one)) for one in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(_as_json, value), key=canonical_json)
 
-        return sorted(written, key=canonical_json)
+    if isinstance(value, (list, tuple, deque)):
+        return list(map(_as_json, value))
 
-    if isinstance(written, list) and isinstance(value, (list, tuple, deque)):
-        return [_sorted(*pair) for pair in zip(value, written, strict=True)]
+    if isinstance(value, Mapping):
+        names = to_jsonable_python(dict.fromkeys(value))
+        return dict(zip(names, map(_as_json, value.values()), strict=True))
 
-    if isinstance(written, dict) and isinstance(value, Mapping):
-        # Other keys than text are written as text, in the same order.
-        names = dict(zip(value, written, strict=False))
-
-        for key, inner in value.items():
-            name = key if isinstance(key, str) else names.get(key)
-
-            if name in written:
-                written[name] = _sorted(inner, written[name])
-
-    return written
-
-
-def _dumped(value: Any) -> object:
-    """Return a model or dataclass as pydantic writes it, but with sets still as sets.
-
-    So the serializers, aliases, computed fields and extras are those of the JSON.
-    """
-    try:
-        return _ANY.dump_python(value, by_alias=True, warnings=False)
-    except (TypeError, ValueError):
-        # A set of models: pydantic writes them as dicts, which no set can hold.
-        if isinstance(value, RootModel):
-            return value.root
-
-        of_pydantic: dict[str, Any] = getattr(type(value), "__pydantic_fields__", {})
-        names = of_pydantic or [field.name for field in fields(value)]
-        return {
-            getattr(of_pydantic.get(name), "serialization_alias", None) or name: (
-                getattr(value, name)
-            )
-            for name in names
-        }
+    return to_jsonable_python(value)
 
 
 # The registry
@@ -391,7 +349,7 @@ def _dumped(value: Any) -> object:
 class RunsEffects(Protocol):
     """What a registry needs of its ledger."""
 
-    settings: LedgerSettings
+    options: Options
 
     async def execute(
         self, plan: EffectPlan, handler: Handler, *, wants_attempt: bool = True
@@ -496,17 +454,16 @@ async def _write(
     tool_call_id: str | None,
 ) -> ToolOutcome:
     # A function with ``**arguments`` may be called without one that names the effect.
-    missing = [name for name in tool.key_fields or () if name not in valid]
+    missing = [name for name in tool.key_fields if name not in valid]
 
     if missing:
         names = ", ".join(map(repr, missing))
         return ToolOutcome(f"arguments of {tool.name!r}: {names} must be given", True)
 
     try:
-        spec = tool.spec(thread_id, valid, tool_call_id)
-        plan = plan_effect(spec, ledger.settings)
-        recorded = _recorded(tool, valid, spec.args)
-    except (SerializationError, PayloadTooLarge) as exc:
+        plan = tool.plan(ledger, thread_id, valid, {"tool_call_id": tool_call_id})
+        recorded = _recorded(tool, valid, plan.effect.args)
+    except SerializationError as exc:
         return ToolOutcome(f"arguments of {tool.name!r}: {exc}", True)
 
     return await _execute(ledger, plan, tool, recorded)
@@ -536,26 +493,43 @@ def _recorded(
 
 
 async def run_recorded(
-    ledger: RunsEffects, thread_id: str, tool: Tool, effect: Effect
+    ledger: RunsEffects,
+    attempts: Attempts,
+    thread_id: str,
+    tool: Tool,
+    record: CallRecord,
 ) -> ToolOutcome | None:
-    """Run a tool with the arguments of a recorded effect, without waiting for people.
+    """Run a tool with the arguments of a record again, without waiting for people.
 
     Returns ``None``, and logs why, if the tool or the ledger does not take the
     arguments any more, or would give the effect another key or other arguments.
     """
+    effect, asked = effect_of(record), asked_args(record)
+
+    if effect is None or not isinstance(asked, dict):
+        return None
+
     try:
-        valid = tool.validated(effect.args)
-        spec = tool.spec(thread_id, valid, effect.tool_call_id)
-        plan = plan_effect(replace(spec, approval_timeout=0), ledger.settings)
+        valid = tool.validated(asked)
+        plan = tool.plan(
+            ledger,
+            thread_id,
+            valid,
+            {"tool_call_id": effect.tool_call_id, "approval_timeout": 0},
+        )
         plan = replace(plan, is_recovered=True)
     except (ValueError, TypeError, CheckpointerError) as exc:
         log.warning("%s is not run again: %s", tool.name, exc)
         return None
 
     # Fields that are not in the key may differ too, if the tool has changed.
-    if plan.effect.key != effect.key or (
-        canonical_json(plan.effect.args) != canonical_json(effect.args)
-    ):
+    if canonical_json(plan.effect.args) != canonical_json(asked):
+        log.warning("%s is not run again: its arguments would change", tool.name)
+        return None
+
+    key, _ = await attempts.newest(plan.effect.key)
+
+    if key != effect.key:
         log.warning("%s is not run again: it would be another effect now", tool.name)
         return None
 
@@ -570,9 +544,9 @@ async def _execute(
 ) -> ToolOutcome:
     try:
         result = await ledger.execute(
-            plan, partial(tool.execute, valid), wants_attempt=tool.wants_effect
+            plan, tool.handler(plan, valid), wants_attempt=tool.wants_effect
         )
-    except EffectDenied as exc:
+    except (EffectDenied, PayloadTooLarge) as exc:
         return ToolOutcome(str(exc), True)
 
     try:

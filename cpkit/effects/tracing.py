@@ -8,7 +8,7 @@ with ``cpkit.``. Arguments and results may be private, so they are in neither.
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -32,14 +32,16 @@ log = logging.getLogger("cpkit.effects")
 class Trail:
     """Reports the steps of one run: in the span of its block, and in the log.
 
-    ``thread_id`` is the agent's thread.
+    ``thread_id`` is the agent's thread. ``key`` is that of the effect as it was asked
+    for.
     """
 
     def __init__(self, effect: Effect, thread_id: str) -> None:
+        self.key = effect.key
         self._effect = effect
         self._thread_id = thread_id
         self._span: Span | None = None
-        self._block: AbstractContextManager[Span] | None = None
+        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         if _tracer is not None and _has_sdk():
@@ -54,10 +56,11 @@ class Trail:
             if effect.tool_call_id is not None:
                 attributes["gen_ai.tool.call.id"] = effect.tool_call_id
 
-            self._block = _tracer.start_as_current_span(
-                f"execute_tool {effect.tool}", attributes=attributes
+            self._span = self._stack.enter_context(
+                _tracer.start_as_current_span(
+                    f"execute_tool {effect.tool}", attributes=attributes
+                )
             )
-            self._span = self._block.__enter__()
 
         return self
 
@@ -67,23 +70,20 @@ class Trail:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._span is None or self._block is None:
-            return
-
         if kind is not None:
-            self._span.set_attribute("error.type", kind.__qualname__)
+            self.set("error.type", kind.__qualname__)
 
-        self._block.__exit__(kind, exc, traceback)
+        self._stack.__exit__(kind, exc, traceback)
 
-    def note(self, event: str, **facts: str | int | float | bool) -> None:
+    def note(self, event: str, **facts: str | int) -> None:
         """Report an ordinary step: a span event, and a log line at DEBUG."""
         self._report(logging.DEBUG, event, facts)
 
-    def warn(self, event: str, **facts: str | int | float | bool) -> None:
+    def warn(self, event: str, **facts: str | int) -> None:
         """Report a step that a person may want to look at: logged at WARNING."""
         self._report(logging.WARNING, event, facts)
 
-    def set(self, name: str, fact: str | int | bool) -> None:
+    def set(self, name: str, fact: str | int) -> None:
         """Set an attribute of the span."""
         if self._span is not None:
             self._span.set_attribute(name, fact)
@@ -94,22 +94,17 @@ class Trail:
             self._span.set_attribute("error.type", error_type)
             self._span.set_status(trace.StatusCode.ERROR)
 
-    def _report(
-        self, level: int, event: str, facts: dict[str, str | int | float | bool]
-    ) -> None:
+    def _report(self, level: int, event: str, facts: dict[str, str | int]) -> None:
         if self._span is not None:
             attributes = {f"cpkit.effect.{name}": fact for name, fact in facts.items()}
             self._span.add_event(f"cpkit.effect.{event.replace(' ', '_')}", attributes)
 
         if log.isEnabledFor(level):
+            said = "".join(f", {name}={fact}" for name, fact in facts.items())
+            tool, key = self._effect.tool, self.key[:12]
+            thread_id = self._effect.thread_id
             log.log(
-                level,
-                "%s %s in thread %r: %s%s",
-                self._effect.tool,
-                self._effect.key[:12],
-                self._effect.thread_id,
-                event,
-                "".join(f", {name}={fact}" for name, fact in facts.items()),
+                level, "%s %s in thread %r: %s%s", tool, key, thread_id, event, said
             )
 
 

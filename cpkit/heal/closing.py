@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cpkit.effects.records import effect_of
-from cpkit.effects.waiting_tools import waiting_tools
+from cpkit.effects.requests import waiting_tools
 from cpkit.fenced import append_once
 from cpkit.heal.forms import (
     OpenCall,

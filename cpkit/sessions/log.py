@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, Self
 
-from cpkit.effects.waiting_tools import waiting_tools
+from cpkit.effects.requests import waiting_tools
 from cpkit.errors import CorruptThread
 from cpkit.fenced import append_once
 from cpkit.protocol import Checkpointer

@@ -48,7 +48,13 @@ _VIEWS: dict[str, View] = {
     "/waiting": waiting.waiting,
     "/waiting/calls": waiting.in_doubt,
     "/waiting/decide": waiting.decision,
+    "/waiting/doubt": waiting.doubt,
     "/store": store.store,
+}
+
+_POSTS: dict[str, View] = {
+    "/waiting/decide": waiting.decide,
+    "/waiting/doubt": waiting.say,
 }
 """Each view by its path; the path with ``.json`` has the same data."""
 
@@ -84,7 +90,10 @@ def app(
         Route("/", _to_threads),
         Route("/events", _endpoint_of_events(site)),
         Mount("/static", StaticFiles(directory=_FOLDER / "static")),
-        Route("/waiting/decide", _decide(site, templates), methods=["POST"]),
+        *(
+            Route(path, _post(site, templates, view), methods=["POST"])
+            for path, view in _POSTS.items()
+        ),
     ]
 
     for path, view in _VIEWS.items():
@@ -156,12 +165,12 @@ def _json(site: Site, view: View) -> Endpoint:
     return endpoint
 
 
-def _decide(site: Site, templates: Environment) -> Endpoint:
+def _post(site: Site, templates: Environment, view: View) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         if site.read_only:
             raise HTTPException(403, "this page is read-only; nothing was decided")
 
-        return _render(site, templates, request, await waiting.decide(site, request))
+        return _render(site, templates, request, await view(site, request))
 
     return endpoint
 

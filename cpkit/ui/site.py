@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from cpkit.effects import EffectLedger
-from cpkit.protocol import Checkpointer
+from cpkit.protocol import Checkpointer, KeepsReceipts
 from cpkit.records import CallRecord
 
 __all__ = [
@@ -30,7 +30,7 @@ class Site:
     """One page server over one store."""
 
     cp: Any  # a Checkpointer[Any] with the optional protocols that `needs` checks
-    ledger: EffectLedger
+    ledger: Any  # an EffectLedger; None for a store that `needs` refuses then
     title: str
     url: str | None
     read_only: bool
@@ -47,7 +47,8 @@ class Site:
         stopping: asyncio.Event,
     ) -> Site:
         """Return the site of a store."""
-        return cls(cp, EffectLedger(cp), title, url, read_only, stopping)
+        ledger: Any = EffectLedger(cp) if isinstance(cp, KeepsReceipts) else None
+        return cls(cp, ledger, title, url, read_only, stopping)
 
 
 @dataclass(frozen=True)

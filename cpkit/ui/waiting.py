@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as jsonlib
 from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
@@ -12,18 +13,29 @@ from starlette.requests import Request
 from cpkit.canonical import canonical_json
 from cpkit.effects import ApprovalRequest
 from cpkit.effects.attempts import read_doubt
-from cpkit.effects.records import APPROVAL
+from cpkit.effects.records import APPROVAL, effect_of
 from cpkit.effects.requests import request_of
 from cpkit.errors import CorruptThread
 from cpkit.protocol import KeepsReceipts, ListsThreads
 from cpkit.records import CallRecord, ThreadInfo
+from cpkit.runs import RUNS, TERM
 from cpkit.tools.paging import gather_limited
 from cpkit.ui.site import Page, Site, call_data, needs, number, wanted
 
-__all__ = ["counts_of", "decide", "decision", "in_doubt", "waiting"]
+__all__ = [
+    "counts_of",
+    "decide",
+    "decision",
+    "doubt",
+    "in_doubt",
+    "say",
+    "waiting",
+]
 
-_LEASE = "cpkit:lease"
 _ORIGIN = "cpkit ui"
+
+_VERDICTS = {"approve": "approved", "deny": "denied", "withdraw": "withdrawn"}
+_METHODS = {"approved": "approve", "denied": "deny", "withdrawn": "withdraw"}
 
 _REQUESTS_PER_PAGE = 50
 _LEASES = 200
@@ -50,6 +62,8 @@ async def counts_of(site: Site, thread_id: str) -> dict[str, int] | None:
 async def waiting(site: Site, request: Request) -> Page:
     """Show undecided requests of all threads, oldest first, and who runs threads."""
     limit = number(request, "limit", _REQUESTS_PER_PAGE, 1, 500)
+    needs(site, ListsThreads, "list its threads")
+    needs(site, KeepsReceipts, "list its calls")
     found = await site.ledger.requests(
         after=request.query_params.get("after", ""), limit=limit
     )
@@ -85,6 +99,9 @@ async def in_doubt(site: Site, request: Request) -> Page:
         return await _open_calls(site, info.thread_id, damaged)
 
     async def with_doubt(record: CallRecord) -> dict[str, Any]:
+        if effect_of(record) is None:
+            return {**call_data(record), "verify": None}
+
         try:
             doubt = await read_doubt(site.cp, record)
         except CorruptThread as exc:
@@ -127,7 +144,7 @@ async def decide(site: Site, request: Request) -> Page:
     """
     form: dict[str, str] = request.state.form
     thread_id, own_key = form.get("id", ""), form.get("request", "")
-    verdict = {"approve": "approved", "deny": "denied"}.get(form.get("decision", ""))
+    verdict = _VERDICTS.get(form.get("decision", ""))
 
     if verdict is None or not thread_id or not own_key:
         raise HTTPException(400, "the form is not complete; nothing was decided")
@@ -143,16 +160,24 @@ async def decide(site: Site, request: Request) -> Page:
     was_open = found.decision is None
 
     if was_open:
-        record = site.ledger.approve if verdict == "approved" else site.ledger.deny
         # The arguments that were shown, whatever was requested meanwhile.
-        await record(
-            thread_id,
-            found.key,
-            by=person,
-            reason=form.get("reason", "").strip() or None,
-            origin=_ORIGIN,
-            args=found.args,
-        )
+        options: dict[str, Any] = {
+            "by": person,
+            "reason": form.get("reason", "").strip() or None,
+            "origin": _ORIGIN,
+            "args": found.args,
+            "number": found.number,
+        }
+
+        if verdict == "approved":
+            options["value"] = _json_of(form.get("value", ""), "the value")
+
+        record = getattr(site.ledger, _METHODS[verdict])
+
+        try:
+            await record(thread_id, found.key, **options)
+        except ValueError as exc:
+            raise HTTPException(400, f"{exc}; nothing was decided") from exc
 
     found = await _request(site, thread_id, own_key, "nothing was decided")
     data = await _decided(site, found)
@@ -168,6 +193,70 @@ async def decide(site: Site, request: Request) -> Page:
     )
 
 
+async def doubt(site: Site, request: Request) -> Page:
+    """Show one call without an outcome, and ask a person whether it happened."""
+    record = await _call(site, wanted(request, "id"), wanted(request, "call"))
+    return Page("doubt.html", await _doubt_data(site, record))
+
+
+async def say(site: Site, request: Request) -> Page:
+    """Record whether a call in doubt happened, as a person says.
+
+    This watches the call first, and refuses if its run shows a sign of life.
+    """
+    form: dict[str, str] = request.state.form
+    record = await _call(site, form.get("id", ""), form.get("call", ""))
+    key = record.call.idempotency_key
+    said: dict[str, Any] = {
+        "by": request.state.person,
+        "reason": form.get("reason", "").strip() or None,
+        "origin": _ORIGIN,
+    }
+
+    try:
+        if form.get("happened") == "yes":
+            result = _json_of(form.get("result", ""), "the result")
+            await site.ledger.landed(key, result, **said)
+        elif form.get("happened") == "no":
+            await site.ledger.not_landed(key, **said)
+        else:
+            raise HTTPException(400, "the form is not complete; nothing was recorded")
+    except ValueError as exc:
+        raise HTTPException(409, f"{exc}; nothing was recorded") from exc
+
+    record = await _call(site, form["id"], form["call"])
+    return Page("doubt.html", await _doubt_data(site, record))
+
+
+async def _call(site: Site, thread_id: str, call_id: str) -> CallRecord:
+    needs(site, KeepsReceipts, "list its calls")
+    records: list[CallRecord] = await site.cp.list_calls(thread_id or "?")
+
+    for record in records:
+        if record.call.call_id == call_id and effect_of(record) is not None:
+            return record
+
+    raise HTTPException(404, f"thread {thread_id[:80]!r} has no such effect")
+
+
+async def _doubt_data(site: Site, record: CallRecord) -> dict[str, Any]:
+    found = await read_doubt(site.cp, record)
+    return {**call_data(record), "verify": found and found._asdict()}
+
+
+def _json_of(text: str, what: str) -> Any:
+    """Return the JSON of a field; ``None`` for an empty one."""
+    if not text.strip():
+        return None
+
+    try:
+        return jsonlib.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise HTTPException(
+            400, f"{what} is not JSON ({exc}); nothing was decided"
+        ) from exc
+
+
 async def _leases(site: Site, damaged: list[str]) -> list[dict[str, Any]]:
     """Return which process runs which thread, of the first leases by id."""
     if not isinstance(site.cp, ListsThreads) or not isinstance(site.cp, KeepsReceipts):
@@ -177,7 +266,7 @@ async def _leases(site: Site, damaged: list[str]) -> list[dict[str, Any]]:
         return await _open_calls(site, info.thread_id, damaged)
 
     try:
-        page = await site.cp.list_threads(prefix=_LEASE, limit=_LEASES)
+        page = await site.cp.list_threads(prefix=f"{RUNS}:", limit=_LEASES)
     except CorruptThread as exc:  # a person can decide all the same
         damaged.append(str(exc))
         return []
@@ -191,7 +280,7 @@ async def _leases(site: Site, damaged: list[str]) -> list[dict[str, Any]]:
         }
         for calls in await gather_limited(one, page)
         for record in calls
-        if record.call.tool_name == _LEASE
+        if record.call.tool_name == TERM
     ]
 
 
@@ -251,6 +340,7 @@ def _request_data(request: ApprovalRequest) -> dict[str, Any]:
         "number": request.number,
         "tool": request.tool,
         "args": dict(request.args),
+        "editable": list(request.editable),
         "requested_at": request.requested_at.isoformat(),
         "expires_at": None if expires is None else expires.isoformat(),
         "shown": _digest(request),
@@ -268,6 +358,7 @@ async def _decided(site: Site, request: ApprovalRequest) -> dict[str, Any]:
         "by": made and made.by,
         "reason": made and made.reason,
         "origin": made and made.origin,
+        "value": made and made.value,
         "decided_at": made and made.at and made.at.isoformat(),
         "effect": None if effect is None else call_data(effect),
     }

@@ -9,7 +9,7 @@ import asyncio
 import sys
 
 from cpkit import JsonValue, open_checkpointer
-from cpkit.effects import Backoff, Effect, EffectDenied, EffectLedger
+from cpkit.effects import Effect, EffectDenied, EffectLedger
 
 
 async def main(url: str, thread_id: str, amount: int) -> None:
@@ -18,7 +18,6 @@ async def main(url: str, thread_id: str, amount: int) -> None:
             cp,
             requires_approval=lambda _: True,
             on_approval_required=lambda effect: say(f"asked {effect.key}"),
-            backoff=Backoff(0.01, 0.1),
         )
 
         try:

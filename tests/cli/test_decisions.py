@@ -8,12 +8,23 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from cpkit.cli.stores import Store
 from cpkit.effects import EffectLedger, EffectTimeout
-from tests.cli.command import call, cpkit, environment, in_store, invoke, table
+from cpkit.lease import thread_lease
+from tests.cli.command import (
+    call,
+    cpkit,
+    environment,
+    in_store,
+    invoke,
+    run_main,
+    table,
+)
+from tests.effects.shop import claim
 from tests.stores import quick_on
 
 
@@ -209,3 +220,125 @@ def test_a_decision_that_cannot_be_printed_is_stored(sqlite_url: str) -> None:
         b"standard output: No space left on device",
     ]
     assert invoke("deny", sqlite_url, waiting["key"]).code == 1
+
+
+def test_an_approval_has_a_value(sqlite_url: str) -> None:
+    """As JSON; a value that the policy forbids is refused."""
+    in_store(sqlite_url, lambda cp: ask(cp, 5))
+    (request,) = invoke("pending", sqlite_url, "--json").json["pending"]
+    wrong = run_main("approve", sqlite_url, request["key"], "--value", "{")
+    assert (wrong.code, "--value is not JSON" in wrong.err) == (2, True)
+    wrong = invoke("approve", sqlite_url, request["key"], "--value", '{"amount": 1}')
+    assert (wrong.code, "'amount'" in wrong.err) == (2, True)
+    done = invoke(
+        "approve", sqlite_url, request["key"], "--value", '{"limit": 2}', "--json"
+    )
+    assert (done.code, done.json["value"]) == (0, {"limit": 2})
+
+
+def test_a_request_is_withdrawn(sqlite_url: str) -> None:
+    """It is gone: a second withdrawal and a decision find nothing."""
+    in_store(sqlite_url, lambda cp: ask(cp, 5))
+    (request,) = invoke("pending", sqlite_url, "--json").json["pending"]
+    done = invoke("withdraw", sqlite_url, request["key"][:10], "--by", "ann", "--json")
+    assert (done.code, done.json["decision"], done.json["by"]) == (
+        0,
+        "withdrawn",
+        "ann",
+    )
+    assert invoke("pending", sqlite_url, "--json").json["pending"] == []
+
+    for command in ("withdraw", "approve"):
+        again = invoke(command, sqlite_url, request["key"])
+        assert (again.code, "no approval request" in again.err) == (1, True)
+
+
+def test_a_restored_request_is_decided_by_its_first_characters(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    """It is on no list of runs, and is found as ``pending`` finds it."""
+    in_store(sqlite_url, lambda cp: ask(cp, 5))
+    dump = in_store(sqlite_url, lambda cp: cp.dump_thread("t"))
+    assert dump is not None
+    other = f"sqlite:///{tmp_path}/other.db"
+    assert invoke("doctor", other, "--create").code == 0
+    in_store(other, lambda cp: cp.restore_thread(dump))
+    (request,) = invoke("pending", other, "--json").json["pending"]
+    done = invoke("approve", other, request["key"][:12], "--json")
+    assert (done.code, done.json["decision"]) == (0, "approved")
+
+
+@pytest.mark.parametrize("command", ["landed", "not-landed"])
+def test_a_person_says_how_a_call_in_doubt_ended(sqlite_url: str, command: str) -> None:
+    """By the first characters of the key that ``pending`` shows."""
+
+    async def leave(cp: Store) -> None:
+        key = EffectLedger(cp).key("t", "wire", {"amount": 1})
+        await claim(cp, "t", key, {"amount": 1}, "wire")
+
+    in_store(sqlite_url, leave)
+    (call_,) = invoke("pending", sqlite_url, "--json").json["pending"]
+    options = ["--by", "ann", "--json"]
+
+    if command == "landed":
+        options += ["--result", '"w1"']
+
+    done = invoke(command, sqlite_url, call_["key"][:8], *options)
+    assert (done.code, done.json["said"], done.json["by"]) == (0, command, "ann")
+    (stored,) = in_store(sqlite_url, lambda cp: cp.list_calls("t"))
+    assert stored.status == ("completed" if command == "landed" else "failed")
+    again = invoke(command, sqlite_url, call_["key"][:8])
+    assert (again.code, "no call under" in again.err) == (1, True)
+
+
+def test_a_final_failure_is_reopened(sqlite_url: str) -> None:
+    """With the thread by the first characters, else by the whole key."""
+
+    async def fail(cp: Store) -> None:
+        def refuse(_: object) -> None:
+            raise ValueError("no funds")
+
+        with pytest.raises(ValueError, match="no funds"):
+            await EffectLedger(cp).run("t", "wire", {"amount": 1}, refuse)
+
+    in_store(sqlite_url, fail)
+    (stored,) = in_store(sqlite_url, lambda cp: cp.list_calls("t"))
+    key = stored.call.idempotency_key
+    assert invoke("reopen", sqlite_url, key[:8]).code == 1
+    assert invoke("reopen", sqlite_url, "t", key[:8], "--by", "ann").code == 0
+    again = invoke("reopen", sqlite_url, key)
+    assert (again.code, "no final failure" in again.err) == (1, True)
+
+
+def test_runs_are_listed_by_state_and_submitted(sqlite_url: str) -> None:
+    """Waiting, running with its holder, due, later, and ended badly."""
+
+    async def make(cp: Store) -> None:
+        await ask(cp, 5)
+        lease = thread_lease(cp, "busy", holder="worker-7")
+        await lease._acquire()
+
+        with pytest.raises(ZeroDivisionError):
+            async with thread_lease(cp, "bad"):
+                raise ZeroDivisionError
+
+    in_store(sqlite_url, make)
+    assert invoke("submit", sqlite_url, "due", "--event", '{"n": 1}').code == 0
+    assert invoke("submit", sqlite_url, "later", "--after", "2h").code == 0
+    listed = invoke("runs", sqlite_url, "--json").json["runs"]
+    assert {one["thread_id"]: one["state"] for one in listed} == {
+        "bad": "ended",
+        "busy": "running",
+        "due": "due",
+        "later": "later",
+        "t": "waiting",
+    }
+    holders = {one["thread_id"]: one["holder"] for one in listed if one["holder"]}
+    assert holders == {"busy": "worker-7"}
+    why = {one["thread_id"]: one["why"][0] for one in listed if one["why"]}
+    assert why["bad"] == "ended: ZeroDivisionError"
+    assert why["t"].startswith("asks for wire ")
+    assert "worker-7" in invoke("runs", sqlite_url, "--prefix", "busy").out
+    assert (
+        invoke("runs", sqlite_url, "--prefix", "none").err.strip() == "no run is open"
+    )

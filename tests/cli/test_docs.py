@@ -28,4 +28,5 @@ def test_each_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_each_command_is_on_the_page() -> None:
     """The table of the page names every command."""
     for command in COMMANDS:
-        assert f"`{command.__name__.rstrip('_')}" in PAGE
+        name = command.__name__.rstrip("_").replace("_", "-")
+        assert f"`{name}" in PAGE

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from cpkit.cli.stores import Store
-from cpkit.driver.backoff import Backoff
-from cpkit.terms import Terms
+from cpkit.runs import RunThread
 from tests.cli.command import Ended, cpkit, in_store
 from tests.stores import fresh_url
 
@@ -20,8 +19,8 @@ async def agent(cp, lease):
 
 async def die(cp: Store) -> None:
     """Leave a lease behind, like a process that was killed."""
-    terms = Terms(cp, "t", Backoff(), 1.0)
-    await terms.claim(terms.new_call("host:7", stale_after=0.2))
+    run = RunThread(cp, "t")
+    await run.claim(run.new_term("host:7", stale_after=0.2))
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "file"])
@@ -47,8 +46,8 @@ def test_recover_says_once_for_whom_it_waits(tmp_path: Path) -> None:
 
     async def hold(cp: Store) -> None:
         await cp.append("t", [{}])
-        terms = Terms(cp, "t", Backoff(), 1.0)
-        await terms.claim(terms.new_call("host:7", stale_after=60))
+        run = RunThread(cp, "t")
+        await run.claim(run.new_term("host:7", stale_after=60))
 
     in_store(url, hold)
     ended = cpkit(

@@ -22,6 +22,7 @@ from cpkit.effects import (
     tool,
 )
 from cpkit.lease import Lease
+from cpkit.runs import HINTS
 from cpkit.wakeups import Wakeups
 from cpkit.worker import Worker
 
@@ -92,7 +93,7 @@ async def work(url: str) -> None:
 
 async def decide(url: str) -> None:
     """Decide each request; note it down first, so that no decision goes unseen."""
-    async with open_checkpointer(url) as cp, Wakeups(cp, "cpkit:requests") as wakeups:
+    async with open_checkpointer(url) as cp, Wakeups(cp, HINTS) as wakeups:
         ledger = EffectLedger(cp)
 
         while True:

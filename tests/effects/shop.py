@@ -16,15 +16,13 @@ from cpkit import (
     ListsThreads,
     ToolCall,
 )
-from cpkit.effects import Backoff, Effect, EffectLedger
+from cpkit.effects import Effect, EffectLedger
 
-__all__ = ["Counting", "OnlySix", "Shop", "Store", "claim", "quick", "until"]
+__all__ = ["Counting", "OnlySix", "Plain", "Shop", "Store", "claim", "quick", "until"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Method = Callable[P, Coroutine[Any, Any, T]]
-
-QUICK = Backoff(0.001, 0.02)
 
 
 class Store(Checkpointer[Any], KeepsReceipts, ErasesThreads, ListsThreads, Protocol):
@@ -43,10 +41,19 @@ class OnlySix:
         self.find_completed = cp.find_completed
 
 
-class Counting:
-    """A store that logs its calls, with or without its optional abilities."""
+class Plain(OnlySix):
+    """The six methods and receipts: the least that a ledger needs."""
 
-    def __init__(self, cp: Store, receipts: bool) -> None:
+    def __init__(self, cp: Any) -> None:
+        super().__init__(cp)
+        self.list_calls = cp.list_calls
+        self.find_call = cp.find_call
+
+
+class Counting:
+    """A store that logs its calls."""
+
+    def __init__(self, cp: Store) -> None:
         self.calls: list[str] = []
         self.load = self._logged(cp.load)
         self.append = self._logged(cp.append)
@@ -54,11 +61,10 @@ class Counting:
         self.record_issued = self._logged(cp.record_issued)
         self.record_result = self._logged(cp.record_result)
         self.find_completed = self._logged(cp.find_completed)
-
-        if receipts:
-            self.list_calls = self._logged(cp.list_calls)
-            self.find_call = self._logged(cp.find_call)
-            self.delete_thread = self._logged(cp.delete_thread)
+        self.list_calls = self._logged(cp.list_calls)
+        self.find_call = self._logged(cp.find_call)
+        self.delete_thread = self._logged(cp.delete_thread)
+        self.list_threads = self._logged(cp.list_threads)
 
     def _logged(self, method: Method[P, T]) -> Method[P, T]:
         async def logged(*args: P.args, **options: P.kwargs) -> T:
@@ -69,8 +75,8 @@ class Counting:
 
 
 def quick(cp: Checkpointer[Any], **options: Any) -> EffectLedger:
-    """Return a ledger with short pauses and a short timeout."""
-    return EffectLedger(cp, **{"backoff": QUICK, "timeout": 10.0, **options})
+    """Return a ledger with a short timeout."""
+    return EffectLedger(cp, **{"timeout": 10.0, **options})
 
 
 @dataclass
@@ -116,9 +122,16 @@ async def claim(
     key: str,
     args: Mapping[str, JsonValue],
     tool: str = "charge",
+    stale_after: float = 0.2,
+    **more: JsonValue,
 ) -> CallRecord:
     """Leave an issued effect behind, like a process that was killed."""
-    call = ToolCall(f"effect:{key[:8]}", tool, {"args": dict(args)}, key)
+    stored: dict[str, JsonValue] = {
+        "args": dict(args),
+        "stale_after": stale_after,
+        **more,
+    }
+    call = ToolCall(f"effect:{key[:8]}", tool, stored, key)
     assert await cp.record_issued(thread, call) is None
     record = await cp.record_issued(thread, call)
     assert record is not None

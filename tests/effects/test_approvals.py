@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from cpkit import (
-    BackendUnavailable,
-    CallRecord,
     JsonValue,
     MemoryCheckpointer,
     ToolCall,
+    runs,
 )
 from cpkit.effects import (
-    ApprovalExpired,
+    Approval,
+    ApprovalWithdrawn,
     Effect,
     EffectDenied,
     EffectErased,
@@ -28,10 +28,12 @@ from cpkit.effects import (
     Landed,
     NotLanded,
     ToolRegistry,
+    effect_of,
+    people,
     requests,
     tool,
 )
-from tests.effects.shop import OnlySix, Shop, Store, claim, quick, until
+from tests.effects.shop import Shop, Store, claim, quick, until
 from tests.simulation.loop import simulated_loop
 
 ARGS: dict[str, JsonValue] = {"order": "7", "amount": 5000}
@@ -194,23 +196,6 @@ async def test_a_given_key_is_requested_with_one_set_of_args(
         await ledger.run(thread, "charge", OTHER, Shop().charge, **options)
 
 
-async def test_approvals_work_with_the_six_methods_alone(
-    cp: Store, thread: str
-) -> None:
-    """Earlier decisions are found without receipts too."""
-    ledger = careful(OnlySix(cp), approval_timeout=0)
-    shop = Shop()
-
-    with pytest.raises(EffectTimeout):
-        await ledger.run(thread, "charge", ARGS, shop.charge)
-
-    key = ledger.key(thread, "charge", ARGS)
-    assert await ledger.approve(thread, key)
-    assert await ledger.approve(thread, key)
-    assert not await ledger.deny(thread, key)
-    assert await ledger.run(thread, "charge", ARGS, shop.charge) == {"charge": 1}
-
-
 async def test_the_request_is_recorded_before_the_notifier_is_called(
     cp: Store, thread: str
 ) -> None:
@@ -254,7 +239,7 @@ async def test_each_process_calls_the_notifier_once(
     assert "on_approval_required failed" in caplog.text
 
 
-def test_a_notifier_that_fails_is_retried_after_patience() -> None:
+def test_a_notifier_that_fails_is_retried_later() -> None:
     """It is not called at every look at the request, but every 30 seconds."""
     called_at: list[float] = []
 
@@ -349,28 +334,19 @@ async def test_an_erased_approval_does_not_count(cp: Store, thread: str) -> None
     assert shop.effects == []
 
 
-async def test_a_withdrawn_or_malformed_decision_does_not_approve(
-    cp: Store, thread: str
-) -> None:
+async def test_a_malformed_decision_does_not_approve(cp: Store, thread: str) -> None:
     """Only a completed record with ``approved: true`` lets an effect run."""
     ledger = careful(cp, approval_timeout=0)
-    results: list[tuple[JsonValue, bool]] = [
-        ({}, True),
-        (True, True),
-        ({"approved": 1}, True),
-        ({"approved": True}, False),
-    ]
+    results: list[JsonValue] = [{}, True, {"approved": 1}]
 
-    for number, (result, success) in enumerate(results):
+    for number, result in enumerate(results):
         args: dict[str, JsonValue] = {"n": number}
 
         with pytest.raises(EffectTimeout):
             await ledger.run(thread, "charge", args, Shop().charge)
 
         (request,) = await ledger.pending(thread)
-        await cp.record_result(
-            thread, request.record.call.call_id, result, success=success
-        )
+        await cp.record_result(thread, request.record.call.call_id, result)
 
         with pytest.raises(EffectDenied):
             await ledger.run(thread, "charge", args, Shop().charge)
@@ -406,76 +382,85 @@ async def test_a_takeover_after_the_handler_ran_needs_no_approval(
             cp,
             requires_approval=lambda _: bool(shop.effects),
             approval_timeout=0,
-            stale_after=0.05,
+            stale_after=0.5,
         ).run(thread, "charge", ARGS, shop.charge)
     )
     await shop.began.wait()
     await cp.record_result(thread, shop.effects[0].call_id, {}, success=False)
-    assert (await quick(cp).begin(thread, "charge", ARGS)).fresh  # a silent holder
+    key = shop.effects[0].key
+    await claim(cp, thread, key, ARGS, stale_after=0.5)  # a silent holder
     shop.gate.set()
     assert await task == "kept"
     record = await cp.find_completed(shop.effects[0].key)
     assert record is not None
-    assert (record.attempt, len(shop.effects)) == (3, 1)
+    assert len(shop.effects) == 1
+    assert record.attempt == shop.effects[0].attempt + 2
 
 
-@pytest.mark.parametrize("looks", range(1, 9))
-async def test_a_clock_that_is_set_back_between_two_looks_ends_no_run(
-    looks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The request has expired or is open, and the run says which."""
-    count = 0
-    ahead = False
+def shifted(monkeypatch: pytest.MonkeyPatch) -> list[timedelta]:
+    """Let the wall clock of this process be off, by the one value of the list."""
+    off = [timedelta()]
 
     class Clock(datetime):
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> Clock:
-            nonlocal count
-            count += ahead
-            late = timedelta(hours=2 if ahead and count <= looks else 0)
-            return super().now(tz) + late
+            return super().now(tz) + off[0]
 
-    monkeypatch.setattr(requests, "datetime", Clock)
+    for module in (requests, people, runs):
+        monkeypatch.setattr(module, "datetime", Clock)
 
-    async with MemoryCheckpointer[dict[str, Any]]() as cp:
-        ledger = careful(cp, expires_after=3600, approval_timeout=0)
+    return off
 
-        with pytest.raises(EffectTimeout):
-            await ledger.run("t", "charge", {}, print)
 
-        ahead = True
+@pytest.mark.parametrize("days", [-40, 40])
+async def test_a_clock_that_is_wrong_by_days_ends_no_request(
+    cp: Store, thread: str, monkeypatch: pytest.MonkeyPatch, days: int
+) -> None:
+    """Neither a live request nor a decision that waits for its run."""
+    off, shop = shifted(monkeypatch), Shop()
+    ledger = careful(cp, expires_after=3600, approval_timeout=0)
 
-        with pytest.raises((EffectTimeout, ApprovalExpired)):
-            await ledger.run("t", "charge", {}, print)
+    with pytest.raises(EffectTimeout):
+        await ledger.run(thread, "charge", ARGS, shop.charge)
+
+    off[0] = timedelta(days=days)
+    key = ledger.key(thread, "charge", ARGS)
+    assert [one.key for one in await quick(cp).requests() if one.key == key] == [key]
+
+    with pytest.raises(EffectTimeout):
+        await ledger.run(thread, "charge", ARGS, shop.charge)
+
+    assert await quick(cp).approve(key)
+    assert await ledger.run(thread, "charge", ARGS, shop.charge) == {"charge": 1}
+    decision = await quick(cp).decision(key)
+    assert decision is not None
+    assert decision.is_approved
+
+
+async def test_a_used_approval_stays_one(cp: Store, thread: str) -> None:
+    """Its time is over, and the record still says that it was approved."""
+    ledger = careful(cp, approval_timeout=0, expires_after=0.5)
+
+    with pytest.raises(EffectTimeout):
+        await ledger.run(thread, "charge", ARGS, Shop().charge)
+
+    key = ledger.key(thread, "charge", ARGS)
+    assert await ledger.approve(key)
+    await ledger.run(thread, "charge", ARGS, Shop().charge)
+    await asyncio.sleep(0.6)
+    decision = await ledger.decision(key)
+    assert decision is not None
+    assert decision.verdict == "approved"
+
+    with pytest.raises(ValueError, match="has run"):
+        await ledger.ask_again(key)
 
 
 @pytest.mark.parametrize("wants_effect", [True, False])
-def test_an_approval_that_expires_while_its_claim_is_retried_does_not_count(
-    monkeypatch: pytest.MonkeyPatch, wants_effect: bool
+async def test_an_approval_that_is_used_too_late_does_not_count(
+    cp: Store, thread: str, wants_effect: bool
 ) -> None:
-    """The key is free again, and the handler did not run."""
-    late = timedelta()
-
-    class Clock(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> Clock:
-            return super().now(tz) + late
-
-    monkeypatch.setattr(requests, "datetime", Clock)
-
-    class Slow(MemoryCheckpointer[dict[str, Any]]):
-        async def record_issued(
-            self, thread_id: str, call: ToolCall
-        ) -> CallRecord | None:
-            nonlocal late
-
-            if call.tool_name == "charge" and not late:
-                await asyncio.sleep(10)
-                late = timedelta(hours=2)
-                raise BackendUnavailable("test", "lost", maybe_applied=True)
-
-            return await super().record_issued(thread_id, call)
-
+    """By the times of the store; the key is free again, and nothing ran."""
     ran: list[int] = []
 
     @tool
@@ -486,132 +471,54 @@ def test_an_approval_that_expires_while_its_claim_is_retried_does_not_count(
     async def charge_with_effect(order: str, effect: Effect) -> None:
         ran.append(2)
 
-    async def main() -> None:
-        async with Slow() as cp:
-            ledger = careful(cp, expires_after=3600)
-            one = charge_with_effect if wants_effect else charge
-            run = ToolRegistry(ledger, [one]).dispatch("t", "charge", {"order": "7"})
-            task = asyncio.create_task(run)
-            await requested(cp, "t")
-            (request,) = await ledger.pending("t")
-            assert await ledger.approve(request.key)
-            outcome = await task
-            assert outcome.is_error
-            assert "expired" in str(outcome.content)
-            calls = await cp.list_calls("t")
-            statuses = [one.status for one in calls if one.call.tool_name == "charge"]
-            assert statuses == ["failed"]
+    one = charge_with_effect if wants_effect else charge
+    ledger = careful(cp, expires_after=0.3, approval_timeout=0)
+    registry = ToolRegistry(ledger, [one])
 
-    simulated_loop(Random(0)).run(main())
-    assert ran == []
+    with pytest.raises(EffectTimeout):
+        await registry.dispatch(thread, "charge", {"order": "7"})
 
+    (request,) = await ledger.pending(thread)
+    assert await ledger.approve(request.key)
+    await asyncio.sleep(0.4)
+    outcome = await registry.dispatch(thread, "charge", {"order": "7"})
+    assert outcome.is_error
+    assert "expired" in str(outcome.content)
+    calls = await cp.list_calls(thread)
+    statuses = [one.status for one in calls if one.call.tool_name == "charge"]
+    assert (statuses, ran) == (["failed"], [])
 
-async def test_a_denial_holds_where_a_clock_is_behind(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """For that clock the older approval has not expired yet."""
-    late = timedelta()
-
-    class Clock(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> Clock:
-            return super().now(tz) + late
-
-    monkeypatch.setattr(requests, "datetime", Clock)
-    shop = Shop()
-
-    async with MemoryCheckpointer[Any]() as cp:
-        ledger = careful(cp, expires_after=60, approval_timeout=0)
-
-        with pytest.raises(EffectTimeout):
-            await ledger.run("t", "charge", ARGS, shop.charge)
-
-        (request,) = await ledger.pending("t")
-        assert await ledger.approve(request.key)
-        late = timedelta(hours=1)
-        again = await ledger.ask_again(request.key)
-        late = timedelta()
-        assert await ledger.deny(request.key, number=again.number)
-
-        with pytest.raises(EffectDenied):
-            await careful(cp, expires_after=60).run("t", "charge", ARGS, shop.charge)
-
-    assert shop.effects == []
+    # A person is asked again; the first approval does not come back.
+    again = await ledger.ask_again(request.key)
+    assert again.number == 2
+    assert await ledger.deny(request.key, number=2)
+    outcome = await registry.dispatch(thread, "charge", {"order": "7"})
+    assert "denied" in str(outcome.content)
 
 
 @pytest.mark.parametrize("landed", [True, False])
-async def test_an_expired_approval_does_not_hide_an_unknown_outcome(
-    monkeypatch: pytest.MonkeyPatch, landed: bool
+async def test_an_approval_that_was_used_in_time_is_enough_for_a_takeover(
+    cp: Store, thread: str, landed: bool
 ) -> None:
-    """Of an attempt that began while it counted; ``verify`` says what happened."""
-    late = timedelta()
+    """It may expire long before its holder counts as dead."""
+    shop = Shop()
+    ledger = careful(cp, expires_after=0.3, approval_timeout=0)
 
-    class Clock(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> Clock:
-            return super().now(tz) + late
+    with pytest.raises(EffectTimeout):
+        await ledger.run(thread, "charge", ARGS, shop.charge)
 
-    monkeypatch.setattr(requests, "datetime", Clock)
-    shop = Shop(gate=asyncio.Event())
-    options: dict[str, Any] = {"expires_after": 60, "stale_after": 0.05}
+    key = ledger.key(thread, "charge", ARGS)
+    assert await ledger.approve(key)
+    await claim(cp, thread, key, ARGS, stale_after=0.6)  # in time, and then it dies
 
     def verify(_: Effect) -> Landed | NotLanded:
         return Landed("found") if landed else NotLanded()
 
-    async with MemoryCheckpointer[Any]() as cp:
-        ledger = careful(cp, **options)
-        run = ledger.run("t", "charge", ARGS, shop.charge)
-        task = asyncio.create_task(run)
-        await requested(cp, "t")
-        (request,) = await ledger.pending("t")
-        assert await ledger.approve(request.key)
-        await shop.began.wait()
-        late = timedelta(hours=1)
-
-        with pytest.raises(EffectTimeout, match="still issued"):
-            await careful(cp, expires_after=60, timeout=0.1).run(
-                "t", "charge", ARGS, shop.charge
-            )
-
-        task.cancel()
-        await asyncio.wait([task])
-        again = careful(cp, **options).run(
-            "t", "charge", ARGS, shop.charge, verify=verify
-        )
-
-        if landed:
-            assert await again == "found"
-        else:
-            with pytest.raises(ApprovalExpired):
-                await again
-
-    assert len(shop.effects) == 1
-
-
-async def test_asking_again_passes_over_the_number_of_a_withdrawn_request(
-    cp: Store, thread: str
-) -> None:
-    """The number finds nothing, also while no later request leads over it."""
-    ledger = careful(cp, approval_timeout=0)
-
-    for args in (ARGS, OTHER):
-        with pytest.raises(EffectTimeout):
-            await ledger.run(
-                thread, "charge", args, Shop().charge, key_fields=["order"]
-            )
-
-        if args is ARGS:
-            (first,) = await ledger.pending(thread)
-            assert await ledger.deny(first.key)
-
-    (second,) = await ledger.pending(thread)
-    assert (second.key, second.number) == (first.key, 2)
-    await cp.record_result(thread, second.record.call.call_id, {}, success=False)
-
-    async with asyncio.timeout(5):
-        again = await ledger.ask_again(first.key, args=ARGS)
-
-    assert (again.number, again.args) == (3, ARGS)
+    result = await careful(cp, stale_after=0.6).run(
+        thread, "charge", ARGS, shop.charge, verify=verify
+    )
+    assert result == ("found" if landed else {"charge": 1})
+    assert len(shop.effects) == (not landed)
 
 
 async def test_a_timeout_has_the_error_of_the_notifier_as_its_cause(
@@ -638,3 +545,126 @@ async def test_other_calls_do_not_show_as_requests(cp: Store, thread: str) -> No
     await cp.record_issued(thread, ToolCall("c1", "charge", {}, f"k-{thread}"))
     await cp.record_issued(thread, ToolCall("c2", "cpkit:approval", {}, f"l-{thread}"))
     assert await quick(cp).pending(thread) == []
+
+
+async def test_the_value_of_a_decision_reaches_the_handler(
+    cp: Store, thread: str
+) -> None:
+    """It is recorded with the attempt, so that ``verify`` sees it after a crash."""
+    shop = Shop()
+    ledger = careful(cp, approval_timeout=0)
+
+    with pytest.raises(EffectTimeout):
+        await ledger.run(thread, "charge", ARGS, shop.charge)
+
+    key = ledger.key(thread, "charge", ARGS)
+
+    with pytest.raises(ValueError, match="does not let people change 'amount'"):
+        await ledger.approve(key, value={"amount": 1})
+
+    assert await ledger.approve(key, value={"limit": 200}, by="ann", reason="ok")
+    await ledger.run(thread, "charge", ARGS, shop.charge)
+    (effect,) = shop.effects
+    made = effect.decision
+    assert made is not None
+    assert (made.value, made.by, made.reason) == ({"limit": 200}, "ann", "ok")
+    assert effect.args == ARGS
+    record = await ledger.find(key)
+    assert record is not None
+    recorded = effect_of(record)
+    assert recorded is not None
+    assert recorded.decision == made
+
+
+@pytest.mark.parametrize("way", ["run", "tool"])
+async def test_a_person_changes_the_arguments_that_the_policy_lets_them(
+    cp: Store, thread: str, way: str
+) -> None:
+    """The effect keeps its key, and the record has both, asked for and run."""
+    policy = lambda _: Approval(editable=["amount"])  # noqa: E731
+    ledger = quick(cp, requires_approval=policy, approval_timeout=0)
+    seen: list[Any] = []
+
+    @tool
+    async def charge(order: str, amount: int) -> None:
+        seen.append(amount)
+
+    async def run() -> None:
+        if way == "tool":
+            await ToolRegistry(ledger, [charge]).dispatch(thread, "charge", ARGS)
+        else:
+            await ledger.run(
+                thread,
+                "charge",
+                ARGS,
+                lambda effect: seen.append(effect.args["amount"]),
+            )
+
+    with pytest.raises(EffectTimeout):
+        await run()
+
+    (request,) = await ledger.pending(thread)
+    assert request.editable == ("amount",)
+
+    with pytest.raises(ValueError, match="'order'"):
+        await ledger.approve(request.key, value={"order": "8"})
+
+    assert await ledger.approve(request.key, value={"amount": 7, "note": "half"})
+    await run()
+    await run()  # replayed
+    assert seen == [7]
+    record = await ledger.find(ledger.key(thread, "charge", ARGS))
+    assert record is not None
+    assert record.call.args["args"] == {**ARGS, "amount": 7}
+    assert record.call.args["asked"] == ARGS
+
+
+async def test_an_argument_that_does_not_exist_cannot_be_editable(
+    cp: Store, thread: str
+) -> None:
+    """The policy has a mistake, which is found before anything is recorded."""
+    ledger = quick(cp, requires_approval=lambda _: Approval(["amounts"]))
+
+    with pytest.raises(ValueError, match="'amounts'"):
+        await ledger.run(thread, "charge", ARGS, Shop().charge)
+
+
+async def test_a_withdrawn_request_is_gone(cp: Store, thread: str) -> None:
+    """Its waiting run ends, a decision finds nothing, and a new run asks again."""
+    ledger = careful(cp)
+    run = asyncio.create_task(ledger.run(thread, "charge", ARGS, Shop().charge))
+    await requested(cp, thread)
+    key = ledger.key(thread, "charge", ARGS)
+    assert await quick(cp).withdraw(key, by="ann", reason="the user cancelled")
+
+    with pytest.raises(ApprovalWithdrawn):
+        await run
+
+    assert await quick(cp).pending(thread) == []
+    assert [one for one in await quick(cp).requests() if one.key == key] == []
+    assert not await quick(cp).approve(key)
+    assert not await quick(cp).withdraw(key)
+
+    shop = Shop()
+    run = asyncio.create_task(ledger.run(thread, "charge", ARGS, shop.charge))
+    await requested(cp, thread)
+    (request,) = await quick(cp).pending(thread)
+    assert (request.number, request.record.attempt) == (1, 2)
+    assert await quick(cp).approve(key)
+    assert await run == {"charge": 1}
+    assert not await quick(cp).withdraw(key)
+
+
+async def test_a_decision_is_not_withdrawn(cp: Store, thread: str) -> None:
+    """Of a denial and a withdrawal, the first counts."""
+    ledger = careful(cp, approval_timeout=0)
+
+    with pytest.raises(EffectTimeout):
+        await ledger.run(thread, "charge", ARGS, Shop().charge)
+
+    key = ledger.key(thread, "charge", ARGS)
+    assert await ledger.deny(thread, key)
+    assert not await ledger.withdraw(thread, key)
+
+    with pytest.raises(EffectDenied):
+        await ledger.run(thread, "charge", ARGS, Shop().charge)

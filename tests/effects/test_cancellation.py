@@ -14,13 +14,12 @@ from cpkit import (
     PayloadTooLarge,
     ToolCall,
 )
-from cpkit.effects import Effect
-from tests.effects.shop import OnlySix, Shop, Store, quick
+from tests.effects.shop import Plain, Shop, Store, quick
 
 ARGS: dict[str, JsonValue] = {"amount": 1000}
 
 
-class Slow(OnlySix):
+class Slow(Plain):
     """Some writes take many turns of the event loop, and can be cancelled in each.
 
     ``slow_claim`` says which claims are slow: the first is 1. A slow claim is applied
@@ -178,24 +177,11 @@ async def cancel_after_release(
     ]
 
 
-async def test_a_run_cancelled_in_on_superseded_records_its_outcome(
-    cp: Store, thread: str
-) -> None:
-    """Its own attempt was released, so it claims the key again first."""
-    began = asyncio.Event()
-
-    async def superseded(_: Effect, __: CallRecord) -> None:
-        began.set()
-        await asyncio.Event().wait()
-
-    await cancel_after_release(cp, thread, quick(cp, on_superseded=superseded), began)
-
-
 @pytest.mark.parametrize("applied", [True, False])
 async def test_a_run_cancelled_in_its_second_claim_records_its_outcome(
     cp: Store, thread: str, applied: bool
 ) -> None:
     """Whether that claim was applied or not."""
-    slow = Slow(cp, slow_claim=3, applied=applied)
+    slow = Slow(cp, slow_claim=2, applied=applied)
     ledger = quick(slow)
     await cancel_after_release(cp, thread, ledger, slow.began)

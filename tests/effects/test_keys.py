@@ -43,10 +43,10 @@ def test_no_two_effects_share_a_key() -> None:
         ("t", "charge", ARGS, {"key_fields": ["a", "c"]}),
         ("t", "charge", {"a": "x|y"}, {}),
         ("t", "charge", {"a": "x", "y": ""}, {}),
-        ("t", "charge", ARGS, {"resource": "x|y"}),
+        ("t", "charge", ARGS, {"key": "call", "tool_call_id": "x|y"}),
+        ("t", "charge", ARGS, {"key": "call", "tool_call_id": "x"}),
         ("t", "charge", ARGS, {"idempotency_key": "x|y"}),
-        ("t", "charge", ARGS, {"resource": {"a": "x|y"}}),
-        ("t", "charge", ARGS, {"resource": json.dumps(ARGS)}),
+        ("t", "charge", ARGS, {"idempotency_key": json.dumps(ARGS)}),
         ("t", "charge", {"a": True}, {}),
         ("t", "charge", {"a": 1}, {}),
         ("t", "charge", {"a": "1"}, {}),
@@ -75,9 +75,12 @@ def test_equal_json_gives_the_same_key() -> None:
         ({"key_fields": ["unknown"]}, ValueError),
         ({"key_fields": []}, ValueError),
         ({"key_fields": "a"}, TypeError),
-        ({"key_fields": ["a"], "resource": "r"}, ValueError),
-        ({"idempotency_key": "k", "resource": "r"}, ValueError),
+        ({"key_fields": ["a"], "idempotency_key": "k"}, ValueError),
+        ({"idempotency_key": "k", "key": "call"}, ValueError),
+        ({"key": "call"}, ValueError),
+        ({"key": "argument"}, ValueError),
         ({"scope": "world"}, ValueError),
+        ({"resource": "r"}, TypeError),
     ],
 )
 def test_options_that_name_no_effect_are_refused(
@@ -115,6 +118,6 @@ JSON = st.recursive(
 def test_the_fast_encoder_gives_the_canonical_key(value: JsonValue) -> None:
     """A key is the digest of the canonical text, whichever encoder wrote it."""
     plain_value = effect.copy_json(value, "value")
-    made = effect.effect_key("thread", "t", "x", "resource", plain_value)
-    text = canonical_json([["thread", "t"], "x", "resource", plain_value])
+    made = effect.effect_key("thread", "t", "x", "given", plain_value)
+    text = canonical_json([["thread", "t"], "x", "given", plain_value])
     assert made == sha256(text.encode()).hexdigest()

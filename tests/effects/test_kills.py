@@ -8,14 +8,14 @@ import sys
 from collections import Counter
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from cpkit import open_checkpointer
-from cpkit.effects import Backoff, EffectLedger
-from cpkit.effects.attempts import Attempts
-from cpkit.effects.requests import Requests
-from cpkit.terms import Terms
+from cpkit.effects import EffectLedger
+from cpkit.runs import RUNS
+from cpkit.worker import submit
 from tests.effects.payer import lines
 from tests.effects.shop import until
 from tests.stores import fresh_url, quick_on
@@ -44,8 +44,8 @@ async def run_with_kills(
     random = Random(f"{keys} {kills}")
 
     async with open_checkpointer(url) as cp:
-        for thread in threads:  # as if a first run of each had died
-            await Terms(cp, thread, Backoff(), 1.0).mark_died()
+        for thread in threads:
+            await submit(cp, thread)
 
         async def ended() -> bool:
             found = [await cp.load(thread) for thread in threads]
@@ -85,9 +85,9 @@ async def run_with_kills(
         await check_books(cp, folder, threads)
 
 
-async def nothing_open(cp: object) -> bool:
-    """Return whether every decided request was acted upon."""
-    return not await Requests(Attempts(cp, Backoff(), 1.0), None).entries()  # type: ignore[arg-type]
+async def nothing_open(cp: Any) -> bool:
+    """Return whether no run is open: every decided request was acted upon."""
+    return not await cp.list_threads(prefix=f"{RUNS}:")
 
 
 async def check_books(cp: object, folder: Path, threads: list[str]) -> None:

@@ -16,21 +16,25 @@ from conformance.slowdown import slowdown
 from cpkit import (
     BackendUnavailable,
     Checkpointer,
-    CorruptThread,
     ToolCall,
     VersionConflict,
     open_checkpointer,
 )
 from cpkit.lease import Lease, LeaseLost, LeaseTimeout, thread_lease
-from cpkit.terms import Terms
+from cpkit.runs import RunState, RunThread, Wake, wake_run
 from tests.broken.reference import Reference
-from tests.effects.shop import QUICK, OnlySix, Store, until
+from tests.effects.shop import Plain, Store, quick, until
 from tests.simulation.loop import simulated_loop
 
 
-def lease_of(cp: Store | OnlySix, thread: str, **options: Any) -> Lease:
-    """Return a lease with short pauses."""
-    return thread_lease(cp, thread, **{"stale_after": 0.5, "backoff": QUICK, **options})
+def lease_of(cp: Store | Plain, thread: str, **options: Any) -> Lease:
+    """Return a lease with a short ``stale_after``."""
+    return thread_lease(cp, thread, **{"stale_after": 0.5, **options})
+
+
+async def state_of(cp: Store, thread: str) -> RunState:
+    """Return what the thread of a run shows."""
+    return await RunThread(cp, thread).look()
 
 
 async def abandon(cp: Store, thread: str) -> Lease:
@@ -51,29 +55,19 @@ async def test_impossible_intervals_are_refused(
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError])
-async def test_an_error_of_the_block_wins_over_a_damaged_term(
+async def test_a_damaged_term_is_logged(
     error: type[BaseException], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The damage is logged. After a block that ended well it is raised."""
+    """The block's own error counts more."""
     async with open_checkpointer(f"sqlite:///{tmp_path}/store.db") as cp:
         with pytest.raises(error):
             await run_on_damaged_term(cp, tmp_path, error)
 
-        assert "could not release the lease of 't'" in caplog.text
         assert "CorruptThread" in caplog.text
 
 
-async def test_a_damaged_term_is_an_error_of_a_block_that_ended_well(
-    tmp_path: Path,
-) -> None:
-    """The store has to be looked at: no runner can take the lease."""
-    async with open_checkpointer(f"sqlite:///{tmp_path}/store.db") as cp:
-        with pytest.raises(CorruptThread):
-            await run_on_damaged_term(cp, tmp_path, None)
-
-
 async def run_on_damaged_term(
-    cp: Checkpointer[Any], folder: Path, error: type[BaseException] | None
+    cp: Checkpointer[Any], folder: Path, error: type[BaseException]
 ) -> None:
     """Damage the term while its block runs, and raise the error in the block."""
     async with thread_lease(cp, "t"):
@@ -81,8 +75,7 @@ async def run_on_damaged_term(
             damaged = raw.execute("UPDATE cpkit_calls SET args = '{'")
             assert damaged.rowcount == 1
 
-        if error is not None:
-            raise error
+        raise error
 
 
 async def test_one_runner_at_a_time(cp: Store, thread: str) -> None:
@@ -93,7 +86,7 @@ async def test_one_runner_at_a_time(cp: Store, thread: str) -> None:
     async def runner() -> None:
         nonlocal inside
 
-        async with lease_of(OnlySix(cp), thread) as lease:
+        async with lease_of(Plain(cp), thread) as lease:
             inside += 1
             assert inside == 1
             tokens.append(lease.token)
@@ -124,10 +117,12 @@ async def test_a_held_lease_is_renewed(cp: Store, thread: str) -> None:
         await lease.check()
         assert not lease.lost
 
-    data = await cp.load(f"cpkit:lease:{thread}")
-    assert data is not None
-    assert list(data.extra) == ["renewed"]  # extra does not grow
-    assert data.pending == []
+        data = await cp.load(f"cpkit:run:{thread}")
+        assert data is not None
+        assert list(data.extra) == ["renewed"]  # extra does not grow
+
+    # The run ended well and left nothing open, so its thread is gone.
+    assert await cp.load(f"cpkit:run:{thread}") is None
 
 
 async def test_a_dead_holder_is_taken_over(cp: Store, thread: str) -> None:
@@ -171,8 +166,8 @@ async def test_a_lost_lease_cancels_the_block(cp: Store, thread: str) -> None:
         nonlocal cancelled
 
         async with lease:
-            call = lease._call.call_id
-            await cp.record_result(f"cpkit:lease:{thread}", call, {}, success=False)
+            call = lease.term_id
+            await cp.record_result(f"cpkit:run:{thread}", call, {}, success=False)
 
             try:
                 await asyncio.Event().wait()
@@ -214,7 +209,7 @@ async def test_a_holder_that_cannot_renew_stops_before_a_takeover(
 ) -> None:
     """It measures with its own clock."""
 
-    class Away(OnlySix):
+    class Away(Plain):
         async def refuse(self, *_: object) -> None:
             raise BackendUnavailable("test", "away")
 
@@ -234,7 +229,7 @@ def test_a_claim_whose_answer_was_late_is_renewed_at_once() -> None:
 
     async def main() -> None:
         async with Reference() as cp:
-            slow = OnlySix(cp)
+            slow = Plain(cp)
             other = thread_lease(cp, "thread", stale_after=15, timeout=40)
             waiting: list[asyncio.Task[Lease]] = []
 
@@ -260,7 +255,7 @@ def test_a_heartbeat_is_counted_once_if_its_answer_was_lost() -> None:
     async def main() -> None:
         async with Reference() as cp:
             clock = asyncio.get_running_loop().time
-            flaky = OnlySix(cp)
+            flaky = Plain(cp)
             applied: list[float] = []
 
             async def renew(thread_id: str, extra: Any) -> None:
@@ -302,7 +297,7 @@ async def test_a_renewal_that_raises_any_exception_is_retried(
     """Without its renewer, the holder would not learn that the lease is lost."""
     calls = 0
 
-    class FailsOnce(OnlySix):
+    class FailsOnce(Plain):
         async def fail_once(self, thread_id: str, extra: Any) -> None:
             nonlocal calls
             calls += 1
@@ -339,7 +334,7 @@ async def test_a_lease_is_released_on_exit(cp: Store, thread: str, how: str) -> 
     task = asyncio.create_task(block())
 
     async def held() -> bool:
-        return await cp.load(f"cpkit:lease:{thread}") is not None
+        return task.done() or await cp.load(f"cpkit:run:{thread}") is not None
 
     await until(held)
     task.cancel() if how == "is cancelled" else None
@@ -364,8 +359,8 @@ async def test_an_error_of_the_block_is_raised_unchanged(
 
     async def work() -> None:
         async with lease_of(cp, thread) as lease:
-            call = lease._call.call_id
-            await cp.record_result(f"cpkit:lease:{thread}", call, {}, success=False)
+            call = lease.term_id
+            await cp.record_result(f"cpkit:run:{thread}", call, {}, success=False)
 
             with pytest.raises(LeaseLost):
                 await lease.check()
@@ -382,88 +377,123 @@ async def test_a_term_with_malformed_args_can_be_taken_over(
     """A recorded ``stale_after`` that is not a number is ignored."""
     mine = lease_of(cp, thread)
     odd = ToolCall(
-        "odd", "cpkit:lease", {"stale_after": "x"}, mine._call.idempotency_key
+        "odd", "cpkit:lease", {"stale_after": "x"}, mine._term.idempotency_key
     )
-    await cp.record_issued(f"cpkit:lease:{thread}", odd)
+    await cp.record_issued(f"cpkit:run:{thread}", odd)
 
     async with mine as lease:
         assert lease.token == 2
 
 
-async def test_a_run_that_ended_well_removes_every_mark(cp: Store, thread: str) -> None:
-    """Also the mark of a dead run that another runner took over."""
-    terms = (await abandon(cp, thread))._terms
+async def test_a_run_stays_on_the_list_until_one_ends_well(
+    cp: Store, thread: str
+) -> None:
+    """A dead run and failed runs call for another, and a well ended one for none."""
+    await abandon(cp, thread)
 
     async with lease_of(cp, thread) as recovering:  # takes the dead run's term over
-        recovering.keep_mark()
+        recovering.run_no_agent()
 
-    assert (await terms.look()).died == thread
+    assert [one.why for one in (await state_of(cp, thread)).wakes] == ["died"]
 
     with pytest.raises(ZeroDivisionError):
         async with lease_of(cp, thread):
             raise ZeroDivisionError
 
-    assert (await terms.look()).died == thread
+    state = await state_of(cp, thread)
+    assert [one.why for one in state.wakes] == ["died", "ended: ZeroDivisionError"]
+    assert state.failures == 1
 
-    async with lease_of(cp, thread):
-        pass
+    async with lease_of(cp, thread) as lease:
+        assert [one.why for one in lease.wakes] == ["died", "ended: ZeroDivisionError"]
 
-    assert (await terms.look()).died is None
+    assert await cp.load(f"cpkit:run:{thread}") is None
 
 
-async def test_a_lease_is_released_if_removing_the_mark_is_cancelled(
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt, ValueError, asyncio.CancelledError]
+)
+async def test_a_run_that_ends_with_an_error_is_unfinished(
+    cp: Store, thread: str, error: type[BaseException]
+) -> None:
+    """Ctrl-C, an exception and a cancelled request are as a kill: a worker goes on."""
+    with pytest.raises(error):
+        async with lease_of(cp, thread):
+            raise error
+
+    (wake,) = (await state_of(cp, thread)).wakes
+    assert wake.why == f"ended: {error.__name__}"
+
+
+async def test_a_run_that_is_cancelled_at_every_await_is_unfinished(
     cp: Store, thread: str
 ) -> None:
-    """The next runner does not wait until the term is stale."""
+    """As a web framework does; the lease is released all the same."""
     began = asyncio.Event()
 
-    async def hang() -> None:
-        began.set()
-        await asyncio.Event().wait()
-
     async def work() -> None:
-        async with lease_of(cp, thread, stale_after=60) as lease:
-            await lease._terms.mark_died()
-            lease._terms.clear_died = hang  # type: ignore[method-assign]  # it hangs
+        async with lease_of(cp, thread, stale_after=60):
+            began.set()
+            await asyncio.Event().wait()
 
     task = asyncio.create_task(work())
     await began.wait()
-    task.cancel()
-    await asyncio.wait([task])
+
+    while not task.done():
+        task.cancel()
+        await asyncio.sleep(0)
+
     assert task.cancelled()
 
     async with lease_of(cp, thread, timeout=5) as lease:
-        assert lease.token == 2
+        assert [one.why for one in lease.wakes] == ["ended: CancelledError"]
 
 
-async def test_the_mark_of_the_next_term_is_not_removed(cp: Store, thread: str) -> None:
-    """The store is so slow when a block ends that another runner takes over."""
-    slow = OnlySix(cp)
-    at_the_end, go_on = asyncio.Event(), asyncio.Event()
-    ended = False
-
-    async def load(thread_id: str) -> Any:
-        if ended:
-            at_the_end.set()
-            await go_on.wait()
-
-        return await cp.load(thread_id)
-
-    async def run() -> None:
-        nonlocal ended
-
-        async with lease_of(slow, thread):
-            ended = True
-
-    slow.load = load
-    first = asyncio.create_task(run())
-    await at_the_end.wait()
+async def test_a_run_that_leaves_an_effect_open_is_unfinished(
+    cp: Store, thread: str
+) -> None:
+    """Cancelled in the middle, or begun by hand and not committed."""
+    ledger = quick(cp)
 
     async with lease_of(cp, thread):
-        go_on.set()
-        await first
-        state = await Terms(cp, thread, QUICK, 1.0).look()
-        assert state.died == thread
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await ledger.run(thread, "pay", {}, lambda _: asyncio.Event().wait())
+
+    async with lease_of(cp, thread) as lease:
+        assert [one.why for one in lease.wakes] == ["ended: an effect is open"]
+        begun = await ledger.begin(thread, "mail", {})
+
+    async with lease_of(cp, thread) as lease:
+        assert len(lease.wakes) == 2
+        again = await ledger.begin(thread, "fax", {})
+        await ledger.commit(again.record)
+
+    await ledger.commit(begun.record)
+    assert await cp.load(f"cpkit:run:{thread}") is None
+
+
+async def test_a_wake_during_a_run_is_for_the_next_one(cp: Store, thread: str) -> None:
+    """The run began before it, so it may not have seen what it is about."""
+    async with lease_of(cp, thread):
+        await wake_run(cp, thread, Wake("submitted", {"n": 1}))
+
+    async with lease_of(cp, thread) as lease:
+        assert [one.event for one in lease.wakes] == [{"n": 1}]
+
+    assert await cp.load(f"cpkit:run:{thread}") is None
+
+
+async def test_a_store_that_cannot_delete_keeps_the_thread_of_a_run(
+    cp: Store, thread: str
+) -> None:
+    """Its wakes are done all the same."""
+    await wake_run(cp, thread, Wake("submitted"))
+
+    async with lease_of(Plain(cp), thread):
+        pass
+
+    assert await state_of(cp, thread) == RunState(thread, version=2)
 
 
 async def test_a_lease_is_entered_once(cp: Store, thread: str) -> None:
@@ -491,31 +521,30 @@ async def test_a_task_does_not_wait_for_itself(cp: Store, thread: str) -> None:
 async def test_a_thread_forgotten_while_it_is_claimed_is_claimed_again(
     cp: Store, thread: str
 ) -> None:
-    """The second issue, which is to read the token, is then the claim."""
-    forgotten = OnlySix(cp)
-    issues = 0
+    """The look after the claim does not find the term."""
+    forgotten = Plain(cp)
+    looks = 0
 
-    async def issue(thread_id: str, call: ToolCall) -> Any:
-        nonlocal issues
-        issues += 1
+    async def load(thread_id: str) -> Any:
+        nonlocal looks
+        looks += 1
 
-        if issues in (2, 3):
+        if looks < 3:
             await cp.delete_thread(thread_id, forget_keys=True)
 
-        return await cp.record_issued(thread_id, call)
+        return await cp.load(thread_id)
 
-    forgotten.record_issued = issue
+    forgotten.load = load
 
     async with lease_of(forgotten, thread) as lease:
-        assert (issues, lease.token) == (4, 1)
+        assert (looks, lease.token) == (3, 1)
 
 
 async def test_a_deleted_lease_can_be_taken(cp: Store, thread: str) -> None:
-    """Its term shows nowhere, and would hold the key for ever. Its run died."""
-    terms = Terms(cp, thread, QUICK, 1.0)
-    await terms.claim(terms.new_call("dead", 60))
-    await cp.delete_thread(terms.lease_thread)
+    """Its term shows nowhere, and would hold the key for ever."""
+    run = RunThread(cp, thread)
+    await run.claim(run.new_term("dead", 60))
+    await cp.delete_thread(run.name)
 
     async with asyncio.timeout(10), lease_of(cp, thread, timeout=0) as lease:
         assert lease.token == 2
-        assert (await terms.look()).died == thread

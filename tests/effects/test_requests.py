@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from cpkit import (
     CorruptThread,
     JsonValue,
     MemoryCheckpointer,
-    ThreadDump,
     ToolCall,
     open_checkpointer,
 )
@@ -30,19 +28,24 @@ from cpkit.effects import (
     EffectDenied,
     EffectLedger,
     EffectTimeout,
+    NoEffect,
     NotLanded,
+    Superseded,
+    approvals,
     tool,
 )
-from cpkit.effects.requests import decision_at, request_of
-from cpkit.effects.waiting_tools import waiting_tools
+from cpkit.effects.requests import waiting_tools
+from cpkit.lease import thread_lease
+from cpkit.runs import Ask, RunThread
 from tests.effects.shop import (
     Counting,
     Method,
-    OnlySix,
     P,
+    Plain,
     Shop,
     Store,
     T,
+    claim,
     quick,
     until,
 )
@@ -93,12 +96,16 @@ async def test_requests_lists_undecided_ones_of_all_threads_by_page(
 ) -> None:
     """The oldest comes first, a decided one leaves, and no thread is loaded."""
     keys = [await ask(cp, f"{thread}-{n}", {"n": n}) for n in range(5)]
-    counting = Counting(cp, True)
+    counting = Counting(cp)
     ledger = quick(counting)
     listed = await ledger.requests(limit=1_000)
     assert [one.key for one in listed if one.key in keys] == keys
-    assert set(counting.calls) <= {"load", "find_call"}
-    assert counting.calls.count("load") == 1
+    assert set(counting.calls) <= {"load", "find_call", "list_threads"}
+    counting.calls.clear()
+    again = await ledger.requests(limit=1_000)
+    assert [one.key for one in again] == [one.key for one in listed]
+    # What has not changed is not read again.
+    assert counting.calls.count("load") <= len(listed) - len(keys)
 
     first = await ledger.requests(limit=2)
     rest: list[ApprovalRequest] = []
@@ -149,39 +156,21 @@ async def test_a_decision_says_by_whom_when_why_and_from_where(
     assert approved.origin  # host and process by default
 
 
-async def test_requests_work_with_the_six_methods_alone(cp: Store, thread: str) -> None:
-    """A store without receipts lists and decides by key too."""
-    six = OnlySix(cp)
-    key = await ask(six, thread)
-    assert [one.key for one in await own(six, key, limit=1_000)] == [key]
-    assert await quick(six).approve(key, by="ann")
-    assert await own(six, key, limit=1_000) == []
-    shop = Shop()
-    assert await careful(six).run(thread, "charge", ARGS, shop.charge) == {"charge": 1}
-
-
 async def test_pending_and_approve_do_not_read_messages(cp: Store, thread: str) -> None:
     """A long thread costs as much as a short one."""
     key = await ask(cp, thread)
-    counting = Counting(cp, True)
+    counting = Counting(cp)
     assert [one.key for one in await quick(counting).pending(thread)] == [key]
     assert counting.calls == ["list_calls"]
-    loaded: list[str] = []
-
-    async def load(thread_id: str) -> Any:
-        loaded.append(thread_id)
-        return await cp.load(thread_id)
-
-    counting.load = load
     assert await quick(counting).approve(thread, key)
-    assert loaded == ["cpkit:requests"]
+    assert "load" not in counting.calls
 
 
-async def test_a_decision_costs_four_operations_and_the_woken_run_three(
+async def test_a_decision_costs_four_operations_and_the_woken_run_four(
     cp: Store, thread: str
 ) -> None:
     """A person waits for each of them, from ``approve`` to the start of the handler."""
-    people, runner = Finished(cp, True), Finished(cp, True)
+    people, runner = Finished(cp), Finished(cp)
     runner.watch = cp.watch  # type: ignore[attr-defined]  # the five stores have it
     before_handler: list[str] = []
 
@@ -190,9 +179,9 @@ async def test_a_decision_costs_four_operations_and_the_woken_run_three(
 
     ledger = careful(runner, approval_timeout=None)
     run = asyncio.create_task(ledger.run(thread, "charge", ARGS, handler))
-    # Looks for the effect and its request, records the request and its entry, reads the
-    # request, and looks at it again when it watches.
-    asked = ["find_call"] * 2 + ["record_issued"] * 2 + ["find_call"] * 2
+    # Looks for the effect and its request, puts it on the list of runs, records and
+    # reads it, and looks at it again when it watches.
+    asked = ["find_call"] * 2 + ["append", "record_issued"] + ["find_call"] * 2
 
     async def has_asked() -> bool:
         return runner.calls == asked
@@ -202,8 +191,9 @@ async def test_a_decision_costs_four_operations_and_the_woken_run_three(
 
     assert await quick(people).approve(ledger.key(thread, "charge", ARGS))
     await run
-    assert people.calls == ["load", "find_call", "record_result", "save_extra"]
-    assert before_handler == ["find_call", "record_issued", "find_call"]
+    assert people.calls == [*["find_call"] * 2, "record_result", "append"]
+    # It sees the decision, reads which request counts, claims, and reads the attempt.
+    assert before_handler == ["find_call", "find_call", "record_issued", "find_call"]
 
 
 async def test_a_request_behind_an_undecided_one_is_found_by_its_arguments(
@@ -224,7 +214,7 @@ async def test_a_request_behind_an_undecided_one_is_found_by_its_arguments(
     with pytest.raises(EffectDenied):
         await ledger.run(thread, "charge", other, Shop().charge, **order)
 
-    assert len([one for one in await ledger._requests.entries() if one.key == key]) == 1
+    assert [ask.key for ask in await asks_of(cp, thread)] == [key]
     assert not await ledger.approve(key, args=other)
     assert not await ledger.approve(key, number=2)
     decision = await ledger.decision(key, args=other)
@@ -234,22 +224,30 @@ async def test_a_request_behind_an_undecided_one_is_found_by_its_arguments(
     assert await ledger.run(thread, "charge", ARGS, Shop().charge, **order)
 
 
-async def test_a_restored_request_is_listed_again(cp: Store, thread: str) -> None:
-    """The list is not in the dump of its thread. A worker needs it, too."""
+async def test_a_restored_request_is_decided_and_listed_again(
+    cp: Store, thread: str
+) -> None:
+    """The list of runs is not in the dump of its thread. A worker needs it, too."""
     key = await ask(cp, thread)
     dump = await cp.dump_thread(thread)  # type: ignore[attr-defined]  # all stores do
 
-    async with MemoryCheckpointer[Any]() as other:
-        await other.restore_thread(dump)
-        assert await quick(other).requests() == []
-        await ask(other, thread)
-        assert [one.key for one in await quick(other).requests()] == [key]
+    for is_asked_again in (True, False):
+        async with MemoryCheckpointer[Any]() as other:
+            await other.restore_thread(dump)
+            assert await quick(other).requests() == []
+
+            if is_asked_again:
+                await ask(other, thread)
+                assert [one.key for one in await quick(other).requests()] == [key]
+
+            assert await quick(other).approve(key)
+            assert await careful(other).run(thread, "charge", ARGS, Shop("paid").charge)
 
 
 async def test_a_request_after_a_forgotten_one_is_listed(
     cp: Store, thread: str
 ) -> None:
-    """Its number was used before, and the entry of that request has ended."""
+    """Its number was used before, and nothing of that request is left."""
     ledger = careful(cp)
 
     for _ in range(3):
@@ -258,7 +256,7 @@ async def test_a_request_after_a_forgotten_one_is_listed(
         dump = await cp.dump_thread(thread)  # type: ignore[attr-defined]  # all do
         assert await ledger.approve(key)
         assert await ledger.run(thread, "charge", ARGS, Shop("paid").charge) == "paid"
-        assert not [one for one in await ledger._requests.entries() if one.key == key]
+        assert await asks_of(cp, thread) == []
         await cp.delete_thread(thread, forget_keys=True)
 
     # A restored request is the old one, undecided again.
@@ -267,34 +265,9 @@ async def test_a_request_after_a_forgotten_one_is_listed(
     assert [one.key for one in await own(cp, key)] == [key]
 
 
-async def test_a_late_decision_stays_listed_for_its_run(cp: Any, thread: str) -> None:
-    """For 30 days from the decision, however long the person took to decide."""
-    key = await ask(cp, thread)
-    assert await quick(cp).approve(key)
-    dumps = [await cp.dump_thread(one) for one in (thread, "cpkit:requests")]
-
-    for days, left in ((29, 1), (31, 0)):
-        async with MemoryCheckpointer[Any]() as other:
-            for dump in dumps:
-                assert dump is not None
-                await other.restore_thread(_older(dump, asked=31, decided=days))
-
-            assert await quick(other).requests() == []
-            assert len(await quick(other)._requests.entries()) == left
-
-
-def _older(dump: ThreadDump, asked: int, decided: int) -> ThreadDump:
-    """Return a dump whose calls were claimed and resolved so many days ago."""
-    now = datetime.now(UTC)
-    calls = [
-        replace(
-            one,
-            issued_at=now - timedelta(days=asked),
-            resolved_at=one.resolved_at and now - timedelta(days=decided),
-        )
-        for one in dump.calls
-    ]
-    return replace(dump, calls=calls)
+async def asks_of(cp: Any, thread: str) -> list[Ask]:
+    """Return the requests that runs of the thread wait for."""
+    return list((await RunThread(cp, thread).look()).asks.values())
 
 
 class TestExpiry:
@@ -303,10 +276,10 @@ class TestExpiry:
     async def test_a_late_approval_licenses_nothing(
         self, cp: Store, thread: str
     ) -> None:
-        """The run raises, whether it looks before or after the late approval."""
+        """By the times of the store, at which it was asked for and decided."""
         shop = Shop()
         key = await ask(cp, thread, expires_after=SOON)
-        await until_expired(cp, key)
+        await asyncio.sleep(2 * SOON)
         assert not await quick(cp).approve(key, by="ann")
         assert await own(cp, key) == []
 
@@ -318,52 +291,12 @@ class TestExpiry:
         assert decision.verdict == "expired"
         assert shop.effects == []
 
-    async def test_an_approval_in_the_last_moment_was_one(
-        self, cp: Store, thread: str
-    ) -> None:
-        """The answer arrives after a run used it, and after the request expired."""
-        key = await ask(cp, thread, expires_after=SOON)
-        slow = Counting(cp, True)
-        shop = Shop()
-
-        async def record_late(*args: Any, **options: Any) -> CallRecord:
-            record = await cp.record_result(*args, **options)
-            await careful(cp).run(thread, "charge", ARGS, shop.charge)
-            await until_expired(cp, key)
-            return record
-
-        slow.record_result = record_late
-        assert await quick(slow).approve(key)
-        assert len(shop.effects) == 1
-
-    async def test_an_approval_that_the_store_records_too_late_never_counts(
-        self, cp: Store, thread: str
-    ) -> None:
-        """Neither for the person nor for a run whose clock is behind."""
-        key = await ask(cp, thread, expires_after=SOON)
-        slow = Counting(cp, True)
-
-        async def record_late(*args: Any, **options: Any) -> CallRecord:
-            await until_expired(cp, key)
-            return await cp.record_result(*args, **options)
-
-        slow.record_result = record_late
-        assert not await quick(slow).approve(key)
-        (record,) = [
-            one for one in await cp.list_calls(thread) if one.status == "completed"
-        ]
-        request = request_of(record)
-        assert request is not None
-        made = decision_at(request, request.requested_at)
-        assert made is not None
-        assert made.verdict == "expired"
-
     async def test_an_unused_approval_ends_too(self, cp: Store, thread: str) -> None:
         """An approval in time counts until the request expires."""
         shop = Shop()
         key = await ask(cp, thread, expires_after=SOON)
         assert await quick(cp).approve(key)
-        await until_expired(cp, key)
+        await asyncio.sleep(2 * SOON)
 
         with pytest.raises(ApprovalExpired):
             await careful(cp).run(thread, "charge", ARGS, shop.charge)
@@ -392,95 +325,24 @@ class TestExpiry:
 
         assert await own(cp, quick(cp).key(thread, "charge", ARGS)) == []
 
-    async def test_a_recorded_time_after_the_calendar_is_never(
-        self, cp: Store, thread: str
-    ) -> None:
-        """Such a request does not hide those of other threads."""
-        key = quick(cp).key(thread, "charge", ARGS)
-        await quick(cp)._requests.create(
-            key, 1, thread, thread, "charge", ARGS, expires_after=1e12
-        )
-        (request,) = await own(cp, key)
-        assert request.expires_at is None
-
 
 async def test_a_recovery_without_a_policy_heeds_the_decision(
     cp: Store, thread: str
 ) -> None:
     """The policy is the agent's; the command recovers without it."""
-    dead, sent = Shop(gate=asyncio.Event()), Shop()
-
-    @tool(name="charge", verify=lambda _: NotLanded())
-    async def charge(effect: Effect, order: str, amount: int) -> JsonValue:
-        return await sent.charge(effect)
-
-    key = await ask(cp, thread, expires_after=5 * SOON)
-    assert await quick(cp).approve(key)
-    run = asyncio.create_task(careful(cp).run(thread, "charge", ARGS, dead.charge))
-    await dead.began.wait()
-    run.cancel()
-    await asyncio.wait([run])
-    await until_expired(cp, key)
-    await quick(cp).ask_again(key)
-    assert await quick(cp).deny(key, by="ann")
-    report = await quick(cp).recover(thread, [charge])
-    ((_, outcome),) = report.outcomes
-    assert outcome.content == "'charge' was denied by ann"
-    assert sent.effects == []
-
-
-@pytest.mark.parametrize("way", ["run", "recover"])
-async def test_a_denial_during_the_claim_stops_the_effect(
-    cp: Store, thread: str, way: str
-) -> None:
-    """The answer to the claim arrives after the approval expired and was replaced."""
     sent = Shop()
 
     @tool(name="charge", verify=lambda _: NotLanded())
     async def charge(effect: Effect, order: str, amount: int) -> JsonValue:
         return await sent.charge(effect)
 
-    key = await ask(cp, thread, expires_after=SOON if way == "run" else 5 * SOON)
-    assert await quick(cp).approve(key)
-
-    if way == "recover":  # a process claims, and dies
-        await careful(cp).begin(thread, "charge", ARGS)
-
-    issue = cp.record_issued
-
-    async def late(thread_id: str, call: ToolCall) -> CallRecord | None:
-        answer = await issue(thread_id, call)
-
-        if call.tool_name == "charge":
-            vars(cp).pop("record_issued")
-            await until_expired(cp, key)
-            await quick(cp).ask_again(key)
-            assert await quick(cp).deny(key, by="ann")
-
-        return answer
-
-    vars(cp)["record_issued"] = late
-
-    if way == "run":
-        with pytest.raises(EffectDenied):
-            await careful(cp).run(thread, "charge", ARGS, sent.charge)
-    else:
-        report = await quick(cp).recover(thread, [charge])
-        ((_, outcome),) = report.outcomes
-        assert outcome.content == "'charge' was denied by ann"
-
-    assert "record_issued" not in vars(cp)
+    key = await ask(cp, thread)
+    assert await quick(cp).deny(key, by="ann")
+    await claim(cp, thread, key, ARGS)
+    report = await quick(cp).recover(thread, [charge])
+    ((_, outcome),) = report.outcomes
+    assert outcome.content == "'charge' was denied by ann"
     assert sent.effects == []
-
-
-async def until_expired(cp: Any, key: str) -> None:
-    """Wait until the request of a key has expired."""
-
-    async def expired() -> bool:
-        decision = await quick(cp).decision(key)
-        return decision is not None and decision.verdict == "expired"
-
-    await until(expired)
 
 
 class TestAskAgain:
@@ -509,28 +371,19 @@ class TestAskAgain:
         assert first is not None
         assert (first.verdict, first.by) == ("denied", "ann")
 
-        with pytest.raises(ValueError, match="approved already"):
+        with pytest.raises(ValueError, match="has run"):
             await ledger.ask_again(key)
 
-    async def test_expired_and_withdrawn_requests_can_be_asked_again(
+    async def test_an_expired_request_can_be_asked_again(
         self, cp: Store, thread: str
     ) -> None:
         """The new request expires after as long as the old one, from now on."""
         ledger = careful(cp)
         key = await ask(cp, thread, expires_after=SOON)
-        await until_expired(cp, key)
+        await asyncio.sleep(2 * SOON)
+        assert not await ledger.approve(key)
         again = await ledger.ask_again(key)
-        assert again.number == 2
-        assert again.expires_at is not None
-
-        other = await ask(cp, thread, {"n": 2})
-        (request,) = await own(cp, other)
-        await cp.record_result(
-            request.thread_id, request.record.call.call_id, None, success=False
-        )
-
-        with pytest.raises(EffectDenied, match="withdrawn"):
-            await ledger.run(thread, "charge", {"n": 2}, Shop().charge)
+        assert (again.number, again.expires_after) == (2, SOON)
 
         with pytest.raises(ValueError, match="no approval request"):
             await ledger.ask_again("unknown")
@@ -540,16 +393,16 @@ async def test_two_processes_that_request_at_once_share_a_request(
     cp: Store, thread: str
 ) -> None:
     """With other arguments of one effect, each request gets a number of its own."""
-    options: dict[str, Any] = {"resource": "order-7"}
+    options: dict[str, Any] = {"key_fields": ["order"]}
 
     async def run(amount: int) -> None:
+        args: dict[str, JsonValue] = {"order": "7", "amount": amount}
+
         with pytest.raises(EffectTimeout):
-            await careful(cp).run(
-                thread, "charge", {"amount": amount}, Shop().charge, **options
-            )
+            await careful(cp).run(thread, "charge", args, Shop().charge, **options)
 
     await asyncio.gather(*(run(n % 3) for n in range(9)))
-    key = quick(cp).key(thread, "charge", {}, **options)
+    key = quick(cp).key(thread, "charge", {"order": "7"}, **options)
     requests = await own(cp, key, limit=1_000)
     assert sorted(one.number for one in requests) == [1, 2, 3]
     amounts = [one.args["amount"] for one in requests]
@@ -571,24 +424,22 @@ async def test_the_notifier_gets_the_request_with_a_link(
     assert seen[1].link.endswith(seen[1].record.call.idempotency_key)
 
 
-async def test_an_entry_without_a_request_is_not_listed(cp: Store, thread: str) -> None:
+async def test_a_listed_request_that_is_not_recorded_is_not_shown(
+    cp: Store, thread: str
+) -> None:
     """A process may die between the two; its next run records the request."""
     key = quick(cp).key(thread, "charge", ARGS)
+    dying = Plain(cp)
 
-    class DiesAfterTheEntry(OnlySix):
-        def __init__(self, inner: Store) -> None:
-            super().__init__(inner)
-            self.record_issued = self.refuse
+    async def refuse(thread_id: str, call: ToolCall) -> CallRecord | None:
+        raise RuntimeError("died")
 
-        async def refuse(self, thread_id: str, call: ToolCall) -> CallRecord | None:
-            if thread_id != "cpkit:requests":
-                raise RuntimeError("died")
-
-            return await cp.record_issued(thread_id, call)
+    dying.record_issued = refuse
 
     with pytest.raises(RuntimeError):
-        await careful(DiesAfterTheEntry(cp)).run(thread, "charge", ARGS, Shop().charge)
+        await careful(dying).run(thread, "charge", ARGS, Shop().charge)
 
+    assert len(await asks_of(cp, thread)) == 1
     assert await own(cp, key, limit=1_000) == []
     assert not await quick(cp).approve(key)
     await ask(cp, thread)
@@ -612,52 +463,21 @@ async def test_a_number_never_decides_other_arguments(cp: Store, thread: str) ->
     assert await ledger.approve(key, number=1, args=shown)
 
 
-async def test_a_withdrawn_request_does_not_hide_a_later_approval(
+async def test_a_withdrawn_request_leaves_its_number_to_the_next(
     cp: Store, thread: str
 ) -> None:
-    """The second of three requests is withdrawn; the third one licenses the run."""
+    """So the numbers have no gaps, and no request is hidden."""
     ledger, shop = careful(cp), Shop()
     key = await ask(cp, thread)
     await ledger.deny(key)
     second = await ledger.ask_again(key)
-    await cp.record_result(thread, second.record.call.call_id, {}, success=False)
+    assert await ledger.withdraw(key, number=2)
     third = await ledger.ask_again(key)
-
-    assert (second.number, third.number) == (2, 3)
-    assert await ledger.approve(key, number=3)
+    assert (second.number, third.number) == (2, 2)
+    assert third.record.call.call_id != second.record.call.call_id
+    assert await ledger.approve(key, number=2)
     await ledger.run(thread, "charge", ARGS, shop.charge)
     assert len(shop.effects) == 1
-
-
-async def test_a_withdrawn_request_does_not_hide_a_later_denial(
-    cp: Store, thread: str
-) -> None:
-    """A run acted on the denial, so the list of open requests does not have it."""
-    ledger, shop = careful(cp), Shop()
-    order: Any = {"key_fields": ["order"]}
-    later: dict[str, JsonValue] = {"order": "7", "amount": 11}
-
-    with pytest.raises(EffectTimeout):
-        await ledger.run(
-            thread, "charge", {**later, "amount": 10}, shop.charge, **order
-        )
-
-    (first,) = await ledger.pending(thread)
-    await cp.record_result(thread, first.record.call.call_id, {}, success=False)
-
-    with pytest.raises(EffectTimeout):
-        await ledger.run(thread, "charge", later, shop.charge, **order)
-
-    assert await ledger.deny(first.key, by="ann", args=later)
-
-    with pytest.raises(EffectDenied):
-        await ledger.run(thread, "charge", later, shop.charge, **order)
-
-    decision = await quick(cp).decision(first.key, args=later)
-    assert decision is not None
-    assert (decision.verdict, decision.by) == ("denied", "ann")
-    assert (await ledger.ask_again(first.key)).number == 3
-    assert shop.effects == []
 
 
 async def test_asking_again_twice_is_one_request(cp: Store, thread: str) -> None:
@@ -665,7 +485,7 @@ async def test_asking_again_twice_is_one_request(cp: Store, thread: str) -> None
     key = await ask(cp, thread)
     await careful(cp).deny(key)
     first, second = careful(cp), careful(cp)
-    listed = second._approvals._requests.all_of
+    listed = second._requests.all_of
     found, go = asyncio.Event(), asyncio.Event()
     calls = 0
 
@@ -679,7 +499,7 @@ async def test_asking_again_twice_is_one_request(cp: Store, thread: str) -> None
 
         return await listed(*args, **options)
 
-    second._approvals._requests.all_of = paused  # type: ignore[method-assign]
+    second._requests.all_of = paused  # type: ignore[method-assign]
 
     async with asyncio.TaskGroup() as group:
         late = group.create_task(second.ask_again(key))
@@ -691,7 +511,7 @@ async def test_asking_again_twice_is_one_request(cp: Store, thread: str) -> None
 
 
 async def test_a_cancelled_notifier_is_called_again_by_another_run(
-    cp: Store, thread: str
+    cp: Store, thread: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run that waits beside it does not count its call as a notification."""
     calls: list[ApprovalRequest] = []
@@ -706,12 +526,8 @@ async def test_a_cancelled_notifier_is_called_again_by_another_run(
 
         told.set()
 
-    ledger = quick(
-        cp,
-        requires_approval=lambda _: True,
-        on_approval_required=notify,
-        patience=0.05,
-    )
+    monkeypatch.setattr(approvals, "RETRY_FOR", 0.05)
+    ledger = quick(cp, requires_approval=lambda _: True, on_approval_required=notify)
     begun = [asyncio.Event(), asyncio.Event()]
 
     async def run(number: int) -> None:
@@ -738,7 +554,7 @@ async def test_a_cancelled_notifier_is_called_again_by_another_run(
     assert len(calls) == 2
 
 
-async def test_a_damaged_entry_does_not_hide_the_others(
+async def test_a_damaged_request_does_not_hide_the_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is named in the log, and stops only what is about its own effect."""
@@ -746,58 +562,80 @@ async def test_a_damaged_entry_does_not_hide_the_others(
         bad, good = await ask(cp, "bad"), await ask(cp, "good")
 
         with closing(sqlite3.connect(tmp_path / "store.db")) as raw, raw:
-            damage = "UPDATE cpkit_calls SET args = '{' WHERE call_id LIKE ?"
-            assert raw.execute(damage, (f"request:{bad}:%",)).rowcount == 1
+            damage = "UPDATE cpkit_calls SET args = '{' WHERE args LIKE ?"
+            assert raw.execute(damage, (f"%{bad}%",)).rowcount == 1
 
         ledger = careful(cp)
         assert [one.key for one in await ledger.requests()] == [good]
-        assert f"request:{bad}:1:" in caplog.text
+        assert "cannot read a request of thread 'bad'" in caplog.text
         assert await ledger.approve(good)
 
-        with pytest.raises(CorruptThread, match=f"request:{bad}:1:"):
+        with pytest.raises(CorruptThread):
             await ledger.approve(bad)
 
 
-async def open_entries(cp: Any, key: str) -> int:
-    """Return how many open entries the list has of an effect."""
-    data = await cp.load("cpkit:requests")
-    pending = () if data is None else data.pending
-    return sum(one.call.args["key"] == key for one in pending)
-
-
-@pytest.mark.parametrize("by_another", [False, True])
-async def test_a_committed_effect_leaves_the_list(
-    cp: Store, thread: str, by_another: bool
-) -> None:
-    """Its requests are ended with the outcome, after `begin` too."""
+async def test_a_used_approval_leaves_the_list_of_runs(cp: Store, thread: str) -> None:
+    """Without a lease too; a released attempt stays, as the next may use it."""
     ledger = careful(cp)
     key = await ask(cp, thread)
     await ledger.approve(key)
-    begun = await ledger.begin(thread, "charge", ARGS)
-    assert begun.fresh
-    assert await open_entries(cp, key) == 1
-    await (quick(cp) if by_another else ledger).commit(begun.record, 1)
-    assert await open_entries(cp, key) == 0
-    assert await waiting_tools(cp, {thread}) == {}
 
+    def refuses(_: Effect) -> None:
+        raise NoEffect("closed")
 
-async def test_a_released_effect_stays_on_the_list(cp: Store, thread: str) -> None:
-    """Its next attempt may use the approval."""
-    ledger = careful(cp)
-    key = await ask(cp, thread)
-    await ledger.approve(key)
-    await ledger.release((await ledger.begin(thread, "charge", ARGS)).record)
-    assert await open_entries(cp, key) == 1
+    with pytest.raises(NoEffect):
+        await ledger.run(thread, "charge", ARGS, refuses)
+
+    assert len(await asks_of(cp, thread)) == 1
     assert list(await waiting_tools(cp, {thread})) == ["charge"]
+    await ledger.run(thread, "charge", ARGS, Shop().charge)
+    assert await waiting_tools(cp, {thread}) == {}
+    # Nothing is open, so the thread of its run is gone.
+    assert await cp.load(RunThread(cp, thread).name) is None
 
 
 async def test_no_tool_waits_for_a_completed_effect(cp: Store, thread: str) -> None:
-    """A run may die after it recorded the outcome, and before it ended the entry."""
+    """A run may die after it recorded the outcome, and before it settled the rest."""
     ledger = careful(cp)
     key = await ask(cp, thread)
     await ledger.approve(key)
     begun = await ledger.begin(thread, "charge", ARGS)
     assert list(await waiting_tools(cp, {thread})) == ["charge"]
     await cp.record_result(thread, begun.record.call.call_id, 1)
-    assert await open_entries(cp, key) == 1
     assert await waiting_tools(cp, {thread}) == {}
+
+    with pytest.raises(Superseded):
+        await ledger.commit(begun.record, 1)
+
+
+async def test_a_request_names_the_thread_to_run(cp: Store, thread: str) -> None:
+    """That of the main agent's lease, or the given one, and not the sub-agent's."""
+    main = f"{thread}-main"
+
+    async with thread_lease(cp, main), thread_lease(cp, thread):
+        await ask(cp, thread)
+
+    (request,) = await quick(cp).pending(thread)
+    assert (request.thread_id, request.run_thread) == (thread, main)
+    assert len(await asks_of(cp, main)) == 1
+    assert await asks_of(cp, thread) == []
+    await ask(cp, thread, {"n": 2}, run_thread="another")
+    assert [one.run_thread for one in await quick(cp).pending(thread)] == [
+        main,
+        "another",
+    ]
+
+
+async def test_a_begun_effect_is_settled_when_it_is_committed(
+    cp: Store, thread: str
+) -> None:
+    """Its request is off the list of runs, also if another ledger commits it."""
+    for by_another in (False, True):
+        args: dict[str, JsonValue] = {"by_another": by_another}
+        ledger = careful(cp)
+        key = await ask(cp, thread, args)
+        await ledger.approve(key)
+        begun = await ledger.begin(thread, "charge", args)
+        assert len(await asks_of(cp, thread)) == 1
+        await (quick(cp) if by_another else ledger).commit(begun.record, 1)
+        assert await asks_of(cp, thread) == []

@@ -21,7 +21,7 @@ class Watched(Counting):
     """A store that logs its calls, and watches like the store behind it."""
 
     def __init__(self, cp: Any) -> None:
-        super().__init__(cp, receipts=True)
+        super().__init__(cp)
         self.watch = cp.watch
 
 

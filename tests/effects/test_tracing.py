@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from cpkit import JsonValue, open_checkpointer
 from cpkit.effects import EffectFailed, tracing
+from cpkit.effects.attempts import Heartbeat
 from tests.effects.shop import Shop, quick
 
 ARGS: dict[str, JsonValue] = {"card": "visa 4242"}
@@ -79,14 +80,17 @@ async def test_a_run_is_a_span_with_the_genai_attributes(
 
 
 async def test_takeovers_and_superseded_attempts_are_span_events(
-    exporter: InMemorySpanExporter,
+    exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of the two runs has its own event."""
     shop = Shop("late", gate=asyncio.Event())
 
     async with open_checkpointer("memory://") as cp:
-        # The first heartbeat is due after 10 seconds, so the holder seems paused.
-        slow = asyncio.create_task(quick(cp).run("t", "pay", ARGS, shop.charge))
+        # No heartbeat comes before the takeover, so the holder seems paused.
+        monkeypatch.setattr(Heartbeat, "start", lambda _: None)
+        slow = asyncio.create_task(
+            quick(cp, stale_after=0.05).run("t", "pay", ARGS, shop.charge)
+        )
         await shop.began.wait()
         other = Shop("first")
         await quick(cp, stale_after=0.05).run("t", "pay", ARGS, other.charge)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 from random import Random
 
 import pytest
@@ -15,7 +16,13 @@ from tests.simulation.loop import simulated_loop
 
 LOST = BackendUnavailable("test", "answer lost", maybe_applied=True)
 REFUSED = BackendUnavailable("test", "refused")
-BACKOFF = Backoff(0.5, 1.0, lambda: 1.0)
+
+
+@pytest.fixture(autouse=True)
+def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each pause be as long as it may be, so that times are exact."""
+    exact = partial(Backoff, 0.5, 1.0, lambda: 1.0)
+    monkeypatch.setattr("cpkit.waiting.Backoff", exact)
 
 
 def retried(
@@ -33,9 +40,7 @@ def retried(
         return answer
 
     async def main() -> tuple[object, float]:
-        answer = await retry_unclear(
-            operation, BACKOFF, 10.0, retry_rejected=retry_rejected
-        )
+        answer = await retry_unclear(operation, 10.0, retry_rejected=retry_rejected)
         return answer, asyncio.get_running_loop().time()
 
     return simulated_loop(Random(0)).run(main())

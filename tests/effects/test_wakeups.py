@@ -13,7 +13,7 @@ import pytest
 from cpkit import CallRecord, MemoryCheckpointer
 from cpkit.wakeups import Look, Reader, SharedWaits
 from tests.driver.gated import run_ready_tasks
-from tests.effects.shop import QUICK, claim
+from tests.effects.shop import claim
 from tests.simulation.loop import simulated_loop
 
 
@@ -32,7 +32,7 @@ Join = Callable[[SharedWaits, Look], AbstractAsyncContextManager[Reader]]
 async def join(cp: MemoryCheckpointer[Any]) -> Join:
     """A function that returns the block of a caller that waits for an issued effect."""
     holder = await claim(cp, "t", "key", {})
-    return lambda waits, look: waits.join("key", holder, cp, look, QUICK, 1.0)
+    return lambda waits, look: waits.join("key", holder, cp, look)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ async def test_a_reader_exists_while_callers_are_in_their_blocks(
 
     async with waiting as first, join(waits, look) as second:
         assert first is second
-        assert list(waits._readers) == ["key"]
+        assert list(waits._readers) == [("key", None)]
 
     assert waits._readers == {}
 
@@ -135,7 +135,7 @@ async def wait_on_a_busy_thread(waiters: int) -> tuple[list[float], float]:
                 await asyncio.sleep(LOOK)
                 return await cp.find_call(key)
 
-            async with waits.join(key, holder, cp, look, QUICK, 1.0) as reader:
+            async with waits.join(key, holder, cp, look) as reader:
                 await reader.wait(60)
 
             return clock()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import datetime, timedelta
 from itertools import product
 from math import inf, nan
 from typing import Any
@@ -16,22 +17,23 @@ import pytest
 from cpkit import (
     BackendUnavailable,
     Checkpointer,
-    JsonValue,
     MemoryCheckpointer,
     SerializationError,
+    runs,
 )
 from cpkit.effects import (
+    ApprovalExpired,
     ApprovalRequest,
-    Backoff,
     Effect,
     EffectLedger,
     EffectTimeout,
     NoEffect,
+    NotLanded,
 )
 from cpkit.lease import Lease, thread_lease
-from cpkit.terms import Terms
-from cpkit.worker import Worker
-from tests.effects.shop import OnlySix, Shop, Store, quick, until
+from cpkit.runs import HINTS, RunThread, Wake, wake_run
+from cpkit.worker import Worker, submit
+from tests.effects.shop import Counting, Plain, Shop, Store, quick, until
 
 
 class Payer:
@@ -92,8 +94,8 @@ async def test_impossible_intervals_are_refused(option: str, seconds: float) -> 
 
 async def die(cp: Checkpointer[Any], thread: str, stale_after: float = 0.2) -> None:
     """Leave a lease behind, like a process that was killed."""
-    terms = Terms(cp, thread, Backoff(), 1.0)
-    await terms.claim(terms.new_call("host:7", stale_after))
+    run = RunThread(cp, thread)
+    await run.claim(run.new_term("host:7", stale_after))
 
 
 async def test_a_live_run_is_left_while_the_clock_is_set_back(
@@ -101,21 +103,21 @@ async def test_a_live_run_is_left_while_the_clock_is_set_back(
 ) -> None:
     """Its heartbeats count, also where they do not move the time of its lease."""
     async with MemoryCheckpointer[Any]() as cp:
-        terms = Terms(cp, thread, Backoff(), 1.0)
-        term = terms.new_call("host:7", stale_after=0.2)
-        await terms.claim(term)
+        run = RunThread(cp, thread)
+        term = run.new_term("host:7", stale_after=0.2)
+        await run.claim(term)
         real = time.time_ns
         monkeypatch.setattr(time, "time_ns", lambda: real() - 10**15)
         payer = Payer(thread)
         worker = payer.worker(cp)
 
         for count in range(12):
-            await terms.renew(term, count)
+            await run.renew(term, count)
             await worker.run_due()
             await asyncio.sleep(0.05)
 
         assert payer.calls == []
-        assert (await terms.look()).term is not None
+        assert (await run.look()).term is not None
 
         # It falls silent.
         await until(lambda: ran(worker))
@@ -163,7 +165,7 @@ async def idle(worker: Worker) -> bool:
 async def test_a_denial_is_acted_upon_too(cp: Store, thread: str) -> None:
     """The function gets ``EffectDenied``, which ends the run if it is not handled."""
     payer = Payer(thread)
-    worker, other = payer.worker(cp), payer.worker(OnlySix(cp))
+    worker, other = payer.worker(cp), payer.worker(cp)
     await die(cp, thread)
     await until(lambda: due(worker))
     (request,) = await quick(cp).pending(thread)
@@ -189,35 +191,20 @@ async def test_a_new_worker_finds_a_killed_run_if_it_may_wait(
         assert await worker.run_due(wait_for_stale=True) == 0
 
 
-async def test_a_decision_is_acted_upon_after_a_killed_run_on_a_store_without_lists(
-    cp: Store, thread: str
-) -> None:
-    """The worker reads the lease of the thread, and takes it over when it is stale."""
-    payer = Payer(thread)
-    six = OnlySix(cp)
-
-    with pytest.raises(EffectTimeout):
-        await payer.ledger(cp).run(thread, "pay", {}, payer.shop.charge)
-
-    assert await quick(cp).approve(quick(cp).key(thread, "pay", {}))
-    await die(cp, thread)
-    worker = payer.worker(six)
-    assert await worker.run_due() == 0
-    assert await worker.run_due(wait_for_stale=True) == 1
-    assert len(payer.shop.effects) == 1
-    assert await worker.run_due(wait_for_stale=True) == 0
-
-
 @pytest.mark.parametrize("recorded", [0, -1, nan, inf, 10**400, "1"])
-async def test_a_forged_lease_does_not_stop_a_worker(recorded: Any) -> None:
-    """The worker's own ``stale_after`` counts."""
+async def test_a_forged_lease_does_not_stop_a_worker(
+    recorded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default ``stale_after`` counts."""
+    monkeypatch.setattr(runs.stale_after_of, "__defaults__", (0.2,))
+
     async with MemoryCheckpointer[Any]() as cp:
         args = {"thread_id": "t", "holder": "host:7", "stale_after": recorded}
-        terms = Terms(cp, "t", Backoff(), 1.0)
-        term = terms.new_call("host:7", 1.0)
+        run = RunThread(cp, "t")
+        term = run.new_term("host:7", 1.0)
 
         try:
-            await terms.claim(replace(term, args=args))
+            await run.claim(replace(term, args=args))
         except SerializationError:
             return  # no store takes it
 
@@ -251,7 +238,7 @@ async def test_a_deleted_thread_is_not_run(
 
 
 async def test_a_run_that_fails_is_repeated(cp: Store, thread: str) -> None:
-    """The mark of the dead run stays until the function ended well."""
+    """The thread stays on the list of runs until the function ended well."""
     payer = Payer(thread)
     payer.fails = 1
     worker = payer.worker(cp)
@@ -260,8 +247,9 @@ async def test_a_run_that_fails_is_repeated(cp: Store, thread: str) -> None:
     assert worker.health.failed == 1
     assert "1 failed" in str(worker.health)
     assert worker.health.as_json()["ok"]
-    another = payer.worker(cp)  # it does not know of the failure
-    assert await another.run_due() == 1
+    another = payer.worker(cp)  # it knows of the failure, too, and pauses
+    assert await another.run_due() == 0
+    await until(lambda: due(another))
     assert another.health.ran == 1
     assert await asked(cp, thread)
     assert await another.run_due() == 0
@@ -270,7 +258,7 @@ async def test_a_run_that_fails_is_repeated(cp: Store, thread: str) -> None:
 async def test_an_approval_without_an_effect_still_needs_a_run(
     cp: Store, thread: str
 ) -> None:
-    """A released attempt leaves its request on the list, so that a worker acts."""
+    """A released attempt leaves its request on the list of runs."""
     payer = Payer(thread)
     ledger = payer.ledger(cp)
 
@@ -291,33 +279,20 @@ async def test_an_approval_without_an_effect_still_needs_a_run(
     assert await worker.run_due() == 0
 
 
-class AwayAfterwards(OnlySix):
-    """A store that refuses to merge extra, once it is away."""
-
-    def __init__(self, cp: Store) -> None:
-        super().__init__(cp)
-        self.is_away = False
-        merge = cp.save_extra
-
-        async def save_extra(thread_id: str, extra: Mapping[str, JsonValue]) -> None:
-            if self.is_away:
-                raise BackendUnavailable("test", "away", maybe_applied=False)
-
-            await merge(thread_id, extra)
-
-        self.save_extra = save_extra
-
-
 async def test_a_run_that_fails_with_the_store_is_repeated(
     cp: Store, thread: str
 ) -> None:
-    """The store shows that the thread needs a run before the function is called."""
+    """It cannot be recorded how it ended, so its lease stays and falls silent."""
     payer = Payer(thread)
-    away = AwayAfterwards(cp)
+    away = Plain(cp)
+    away.list_threads = cp.list_threads  # type: ignore[attr-defined]
+
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise BackendUnavailable("test", "away")
 
     async def agent(cp: Checkpointer[Any], lease: Lease) -> None:
         await payer(cp, lease)
-        away.is_away = True
+        away.record_result = away.append = refuse
         raise RuntimeError("the process has no network")
 
     ledger = payer.ledger(cp)
@@ -326,10 +301,12 @@ async def test_a_run_that_fails_with_the_store_is_repeated(
         await ledger.run(thread, "pay", {}, payer.shop.charge)
 
     assert await ledger.approve(ledger.key(thread, "pay", {}))
-    worker = Worker(away, agent, prefix=thread, poll=0.1)
+    worker = Worker(away, agent, prefix=thread, poll=0.1, stale_after=0.2)
     assert await worker.run_due() == 1
+
     assert worker.health.failed == 1
-    assert await payer.worker(cp).run_due() == 1
+    other = payer.worker(cp)
+    await until(lambda: due(other))
     assert len(payer.shop.effects) == 1
 
 
@@ -373,7 +350,8 @@ async def test_a_stopped_worker_leaves_its_thread_to_another(
         await began.wait()
 
     payer = Payer(thread)
-    assert await payer.worker(cp).run_due() == 1
+    other = payer.worker(cp)
+    await until(lambda: due(other))
     assert payer.calls == [thread]
 
 
@@ -388,7 +366,7 @@ def test_a_function_that_cannot_be_called_is_refused() -> None:
 
     for wrong in (one_parameter, blocking, "text"):
         with pytest.raises(TypeError, match="agent must"):
-            Worker(object(), wrong)  # type: ignore[arg-type]
+            Worker(MemoryCheckpointer(), wrong)  # type: ignore[arg-type]
 
 
 async def test_a_notifier_that_failed_is_called_again(cp: Store, thread: str) -> None:
@@ -418,3 +396,290 @@ async def test_a_notifier_that_failed_is_called_again(cp: Store, thread: str) ->
 
     async with running(worker):
         await until(twice)
+
+
+async def has_no_run(cp: Store, thread: str) -> bool:
+    return await cp.load(RunThread(cp, thread).name) is None
+
+
+async def test_a_submitted_thread_is_run(cp: Store, thread: str) -> None:
+    """At once, once for each submission, and with the events recorded for it."""
+    seen: list[Any] = []
+
+    async def agent(_: Any, lease: Lease) -> None:
+        seen.append([(one.why, one.event) for one in lease.wakes])
+
+    worker = Worker(cp, agent, prefix=thread, poll=60)
+
+    async with running(worker):
+        await submit(cp, thread, event={"mail": 1})
+
+        async def ran_once() -> bool:
+            return worker.health.ran == 1
+
+        await until(ran_once)
+        await worker.submit(thread)
+
+        async def ran_twice() -> bool:
+            return worker.health.ran == 2
+
+        await until(ran_twice)
+        await until(lambda: has_no_run(cp, thread))
+
+    assert seen == [[("submitted", {"mail": 1})], [("submitted", None)]]
+    assert await cp.load(RunThread(cp, thread).name) is None
+
+
+async def test_a_submission_at_the_end_of_a_run_is_not_lost(
+    cp: Store, thread: str
+) -> None:
+    """The run has decided to delete its thread when the event comes."""
+    calls: list[str] = []
+
+    class Late(Counting):
+        def __init__(self, cp: Any) -> None:
+            super().__init__(cp)
+            self.delete_thread = self._delete_late
+
+        async def _delete_late(self, thread_id: str, **options: Any) -> None:
+            if calls == ["first"]:
+                calls.append("submitted")
+                await submit(cp, thread, event="late")
+
+            await cp.delete_thread(thread_id, **options)
+
+    async def agent(_: Any, lease: Lease) -> None:
+        calls.extend(str(one.event) for one in lease.wakes)
+
+    worker = Worker(Late(cp), agent, prefix=thread)
+    await submit(cp, thread, event="first")
+    assert await worker.run_due() == 2
+    assert calls == ["first", "submitted", "late"]
+    assert await has_no_run(cp, thread)
+
+
+async def test_a_thread_is_submitted_for_a_later_time(cp: Store, thread: str) -> None:
+    """An earlier event wakes it before; the later one stays."""
+    calls: list[str] = []
+
+    async def agent(_: Any, lease: Lease) -> None:
+        calls.append(lease.thread_id)
+
+    worker = Worker(cp, agent, prefix=thread)
+    await submit(cp, thread, after=timedelta(hours=1))
+    assert await worker.run_due() == 0
+    await submit(cp, thread, event="a mail came")
+    assert await worker.run_due() == 1
+    assert await worker.run_due() == 0
+    state = await RunThread(cp, thread).look()
+    assert [one.event for one in state.wakes] == [None]
+    await submit(cp, f"{thread}-2", after=0.2)
+    await until(lambda: due(worker))
+    assert calls == [thread, f"{thread}-2"]
+
+    with pytest.raises(ValueError, match="time zone"):
+        await submit(cp, thread, after=datetime(2030, 1, 1))
+
+    with pytest.raises(ValueError, match="after"):
+        await submit(cp, thread, after=-1)
+
+
+async def test_an_effect_of_a_worker_does_not_wait_for_people(
+    cp: Store, thread: str
+) -> None:
+    """Without approval_timeout, too. Else a few waiting runs would fill the worker."""
+
+    async def agent(cp: Any, lease: Lease) -> None:
+        ledger = EffectLedger(cp, requires_approval=lambda _: True)
+        await ledger.run(lease.thread_id, "pay", {}, Shop().charge)
+
+    threads = [f"{thread}-{n}" for n in range(5)]
+
+    for one in threads:
+        await submit(cp, one)
+
+    worker = Worker(cp, agent, prefix=thread)
+    assert await worker.run_due() == 5
+    assert (worker.health.ran, worker.health.ok) == (5, True)
+
+
+async def test_a_worker_full_of_waiting_runs_is_not_ok(cp: Store, thread: str) -> None:
+    """Its health says what to set."""
+
+    async def agent(cp: Any, lease: Lease) -> None:
+        ledger = EffectLedger(cp, requires_approval=lambda _: True)
+        await ledger.run(lease.thread_id, "pay", {}, Shop().charge, approval_timeout=60)
+
+    for n in range(2):
+        await submit(cp, f"{thread}-{n}")
+
+    worker = Worker(cp, agent, prefix=thread, concurrency=2, poll=0.1, grace=0)
+
+    async with running(worker):
+
+        async def is_full() -> bool:
+            return worker.health.looks > 0 and not worker.health.ok
+
+        await until(is_full)
+        assert "full of runs that wait for people: set approval_timeout=0" in str(
+            worker.health
+        )
+
+
+@pytest.mark.parametrize("start_first", ["approved", "undecided"])
+async def test_an_approved_effect_beside_an_undecided_one_is_looked_at_again(
+    cp: Store, thread: str, start_first: str
+) -> None:
+    """The timeout of one cancels the other in the middle: the run is unfinished."""
+    began, effects = asyncio.Event(), []
+
+    async def handler(effect: Effect) -> None:
+        effects.append(effect.args["n"])
+
+        if len(effects) == 1:
+            began.set()
+            await asyncio.Event().wait()
+
+    def policy(effect: Effect) -> bool:
+        return effect.args["n"] == 2
+
+    async def agent(cp: Any, lease: Lease) -> None:
+        ledger = quick(cp, requires_approval=policy, stale_after=0.2)
+        options: Any = {"verify": lambda _: NotLanded()}
+        order = [1, 2] if start_first == "approved" else [2, 1]
+
+        async with asyncio.TaskGroup() as group:
+            for n in order:
+                if n == 2 and not effects:
+                    group.create_task(second(ledger, lease))
+                else:
+                    group.create_task(
+                        ledger.run(lease.thread_id, "pay", {"n": n}, handler, **options)
+                    )
+
+    async def second(ledger: EffectLedger, lease: Lease) -> None:
+        await began.wait()
+        await ledger.run(lease.thread_id, "pay", {"n": 2}, handler)
+
+    await submit(cp, thread)
+    worker = Worker(cp, agent, prefix=thread)
+    assert await worker.run_due() == 1
+    assert (worker.health.failed, effects) == (1, [1])
+    (request,) = await quick(cp).pending(thread)
+    assert await quick(cp).approve(request.key)
+    await until(lambda: due(worker))
+    assert sorted(map(str, effects)) == ["1", "1", "2"]
+    assert await cp.load(RunThread(cp, thread).name) is None
+
+
+async def test_a_sub_agents_approval_runs_the_main_agent(
+    cp: Store, thread: str
+) -> None:
+    """Its thread is another one, and no worker would know what to do with it."""
+    shop, ran = Shop(), []
+
+    async def agent(cp: Any, lease: Lease) -> None:
+        ran.append(lease.thread_id)
+        ledger = quick(cp, requires_approval=lambda _: True)
+        await ledger.run(f"sub of {lease.thread_id}", "pay", {}, shop.charge)
+
+    await submit(cp, thread)
+    worker = Worker(cp, agent, prefix=thread)
+    assert await worker.run_due() == 1
+    (request,) = await quick(cp).pending(f"sub of {thread}")
+    assert await quick(cp).approve(request.key)
+    assert await worker.run_due() == 1
+    assert (ran, len(shop.effects)) == ([thread, thread], 1)
+
+
+async def test_an_undecided_request_expires_under_a_worker(
+    cp: Store, thread: str
+) -> None:
+    """No run waits for it; the worker has watched it for so long."""
+    ended: list[str] = []
+
+    async def agent(cp: Any, lease: Lease) -> None:
+        ledger = quick(cp, requires_approval=lambda _: True, expires_after=0.3)
+
+        try:
+            await ledger.run(lease.thread_id, "pay", {}, Shop().charge)
+        except ApprovalExpired:
+            ended.append(lease.thread_id)
+
+    await submit(cp, thread)
+    worker = Worker(cp, agent, prefix=thread, poll=0.1)
+
+    async def has_ended() -> bool:
+        return ended == [thread] and not worker.health.running
+
+    async with running(worker):
+        await until(has_ended)
+
+    assert await cp.load(RunThread(cp, thread).name) is None
+
+
+async def test_a_worker_reads_hints_of_a_thread_that_was_started_again(
+    cp: Store, thread: str
+) -> None:
+    """It may have fewer of them than the worker has read, or more."""
+    worker = Payer(thread).worker(cp)
+    await cp.append(HINTS, [{"run": "a"}] * 3)
+    assert await worker._read_hints() == []
+    await cp.append(HINTS, [{"run": "b"}])
+    assert await worker._read_hints() == [{"run": "b"}]
+    await cp.delete_thread(HINTS)
+    await cp.append(HINTS, [{"run": "c"}])
+    assert await worker._read_hints() == [{"run": "c"}]
+    assert await worker._read_hints() == []
+
+
+async def test_hints_start_again(cp: Store, thread: str) -> None:
+    """A thousand of them; the thread does not grow for ever, and no wake is lost."""
+    await cp.append(HINTS, [{"request": "x"}] * 999)
+    await wake_run(cp, thread, Wake("submitted"))
+    data = await cp.load(HINTS)
+    assert data is None or data.version < 1_000
+
+
+async def test_a_thousand_waiting_runs_cost_few_reads(thread: str) -> None:
+    """Below ten a second, for the runs in one process and the worker beside them."""
+    async with MemoryCheckpointer[Any]() as cp:
+        reads: list[str] = []
+
+        class Counted(Counting):
+            def __init__(self, cp: Any) -> None:
+                super().__init__(cp)
+                self.calls = reads
+                self.watch = cp.watch
+                self.read = self._logged(cp.read)
+
+        ledger = quick(Counted(cp), requires_approval=lambda _: True)
+        runs = [
+            asyncio.create_task(ledger.run(f"{thread}-{n}", "pay", {}, lambda _: None))
+            for n in range(1_000)
+        ]
+        payer = Payer(thread)
+        worker = payer.worker(Counted(cp), poll=2.0)
+
+        async def all_ask() -> bool:
+            return len(await quick(cp).requests(limit=2_000)) == 1_000
+
+        await until(all_ask, 60)
+
+        async with running(worker):
+
+            async def has_looked() -> bool:
+                return worker.health.looks > 1
+
+            await until(has_looked, 60)
+            await asyncio.sleep(1)
+            reads.clear()
+            clock = asyncio.get_running_loop().time
+            began = clock()
+            await asyncio.sleep(4)
+            assert len(reads) < 10 * (clock() - began)
+
+        for run in runs:
+            run.cancel()
+
+        await asyncio.gather(*runs, return_exceptions=True)

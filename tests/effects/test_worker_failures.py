@@ -14,9 +14,9 @@ from cpkit import BackendUnavailable, CorruptThread, MemoryCheckpointer
 from cpkit.effects import EffectLedger, EffectTimeout
 from cpkit.effects.effect import request_key
 from cpkit.lease import Lease, LeaseTimeout, thread_lease
-from cpkit.terms import Terms
-from cpkit.worker import Worker
-from tests.effects.shop import QUICK, OnlySix
+from cpkit.runs import RunThread
+from cpkit.worker import Worker, submit
+from tests.effects.shop import Plain
 from tests.simulation.loop import simulated_loop
 
 Agent = Callable[[Any, Lease], Awaitable[None]]
@@ -33,8 +33,13 @@ def tell(story: Story) -> None:
     simulated_loop(Random(0)).run(main())
 
 
-def terms_of(cp: Any, thread: str = "t") -> Terms:
-    return Terms(cp, thread, QUICK, 1.0)
+def run_of(cp: Any, thread: str = "t") -> RunThread:
+    return RunThread(cp, thread)
+
+
+async def died(cp: Any, thread: str = "t") -> None:
+    """Record that a run of the thread died."""
+    await run_of(cp, thread).add(wake={"why": "died"})
 
 
 async def well(cp: Any, lease: Lease) -> None:
@@ -76,7 +81,7 @@ def test_the_pauses_after_failures_double(fail: Callable[[], Awaitable[None]]) -
             calls.append(asyncio.get_running_loop().time())
             await fail()
 
-        await terms_of(cp).mark_died()
+        await died(cp)
         worker = Worker(cp, agent, poll=0.5)
         await run_for(worker, 1100)
         pauses = [int(late - early) for early, late in pairwise(calls)]
@@ -86,47 +91,7 @@ def test_the_pauses_after_failures_double(fail: Callable[[], Awaitable[None]]) -
     tell(story)
 
 
-def test_the_pauses_double_where_a_scan_takes_long() -> None:
-    """Between two scans, the worker does not know which threads need a run."""
-
-    async def story(cp: MemoryCheckpointer[Any]) -> None:
-        calls: list[float] = []
-        list_threads = cp.list_threads
-
-        async def slowly(**options: Any) -> Any:
-            await asyncio.sleep(0.2)
-            return await list_threads(**options)
-
-        async def agent(cp: Any, lease: Lease) -> None:
-            calls.append(asyncio.get_running_loop().time())
-            raise RuntimeError("a bug")
-
-        cp.list_threads = slowly  # type: ignore[method-assign]
-        await terms_of(cp).mark_died()
-        await run_for(Worker(cp, agent, poll=0.5), 100)
-        pauses = [late - early for early, late in pairwise(calls)]
-        assert all(late > early - 0.1 for early, late in pairwise(pauses))
-        assert pauses[-1] > 30
-
-    tell(story)
-
-
-def test_the_pauses_end_at_five_minutes() -> None:
-    """After days of failures, too."""
-
-    async def story(cp: MemoryCheckpointer[Any]) -> None:
-        worker = Worker(cp, well)
-
-        for _ in range(1100):
-            worker._failed("t", RuntimeError("a bug"))
-
-        pause, _ = worker._retry["t"]
-        assert pause == 300
-
-    tell(story)
-
-
-@pytest.mark.parametrize("method", ["record_issued", "record_result", "save_extra"])
+@pytest.mark.parametrize("method", ["record_issued", "record_result", "append"])
 def test_a_job_that_fails_before_the_function_pauses_too(method: str) -> None:
     """The lease cannot be taken: neither run nor run_due tries again at once."""
 
@@ -138,9 +103,9 @@ def test_a_job_that_fails_before_the_function_pauses_too(method: str) -> None:
             tries += 1
             raise BackendUnavailable("test", "away")
 
-        terms = terms_of(cp)
-        await terms.claim(terms.new_call("dead", 1.0))
-        store: Any = OnlySix(cp)
+        run = run_of(cp)
+        await run.claim(run.new_term("dead", 1.0))
+        store: Any = Plain(cp)
         store.list_threads = cp.list_threads
         setattr(store, method, refuse)
         await run_for(worker := Worker(store, well, poll=0.1), 8)
@@ -210,7 +175,7 @@ def test_tools_that_wait_side_by_side_wait_for_people() -> None:
                     )
                     group.create_task(run)
 
-        await terms_of(cp).mark_died()
+        await died(cp)
         worker = Worker(cp, agent)
         await worker.run_due()
         assert (worker.health.ran, worker.health.failed) == (1, 0)
@@ -231,18 +196,18 @@ def test_a_worker_that_lost_its_lease_sets_no_mark() -> None:
 
     async def story(cp: MemoryCheckpointer[Any]) -> None:
         async def agent(cp: Any, lease: Lease) -> None:
-            await terms_of(cp).take_over(lease._call.call_id)
+            await run_of(cp).take_over(await run_of(cp).look())
 
             async with thread_lease(cp, "t"):
                 pass  # the successor's run
 
             await asyncio.Event().wait()
 
-        await terms_of(cp).mark_died()
+        await died(cp)
         worker = Worker(cp, agent, stale_after=1)
         assert await worker.run_due() == 1
         assert worker.health.failed == 1
-        assert (await terms_of(cp).look()).died is None
+        assert (await run_of(cp).look()).wakes == ()
 
     tell(story)
 
@@ -251,56 +216,63 @@ def test_a_holder_that_renews_during_a_long_look_keeps_its_lease() -> None:
     """The worker saw it stale, and compares its heartbeat before it takes over."""
 
     async def story(cp: MemoryCheckpointer[Any]) -> None:
-        terms = terms_of(cp)
-        call = terms.new_call("a slow holder", 15.0)
+        run = run_of(cp)
+        term = run.new_term("a slow holder", 15.0)
         looks: list[float] = []
 
         class SlowLook(Worker):
-            async def _scan(self, decided: Any) -> Any:
-                if found := await super()._scan(decided):
+            async def _note_runs(self) -> None:
+                await super()._note_runs()
+
+                if any(one.is_stale for one in self._seen.values()):
                     looks.append(asyncio.get_running_loop().time())
-                    await terms.renew(call, len(looks))
+                    await run.renew(term, len(looks))
 
-                return found
-
-        await terms.claim(call)
+        await run.claim(term)
         worker = SlowLook(cp, well)
         await run_for(worker, 40)
         assert len(looks) == 2
         assert worker.health.ran == 0
-        state = await terms.look()
+        state = await run.look()
         assert state.term is not None
-        assert state.died is None
+        assert state.wakes == ()
 
     tell(story)
 
 
-def test_a_slow_scan_of_the_leases_rests() -> None:
-    """The runs that it found start meanwhile, one after another."""
+def test_a_slow_list_of_runs_rests() -> None:
+    """Hinted runs start meanwhile; without a hint one waits for the next look."""
 
     async def story(cp: MemoryCheckpointer[Any]) -> None:
         scans: list[float] = []
+        clock = asyncio.get_running_loop().time
 
-        class SlowScan(Worker):
-            async def _scan(self, decided: Any) -> Any:
-                scans.append(asyncio.get_running_loop().time())
-                await asyncio.sleep(5)
-                return await super()._scan(decided)
+        class SlowList(Worker):
+            def __init__(self, *args: Any, **options: Any) -> None:
+                super().__init__(*args, **options)
+                refresh = self._runs.refresh
+
+                async def slowly() -> None:
+                    scans.append(clock())
+                    await asyncio.sleep(5)
+                    await refresh()
+
+                self._runs.refresh = slowly  # type: ignore[method-assign]
 
         for thread in "abc":
-            await terms_of(cp, thread).mark_died()
+            await died(cp, thread)
 
-        worker = SlowScan(cp, well, concurrency=1)
-        began = asyncio.get_running_loop().time()
+        worker = SlowList(cp, well, concurrency=1)
         await run_for(worker, 40)
         assert worker.health.ran == 3
         assert len(scans) == 1
-        await terms_of(cp, "d").mark_died()
-        await run_for(worker, 40)
+        await died(cp, "d")
+        await submit(cp, "e")
+        await run_for(worker, 5)
         assert worker.health.ran == 4
-        assert [round(one - began) for one in scans] == [0, 50]
-        await terms_of(cp, "e").mark_died()
-        assert await worker.run_due() == 1
+        await run_for(worker, 40)
+        assert worker.health.ran == 5
+        assert 50 <= scans[1] - scans[0] <= 53
 
     tell(story)
 
@@ -314,12 +286,12 @@ def test_damage_of_one_thread_does_not_stop_the_others() -> None:
 
         for thread in ("bad", "good"):
             keys[thread] = ledger.key(thread, "pay", {})
-            await terms_of(cp, f"{thread} lease").mark_died()
+            await died(cp, f"{thread} lease")
 
             with pytest.raises(EffectTimeout):
                 await ledger.run(thread, "pay", {}, lambda _: None)
 
-        store: Any = OnlySix(cp)
+        store: Any = Plain(cp)
         store.list_threads, store.list_calls = cp.list_threads, cp.list_calls
 
         async def find_call(key: str) -> Any:
@@ -329,7 +301,7 @@ def test_damage_of_one_thread_does_not_stop_the_others() -> None:
             return await cp.find_call(key)
 
         async def load(thread_id: str) -> Any:
-            if thread_id == terms_of(cp, "bad lease").lease_thread:
+            if thread_id == run_of(cp, "bad lease").name:
                 raise CorruptThread(thread_id, "extra", "not JSON")
 
             return await cp.load(thread_id)
@@ -350,78 +322,6 @@ def test_damage_of_one_thread_does_not_stop_the_others() -> None:
     tell(story)
 
 
-@pytest.mark.parametrize("damaged", ["a", "b", "c"])
-def test_a_lease_that_cannot_be_listed_holds_up_no_other(
-    damaged: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A store that cannot read a lease's times raises for each list that has it."""
-
-    async def story(cp: MemoryCheckpointer[Any]) -> None:
-        for thread in ("a", "b", "c"):
-            await terms_of(cp, thread).mark_died()
-
-        lease_thread = terms_of(cp, damaged).lease_thread
-        store: Any = OnlySix(cp)
-
-        async def list_threads(**options: Any) -> Any:
-            page = await cp.list_threads(**options)
-
-            if lease_thread in [info.thread_id for info in page]:
-                raise CorruptThread(lease_thread, "its times", "not numbers")
-
-            return page
-
-        store.list_threads, store.list_calls = list_threads, cp.list_calls
-        ran: list[str] = []
-
-        async def agent(_: Any, lease: Lease) -> None:
-            ran.append(lease.thread_id)
-
-        worker = Worker(store, agent, poll=0.1)
-        await run_for(worker, 10)
-        assert sorted([*ran, damaged]) == ["a", "b", "c"]
-
-    tell(story)
-    assert [one.getMessage() for one in caplog.records if one.exc_info] == [
-        f"cannot list the lease 'cpkit:lease:{damaged}'"
-    ]
-
-
-def test_a_list_that_names_no_lease_ends_no_worker() -> None:
-    """Damage may hide which thread it is; decisions are acted on all the same."""
-
-    async def story(cp: MemoryCheckpointer[Any]) -> None:
-        store: Any = OnlySix(cp)
-
-        async def list_threads(**_: Any) -> Any:
-            raise CorruptThread("?", "its id", "not text")
-
-        store.list_threads, store.list_calls = list_threads, cp.list_calls
-        worker = Worker(store, well, poll=0.1)
-        await run_for(worker, 1)
-        assert worker.health.ok
-
-    tell(story)
-
-
-def test_a_worker_forgets_the_threads_that_need_no_run() -> None:
-    """Another runner had them, and ended them well."""
-
-    async def story(cp: MemoryCheckpointer[Any]) -> None:
-        worker = Worker(cp, well, poll=0.1)
-        await terms_of(cp).mark_died()
-
-        async with thread_lease(cp, "t"):
-            await worker._job("t", None)
-            assert list(worker._retry) == ["t"]
-
-        await run_for(worker, 1)
-        assert worker._retry == {}
-        assert worker.health.ran == 0
-
-    tell(story)
-
-
 def test_a_worker_starts_while_the_store_is_away() -> None:
     """It watches and runs once the store is back."""
 
@@ -432,7 +332,7 @@ def test_a_worker_starts_while_the_store_is_away() -> None:
             raise BackendUnavailable("test", "away")
 
         cp._watching._read = refuse
-        await terms_of(cp).mark_died()
+        await died(cp)
         worker = Worker(cp, well, poll=0.1)
         running = asyncio.create_task(run_for(worker, 10))
         await asyncio.sleep(1)
@@ -460,7 +360,7 @@ def test_a_worker_that_is_cancelled_twice_ends_its_jobs() -> None:
             finally:
                 ended.set()
 
-        await terms_of(cp).mark_died()
+        await died(cp)
         worker = Worker(cp, agent, poll=0.1)
         running = asyncio.create_task(worker.run())
         await began.wait()
@@ -490,7 +390,7 @@ def test_a_cancelled_run_due_ends_its_jobs() -> None:
             finally:
                 ended.append(lease.thread_id)
 
-        await terms_of(cp).mark_died()
+        await died(cp)
         worker = Worker(cp, agent, grace=1)
         task = asyncio.create_task(worker.run_due())
         await began.wait()
@@ -508,8 +408,8 @@ def test_a_cancelled_run_due_ends_its_jobs() -> None:
     tell(story)
 
 
-def test_a_worker_lists_only_the_leases_of_its_prefix() -> None:
-    """A long thread id is among them: its lease is listed under a hash."""
+def test_a_worker_lists_only_the_runs_of_its_prefix() -> None:
+    """A long thread id is among them: its run is listed under a hash."""
 
     async def story(cp: MemoryCheckpointer[Any]) -> None:
         ran: list[str] = []
@@ -520,11 +420,72 @@ def test_a_worker_lists_only_the_leases_of_its_prefix() -> None:
         long = "mine-".ljust(512, "x")
 
         for thread in ("mine-1", "other", long):
-            await terms_of(cp, thread).mark_died()
+            await died(cp, thread)
 
         worker = Worker(cp, agent, prefix="mine-")
         assert await worker.run_due() == 2
         assert sorted(ran) == ["mine-1", long]
-        assert len(worker._leases) == 2
+        assert worker._seen.keys() == set()
+
+    tell(story)
+
+
+def test_old_threads_cost_a_new_worker_nothing() -> None:
+    """A run that ended well is on no list, so nothing of it is read."""
+
+    async def story(cp: MemoryCheckpointer[Any]) -> None:
+        for n in range(300):
+            async with thread_lease(cp, f"t{n}"):
+                pass
+
+        assert await cp.list_threads(prefix="cpkit:") == []
+
+    tell(story)
+
+
+def test_a_request_that_is_gone_leaves_the_list_of_runs() -> None:
+    """Its run died between the list and the request, or its thread was forgotten."""
+
+    async def story(cp: MemoryCheckpointer[Any]) -> None:
+        ledger = EffectLedger(cp, requires_approval=lambda _: True, approval_timeout=0)
+
+        with pytest.raises(EffectTimeout):
+            await ledger.run("t", "pay", {}, lambda _: None)
+
+        await cp.delete_thread("t", forget_keys=True)
+        worker = Worker(cp, well, poll=2)
+        await run_for(worker, 30)
+        assert (await run_of(cp).look()).asks
+        await run_for(worker, 40)
+        assert await cp.list_threads(prefix="cpkit:run:") == []
+        assert worker.health.ran == 0
+
+    tell(story)
+
+
+def test_every_lost_hint_is_made_up_for() -> None:
+    """A few requests are read at each look, each in its turn."""
+
+    async def story(cp: MemoryCheckpointer[Any]) -> None:
+        ledger = EffectLedger(cp, requires_approval=lambda _: True, approval_timeout=0)
+        ran: list[str] = []
+
+        async def agent(_: Any, lease: Lease) -> None:
+            ran.append(lease.thread_id)
+
+        for n in range(30):
+            with pytest.raises(EffectTimeout):
+                await ledger.run(f"t{n}", "pay", {}, lambda _: None)
+
+        worker = Worker(cp, agent, poll=1)
+        await run_for(worker, 1)
+        (first, *_, last) = await ledger.requests()
+
+        for one in (first, last):  # the decision is recorded, and its hint is lost
+            call_id = one.record.call.call_id
+            await cp.record_result(one.thread_id, call_id, {"approved": True})
+
+        await run_for(worker, 20)
+        assert sorted(ran) == sorted([first.thread_id, last.thread_id])
 
     tell(story)

@@ -20,6 +20,7 @@ from cpkit import (
     CheckpointData,
     Checkpointer,
     JsonValue,
+    ThreadInfo,
     ToolCall,
 )
 from tests.broken.reference import Reference
@@ -209,7 +210,7 @@ class FaultyStore:
 
 
 class FaultyAbleStore(FaultyStore):
-    """The six methods with receipts and deletion, as one worker sees them."""
+    """The abilities that the layers use besides, as one worker sees them."""
 
     def __init__(
         self,
@@ -226,9 +227,20 @@ class FaultyAbleStore(FaultyStore):
     async def find_call(self, idempotency_key: str) -> CallRecord | None:
         return await self._read(lambda: self._able.find_call(idempotency_key))
 
-    async def delete_thread(self, thread_id: str, *, forget_keys: bool = False) -> None:
+    async def list_threads(self, **options: Any) -> list[ThreadInfo]:
+        return await self._read(lambda: self._able.list_threads(**options))
+
+    async def delete_thread(
+        self,
+        thread_id: str,
+        *,
+        expected_version: int | None = None,
+        forget_keys: bool = False,
+    ) -> None:
         await self._write(
             "delete_thread",
             thread_id,
-            lambda: self._able.delete_thread(thread_id, forget_keys=forget_keys),
+            lambda: self._able.delete_thread(
+                thread_id, expected_version=expected_version, forget_keys=forget_keys
+            ),
         )

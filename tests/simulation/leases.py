@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from random import Random
 
 from cpkit import BackendUnavailable, VersionConflict
-from cpkit.driver.backoff import Backoff
 from cpkit.lease import Lease, LeaseLost, thread_lease
 from tests.broken.reference import Reference
-from tests.simulation.faults import Crash, FaultyStore, Life, Weather
+from tests.simulation.faults import Crash, FaultyAbleStore, Life, Weather
 from tests.simulation.history import History
 from tests.simulation.loop import simulated_loop
-from tests.simulation.notices import Notices, WatchedStore
+from tests.simulation.notices import Notices, WatchedAbleStore
 
 __all__ = ["simulate_lease"]
 
@@ -27,6 +27,8 @@ def simulate_lease(seed: int) -> History:
     quiet = logging.getLogger("cpkit")
     level = quiet.level
     quiet.setLevel(logging.CRITICAL)
+
+    random.seed(seed)  # the pauses between two looks
 
     try:
         runners = simulated_loop(Random(seed)).run(_main(Random(f"lease {seed}")))
@@ -107,22 +109,21 @@ class Runners:
                 self._note(life, str(exc))
                 await asyncio.sleep(self.random.uniform(0, 1))
 
-    def _store(self, life: Life) -> FaultyStore:
+    def _store(self, life: Life) -> FaultyAbleStore:
         """Return the store as a runner sees it; in some seeds it has a watch."""
         if self.notices is None:
-            return FaultyStore(self.store, life, _ignore)
+            return FaultyAbleStore(self.store, life, _ignore)
 
-        return WatchedStore(self.store, life, _ignore, self.notices)
+        return WatchedAbleStore(self.store, life, _ignore, self.notices)
 
-    def _lease(self, cp: FaultyStore) -> Lease:
+    def _lease(self, cp: FaultyAbleStore) -> Lease:
         return thread_lease(
             cp,
             "thread",
             stale_after=STALE_AFTER,
-            backoff=Backoff(0.05, 2.0, self.random.random),
         )
 
-    async def _term(self, cp: FaultyStore, lease: Lease, life: Life) -> None:
+    async def _term(self, cp: FaultyAbleStore, lease: Lease, life: Life) -> None:
         """Load the thread once, and append a few times at the version of that load."""
         self.inside.add(lease.token)
         self._note(life, f"begins term {lease.token}")

@@ -14,9 +14,9 @@ from typing import Any
 
 from cpkit import BackendUnavailable
 from tests.broken.reference import Reference
-from tests.simulation.faults import FaultyAbleStore, FaultyStore, Life
+from tests.simulation.faults import FaultyAbleStore, Life
 
-__all__ = ["Notices", "WatchedAbleStore", "WatchedStore"]
+__all__ = ["Notices", "WatchedAbleStore"]
 
 _LATEST = 5.0
 """Virtual seconds that a notification takes at most."""
@@ -93,8 +93,8 @@ class _Watcher:
         return await self._heard.get()
 
 
-class WatchedStore(FaultyStore):
-    """The six methods with a watch, as one worker sees them."""
+class WatchedAbleStore(FaultyAbleStore):
+    """The same with a watch."""
 
     def __init__(
         self,
@@ -113,7 +113,3 @@ class WatchedStore(FaultyStore):
 
     def _changed(self, thread_id: str) -> None:
         self._notices.changed(thread_id)
-
-
-class WatchedAbleStore(WatchedStore, FaultyAbleStore):
-    """The same with the abilities that the layers use."""

@@ -6,11 +6,7 @@ import asyncio
 
 from cpkit import CallRecord, JsonValue, ToolCall
 from cpkit.effects import EffectLedger
-from cpkit.effects.attempts import Attempts
-from cpkit.effects.claim import Claim
-from cpkit.effects.effect import Effect, EffectPlan, Handler
-from cpkit.effects.run import EffectRun, RunResult
-from cpkit.effects.tracing import Trail
+from cpkit.effects.run import EffectRun
 from tests.broken.reference import Reference
 
 __all__ = ["ApprovesAfterClaim", "ChecksThenInserts", "OverwritesResults"]
@@ -58,26 +54,19 @@ class OverwritesResults(Reference):
 class _LateApproval(EffectRun):
     """Gets the approval after the claim; a takeover relies on the earlier attempt."""
 
-    def __init__(
-        self, attempts: Attempts, claim: Claim, plan: EffectPlan, trail: Trail
-    ) -> None:
-        super().__init__(attempts, claim, plan, trail, on_superseded=None)
-        self._wait_until_approved = claim.wait_until_approved
-        vars(claim)["wait_until_approved"] = self._approve_nothing
-
-    async def _approve_nothing(self) -> None:
+    async def _get_approval(self) -> None:
         """Stand for the approval before the claim and the takeover."""
 
-    async def _perform(self, handler: Handler, effect: Effect) -> RunResult | None:
-        if effect.attempt == 1:
-            await self._wait_until_approved()
+    async def _start(self, *, wants_record: bool) -> CallRecord | None:
+        record = await super()._start(wants_record=True)
 
-        return await super()._perform(handler, effect)
+        if record is not None and record.attempt == 1:
+            await EffectRun._get_approval(self)
+
+        return record
 
 
 class ApprovesAfterClaim(EffectLedger):
     """A ledger that a crash between claim and request lets run an effect unapproved."""
 
-    def _new_run(self, plan: EffectPlan, trail: Trail) -> EffectRun:
-        claim = Claim(self._attempts, self._approvals, plan, trail, self._running)
-        return _LateApproval(self._attempts, claim, plan, trail)
+    make_run = _LateApproval

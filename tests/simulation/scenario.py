@@ -1,9 +1,14 @@
-"""One simulated run: workers, approvers, a faulty store, and a seed for all of it."""
+"""One simulated run: workers, approvers, a faulty store, and a seed for all of it.
+
+No worker holds a lease here, except where it recovers. People decide, withdraw, reopen
+final failures, and say of calls in doubt what the books show.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random as global_random
 from collections.abc import Callable
 from functools import partial
 from random import Random
@@ -11,7 +16,6 @@ from typing import Any
 
 from cpkit import BackendUnavailable, JsonValue
 from cpkit.effects import (
-    Backoff,
     Effect,
     EffectDenied,
     EffectFailed,
@@ -22,17 +26,17 @@ from cpkit.effects import (
     Tool,
     effect_of,
 )
+from cpkit.lease import LeaseLost, LeaseTimeout
 from tests.broken.reference import Reference
-from tests.simulation.faults import Crash, FaultyAbleStore, FaultyStore, Life, Weather
+from tests.simulation.faults import Crash, FaultyAbleStore, Life, Weather
 from tests.simulation.history import History
 from tests.simulation.loop import Stuck, simulated_loop
-from tests.simulation.notices import Notices, WatchedAbleStore, WatchedStore
+from tests.simulation.notices import Notices, WatchedAbleStore
 from tests.simulation.world import Declined, World
 
 __all__ = ["simulate"]
 
 STALE_AFTER = 6.0
-HEARTBEAT = 2.0
 PATIENCE = 20.0
 CALM_AFTER = 300.0
 DEADLINE = 3000.0
@@ -52,6 +56,7 @@ def simulate(
     quiet = logging.getLogger("cpkit")
     level = quiet.level
     quiet.setLevel(logging.CRITICAL)
+    global_random.seed(seed)  # the pauses between two looks
 
     try:
         loop.run(_main(Random(f"scenario {seed}"), make_store, make_ledger, world))
@@ -103,23 +108,28 @@ class Scenario:
             store,
             {order for order in self.orders if random.random() < 0.5},
             STALE_AFTER,
-            HEARTBEAT / 2,
+            STALE_AFTER / 6,
         )
-        self.able = random.random() < 0.4
         self.notices = Notices(random) if random.random() < 0.5 else None
         # Where a dead holder is taken over, each wait must end by itself.
         self.timeout = None if self.notices and self.takeovers else PATIENCE
         self.by_hand = random.choice([0.0, 0.0, 0.6])
+        self.withdraws = random.choice([0.0, 0.0, 0.3])
+        self.reopens = "declined" in self.moods and random.random() < 0.5
         self.tool = Tool(
             self._nothing, name="charge", verify=self.world.verify, key_fields=["order"]
         )
 
     async def run(self) -> None:
         """Run all tasks until every worker has an outcome for every order."""
-        approvers = [
+        people = [
             asyncio.create_task(self._approve(f"approver-{n}"))
             for n in range(self.approvers)
         ]
+
+        if self.reopens:
+            people.append(asyncio.create_task(self._reopen()))
+
         calm = asyncio.create_task(self._calm())
         workers = [
             asyncio.create_task(self._work(f"worker-{n}")) for n in range(self.workers)
@@ -128,7 +138,7 @@ class Scenario:
         try:
             await asyncio.gather(*workers)
         finally:
-            for task in (calm, *approvers, *workers):
+            for task in (calm, *people, *workers):
                 task.cancel()
 
     async def _calm(self) -> None:
@@ -163,29 +173,32 @@ class Scenario:
             timeout=self.timeout,
             approval_timeout=self.timeout,
             stale_after=STALE_AFTER if self.takeovers else None,
-            heartbeat=HEARTBEAT,
-            backoff=Backoff(0.05, 2.0, self.random.random),
-            patience=PATIENCE,
         )
 
-    def _store(self, life: Life) -> FaultyStore:
+    def _store(self, life: Life) -> FaultyAbleStore:
         """Return the store as a worker sees it; some seeds also have a watch."""
         if self.notices is None:
-            faulty = FaultyAbleStore if self.able else FaultyStore
-            return faulty(self.store, life, self.world.applied)
+            return FaultyAbleStore(self.store, life, self.world.applied)
 
-        watched = WatchedAbleStore if self.able else WatchedStore
-        return watched(self.store, life, self.world.applied, self.notices)
+        return WatchedAbleStore(self.store, life, self.world.applied, self.notices)
 
     async def _order(self, life: Life, ledger: EffectLedger, order: str) -> None:
         """Try an order until it has an outcome."""
         while True:
+            may_be_reopened = self.reopens
+
             try:
                 result = await self._try(life, ledger, order)
             except (EffectFailed, Declined):
-                return self.world.returned(life, order, "failed")
-            except EffectDenied:
-                return self.world.returned(life, order, "denied")
+                if not may_be_reopened:
+                    return self.world.returned(life, order, "failed")
+
+                await asyncio.sleep(self.random.uniform(0, 10))
+            except EffectDenied as exc:
+                if type(exc) is EffectDenied:
+                    return self.world.returned(life, order, "denied")
+
+                self.world.note(life.name, str(exc))  # withdrawn: ask again
             except NoEffect:
                 continue
             except TimeoutError:
@@ -238,28 +251,49 @@ class Scenario:
             try:
                 result = await self._handle(life, effect)
             except NoEffect:
-                await ledger.release(record)
+                await self._to_the_end(lambda: ledger.release(record))
                 raise
             except Declined as exc:
-                await ledger.commit(record, error=exc)
+                error = exc
+                await self._to_the_end(lambda: ledger.commit(record, error=error))
                 raise
 
-            await ledger.commit(record, result)
+            await self._to_the_end(lambda: ledger.commit(record, result))
         except Superseded as exc:
             self.world.note(life.name, str(exc))
+        except asyncio.CancelledError:
+            # What was begun by hand is its process's to end: here the process ends.
+            life.alive = False
+            raise Crash(life.name) from None
+
+    async def _to_the_end(self, record: Callable[[], Any]) -> None:
+        while True:
+            try:
+                await record()
+                return
+            except BackendUnavailable:
+                await asyncio.sleep(1)
 
     async def _handle(self, life: Life, effect: Effect) -> JsonValue:
         mood = "good" if self.weather.calm else self.random.choice(self.moods)
         return await self.world.charge(effect, life, mood)
 
     async def _resume(self, life: Life, ledger: EffectLedger) -> None:
-        """Resume the thread after a timeout, if holders are not taken over."""
+        """Resume or recover after a timeout, if holders are not taken over.
+
+        Other processes run the same thread without a lease; a lease that this one takes
+        must say nothing about their calls.
+        """
         if self.takeovers:
             return
 
         try:
-            report = await ledger.resume("thread", [self.tool], stale_after=STALE_AFTER)
-        except BackendUnavailable as exc:
+            if self.random.random() < 0.5:
+                report = await ledger.resume("thread", [self.tool])
+            else:
+                self.tool.function = partial(self._again, life)
+                report = await ledger.recover("thread", [self.tool])
+        except (BackendUnavailable, LeaseTimeout, LeaseLost) as exc:
             self.world.note(life.name, f"resume: {exc}")
             return
 
@@ -270,7 +304,11 @@ class Scenario:
     async def _nothing(order: str) -> None:
         """Stand for the tool's function, which resume never calls."""
 
-    # Approvers, which decide at random times, also against each other
+    async def _again(self, life: Life, order: str) -> None:
+        """Refuse what recover runs again: the worker itself runs it next."""
+        raise NoEffect("recovered")
+
+    # People, who decide at random times, also against each other
 
     async def _approve(self, name: str) -> None:
         ledger = self._ledger(Life(name, self.weather, mortal=False))
@@ -285,11 +323,33 @@ class Scenario:
                 self.world.note(name, str(exc))
 
     async def _decide(self, ledger: EffectLedger, key: str) -> None:
-        if self.random.random() < 0.7:
+        if not self.weather.calm and self.random.random() < self.withdraws:
+            if await ledger.withdraw("thread", key, reason="the user cancelled"):
+                self.world.note("approver", f"withdrew {key[:6]}")
+        elif self.random.random() < 0.7:
             if await ledger.approve("thread", key, by="a person"):
                 self.world.decided(key, True)
         elif await ledger.deny("thread", key, reason="too much"):
             self.world.decided(key, False)
+
+    async def _reopen(self) -> None:
+        """Reopen final failures, which were all without effect."""
+        ledger = self._ledger(Life("reopener", self.weather, mortal=False))
+
+        while not self.weather.calm:
+            await asyncio.sleep(self.random.uniform(0, 15))
+
+            for order in self.orders:
+                args: dict[str, JsonValue] = {"order": order}
+                key = ledger.key("thread", "charge", args, key_fields=["order"])
+
+                try:
+                    await ledger.reopen(key, by="a person")
+                    self.world.note("reopener", f"reopened {order}")
+                except (ValueError, BackendUnavailable) as exc:
+                    self.world.note("reopener", f"{exc!r:.40}")
+
+        self.reopens = False
 
     def _policy(self, effect: Effect) -> bool:
         return effect.args["order"] in self.world.needs_approval

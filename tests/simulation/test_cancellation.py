@@ -11,20 +11,19 @@ from typing import Any
 import pytest
 
 from cpkit import Checkpointer
-from cpkit.effects import Backoff, Effect, EffectLedger, EffectTimeout
+from cpkit.effects import Effect, EffectLedger, EffectTimeout
+from cpkit.effects.attempts import running_calls
 from cpkit.effects.records import heartbeat_thread
 from cpkit.lease import LeaseLost, thread_lease
 from tests.broken.reference import Reference
-from tests.effects.shop import OnlySix
+from tests.effects.shop import Plain
 from tests.simulation.loop import SimulatedLoop, simulated_loop
-
-BACKOFF = Backoff(0.05, 1.0, lambda: 0.5)
 
 Wrap = Callable[["Steps"], Checkpointer[Any]]
 
 STORES = [
-    pytest.param(lambda store: store, id="with receipts"),
-    pytest.param(OnlySix, id="six methods"),
+    pytest.param(lambda store: store, id="all abilities"),
+    pytest.param(Plain, id="receipts alone"),
 ]
 
 
@@ -124,12 +123,12 @@ def test_a_cancelled_run_leaves_its_key_in_the_right_state(
     async def case(steps: int) -> bool:
         async with Steps() as store:
             cp, shop, again = wrap(store), Shop(), Shop()
-            ledger = EffectLedger(cp, backoff=BACKOFF, heartbeat=0.25)
+            ledger = EffectLedger(cp, stale_after=0.75)
             task = asyncio.create_task(ledger.run("t", "charge", {"n": 1}, shop.charge))
             cancelled_after(steps, task, times)
             finished = await ended(task)
-            assert ledger._running == set()
-            ledger = EffectLedger(cp, backoff=BACKOFF, timeout=5)
+            assert running_calls(cp) == set()
+            ledger = EffectLedger(cp, timeout=5)
             completed = True
 
             try:
@@ -156,7 +155,7 @@ def test_a_cancelled_waiter_does_not_disturb_the_holder(wrap: Wrap) -> None:
     async def case(steps: int) -> bool:
         async with Steps() as store:
             cp, shop = wrap(store), Shop()
-            ledger = EffectLedger(cp, backoff=BACKOFF)
+            ledger = EffectLedger(cp)
             holder = asyncio.create_task(
                 ledger.run("t", "charge", {"n": 1}, shop.charge)
             )
@@ -182,7 +181,7 @@ def test_a_finished_effect_leaves_no_heartbeats() -> None:
     async def case(steps: int) -> bool:
         async with Steps() as store:
             shop = Shop()
-            ledger = EffectLedger(store, backoff=BACKOFF, heartbeat=0.25)
+            ledger = EffectLedger(store, stale_after=0.75)
             key = ledger.key("t", "charge", {"n": 1})
             task = asyncio.create_task(ledger.run("t", "charge", {"n": 1}, shop.charge))
             cancelled_after(steps, task)
@@ -205,14 +204,14 @@ def test_a_cancelled_runner_does_not_keep_its_lease(wrap: Wrap) -> None:
             cp = wrap(store)
 
             async def work() -> None:
-                async with thread_lease(cp, "t", stale_after=60, backoff=BACKOFF):
+                async with thread_lease(cp, "t", stale_after=60):
                     await asyncio.sleep(0.1)
 
             task = asyncio.create_task(work())
             cancelled_after(steps, task)
             finished = await ended(task)
 
-            async with thread_lease(cp, "t", timeout=5, backoff=BACKOFF):
+            async with thread_lease(cp, "t", timeout=5):
                 return finished
 
     assert swept(case) > 20
@@ -223,7 +222,7 @@ def test_a_late_check_of_a_lease_cancels_no_task() -> None:
 
     async def case(steps: int) -> None:
         async with Steps() as store:
-            lease = thread_lease(store, "t", stale_after=60, backoff=BACKOFF)
+            lease = thread_lease(store, "t", stale_after=60)
             entered = asyncio.Event()
 
             async def work() -> None:

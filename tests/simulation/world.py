@@ -112,7 +112,11 @@ class World:
                 c.landed for c in self.charges if c.effect.call_id == call.call_id
             )
 
-            if owner is not life and silent < self.stale_after:
+            # A dead holder's lease is proof, too, and may be older than its heartbeat.
+            is_effect = not call.tool_name.startswith("cpkit:")
+            is_other = owner is not life and owner.alive and is_effect
+
+            if is_other and silent < self.stale_after:
                 self.violate(f"taken over after {silent:.1f} s without a heartbeat")
 
             if owner is life and landed and silent < self.stale_after:
@@ -147,6 +151,10 @@ class World:
         self.verdicts[effect.key] = "landed" if numbers else "not landed"
         self.note("books", f"{_args(effect.args)}: {self.verdicts[effect.key]}")
         return Landed({"charge": numbers[0]}) if numbers else NotLanded()
+
+    async def nothing_landed(self, effect: Effect) -> NotLanded:
+        """Say that an effect which the books do not have did not happen."""
+        return NotLanded()
 
     async def _check_start(self, effect: Effect) -> None:
         if effect.args["order"] in self.needs_approval:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cpkit.effects import EffectLedger, EffectTimeout
+from cpkit.effects import Approval, EffectLedger, EffectTimeout
+from tests.effects.shop import claim
 from tests.ui.conftest import Client
 from tests.ui.stocked import stock
 from tests.ui.test_guard import form_of
@@ -103,7 +104,11 @@ async def test_a_request_in_place_of_the_shown_one_is_not_decided(
     async def ask(amount: int) -> None:
         with pytest.raises(EffectTimeout):
             await ledger.begin(
-                "t", "pay", {"amount": amount}, approval_timeout=0, resource="rent"
+                "t",
+                "pay",
+                {"amount": amount, "for": "rent"},
+                approval_timeout=0,
+                key_fields=["for"],
             )
 
     await ask(5)
@@ -132,3 +137,101 @@ async def test_all_arguments_are_shown_before_a_decision(
         form = await form_of(http)
         place = {"id": form["id"], "request": form["request"]}
         assert "the end" in (await http.get("/waiting/decide", params=place)).text
+
+
+async def ask(cp: Any, policy: Any) -> EffectLedger:
+    """Leave a request of an agent whose policy answers this."""
+    ledger = EffectLedger(cp, requires_approval=lambda _: policy, approval_timeout=0)
+
+    with pytest.raises(EffectTimeout):
+        await ledger.run("t", "pay", {"amount": 5}, lambda _: None)
+
+    return ledger
+
+
+async def test_a_value_is_recorded_with_an_approval(cp: Any, client: Client) -> None:
+    """And changes the arguments that the policy lets people change."""
+    ledger = await ask(cp, Approval(editable=["amount"]))
+
+    async with client(cp) as http:
+        form = await form_of(http)
+        place = {"id": form["id"], "request": form["request"]}
+        page = await http.get("/waiting/decide", params=place)
+        assert "it may change amount" in page.text
+        wrong = await http.post("/waiting/decide", data=form | {"value": "{"})
+        assert wrong.status_code == 400
+        assert "nothing was decided" in wrong.text
+        answer = await http.post(
+            "/waiting/decide", data=form | {"value": '{"amount": 3}'}
+        )
+        assert answer.status_code == 200
+        data = (await http.get("/waiting/decide.json", params=place)).json()
+        assert data["value"] == {"amount": 3}
+
+    paid: list[Any] = []
+    await ledger.run(
+        "t", "pay", {"amount": 5}, lambda effect: paid.append(effect.args["amount"])
+    )
+    assert paid == [3]
+
+
+async def test_a_value_that_the_policy_forbids_decides_nothing(
+    cp: Any, client: Client
+) -> None:
+    """The page says which argument it is."""
+    ledger = await ask(cp, True)
+
+    async with client(cp) as http:
+        form = await form_of(http)
+        answer = await http.post(
+            "/waiting/decide", data=form | {"value": '{"amount": 3}'}
+        )
+        assert answer.status_code == 400
+        assert "&#39;amount&#39;" in answer.text
+
+    assert len(await ledger.requests()) == 1
+
+
+async def test_a_request_is_withdrawn_by_a_button(cp: Any, client: Client) -> None:
+    """It is gone, and a new run of the effect asks again."""
+    ledger = await ask(cp, True)
+
+    async with client(cp) as http:
+        form = await form_of(http)
+        answer = await http.post(
+            "/waiting/decide", data=form | {"decision": "withdraw"}
+        )
+        assert answer.status_code == 200
+        assert "Recorded: withdrawn by" in answer.text
+
+    assert await ledger.requests() == []
+    await ask(cp, True)
+    assert len(await ledger.requests()) == 1
+
+
+@pytest.mark.parametrize("happened", ["yes", "no"])
+async def test_a_person_says_how_a_call_in_doubt_ended(
+    cp: Any, client: Client, happened: str
+) -> None:
+    """With name and reason; the page watches the call before."""
+    ledger = EffectLedger(cp)
+    key = ledger.key("t", "pay", {"amount": 5})
+    record = await claim(cp, "t", key, {"amount": 5}, "pay")
+    place = {"id": "t", "call": record.call.call_id}
+
+    async with client(cp) as http:
+        page = await http.get("/waiting/doubt", params=place)
+        token = page.text.partition('name="form_token" value="')[2].partition('"')[0]
+        form = {**place, "form_token": token, "reason": "the bank says so"}
+        answer = await http.post("/waiting/doubt", data=form)
+        assert answer.status_code == 400
+        form |= {"happened": happened, "result": '{"charge": 1}'}
+        answer = await http.post("/waiting/doubt", data=form)
+        assert answer.status_code == 200
+        again = await http.post("/waiting/doubt", data=form)
+        assert again.status_code == 409
+
+    (stored,) = await cp.list_calls("t")
+    assert stored.status == ("completed" if happened == "yes" else "failed")
+    said = stored.result["said"]
+    assert (said["by"], said["reason"]) == ("anna", "the bank says so")

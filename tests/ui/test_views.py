@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from cpkit import KeepsReceipts, ToolCall, open_checkpointer
+from cpkit import JsonValue, KeepsReceipts, ToolCall, open_checkpointer
 from cpkit.effects import Effect, EffectLedger, Tool
 from cpkit.effects.records import heartbeat_thread
 from cpkit.lease import thread_lease
+from cpkit.runs import RUNS, TERM
 from cpkit.sessions import SessionLog
-from cpkit.terms import LEASES
+from tests.effects.shop import claim
 from tests.stores import LAYERED, fresh_url
 from tests.ui.checks import assert_inert
 from tests.ui.conftest import Client
@@ -161,10 +162,11 @@ async def test_a_call_in_doubt_shows_what_verify_said(cp: Any, client: Client) -
     ledger = EffectLedger(cp)
 
     for tool, order in [("pay", "7"), ("mail", "8")]:
-        await ledger.begin("shop", tool, {"order": order})
+        args: dict[str, JsonValue] = {"order": order}
+        await claim(cp, "shop", ledger.key("shop", tool, args), args, tool)
 
     tools = [Tool(pay, name="pay", verify=verify)]
-    await EffectLedger(cp).resume("shop", tools, stale_after=None)
+    await ledger.resume("shop", tools)
 
     async with client(cp) as http:
         calls = (await http.get("/waiting/calls.json")).json()["calls"]
@@ -215,13 +217,13 @@ async def test_damaged_calls_do_not_end_a_list(client: Client, tmp_path: Path) -
         doubted = (await cp.list_calls("c"))[0].call.idempotency_key
         await cp.save_extra(heartbeat_thread(doubted), {"doubt": []})
 
-        lease = ToolCall("1", LEASES, {}, "the first term")
-        await cp.record_issued(LEASES + ":run", lease)
+        lease = ToolCall("1", TERM, {}, "the first term")
+        await cp.record_issued(f"{RUNS}:t", lease)
 
         with closing(sqlite3.connect(tmp_path / "store.db")) as raw, raw:
             raw.execute(
                 "UPDATE cpkit_calls SET args = '{' WHERE thread_id LIKE "
-                "'cpkit:lease%' OR thread_id = 'broken' AND args LIKE '%7%'"
+                "'cpkit:run:%' OR thread_id = 'broken' AND args LIKE '%7%'"
             )
             raw.execute("UPDATE cpkit_extra SET value = '{' WHERE key = '\"doubt\"'")
 
@@ -239,29 +241,12 @@ async def test_damaged_calls_do_not_end_a_list(client: Client, tmp_path: Path) -
         ("c", {"order": order}) for order in ("7", "8")
     ]
     assert [one.split("'")[1] for one in doubt["damaged"]] == sorted(
-        ["broken", heartbeat_thread(doubted), LEASES + ":run"]
+        ["broken", heartbeat_thread(doubted), f"{RUNS}:t"]
     )
-    assert "cpkit:lease" in waiting["damaged"][0]
+    assert f"{RUNS}:t" in waiting["damaged"][0]
     waits = {one["thread_id"]: one["waits"] for one in listed}
     assert waits == {"broken": None, "c": {"approvals": 0, "calls": 2}}
     assert [page.count("is corrupt at") for page in pages] == [0, 1, 3]
-
-
-async def test_a_lease_that_cannot_be_listed_is_named(
-    client: Client, tmp_path: Path
-) -> None:
-    """A person can decide all the same."""
-    async with open_checkpointer(f"sqlite:///{tmp_path}/store.db") as cp:
-        async with thread_lease(cp, "t"):
-            pass
-
-        with closing(sqlite3.connect(tmp_path / "store.db")) as raw, raw:
-            raw.execute("UPDATE cpkit_threads SET updated_at = 'x'")
-
-        async with client(cp) as http:
-            page = await http.get("/waiting")
-            assert page.status_code == 200
-            assert "Not shown: <bdi>thread &#39;cpkit:lease:t&#39;" in page.text
 
 
 async def test_the_store_view_shows_path_and_size(

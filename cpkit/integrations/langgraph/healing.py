@@ -12,7 +12,7 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from cpkit.effects.effect import KeyKind, effect_key
 from cpkit.effects.records import effect_of
-from cpkit.effects.waiting_tools import waiting_tools
+from cpkit.effects.requests import waiting_tools
 from cpkit.heal import Closed, HealReport, Left, result_text
 from cpkit.heal.closing import AMBIGUOUS, INTERRUPTED, has_result
 from cpkit.integrations.langgraph.names import FENCE
