@@ -1,0 +1,128 @@
+"""The tutorial's program is started twice, beside workers, with kills and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from cpkit import open_checkpointer
+from cpkit.effects import EffectLedger
+from cpkit.runs import RUNS
+from cpkit.worker import submit
+from tests.effects.payer import lines
+from tests.effects.shop import until
+from tests.stores import fresh_url, quick_on
+
+Process = asyncio.subprocess.Process
+
+
+@pytest.fixture(params=quick_on("sqlite"))
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A new store of each kind that processes share."""
+    return fresh_url(request.param, tmp_path)
+
+
+async def start(how: str, url: str, folder: Path, thread: str) -> Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.effects.booker", how, url, str(folder), thread),
+        cwd=Path(__file__).parents[2],
+        env=os.environ,
+    )
+
+
+async def start_twice(
+    random: Random, url: str, folder: Path, thread: str, cp: Any
+) -> None:
+    """Start the program twice at a random offset; disturb one of the two."""
+    how = [random.choice(["lease", "plain"]) for _ in range(2)]
+    first = await start(how[0], url, folder, thread)
+    await asyncio.sleep(random.uniform(0, 2))
+    second = await start(how[1], url, folder, thread)
+    await asyncio.sleep(random.uniform(0, 1.5))
+    victim = random.choice([first, second])
+    disturbance = random.choice([None, "kill", "stop", "interrupt"])
+
+    if victim.returncode is None:
+        if disturbance == "kill":
+            victim.kill()
+        elif disturbance == "interrupt":
+            victim.send_signal(signal.SIGINT)
+        elif disturbance == "stop":
+            victim.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(random.uniform(0, 1))
+            victim.send_signal(signal.SIGCONT)
+
+    await asyncio.gather(first.wait(), second.wait())
+
+    # If both have ended before the booking, workers finish it.
+    data = await cp.load(thread)
+
+    if data is None or not data.messages:
+        await submit(cp, thread)
+
+
+async def decide(cp: Any) -> None:
+    """Approve all that is asked for."""
+    ledger = EffectLedger(cp)
+
+    while True:
+        for request in await ledger.requests():
+            await ledger.approve(request.key, by="a person")
+
+        await asyncio.sleep(0.2)
+
+
+async def book_all(url: str, folder: Path, rounds: int) -> None:
+    """Book a flight in each round; in the end each is booked once."""
+    random = Random(rounds)
+    threads = [f"flight-{n}" + random.choice(["", "!"]) for n in range(rounds)]
+
+    async with open_checkpointer(url) as cp:
+        workers = [await start("worker", url, folder, "") for _ in range(2)]
+        deciding = asyncio.create_task(decide(cp))
+        slots = asyncio.Semaphore(3)
+
+        async def one(thread: str) -> None:
+            async with slots:
+                await start_twice(Random(thread), url, folder, thread, cp)
+
+        async def ended() -> bool:
+            found = [await cp.load(thread) for thread in threads]
+            is_open = await cp.list_threads(prefix=f"{RUNS}:")  # type: ignore[attr-defined]
+            return all(one and one.messages for one in found) and not is_open
+
+        try:
+            await asyncio.gather(*map(one, threads))
+            await until(ended, 120)
+        finally:
+            deciding.cancel()
+
+            for worker in workers:
+                worker.kill()
+                await worker.wait()
+
+    booked = Counter(lines(folder / "airline"))
+    assert booked == dict.fromkeys(threads, 1)
+
+
+@pytest.mark.timeout(300)
+async def test_two_starts_book_once(url: str, tmp_path: Path) -> None:
+    """A few rounds."""
+    await book_all(url, tmp_path, 4)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7_200)
+async def test_two_starts_book_once_five_hundred_times(
+    url: str, tmp_path: Path
+) -> None:
+    """On each store, with every kind of disturbance."""
+    await book_all(url, tmp_path, 500)
