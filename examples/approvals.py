@@ -30,17 +30,14 @@ THREAD = os.environ.get("THREAD", "payroll")
 # The agent
 
 
-async def agent(cp: Any, lease: Lease, patience: float | None = 0) -> None:
+async def agent(cp: Any, lease: Lease) -> None:
     """Pay a salary, once a person approved it. A worker calls this function."""
     ledger = EffectLedger(
-        cp,
-        requires_approval=lambda effect: True,
-        on_approval_required=ask_people,
-        approval_timeout=patience,  # 0: do not wait; the worker runs the thread again
+        cp, requires_approval=lambda effect: True, on_approval_required=ask_people
     )
-    receipt = await ledger.run(
-        lease.thread_id, "wire", {"to": "ann", "amount": 900}, wire, verify=None
-    )
+    args = {"to": "ann", "amount": 900}
+    # Under a worker this does not wait for people: the decision wakes the worker.
+    receipt = await ledger.run(lease.thread_id, "wire", args, wire)
     data = await lease.load()
     version = 0 if data is None else data.version
     await cp.append(lease.thread_id, [{"paid": receipt}], expected_version=version)
@@ -66,7 +63,7 @@ async def first_run(url: str) -> None:
         open_checkpointer(url) as cp,
         thread_lease(cp, THREAD, stale_after=1) as lease,
     ):
-        await agent(cp, lease, patience=None)
+        await agent(cp, lease)
 
 
 # The story: three processes, one after the other
