@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cpkit import open_checkpointer
+from cpkit import JsonValue, open_checkpointer
 from cpkit.effects import ApprovalRequest, Effect, EffectLedger
 from cpkit.lease import Lease, thread_lease
 
@@ -35,7 +35,7 @@ async def agent(cp: Any, lease: Lease) -> None:
     ledger = EffectLedger(
         cp, requires_approval=lambda effect: True, on_approval_required=ask_people
     )
-    args = {"to": "ann", "amount": 900}
+    args: dict[str, JsonValue] = {"to": "ann", "amount": 900}
     # Under a worker this does not wait for people: the decision wakes the worker.
     receipt = await ledger.run(lease.thread_id, "wire", args, wire)
     data = await lease.load()

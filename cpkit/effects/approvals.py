@@ -9,7 +9,13 @@ from math import inf
 from typing import Any
 
 from cpkit.effects.attempts import Attempts
-from cpkit.effects.effect import Approval, EffectPlan, Policy, call_callback
+from cpkit.effects.effect import (
+    Approval,
+    EffectPlan,
+    Policy,
+    call_callback,
+    handling,
+)
 from cpkit.effects.errors import (
     ApprovalExpired,
     ApprovalWithdrawn,
@@ -64,7 +70,8 @@ class Approvals:
         limit = plan.options.approval_timeout
 
         if limit == "auto":
-            leases = held_leases(self._attempts.cp)
+            # A handler's timeout would be recorded as the error of its effect.
+            leases = [] if handling.get() else held_leases(self._attempts.cp)
             limit = 0.0 if any(one.unattended for one in leases) else None
 
         clock = asyncio.get_running_loop().time

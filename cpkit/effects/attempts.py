@@ -68,7 +68,7 @@ _LONGEST_DOUBT = 500
 """Characters kept of what ``verify`` said: enough to recognize the error."""
 
 Closing = Literal["landed", "released", "in doubt", "alive", "ended"]
-"""What became of the attempt of a silent holder; ``ended``: by another process."""
+"""The state of a silent holder's attempt after a look; ``ended``: by another process."""
 
 _running: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import sha256
@@ -46,6 +47,7 @@ __all__ = [
     "check_callback",
     "copy_json",
     "effect_key",
+    "handling",
     "is_awaitable",
     "plan_effect",
     "reopen_key",
@@ -69,6 +71,10 @@ _ENCODE = JSONEncoder(
 ).encode
 
 _MAYBE_FLOAT = re.compile(r"[0-9][.e]")
+
+
+handling: ContextVar[tuple[str, ...]] = ContextVar("cpkit effects", default=())
+"""The keys of the effects whose handlers the current task runs in, outermost first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,10 +268,10 @@ class Options:
 
     Waiting
         ``timeout`` bounds the wait for another attempt's result, ``approval_timeout``
-        that for a decision; ``"auto"`` is 0 under a worker and no limit elsewhere. A
-        request expires after ``expires_after``. A holder without a heartbeat for
-        ``stale_after`` is taken over: ``verify`` says whether its effect landed;
-        without ``verify`` the handler runs again.
+        that for a decision; ``"auto"`` is 0 under a worker, outside of handlers, and
+        no limit elsewhere. A request expires after ``expires_after``. A holder without
+        a heartbeat for ``stale_after`` is taken over: ``verify`` says whether its
+        effect landed; without ``verify`` the handler runs again.
 
     A handler's exception is final. With ``release_failures`` it frees the key.
     """

@@ -20,11 +20,11 @@ effect runs again only if ``verify`` says so, if a person decides so, or after
 from __future__ import annotations
 
 import asyncio
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from cpkit.canonical import canonical_json
+from cpkit.driver.backoff import Backoff
 from cpkit.effects.approvals import Approvals
 from cpkit.effects.attempts import (
     Attempts,
@@ -37,6 +37,7 @@ from cpkit.effects.effect import (
     Handler,
     NoEffect,
     call_callback,
+    handling,
 )
 from cpkit.effects.errors import (
     ApprovalExpired,
@@ -77,8 +78,7 @@ _NOT_STARTED = Outcome(released_envelope("given up before it began"), success=Fa
 
 _NEVER = datetime.fromtimestamp(0, UTC)
 
-_handling: ContextVar[tuple[str, ...]] = ContextVar("cpkit effects", default=())
-"""The keys of the effects whose handlers the current task runs in, outermost first."""
+_OTHERS_END_WITHIN = 60.0
 
 
 def current_key() -> str:
@@ -86,7 +86,7 @@ def current_key() -> str:
 
     Raises ``RuntimeError`` outside a handler.
     """
-    if keys := _handling.get():
+    if keys := handling.get():
         return keys[-1]
 
     raise RuntimeError("current_key() is called outside the handler of an effect")
@@ -209,7 +209,7 @@ class EffectRun:
             self._effect = replace(self._effect, key=key)
             self._plan = replace(self._plan, effect=self._effect)
 
-        if key in _handling.get():
+        if key in handling.get():
             raise RuntimeError(
                 f"effect {self._effect.tool!r} runs inside its own handler, where it "
                 "would wait for itself; give the inner one other arguments or another "
@@ -267,7 +267,14 @@ class EffectRun:
                 return record
 
     async def _get_approval(self) -> None:
-        request = await self._approvals.wait_until_approved(self._plan, self._trail)
+        try:
+            request = await self._approvals.wait_until_approved(self._plan, self._trail)
+        except EffectTimeout:
+            if not handling.get():
+                await self._let_others_end()
+
+            raise
+
         planned, changes = self._plan.effect, {}
         made = None if request is None else request.decision
 
@@ -277,6 +284,22 @@ class EffectRun:
         args = {**planned.args, **changes}
         self._request = request
         self._effect = replace(planned, args=args, decision=made)
+
+    async def _let_others_end(self) -> None:
+        """Wait for the other effects of a worker's run, if only for a minute.
+
+        In a group of tasks the timeout of this one cancels them. Then a payment is in
+        doubt, or one that was approved waits for the decision of this one.
+        """
+        leases = [one for one in held_leases(self._attempts.cp) if one.unattended]
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + _OTHERS_END_WITHIN
+
+        for pause in Backoff().pauses(0.2):
+            if clock() >= deadline or not any(one.is_unfinished for one in leases):
+                break
+
+            await asyncio.sleep(pause)
 
     async def _new_call(self) -> ToolCall:
         await self._stop_heartbeat()
@@ -377,7 +400,7 @@ class EffectRun:
 
     async def _call_handler(self, handler: Handler, effect: Effect) -> Outcome:
         """Call the handler. If it is cancelled, its call stays issued."""
-        token = _handling.set((*_handling.get(), effect.key))
+        token = handling.set((*handling.get(), effect.key))
 
         try:
             result = await call_callback(handler, effect)
@@ -392,7 +415,7 @@ class EffectRun:
 
             return Outcome(error_envelope(exc), raised=exc)
         finally:
-            _handling.reset(token)
+            handling.reset(token)
 
         try:
             return Outcome(value_envelope(result))

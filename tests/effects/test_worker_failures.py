@@ -191,6 +191,64 @@ def test_tools_that_wait_side_by_side_wait_for_people() -> None:
     tell(story)
 
 
+def test_a_wait_for_people_cancels_no_payment() -> None:
+    """In a group of tasks the timeout of one effect cancels the others."""
+
+    async def story(cp: MemoryCheckpointer[Any]) -> None:
+        ledger = EffectLedger(cp, requires_approval=lambda one: one.tool == "ask")
+        paid: list[Any] = []
+        clock = asyncio.get_running_loop().time
+
+        async def pay(_: Any) -> None:
+            await asyncio.sleep(5)
+            paid.append(1)
+
+        async def agent(_: Any, lease: Lease) -> None:
+            async with asyncio.TaskGroup() as group:
+                for n in (2, 3):
+                    group.create_task(ledger.run("t", "ask", {"n": n}, lambda _: None))
+
+                group.create_task(ledger.run("t", "pay", {}, pay))
+
+        await died(cp)
+        worker = Worker(cp, agent)
+        began = clock()
+        await worker.run_due()
+        assert paid == [1]
+        assert clock() - began < 10
+        assert (worker.health.ran, worker.health.failed) == (1, 0)
+        assert len(await ledger.requests()) == 2
+        assert "completed" in [one.status for one in await cp.list_calls("t")]
+
+    tell(story)
+
+
+def test_a_handler_waits_for_people_in_a_worker_too() -> None:
+    """The timeout would be the error of the sub-agent's effect, for all runs."""
+
+    async def story(cp: MemoryCheckpointer[Any]) -> None:
+        ledger = EffectLedger(cp, requires_approval=lambda one: one.tool == "pay")
+        results: list[Any] = []
+
+        async def sub_agent(_: Any) -> Any:
+            return await ledger.run("t", "pay", {}, lambda _: "paid")
+
+        async def agent(_: Any, lease: Lease) -> None:
+            results.append(await ledger.run("t", "sub", {}, sub_agent))
+
+        await died(cp)
+        worker = Worker(cp, agent)
+        run = asyncio.create_task(worker.run_due())
+
+        await asyncio.sleep(100)
+        requests = await ledger.requests()
+        assert await ledger.approve(requests[0].key)
+        await run
+        assert results == ["paid"]
+
+    tell(story)
+
+
 def test_a_worker_that_lost_its_lease_sets_no_mark() -> None:
     """Its successor took the thread over, ran it, and removed the mark."""
 
