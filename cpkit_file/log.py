@@ -80,10 +80,7 @@ class Log:
             raise StoreFailure("rejected", reason)
 
     def find_tail(self, status: os.stat_result | None = None) -> Tail:
-        """Return where the file ends now, or at the ``status`` of what has its name.
-
-        Raises ``FileNotFoundError`` if that is another file.
-        """
+        """Return where the file ends, at its ``status`` if that is known."""
         status, known = status or os.fstat(self.fd), self.index.tail
         size = status.st_size
 
@@ -91,9 +88,6 @@ class Log:
             not size or os.pread(self.fd, SEAL, size - SEAL) == known.seal
         ):
             return known
-
-        if os.fstat(self.fd).st_ino != status.st_ino:
-            raise FileNotFoundError(self.path)
 
         start = max(0, size - 2048)  # the last write of most files fits
 

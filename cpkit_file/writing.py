@@ -86,7 +86,11 @@ class Locked(Log):
 
             try:
                 schema.lock(self.fd, self.path)
-                status = os.stat(self.path)
+                status = os.fstat(self.fd)
+
+                if self.owner and os.stat(self.path).st_ino != status.st_ino:
+                    raise FileNotFoundError(self.path)
+
                 self.tail = self.find_tail(status)
 
                 if self.tail.end < status.st_size:

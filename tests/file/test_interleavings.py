@@ -421,6 +421,28 @@ def test_three_operations_overlap(
     assert check_orders(home, STARTS[name], (one, two, three)) > 1
 
 
+def test_a_new_file_has_the_number_of_a_removed_one(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that waited for the lock of a removed log does not write there."""
+    home = Home(memory, STARTS["an empty log"])
+    folder = home.folder()
+    log, other = memory / "threads" / log_name("t"), memory / "other"
+    os.link(log, other)
+    on_files(folder, Erase("t", False))  # it has seen the number, and removed the name
+    lock = schema.lock
+
+    def late_lock(fd: int, path: str) -> None:
+        lock(fd, path)
+
+        if other.exists():
+            other.rename(log)
+
+    monkeypatch.setattr(schema, "lock", late_lock)
+    on_files(folder, append("t"))
+    assert on_files(home.folder(), Read("load", "t")).version == 1
+
+
 def check_kills(home: Home, start: Start, names: Sequence[str]) -> None:
     """Kill the operations, one after the other, in each combination of their steps."""
     choices = [*itertools.product((False, True), repeat=len(names))]
