@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 from uuid import uuid4
@@ -30,7 +31,7 @@ from cpkit import Checkpointer, open_checkpointer
 from cpkit.integrations.langgraph import CheckpointSaver, store_thread_id
 from cpkit.tools.importing import BadSource, import_from
 from cpkit.tools.importing.langgraph import read
-from cpkit.tools.importing.langgraph.thread import _in_order
+from cpkit.tools.importing.langgraph.thread import _in_order, _packed
 from cpkit.tools.importing.source import Differs
 from tests.servers.postgres import shared_postgres
 from tests.stores import KINDS, fresh_url
@@ -258,6 +259,38 @@ async def test_a_repeated_import_writes_only_new_records(
         assert await history(cp, thread_id) == expected
 
 
+async def test_the_order_of_channels_does_not_matter(tmp_path: Path) -> None:
+    """One node adds eight channels at once, the next one four."""
+    path = tmp_path / "channels.sqlite"
+
+    with sqlite_saver(path) as saver:
+        for number in range(20):
+            names = [f"{chr(97 + number * n % 26)}{n}" for n in range(12)]
+            fields: Any = dict.fromkeys(names, int)
+            schema: Any = TypedDict("Twelve", fields, total=False)  # type: ignore[misc]
+            builder: Any = StateGraph(schema)
+            builder.add_node("one", lambda _, names=names: dict.fromkeys(names[4:], 1))
+            builder.add_node("two", lambda _, names=names: dict.fromkeys(names[:4], 2))
+            builder.add_edge(START, "one")
+            builder.add_edge("one", "two")
+            builder.add_edge("two", END)
+            builder.compile(checkpointer=saver).invoke({}, config(f"t{number}"))
+
+    async with open_checkpointer("memory://") as cp:
+        report = await import_from(str(path), cp)
+        assert report.left == {}
+        assert [thread.status for thread in report.threads] == ["new"] * 20
+
+
+def test_values_are_compared_without_the_order_of_keys() -> None:
+    """At any depth; 1, 1.0 and True differ, and so do lists in another order."""
+    assert _packed([{"a": 1, "b": {1: 2, "c": 3}}]) == _packed(
+        [{"b": {"c": 3, 1: 2}, "a": 1}]
+    )
+    different = [1, 1.0, True, "1", b"1", [1, 2], [2, 1], {"a": 1}, {"a": True}]
+    assert all(_packed(a) != _packed(b) for a, b in combinations(different, 2))
+
+
 class Large(TypedDict, total=False):
     data: bytes
 
@@ -276,9 +309,7 @@ async def test_a_large_thread_is_there_after_its_import(tmp_path: Path) -> None:
         for _ in range(5):
             own.invoke({}, config("large"))
 
-    options = {"max_append": 256 * 1024 * 1024}
-
-    async with open_checkpointer("memory://", **options) as cp:
+    async with open_checkpointer("memory://") as cp:
         for status in ("new", "there"):
             report = await import_from(str(path), cp)
             assert [one.status for one in report.threads] == [status], report.left

@@ -29,17 +29,21 @@ class Run:
         self.saver = saver
         self.config = thread(thread_id)
         self.versions: ChannelVersions = {}
+        self.values: dict[str, Any] = {}
 
-    async def put(self, /, **values: Any) -> RunnableConfig:
-        """Put a checkpoint with these channels, which are all new."""
+    async def put(
+        self, checkpoint_id: str | None = None, /, **values: Any
+    ) -> RunnableConfig:
+        """Put a checkpoint in which these channels are new, and others as before."""
         new: ChannelVersions = {
             name: self.saver.get_next_version(str(self.versions.get(name, 0)), None)
             for name in values
         }
         self.versions |= new
+        self.values |= values
         checkpoint = empty_checkpoint() | {
-            "id": str(uuid6()),
-            "channel_values": values,
+            "id": checkpoint_id or str(uuid6()),
+            "channel_values": dict(self.values),
             "channel_versions": dict(self.versions),
         }
         self.config = await self.saver.aput(
@@ -69,13 +73,17 @@ class Recorder:
     async def load(self, thread_id: str) -> Any:
         raise AssertionError("the thread was reloaded")
 
-    async def read(
-        self, thread_id: str, start: int = 0, stop: int | None = None
-    ) -> Any:
-        found = await self.inner.read(thread_id, start, stop)
+    async def read(self, *args: Any) -> Any:
+        found = await self.inner.read(*args)
         self.reads += 1
         self.returned += len(found)
         return found
+
+    async def load_range(self, *args: Any) -> Any:
+        data = await self.inner.load_range(*args)
+        self.reads += 1
+        self.returned += len(data.messages) if data else 0
+        return data
 
     def __getattr__(self, name: str) -> Any:
         if name in ("list_threads", "delete_thread", "durability"):

@@ -14,8 +14,14 @@ from langgraph.checkpoint.base.id import uuid6
 from langgraph.checkpoint.memory import InMemorySaver
 
 from cpkit import MemoryCheckpointer
-from cpkit.integrations.langgraph import CheckpointSaver, cache, composing
-from cpkit.integrations.langgraph.values import fingerprints_of
+from cpkit.integrations.langgraph import (
+    CheckpointSaver,
+    composing,
+    records,
+    threads,
+    values,
+)
+from cpkit.integrations.langgraph.values import prints_of
 from tests.sweeps import sweep
 
 ITEMS = st.one_of(
@@ -56,18 +62,20 @@ def exactly(value: Any) -> str:
 def test_every_list_is_loaded_exactly(examples: int) -> None:
     """Any saver reads and lists the checkpoints of any other saver.
 
-    Full checkpoints may be as frequent as possible, and reads as short.
+    Whole checkpoints may be frequent or rare, texts may all be blobs, and reads short.
     """
 
-    @given(STEPS, st.booleans())
+    @given(STEPS, st.sampled_from([0, 0.3, 10]), st.booleans())
     @settings(deadline=None, max_examples=examples)
-    def check(steps: list[Any], often: bool) -> None:
+    def check(steps: list[Any], repeated: float, short: bool) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            if often:
-                patch.setattr(composing, "_FULL_FROM", 0)
-                patch.setattr(composing, "_MANY_CHANNELS", 1)
-                patch.setattr(composing, "_OFFERED_FROM", 0)
-                patch.setattr(cache, "_FIRST_READ", 1)
+            patch.setattr(composing, "_REPEATED", repeated)
+            patch.setattr(records, "_OVERHEAD", 16)
+
+            if short:
+                patch.setattr(composing, "INLINE", 0)
+                patch.setattr(values, "_LARGEST", 20)
+                patch.setattr(threads, "_FIRST_READ", 1)
 
             asyncio.run(play(steps))
 
@@ -175,11 +183,11 @@ def test_fingerprints_differ_if_the_stored_items_differ() -> None:
     odd: list[Any] = ["1", b"1", True, 1, 1.0, None, [1], {"1": 1}, {1: 1}, ("m", 1)]
     odd += [AIMessage("1", id="1"), AIMessage("1", id="2"), {"content": "1"}]
     odd += [AIMessage("1", id="1", extra=1), AIMessage(["1"], id="1"), {1}, 1j]
-    fingerprints = fingerprints_of(odd[:-1])
+    fingerprints = prints_of(odd[:-1])
     assert fingerprints is not None
     assert len(set(fingerprints)) == len(odd) - 1
     # The serializer refuses an item that cannot be packed.
-    assert fingerprints_of(odd) is None
-    assert fingerprints_of([1.5] * 3) is None
-    assert fingerprints_of([]) is None
-    assert fingerprints_of(("a",)) is None
+    assert prints_of(odd) is None
+    assert prints_of([1.5] * 3) is None
+    assert prints_of([]) is None
+    assert prints_of(("a",)) is None

@@ -21,9 +21,6 @@ DIFFERENT = {
     "test_informative_async_errors": "a sync saver is refused on a running loop",
     "test_checkpoint_search_sql_injection_prevention": "there is no SQL in a filter",
     "test_walk_step_looks_up_the_parent_by_primary_key": "it explains a query",
-    "test_seed_present_when_snapshot_in_ancestor_sync": (
-        "it puts a checkpoint again with another value for the same version"
-    ),
 }
 
 # Tests of the graph that run with each of LangGraph's savers.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from typing import Any
 
@@ -39,7 +38,7 @@ class SixMethods:
 
 
 async def test_only_new_records_are_read(cp: MemoryCheckpointer[Any]) -> None:
-    """The last known record is read too, to detect a deleted thread."""
+    """A read of what the saver has costs one call, which returns no record."""
     recorder = Recorder(cp)
     reader = CheckpointSaver(recorder)
     run = Run(CheckpointSaver(cp))
@@ -48,26 +47,23 @@ async def test_only_new_records_are_read(cp: MemoryCheckpointer[Any]) -> None:
         await run.put(n=n)
 
     await reader.aget_tuple(thread())
-    # Those since a full checkpoint.
+    # Those since a whole checkpoint.
     before = recorder.returned
     assert before < 20
 
     for _ in range(3):
         await reader.aget_tuple(thread())
 
-    assert recorder.returned == before + 3
+    assert recorder.returned == before
     await run.put(n=50)
     assert await values(reader, thread()) == {"n": 50}
-    # The position of the last known record is not known yet.
-    before = recorder.returned - 5
-    # A list needs all records, and the next read does not.
+    assert recorder.returned == before + 1
+    # A list needs all records: those before the ones that are in memory.
     assert len([one async for one in reader.alist(thread())]) == 51
-    assert recorder.returned == before + 5 + 51
-    assert await values(reader, thread()) == {"n": 50}
-    assert recorder.returned == before + 5 + 52
+    assert recorder.returned == 51
     await run.put(n=51)
     assert await values(reader, thread()) == {"n": 51}
-    assert recorder.returned == before + 5 + 54
+    assert recorder.returned == 52
 
 
 @pytest.mark.parametrize("shape", ["dict", "list", "chat"])
@@ -100,7 +96,7 @@ async def test_a_cold_read_costs_the_newest_checkpoint(
 async def test_a_cold_read_of_a_growing_list_reads_few_records(
     cp: MemoryCheckpointer[Any],
 ) -> None:
-    """A full checkpoint comes before the rest is half of the state."""
+    """A whole checkpoint comes before the rest is half of the state."""
     run = Run(CheckpointSaver(cp))
     log: list[str] = []
     costs = []
@@ -118,34 +114,22 @@ async def test_a_cold_read_of_a_growing_list_reads_few_records(
     assert max(costs) <= 6 + 44
 
 
-async def test_a_cold_read_finds_a_full_checkpoint_that_is_farther_back(
+async def test_a_cold_read_knows_how_far_back_it_must_begin(
     cp: MemoryCheckpointer[Any],
 ) -> None:
-    """Many tasks wrote at once, and the checkpoint did not know of all of them."""
+    """Every record says it, however much others wrote in between."""
     run = Run(CheckpointSaver(cp))
-    full: dict[str, Any] = {"log": ["x" * 1000] * 1200}
-
-    for n in range(150):
-        await run.put(log=[n])
-
-    # The second one is stored with its values.
-    for _ in range(2):
-        await run.put(**full)
+    await run.put(log=["x" * 1000] * 1200)
 
     for count, saver in ((30, run.saver), (12, CheckpointSaver(cp))):
         for n in range(count):
-            await saver.aput_writes(run.config, [("log", n)], f"{count} {n}")
+            await saver.aput_writes(run.config, [("n", n)], f"{count} {n}")
 
-    other = empty_checkpoint() | {
-        "id": str(uuid6()),
-        "channel_values": full,
-        "channel_versions": {"log": run.versions["log"]},
-    }
-    await run.saver.aput(run.config, other, {}, {})
+    await run.put(n=1)
     recorder = Recorder(cp)
-    assert await values(CheckpointSaver(recorder), thread()) == full
-    assert recorder.reads == 3
-    assert recorder.returned <= 6 + 36 + 60
+    assert await values(CheckpointSaver(recorder), thread()) == run.values
+    # The blob of the list, the first checkpoint, the writes, and the second.
+    assert (recorder.reads, recorder.returned) == (2, 1 + 1 + 42 + 1)
 
 
 async def test_a_value_without_a_version_is_kept(
@@ -221,52 +205,31 @@ async def test_a_list_with_a_limit_costs_what_it_returns(
         assert recorder.returned <= 40 + 6 * (500 - place)
 
 
-async def test_a_cold_read_finds_a_higher_id_before_a_full_checkpoint(
-    cp: MemoryCheckpointer[Any],
+@pytest.mark.parametrize("size", [1, 9000])
+async def test_a_clock_that_steps_back_does_not_hide_the_newest_checkpoint(
+    cp: MemoryCheckpointer[Any], size: int
 ) -> None:
-    """The clock of another process may be ahead: the highest id is the newest."""
+    """LangGraph makes ids of the time; the order of appends decides."""
     run = Run(CheckpointSaver(cp))
-    await run.put(text="x" * 9000)
-    later = empty_checkpoint() | {
-        "id": "f" * 36,
-        "channel_values": {"text": "later"},
-        "channel_versions": {"text": "9"},
-    }
-    await run.saver.aput(thread(), later, {}, {"text": "9"})
+    ids = [f"{'f' if n < 5 else '0'}{n:035}" for n in range(40)]
 
-    for n in range(30):
-        await run.put(text=f"{n} " * 9000)
+    for n, checkpoint_id in enumerate(ids):
+        await run.put(checkpoint_id, text=f"{n} " * size)
 
-    assert await values(CheckpointSaver(cp), thread()) == {"text": "later"}
-
-
-async def test_a_higher_id_that_is_put_at_the_same_time_is_the_newest(
-    cp: MemoryCheckpointer[Any],
-) -> None:
-    """It stands before a full checkpoint, which is made before it is stored."""
-    run = Run(CheckpointSaver(cp))
-    await run.put(text="x" * 9000)
-
-    later = empty_checkpoint() | {
-        "id": "f" * 36,
-        "channel_values": {"text": "later"},
-        "channel_versions": {"text": "9"},
-    }
-    await asyncio.gather(
-        run.saver.aput(thread(), later, {}, {"text": "9"}),
-        run.put(text="y" * 90_000),
-    )
-
-    for n in range(60):
-        await run.put(count=n)
-
-    assert await values(CheckpointSaver(cp), thread()) == {"text": "later"}
+    for saver in (run.saver, CheckpointSaver(cp)):
+        assert await values(saver, thread()) == run.values
+        listed = [one async for one in saver.alist(thread())]
+        assert [one.checkpoint["id"] for one in listed] == ids[::-1]
+        last = [one async for one in saver.alist(thread(), limit=1)]
+        assert last == listed[:1]
+        before = [one async for one in saver.alist(thread(), before=listed[3].config)]
+        assert before == listed[4:]
 
 
 async def test_a_subgraph_is_read_between_a_write_and_its_checkpoint(
     cp: MemoryCheckpointer[Any],
 ) -> None:
-    """The window of the subgraph lacks a write that a later full checkpoint needs."""
+    """The window of the subgraph lacks a blob that a later checkpoint names."""
     recorder = Recorder(cp)
     run, child = (Run(CheckpointSaver(recorder)) for _ in range(2))
     child.saver, child.config = run.saver, thread(ns="child")
@@ -278,7 +241,7 @@ async def test_a_subgraph_is_read_between_a_write_and_its_checkpoint(
         await child.put(n=n)
         config = await run.put(plan=plan)
 
-    assert "needs" in recorder.appends[-1][-1]
+    assert [one["type"] for one in recorder.appends[-1]] == ["checkpoint"]
     reader = CheckpointSaver(cp)
     assert await values(reader, thread(ns="child")) == {"n": 8}
     assert await values(reader, thread()) == {"plan": plan}
@@ -345,7 +308,7 @@ async def test_a_read_after_one_of_another_namespace_has_the_pending_writes(
         assert there.pending_writes == [("task", INTERRUPT, "why?")]
 
 
-async def test_a_large_value_is_stored_in_parts(url: str) -> None:
+async def test_a_large_value_is_stored_in_several_records(url: str) -> None:
     """LangGraph's own savers take it too."""
     big = random.Random(0).randbytes(13 * 1024 * 1024)
 
@@ -365,7 +328,7 @@ async def test_a_large_value_is_stored_in_parts(url: str) -> None:
     assert there.pending_writes == [("task", "big", big)]
 
 
-async def test_a_missing_part_is_damage(cp: MemoryCheckpointer[Any]) -> None:
+async def test_a_missing_blob_is_damage(cp: MemoryCheckpointer[Any]) -> None:
     """The thread is reported as corrupt, with the message that cannot be read."""
     await Run(CheckpointSaver(cp)).put(big="x" * 5 * 1024 * 1024)
     data = await cp.load(store_thread_id("t"))
@@ -373,7 +336,7 @@ async def test_a_missing_part_is_damage(cp: MemoryCheckpointer[Any]) -> None:
     await cp.delete_thread(store_thread_id("t"))
     await cp.append(store_thread_id("t"), data.messages[1:])
 
-    with pytest.raises(CorruptThread, match="parts are stored before it"):
+    with pytest.raises(CorruptThread, match="message 2: .* is missing"):
         await CheckpointSaver(cp).aget_tuple(thread())
 
 
@@ -391,12 +354,55 @@ async def test_the_threads_used_last_are_cached(cp: MemoryCheckpointer[Any]) -> 
 
     before = recorder.returned
     await saver.aget_tuple(thread(2))
-    assert recorder.returned == before + 1
+    assert recorder.returned == before
     await saver.aget_tuple(thread(0))
-    assert recorder.returned == before + 4
+    assert recorder.returned == before + 3
 
     with pytest.raises(ValueError, match="at least 1"):
         CheckpointSaver(cp, cached_threads=0)
+
+
+@pytest.mark.parametrize("cached_bytes", [64 * 1024 * 1024, 400_000])
+async def test_a_new_namespace_is_looked_for_once_in_the_whole_thread(
+    cp: MemoryCheckpointer[Any], cached_bytes: int
+) -> None:
+    """Each call of a subgraph has its own, also in a thread that is not kept whole."""
+    run = Run(CheckpointSaver(cp))
+
+    for n in range(100):
+        await run.put(n=n)
+
+    recorder = Recorder(cp)
+    saver = CheckpointSaver(recorder, cached_bytes=cached_bytes)
+
+    for n in range(9):
+        assert await saver.aget_tuple(thread(ns=f"child:{n}")) is None
+
+    assert recorder.returned == 100
+    inner = Run(saver)
+    inner.config = thread(ns="child:1")
+    await inner.put(n=1)
+    assert await values(saver, inner.config) == {"n": 1}
+    assert recorder.returned == 100
+
+
+async def test_a_state_larger_than_the_cache_is_read_each_time(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """As with LangGraph's own savers, nothing of it stays in memory."""
+    log = ["x" * 1000] * 100
+    await Run(CheckpointSaver(cp)).put(log=log)
+    recorder = Recorder(cp)
+    run = Run(CheckpointSaver(recorder, cached_bytes=100_000))
+
+    for turn in range(1, 4):
+        for _ in range(3):
+            before = recorder.returned
+            run.config = (await found(run.saver, thread())).config
+            assert recorder.returned >= before + 2
+
+        await run.put(log=log * turn)
+        assert await values(run.saver, thread()) == {"log": log * turn}
 
 
 async def test_six_methods_are_enough(cp: MemoryCheckpointer[Any]) -> None:

@@ -11,16 +11,17 @@ import pytest
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.base.id import uuid6
-from langgraph.checkpoint.serde.types import INTERRUPT
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
 from cpkit import (
+    BackendUnavailable,
     MemoryCheckpointer,
     open_checkpointer,
 )
 from cpkit.integrations.langgraph import CheckpointSaver
 from cpkit.integrations.langgraph.names import store_thread_id
 from tests.integrations.langgraph_runs import Recorder, Run, found, thread, values
+from tests.sessions.spy import Spy
 
 # Several savers
 
@@ -77,192 +78,95 @@ async def test_concurrent_puts_are_all_stored(url: str) -> None:
                     assert await values(saver, config) == {"log": log}
 
 
-@pytest.mark.parametrize("more", [0, 100])  # more than a saver reads before a put
-@pytest.mark.parametrize("is_cold", [False, True])
-async def test_a_higher_id_of_another_saver_is_the_newest(
-    url: str, is_cold: bool, more: int
+async def test_the_last_checkpoint_is_the_newest_whatever_the_clocks_say(
+    url: str,
 ) -> None:
-    """It stands before a full checkpoint of a saver that has not read it."""
+    """The clock of one of two processes is ahead."""
     async with open_checkpointer(url) as one, open_checkpointer(url) as two:
-        run = Run(CheckpointSaver(one))
+        runs = [Run(CheckpointSaver(cp)) for cp in (one, two)]
 
-        for n in range(40):
-            await run.put(text=f"{n} " * 900)
+        for n in range(12):
+            run = runs[n // 3 % 2]
+            ahead = "f" if run is runs[0] else "0"
+            await run.put(f"{ahead}{n:035}", text=f"{n} " * 900)
 
-        if is_cold:  # it has read the end of the thread, and knows no positions
-            run.saver = CheckpointSaver(one)
-            await run.saver.aget_tuple(thread())
-
-        later = empty_checkpoint() | {
-            "id": "f" * 36,
-            "channel_values": {"text": "later"},
-            "channel_versions": {"text": "9"},
-        }
-        other = Run(CheckpointSaver(two))
-        await other.saver.aput(thread(), later, {}, {"text": "9"})
-
-        for n in range(more):
-            await other.put(count=n)
-
-        for n in range(40):
-            await run.put(text=f"{n} " * 9000)
-
-        reader = CheckpointSaver(two)
-        [newest] = [one async for one in reader.alist(thread(), limit=1)]
-        assert newest.checkpoint["id"] == "f" * 36
-        assert await values(CheckpointSaver(two), thread()) == {"text": "later"}
+            for saver in (runs[0].saver, runs[1].saver, CheckpointSaver(two)):
+                assert await values(saver, thread()) == {"text": f"{n} " * 900}
+                [newest] = [found async for found in saver.alist(thread(), limit=1)]
+                assert newest.config == run.config
 
 
-async def test_a_run_behind_many_records_stores_full_checkpoints_again(
+async def test_a_saver_far_behind_reads_the_end_of_the_thread(
     cp: MemoryCheckpointer[Any],
 ) -> None:
-    """It reads the thread again before its second checkpoint, and not more often."""
+    """Its checkpoint is stored whole, behind what others have appended."""
     recorder = Recorder(cp)
-    run = await behind_many_records(cp, recorder)
-    reads = recorder.reads
+    run, other = Run(CheckpointSaver(recorder)), Run(CheckpointSaver(cp))
+    await run.put(text="first " * 900, n=0)
 
-    for n in range(12):
-        await run.put(text=f"{n} " * 9000)
+    for n in range(1000):
+        await other.put(text=str(n))
 
-    puts = await cp.read(store_thread_id("t"), -12)
-    full = [n for n, record in enumerate(puts) if "newest" in record]
-    assert full[0] == 1
-    assert len(full) > 3
-    assert recorder.reads - reads < 12
-    assert await values(CheckpointSaver(cp), thread()) == {"text": "11 " * 9000}
+    await run.put(n=1)
+    # What is new up to a limit, and the end.
+    assert recorder.returned <= 64 + 4
+    [record] = (await cp.read(store_thread_id("t")))[-1:]
+    assert record["whole"]
+
+    for saver in (run.saver, other.saver):
+        assert await values(saver, thread()) == {"text": "first " * 900, "n": 1}
 
 
-async def test_a_run_behind_many_records_remembers_writes_that_are_queued(
-    cp: MemoryCheckpointer[Any],
+@pytest.mark.parametrize("fault", ["lost before", "lost after"])
+async def test_an_append_without_an_answer_is_stored_once(
+    cp: MemoryCheckpointer[Any], fault: Any
 ) -> None:
-    """The thread is read again before these writes of a later checkpoint are stored."""
-    config = thread()
-    checkpoint = empty_checkpoint() | {
-        "id": "e" * 36,
-        "channel_values": {"text": "last " * 9000},
-        "channel_versions": {"text": "9"},
-    }
-    config["configurable"]["checkpoint_id"] = checkpoint["id"]
-    may_store = asyncio.Event()
-    tasks: list[asyncio.Task[None]] = []
-
-    class Slow:
-        """Reads while writes are queued, and stores these when it may."""
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(cp, name)
-
-        async def read(self, *args: Any) -> list[Any]:
-            if is_behind and not tasks:
-                writes = run.saver.aput_writes(config, [(INTERRUPT, "why?")], "task")
-                tasks.append(asyncio.create_task(writes))
-                await turns()
-
-            return await cp.read(*args)
-
-        async def append(self, name: str, messages: Any, **options: Any) -> int:
-            if any(one["type"] == "writes" for one in messages):
-                await may_store.wait()
-
-            return await cp.append(name, messages, **options)
-
-    is_behind = False
-    run = await behind_many_records(cp, Slow())
-    is_behind = True
-    await run.put(text="first " * 9000)
-    put = run.saver.aput(run.config, checkpoint, {}, {"text": "9"})
-    tasks.append(asyncio.create_task(put))  # type: ignore[arg-type]  # of a config
-    await turns()
-    may_store.set()
-    await asyncio.gather(*tasks)
+    """It is repeated at the version that the saver knows."""
+    spy = Spy(cp)
+    run = Run(CheckpointSaver(spy))
+    await run.put(log=["a"] * 9)
+    spy.faults += ["", fault, fault]
+    config = await run.put(log=["a"] * 10)
+    await run.saver.aput_writes(config, [("log", "b")], "task")
 
     for saver in (run.saver, CheckpointSaver(cp)):
-        newest = await found(saver, thread())
-        assert newest.checkpoint["id"] == checkpoint["id"]
-        assert newest.pending_writes == [("task", INTERRUPT, "why?")]
+        assert await values(saver, thread()) == {"log": ["a"] * 10}
+        assert (await found(saver, config)).pending_writes == [("task", "log", "b")]
+
+    assert len(await cp.read(store_thread_id("t"))) == 3
 
 
-async def turns() -> None:
-    """Let the other tasks run until they wait."""
-    for _ in range(100):
-        await asyncio.sleep(0)
+async def test_a_put_that_never_gets_an_answer_is_found_by_the_next_read(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """Nothing builds on what may not be stored."""
+    spy = Spy(cp)
+    run = Run(CheckpointSaver(spy))
+    await run.put(log=["a"] * 9)
+    spy.faults += ["lost after", "lost before", "lost before"]
 
+    with pytest.raises(BackendUnavailable) as caught:
+        await run.put(log=["a"] * 10)
 
-async def behind_many_records(cp: MemoryCheckpointer[Any], store: Any) -> Run:
-    """Return a run on ``store`` that has not read the newest 100 records of ``cp``."""
-    first = Run(CheckpointSaver(cp))
-
-    for n in range(40):
-        await first.put(text=f"{n} " * 900)
-
-    # It knows the end of the thread, and no positions.
-    run = Run(CheckpointSaver(store))
-    await run.saver.aget_tuple(thread())
-    other = Run(CheckpointSaver(cp))
-
-    for n in range(100):
-        await other.put(count=n)
-
-    return run
-
-
-async def test_a_put_is_stored_if_its_thread_is_deleted_while_it_is_appended() -> None:
-    """Another saver has appended, so the put reads; then the thread is replaced."""
-    async with MemoryCheckpointer[Any]() as cp:
-        refused: list[int | None] = []
-
-        class Replacing:
-            def __getattr__(self, name: str) -> Any:
-                return getattr(cp, name)
-
-            async def append(self, name: str, messages: Any, **options: Any) -> int:
-                if options.get("expected_version") is not None:
-                    refused.append(options["expected_version"])
-
-                    if len(refused) == 2:
-                        await cp.delete_thread(name)
-                        await Run(CheckpointSaver(cp)).put(text="another thread")
-
-                return await cp.append(name, messages, **options)
-
-        other: Any = Replacing()
-        run = Run(CheckpointSaver(other))
-        run.config = await Run(run.saver).put(text="first")
-        await Run(CheckpointSaver(cp)).put(text="second")
-        refused.clear()
-        await run.put(text="third " * 9000)
-
-        assert len(refused) == 2
-        assert refused[0] != refused[1]
-        third = await values(CheckpointSaver(cp), run.config)
-        assert third == {"text": "third " * 9000}
+    assert caught.value.maybe_applied
+    assert await values(run.saver, thread()) == {"log": ["a"] * 10}
+    await run.put(log=["a"] * 11)
+    assert await values(CheckpointSaver(cp), thread()) == {"log": ["a"] * 11}
 
 
 async def test_writes_of_another_saver_stand_before_their_checkpoint(url: str) -> None:
-    """The saver of the checkpoint, which would be a full one, has not read them."""
+    """The saver of the checkpoint has not read them."""
     async with open_checkpointer(url) as one, open_checkpointer(url) as two:
         run = Run(CheckpointSaver(one))
-
-        for n in range(40):
-            await run.put(text=f"{n} " * 900)
-
-        checkpoint_id = "f" * 36
+        await run.put(text="first")
         config: Any = thread()
-        config["configurable"]["checkpoint_id"] = checkpoint_id
+        config["configurable"]["checkpoint_id"] = "e" * 36
         await CheckpointSaver(two).aput_writes(config, [("text", "early")], "task")
-        later = empty_checkpoint() | {
-            "id": checkpoint_id,
-            "channel_values": {"text": "later " * 90_000},
-            "channel_versions": {"text": "9"},
-        }
-        await run.saver.aput(run.config, later, {}, {"text": "9"})
-
-        for n in range(40):
-            await run.put(count=n)
+        await run.put("e" * 36, text="later " * 90_000)
 
         for reader in (CheckpointSaver(two), run.saver):
             there = await found(reader, thread())
-            assert there.checkpoint["id"] == checkpoint_id
+            assert there.checkpoint["id"] == "e" * 36
             assert there.pending_writes == [("task", "text", "early")]
 
 
@@ -357,10 +261,13 @@ async def test_a_run_continues_after_its_thread_is_deleted(
         assert await values(saver, thread()) == {"log": log, "other": "old"}
 
 
-async def test_a_record_for_a_deleted_thread_is_ignored(
+async def test_a_run_of_a_deleted_thread_goes_on_in_the_new_one(
     pair: tuple[CheckpointSaver, CheckpointSaver],
 ) -> None:
-    """The new thread is longer than the writer's copy of the old one."""
+    """As with LangGraph's own savers: its checkpoint is stored whole, and the newest.
+
+    The new thread is longer than the writer's copy of the old one.
+    """
     first, second = pair
     await second.adelete_thread("t")
     new = Run(second)
@@ -369,16 +276,60 @@ async def test_a_record_for_a_deleted_thread_is_ignored(
         await new.put(log=["new"] * (n + 1))
 
     late = await Run(first).put(log=["old"] * 6)
-    await first.aput_writes(new.config, [("ch", "late")], "task")
 
     for saver in (first, second):
-        assert await values(saver, thread()) == {"log": ["new"] * 6}
-        assert await saver.aget_tuple(late) is None
-        assert (await found(saver, thread())).pending_writes == []
+        assert await values(saver, late) == {"log": ["old"] * 6}
+        assert await values(saver, thread()) == {"log": ["old"] * 6}
+        assert await values(saver, new.config) == {"log": ["new"] * 6}
 
-    # The saver has read the new thread, and writes into it.
-    await Run(first).put(log=["new"] * 7)
-    assert await values(second, thread()) == {"log": ["new"] * 7}
+
+async def test_a_record_that_builds_on_a_deleted_thread_is_ignored(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The new thread has reached the version that the writer knows, by chance."""
+    async with open_checkpointer(url) as one, open_checkpointer(url) as two:
+        old, new = Run(CheckpointSaver(one)), Run(CheckpointSaver(two))
+        await old.put(log=["old " * 9000], n=0)
+        await new.saver.adelete_thread("t")
+        # The blob of the list, and the checkpoint.
+        await new.put(n=1)
+        await new.put(n=2)
+        late = await old.put(n=3)
+
+        for saver in (CheckpointSaver(one), new.saver):
+            assert await saver.aget_tuple(late) is None
+            assert await values(saver, thread()) == {"n": 2}
+
+        assert "is ignored: its parent was deleted" in caplog.text
+        assert await values(old.saver, thread()) == {"n": 2}
+
+
+async def test_a_put_is_stored_if_its_thread_is_deleted_while_it_is_appended(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """The thread was begun again before the append."""
+
+    class Replacing:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(cp, name)
+
+        async def append(self, name: str, messages: Any, **options: Any) -> int:
+            if messages[-1].get("checkpoint_id") == "third" and not replaced:
+                replaced.append(name)
+                await cp.delete_thread(name)
+                await Run(CheckpointSaver(cp)).put(text="another thread")
+
+            return await cp.append(name, messages, **options)
+
+    replaced: list[str] = []
+    other: Any = Replacing()
+    run = Run(CheckpointSaver(other))
+    await run.put(text="first " * 9000, n=1)
+    await run.put(n=2)
+    await run.put("third", n=3)
+    assert replaced
+    third = await values(CheckpointSaver(cp), run.config)
+    assert third == {"text": "first " * 9000, "n": 3}
 
 
 async def test_no_record_builds_on_a_record_that_was_never_read(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from typing import Any
@@ -24,7 +25,7 @@ from cpkit.integrations.langgraph import (
     store_thread_id,
 )
 from tests.integrations import langgraph_types as types
-from tests.integrations.langgraph_runs import Run, thread, values
+from tests.integrations.langgraph_runs import Run, found, thread, values
 
 # Ids
 
@@ -83,6 +84,20 @@ async def test_different_ids_use_different_threads(url: str) -> None:
         assert await cp.load("t") is not None
 
 
+@pytest.mark.parametrize("size", [1, 5000])
+async def test_half_an_emoji_is_kept(url: str, size: int) -> None:
+    """A text that a node cut in two is stored as it is, in values and in names."""
+    half = "\ud83d" * size
+
+    async with open_checkpointer(url) as cp:
+        run = Run(CheckpointSaver(cp))
+        config = await run.put(**{"half": half, "name \ud83d": [1]})
+        await run.saver.aput_writes(config, [("half", half)], "task")
+        there = await found(CheckpointSaver(cp), config)
+        assert there.checkpoint["channel_values"] == {"half": half, "name \ud83d": [1]}
+        assert there.pending_writes == [("task", "half", half)]
+
+
 async def test_an_id_that_no_store_takes_is_refused(
     cp: MemoryCheckpointer[Any],
 ) -> None:
@@ -107,6 +122,37 @@ async def test_a_copy_onto_itself_changes_nothing(cp: MemoryCheckpointer[Any]) -
     assert len([one async for one in saver.alist(thread())]) == 1
     await saver.adelete_thread("t")
     assert await values(CheckpointSaver(cp), thread("u")) == {"log": ["a"] * 10}
+
+
+async def test_a_copy_goes_part_by_part() -> None:
+    """It may be larger than an append, and stands behind what the target has."""
+    megabyte = 1024 * 1024
+
+    async with MemoryCheckpointer[Any](max_append=6 * megabyte) as cp:
+        saver = CheckpointSaver(cp)
+        source, target = Run(saver, "source"), Run(saver, "target")
+        texts = [f"{n}" * 5 * megabyte for n in range(4)]
+
+        for text in texts:
+            await source.put(text=text, n=0)
+
+        for n in range(9):
+            await source.put(n=n)
+
+        await target.put(other=1)
+        await saver.acopy_thread("source", "target")
+        sizes = [
+            len(json.dumps(await cp.read(store_thread_id(name))))
+            for name in ("source", "target")
+        ]
+        assert sizes[1] < sizes[0] + 1000
+        last = await saver.aget_tuple(thread("target"))
+        assert last is not None
+        assert last.checkpoint["channel_values"] == {"text": texts[-1], "n": 8}
+        listed = [one async for one in CheckpointSaver(cp).alist(thread("target"))]
+        found = [one.checkpoint["channel_values"] for one in listed]
+        assert [one["text"] for one in found[8:-1]] == [texts[3], *texts[::-1]]
+        assert found[-1] == {"other": 1}
 
 
 # Stored values
@@ -141,7 +187,7 @@ async def test_a_stored_pickle_is_not_loaded(cp: MemoryCheckpointer[Any]) -> Non
     await Run(saver).put(n=[1])
     store_id = store_thread_id("t")
     (record,) = await cp.read(store_id)
-    record["values"]["n"]["data"][0] = "pickle"
+    record["values"]["n"][1] = "pickle"
     await cp.delete_thread(store_id)
     await cp.append(store_id, [record])
 
@@ -278,6 +324,7 @@ async def test_a_derived_serializer_sees_every_value(
     "text",
     [
         "plain " * 200,
+        "long " * 2000,
         "ünïcödé " * 200,
         "漢字" * 300,
         "\0\1\2" * 300,
@@ -288,8 +335,8 @@ async def test_a_derived_serializer_sees_every_value(
     ],
 )
 async def test_text_and_bytes_are_loaded_exactly(url: str, text: str | bytes) -> None:
-    """Mostly ASCII text is stored as it is, other data in base64."""
-    state = {"one": text, "some": [text, {"deep": (text,)}]}
+    """Small texts are plain JSON, mostly ASCII data is text, and other is base64."""
+    state = {"one": text, "some": [text, {"deep": (text,)}], "many": [text] * 9}
 
     async with open_checkpointer(url) as cp:
         saver = CheckpointSaver(cp)
@@ -306,8 +353,9 @@ async def test_text_and_bytes_are_loaded_exactly(url: str, text: str | bytes) ->
     "message",
     [
         {"role": "user"},
-        {"type": "checkpoint", "id": "1", "first": None},
-        {"type": "later", "id": "1", "first": None},
+        {"type": "checkpoint", "ns": "", "size": 0},
+        {"type": "writes", "ns": "", "size": 0, "checkpoint_id": "1"},
+        {"type": "later", "size": 0},
     ],
 )
 async def test_a_foreign_message_is_an_error(

@@ -24,22 +24,23 @@ from cpkit import (
 )
 from cpkit.integrations.langgraph import (
     CheckpointSaver,
+    composing,
     store_thread_id,
 )
-from cpkit.integrations.langgraph.thread import Thread
+from cpkit.integrations.langgraph.records import View
 from tests.integrations.langgraph_runs import Recorder, Run, found, thread, values
-from tests.sessions.spy import RangeSpy
 
 
 async def test_each_put_is_one_append(cp: MemoryCheckpointer[Any]) -> None:
-    """It reads nothing."""
+    """Only the first one reads the thread's end, if nothing was read before."""
     recorder = Recorder(cp)
     saver = CheckpointSaver(recorder)
     config = await Run(saver).put(a=1, b=[1], c=None)
+    assert recorder.reads == 1
     await saver.aput_writes(config, [("a", 1), ("b", 2)], "task")
     await saver.aput_writes(config, [], "task")
     assert [len(messages) for messages in recorder.appends] == [1, 1]
-    assert recorder.returned == 0
+    assert recorder.reads == 1
 
 
 async def test_concurrent_writes_are_one_append(cp: MemoryCheckpointer[Any]) -> None:
@@ -58,7 +59,7 @@ async def test_concurrent_writes_are_one_append(cp: MemoryCheckpointer[Any]) -> 
 
 
 async def test_a_refused_write_leaves_the_others(cp: MemoryCheckpointer[Any]) -> None:
-    """They are of one append; what refers to the refused write is stored completely."""
+    """They are of one append; what names a blob of the refused write is stored too."""
 
     class Refusing(Recorder):
         async def append(self, thread_id: str, messages: Any, **options: Any) -> int:
@@ -68,7 +69,7 @@ async def test_a_refused_write_leaves_the_others(cp: MemoryCheckpointer[Any]) ->
             return await super().append(thread_id, messages, **options)
 
     run = Run(CheckpointSaver(Refusing(cp)))
-    plan = {"text": "x" * 1000}
+    plan = {"text": "x" * 10_000}
     config = await run.put(n=1)
     refused, *others = await asyncio.gather(
         run.saver.aput_writes(config, [("plan", plan)], "refused"),
@@ -89,7 +90,7 @@ async def test_an_error_after_the_append_reaches_the_caller(
     run = Run(CheckpointSaver(cp))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Thread, "add_own", _fail)
+        patch.setattr(View, "extend", _fail)
 
         with pytest.raises(RuntimeError, match="broken"):
             await run.put(n=1)
@@ -106,13 +107,13 @@ def _fail(*_: object) -> None:
 async def test_a_value_that_a_task_wrote_is_stored_once(
     cp: MemoryCheckpointer[Any], together: bool
 ) -> None:
-    """The checkpoint refers to the write, also from a full checkpoint."""
+    """The checkpoint names the blobs of the write."""
     recorder = Recorder(cp)
     run = Run(CheckpointSaver(recorder))
-    config = await run.put(plan={"text": ""}, log=["x" * 500] * 9)
+    config = await run.put(plan={"text": ""}, log=["x" * 500] * 20)
 
     for n in range(30):
-        plan, log = {"text": f"{n} " * 1000}, [str(n) * 500] * 9
+        plan, log = {"text": f"{n} " * 3000}, [str(n) * 500] * 20
         writes = run.saver.aput_writes(config, [("plan", plan), ("log", log)], "task")
 
         if together:
@@ -121,16 +122,14 @@ async def test_a_value_that_a_task_wrote_is_stored_once(
             await writes
             config = await run.put(plan=plan, log=log)
 
-    last = recorder.appends[-1][-1]
-    assert "needs" in last
-    assert len(json.dumps(last)) < 1000
+    assert len(json.dumps(recorder.appends[-1][-1])) < 1000
     assert len(json.dumps(recorder.appends)) < 40 * (len(json.dumps([plan, log])))
     reader = Recorder(cp)
     assert await values(CheckpointSaver(reader), thread()) == {"plan": plan, "log": log}
     assert reader.returned <= 6
     listed = [one async for one in CheckpointSaver(cp).alist(thread())]
     texts = [one.checkpoint["channel_values"]["plan"]["text"] for one in listed]
-    assert texts == [*(f"{n} " * 1000 for n in range(29, -1, -1)), ""]
+    assert texts == [*(f"{n} " * 3000 for n in range(29, -1, -1)), ""]
 
 
 async def test_a_cancelled_put_is_ordered_before_the_next_read(url: str) -> None:
@@ -173,23 +172,23 @@ async def test_bytes_grow_with_the_new_items(cp: MemoryCheckpointer[Any]) -> Non
 async def test_a_first_read_is_two_reads_however_far_the_values_are(
     cp: MemoryCheckpointer[Any],
 ) -> None:
-    """The newest checkpoint says how far back the last full one is."""
+    """The newest checkpoint says where a reader must begin."""
     run = Run(CheckpointSaver(cp))
     rng = random.Random(1)
     messages = [AIMessage(rng.randbytes(2000).hex(), id=str(n)) for n in range(60)]
 
-    for length in range(30, 60):
+    for length in range(30, 57):
         await run.put(messages=messages[:length])
 
     records = await cp.read(store_thread_id("t"))
-    full = max(n for n, one in enumerate(records) if "newest" in one)
-    distance = len(records) - full
-    assert distance > 8
+    whole = max(n for n, one in enumerate(records) if one.get("whole"))
+    # The blob of the whole list stands before the checkpoint.
+    assert len(records) - whole > 8
     recorder = Recorder(cp)
     saver = CheckpointSaver(recorder)
-    assert (await values(saver, thread()))["messages"] == messages[:59]
+    assert await values(saver, thread()) == run.values
     assert recorder.reads == 2
-    assert recorder.returned <= distance + 10
+    assert recorder.returned == len(records) - whole + 1
 
 
 @pytest.mark.parametrize("count", [6, 40])
@@ -197,10 +196,7 @@ async def test_a_first_read_is_two_reads_however_far_the_values_are(
 async def test_a_first_read_behind_writes_is_two_reads(
     cp: MemoryCheckpointer[Any], count: int, is_owned: bool
 ) -> None:
-    """Records of writes say how far back the last full checkpoint is, too.
-
-    Those that are put at the same time count each other.
-    """
+    """Records of writes say where a reader of their checkpoint must begin, too."""
     run = Run(CheckpointSaver(cp))
     plan = {"text": random.Random(1).randbytes(400_000).hex()}
     config = await run.put(plan=plan)
@@ -270,6 +266,32 @@ async def test_an_item_changed_in_place_is_stored(cp: MemoryCheckpointer[Any]) -
         }
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+async def test_a_value_changed_in_place_is_not_stored_before_its_next_version(
+    cp: MemoryCheckpointer[Any], monkeypatch: pytest.MonkeyPatch, is_whole: bool
+) -> None:
+    """A graph changes the set of a join in place while a checkpoint still waits."""
+    monkeypatch.setattr(composing, "_REPEATED", 100 if is_whole else 0)
+    run = Run(CheckpointSaver(cp))
+    joined, long = {"left"}, {"text": "x" * 9000}
+    await run.put(joined=joined, long=long)
+    joined.add("right")
+    long["text"] = "changed"
+
+    for n in range(2):
+        await run.put(n=n)
+
+    before = {"joined": {"left"}, "long": {"text": "x" * 9000}, "n": 1}
+    [*_, record] = await cp.read(store_thread_id("t"))
+    assert record["whole"] == is_whole
+
+    for saver in (run.saver, CheckpointSaver(cp)):
+        assert await values(saver, thread()) == before
+
+    await run.put(joined=joined)
+    assert await values(run.saver, thread()) == before | {"joined": {"left", "right"}}
+
+
 async def test_a_result_is_a_copy(cp: MemoryCheckpointer[Any]) -> None:
     """Changing it changes neither stored data nor the next result."""
     saver = CheckpointSaver(cp)
@@ -316,7 +338,7 @@ async def test_a_write_may_be_stored_before_its_checkpoint(
     "between", ["evicted", "a child's checkpoint", "an earlier one"]
 )
 async def test_a_new_reader_finds_writes_before_their_checkpoint(between: str) -> None:
-    """The next full checkpoint is not the first record that a reader needs."""
+    """A whole checkpoint is not the first record that a reader needs."""
     async with open_checkpointer("memory://") as cp:
         saver = CheckpointSaver(cp, cached_threads=1)
         run = Run(saver)
@@ -349,33 +371,6 @@ async def test_a_new_reader_finds_writes_before_their_checkpoint(between: str) -
             for asked in (thread(), config):
                 pending = (await found(reader, asked)).pending_writes
                 assert pending == [("task", INTERRUPT, "why?")]
-
-
-async def test_a_thread_stays_in_the_cache_while_it_is_appended_to(
-    cp: MemoryCheckpointer[Any],
-) -> None:
-    """Otherwise the next checkpoint would be full, behind a write of its own."""
-    spy = RangeSpy(cp)
-    saver = CheckpointSaver(spy, cached_threads=1)
-    run = Run(saver)
-
-    for _ in range(9):
-        await run.put(a="a")
-
-    checkpoint = empty_checkpoint() | {"id": str(uuid6())}
-    config = thread()
-    config["configurable"]["checkpoint_id"] = checkpoint["id"]
-    spy.waiting.clear()
-    spy.gate.clear()
-    write = asyncio.create_task(saver.aput_writes(config, [("ch", 1)], "task"))
-    await spy.waiting.wait()
-    await saver.aget_tuple(thread("another"))
-    await saver.aget_tuple(thread())
-    spy.gate.set()
-    await write
-    await saver.aput(run.config, checkpoint, {}, {})
-    pending = (await found(CheckpointSaver(cp), thread())).pending_writes
-    assert pending == [("task", "ch", 1)]
 
 
 async def test_a_task_writes_once(url: str) -> None:

@@ -1,9 +1,13 @@
-"""Checkpoints in a store: writing, finding and copying them."""
+"""Checkpoints in a store: reading, finding and writing them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from heapq import merge
+from itertools import islice
 from typing import Any
+from uuid import uuid4
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -16,24 +20,108 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from cpkit.integrations.langgraph.appending import Appends
-from cpkit.integrations.langgraph.cache import Threads
-from cpkit.integrations.langgraph.composing import Composer
-from cpkit.integrations.langgraph.found import (
-    Filter,
-    Found,
-    config_for,
-    is_certain,
-    matching,
-    namespace_in,
-    newest_of,
-)
-from cpkit.integrations.langgraph.names import FENCE, store_thread_id, thread_id_in
-from cpkit.integrations.langgraph.stored import Fence, Stored, is_full
-from cpkit.integrations.langgraph.thread import Namespace, Thread
-from cpkit.integrations.langgraph.values import Known, Value, from_json, load
+from cpkit.integrations.langgraph.composing import Composer, Draft, Fence, Stale
+from cpkit.integrations.langgraph.names import FENCE, config_for, namespace_in
+from cpkit.integrations.langgraph.records import Stored, View, Write
+from cpkit.integrations.langgraph.threads import Threads
+from cpkit.integrations.langgraph.values import Value
 
-__all__ = ["Checkpoints"]
+__all__ = ["Checkpoints", "Filter", "Found"]
+
+Filter = dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint and its writes; any thread may call `load`."""
+
+    thread_id: str
+    stored: Stored
+    writes: list[Write]
+
+    @property
+    def id(self) -> str:
+        return self.stored.id
+
+    @classmethod
+    def of(cls, stored: Stored) -> Found:
+        writes = stored.view.writes_of(stored.record["ns"], stored.id)
+        return cls(stored.view.thread_id, stored, writes)
+
+    def load(self, serde: SerializerProtocol) -> CheckpointTuple:
+        """Build LangGraph's tuple, which shares no object with another result."""
+        body, metadata = self.stored.head(serde)
+        versions, values = self.stored.build()
+        ns, parent = self.stored.record["ns"], self.stored.record["parent"]
+        checkpoint: Any = {
+            **body,
+            "channel_versions": versions,
+            "channel_values": {
+                channel: value.load(serde) if type(value) is Value else value
+                for channel, value in values.items()
+            },
+        }
+        return CheckpointTuple(
+            config_for(self.thread_id, ns, self.stored.id),
+            checkpoint,
+            metadata,
+            config_for(self.thread_id, ns, parent) if parent else None,
+            [(one.task_id, one.channel, one.load(serde)) for one in self.writes],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """What a list asks for."""
+
+    config: RunnableConfig | None
+    filter: Filter
+    before: RunnableConfig | None
+    limit: int | None
+    serde: SerializerProtocol
+
+    def found(self, view: View) -> list[Stored]:
+        """Return the view's checkpoints that match, newest first."""
+        wanted = self.config["configurable"] if self.config else {}
+        ns, checkpoint_id = wanted.get("checkpoint_ns"), wanted.get("checkpoint_id")
+        found = [
+            stored
+            for name, space in view.spaces.items()
+            if ns is None or name == ns
+            for stored in space.visible()
+            if not checkpoint_id or stored.id == checkpoint_id
+            if self._is_before(view, name, stored)
+            if not self.filter or self._has_metadata(stored, self.filter)
+        ]
+        found.sort(key=lambda one: one.position, reverse=True)
+        return found if self.limit is None else found[: max(self.limit, 0)]
+
+    def reach(self, view: View) -> int:
+        """Return where a view must begin to have all that match, up to the limit."""
+        if self.limit is None or view.first == 0:
+            return 0
+
+        found = self.found(view)
+
+        if len(found) < self.limit:
+            return view.farther()
+
+        return min((one.start for one in found), default=view.first)
+
+    def _is_before(self, view: View, ns: str, stored: Stored) -> bool:
+        end = get_checkpoint_id(self.before) if self.before else None
+
+        if not end:
+            return True
+
+        # LangGraph asks for a subgraph's checkpoints before one of the graph. These are
+        # appended at about the same time, so the ids decide.
+        last = view.space(ns).checkpoints.get(end)
+        return stored.id < end if last is None else stored.position < last.position
+
+    def _has_metadata(self, stored: Stored, filter: dict[str, Any]) -> bool:
+        metadata = stored.head(self.serde)[1]
+        return all(_item(metadata, key) == value for key, value in filter.items())
 
 
 class Checkpoints:
@@ -43,42 +131,18 @@ class Checkpoints:
         self.serde = serde
         self._threads = threads
         self._composer = Composer(serde)
-        self._appends = Appends(threads)
 
     async def get(self, config: RunnableConfig) -> CheckpointTuple | None:
-        thread_id, ns = config["configurable"]["thread_id"], namespace_in(config)
-        wanted = get_checkpoint_id(config)
+        thread = self._threads.get(config["configurable"]["thread_id"])
+        ns, wanted = namespace_in(config), get_checkpoint_id(config)
+        view = await self._threads.read(thread, lambda view: view.reach(ns, wanted))
         fence: Fence | None = config["configurable"].get(FENCE)
 
         if fence is not None and fence.version is None:
-            # An empty append writes nothing, and returns the version.
-            store_id = store_thread_id(thread_id)
-            fence.version = await self._threads.cp.append(store_id, [])
+            fence.version = view.version
 
-        thread = await self._read(thread_id, ns, wanted)
-        checkpoint = thread.namespace(ns).get(wanted)
-
-        if checkpoint is None:
-            return None
-
-        found = Found.at(thread, ns, checkpoint).load(self.serde)
-
-        # If the run appends to these lists, only the new items are stored.
-        for channel, value in checkpoint[1].values.items():
-            if type(value) is not Value or channel not in checkpoint[1].versions:
-                continue
-
-            known = thread.known.get((ns, channel))
-
-            if known is None or known.record_id != value.record_id:
-                thread.known[ns, channel] = Known(value.record_id, value=value)
-
-        thread.note(ns, checkpoint[0], checkpoint[1].versions)
-
-        for channel in checkpoint[1].versions.keys() - checkpoint[1].values.keys():
-            thread.empty[ns, channel] = checkpoint[1].versions[channel]
-
-        return found
+        stored = view.find(ns, wanted)
+        return None if stored is None else Found.of(stored).load(self.serde)
 
     async def find(
         self,
@@ -87,36 +151,22 @@ class Checkpoints:
         before: RunnableConfig | None,
         limit: int | None,
     ) -> list[Found]:
-        ns = config["configurable"].get("checkpoint_ns") if config else None
-
-        def search(thread: Thread) -> list[Found]:
-            return matching(thread, config, filter, before, limit, self.serde)
-
-        def is_enough(thread: Thread) -> bool:
-            return is_certain(thread, ns, search(thread), limit)
-
-        # A step of a graph has about this many records.
-        first = None if limit is None else 4 * (limit + 1)
+        """Return what matches, newest first; of several threads by checkpoint id."""
+        search = _Search(config, filter, before, limit, self.serde)
 
         if config is not None:
-            thread_id = config["configurable"]["thread_id"]
-            return search(
-                await self._threads.find(
-                    thread_id, ns, is_enough, first=first, oldest=True
-                )
-            )
+            thread = self._threads.get(config["configurable"]["thread_id"])
+            view = await self._threads.read(thread, search.reach)
+            return [Found.of(stored) for stored in search.found(view)]
 
-        found: list[Found] = []
+        found: list[list[Found]] = []
 
         async for store_id in self._threads.store_ids("list without a config"):
-            async for thread in self._threads.windows(
-                store_id, None, None, first=first, oldest=True
-            ):
-                if not thread.is_window or is_enough(thread):
-                    found = newest_of(found + search(thread), limit)
-                    break
+            view = await self._threads.window(store_id, search.reach)
+            found.append([Found.of(stored) for stored in search.found(view)])
 
-        return found
+        newest = merge(*found, key=lambda one: one.id, reverse=True)
+        return [*islice(newest, None if limit is None else max(limit, 0))]
 
     async def put(
         self,
@@ -125,52 +175,24 @@ class Checkpoints:
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        thread_id = config["configurable"]["thread_id"]
-        thread = self._threads.get(thread_id)
-        ns = namespace_in(config)
+        thread = self._threads.get(config["configurable"]["thread_id"])
+        ns, parent = namespace_in(config), config["configurable"].get("checkpoint_id")
+        view = await self._threads.known(thread)
+        offers = thread.offers.pop((ns, parent), {})
+        new = checkpoint, metadata, new_versions
+        draft = self._composer.checkpoint(view, offers, config, *new)
 
-        if thread.must_be_read:
-            thread = await self._read(thread_id, ns, None)
+        try:
+            await self._threads.append(thread, draft)
+        except Stale:
+            # The thread was deleted, or a write was not stored.
+            draft = self._composer.checkpoint(view, {}, config, *new, is_whole=True)
+            await self._threads.append(thread, draft)
 
-        draft, known = self._composer.checkpoint(
-            thread, config, checkpoint, metadata, new_versions
-        )
-        # Before it is stored: a full checkpoint with a lower id may be put meanwhile.
-        thread.note_newest(ns, checkpoint["id"])
+        if thread.view is not None:
+            _note_prints(thread.view, draft)
 
-        if not await self._appends.append(thread, draft, config):
-            # The thread was deleted, and with it the values that this record builds on.
-            thread = self._threads.get(thread_id)
-            draft, known = self._composer.checkpoint(
-                thread, config, checkpoint, metadata, new_versions, is_full=True
-            )
-            thread.note_newest(ns, checkpoint["id"])
-            await self._appends.append(thread, draft, config)
-
-        record = draft.stored
-
-        thread.known.update(known)
-        thread.note(ns, checkpoint["id"], checkpoint["channel_versions"])
-
-        for channel in record["empty"]:
-            thread.empty[ns, channel] = checkpoint["channel_versions"][channel]
-
-        # Otherwise it was noted when the thread took the record.
-        if is_full(record) and record["id"] in thread.appended:
-            thread.note_full(thread.ensure_namespace(ns), record)
-
-        return config_for(thread_id, namespace_in(config), checkpoint["id"])
-
-    async def _read(self, thread_id: object, ns: str, wanted: str | None) -> Thread:
-        """Return the thread, or a window that has this checkpoint, or the newest."""
-
-        def is_enough(thread: Thread) -> bool:
-            space = thread.namespace(ns)
-            return _is_certain(space, wanted, space.get(wanted))
-
-        return await self._threads.find(
-            thread_id, ns, is_enough, oldest=wanted is not None
-        )
+        return config_for(thread.name, ns, checkpoint["id"])
 
     async def put_writes(
         self,
@@ -179,75 +201,70 @@ class Checkpoints:
         task_id: str,
         task_path: str,
     ) -> None:
-        if not writes:
-            return
-
-        thread = self._threads.get(config["configurable"]["thread_id"])
-        draft = self._composer.writes(thread, config, writes, task_id, task_path)
-        record = draft.record
-        thread.note_early_writes(record["ns"], record["checkpoint_id"])
-        await self._appends.append(thread, draft, config)
+        if writes:
+            thread = self._threads.get(config["configurable"]["thread_id"])
+            place = namespace_in(config), config["configurable"]["checkpoint_id"]
+            offers = thread.offers_of(*place)
+            draft = self._composer.writes(offers, config, writes, task_id, task_path)
+            await self._threads.append(thread, draft)
 
     async def claim(self, thread_id: str) -> str:
         """Make a new run the owner of the thread; return its token."""
-        return await self._appends.claim(thread_id)
-
-    async def copy(self, source_thread_id: str, target_thread_id: str) -> None:
-        target = self._threads.get(target_thread_id)
-        source = self._threads.get(source_thread_id)
-
-        if source is target:
-            return
-
-        _, records = await self._threads.load(source.store_id)
-        # The owner is a run of the source.
-        copies = [
-            {**record, "first": None} for record in records if record["type"] != "owner"
-        ]
-
-        for copy in copies:
-            copy.pop("thread_id", None)
-
-            if thread_id_in(target.store_id) is None:
-                copy["thread_id"] = target.thread_id
-
-        await self._threads.cp.append(target.store_id, copies)
+        token = uuid4().hex
+        draft = Draft({"type": "owner"}, extra={"owner": token})
+        await self._threads.append(self._threads.get(thread_id), draft)
+        return token
 
     async def history(
         self, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        thread = await self._threads.read(config["configurable"]["thread_id"])
-        space = thread.namespace(namespace_in(config))
-        checkpoint = space.get(get_checkpoint_id(config))
-        parent = checkpoint[1].parent if checkpoint else None
-        seen: set[str] = set()
+        """Return, for each channel, the writes since its last value, and that value."""
+        thread = self._threads.get(config["configurable"]["thread_id"])
+        ns, wanted = namespace_in(config), get_checkpoint_id(config)
+
+        def walk(view: View) -> tuple[list[Stored], bool]:
+            """Return the parents up to the last values, and whether there are more."""
+            stored, missing = view.find(ns, wanted), set(channels)
+            parents: dict[str, Stored] = {}
+
+            while stored is not None and missing:
+                parent = stored.record["parent"]
+
+                if not parent or parent in parents:
+                    return [*parents.values()], False
+
+                # Hidden checkpoints count too: later checkpoints build on them.
+                if (stored := view.complete(ns, parent)) is not None:
+                    parents[parent] = stored
+                    missing -= stored.build()[1].keys()
+
+            return [*parents.values()], bool(missing)
+
+        def reach(view: View) -> int:
+            start = view.reach(ns, wanted)
+            has_more = start >= view.first and walk(view)[1]
+            return view.farther() if has_more else start
+
+        view = await self._threads.read(thread, reach)
         history: dict[str, DeltaChannelHistory] = {
-            ch: {"writes": []} for ch in channels
+            channel: {"writes": []} for channel in channels
         }
-        wanted = set(channels)
+        missing = set(channels)
 
-        # Hidden checkpoints count too: later checkpoints build on them.
-        while wanted and parent and parent not in seen:
-            if (stored := space.checkpoints.get(parent)) is None:
-                break
+        for stored in walk(view)[0]:
+            for write in reversed(view.writes_of(ns, stored.id)):
+                if write.channel in missing:
+                    entry = write.task_id, write.channel, write.load(self.serde)
+                    history[write.channel]["writes"].append(entry)
 
-            seen.add(parent)
+            values = stored.build()[1]
 
-            for write in reversed(space.writes_of(parent)):
-                if write.channel in wanted:
-                    history[write.channel]["writes"].append(
-                        (
-                            write.task_id,
-                            write.channel,
-                            self.serde.loads_typed(from_json(write.data)),
-                        )
-                    )
+            for channel in missing & values.keys():
+                value = values[channel]
+                seed = value.load(self.serde) if type(value) is Value else value
+                history[channel]["seed"] = seed
 
-            for channel in wanted & stored.values.keys():
-                history[channel]["seed"] = load(stored.values[channel], self.serde)
-                wanted.remove(channel)
-
-            parent = stored.parent
+            missing -= values.keys()
 
         for found in history.values():
             found["writes"].reverse()
@@ -255,18 +272,35 @@ class Checkpoints:
         return history
 
 
-def _is_certain(
-    space: Namespace, wanted: str | None, found: tuple[str, Stored] | None
-) -> bool:
-    """Return whether a thread that was read in part has the right checkpoint.
+def _note_prints(view: View, draft: Draft) -> None:
+    """Keep the fingerprints of the lists just stored, in the place of older ones."""
+    record = draft.record
+    checkpoints = view.space(record["ns"]).checkpoints
 
-    The newest checkpoint is uncertain if an earlier record may have a higher id. So
-    are its writes if the window begins at a checkpoint of another namespace.
-    """
-    if found is None or not found[1].is_complete:
-        return False
+    if (stored := checkpoints.get(record["checkpoint_id"])) is None:
+        return
 
-    if not "" < space.first_full <= found[0]:
-        return False
+    values = stored.state[1]
 
-    return bool(wanted) or found[0] >= space.newest
+    for channel, prints in draft.prints.items():
+        value = values[channel]
+
+        if prints and type(value) is Value:
+            value.prints = prints
+
+            if value.base is not None:
+                value.base.prints = None
+
+    if (parent := checkpoints.get(record["parent"])) not in (None, stored):
+        parent.forget_state()
+
+
+def _item(metadata: Any, key: str) -> Any:
+    """Return the item of this key, or of this path of keys with dots between them."""
+    if key in metadata:
+        return metadata[key]
+
+    for name in key.split("."):
+        metadata = metadata.get(name) if isinstance(metadata, dict) else None
+
+    return metadata

@@ -1,8 +1,9 @@
-"""The records that a saver appends: a checkpoint, and the writes of a task."""
+"""From LangGraph's checkpoints and writes to records."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -16,45 +17,134 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from cpkit.integrations.langgraph.found import namespace_in
+from cpkit.errors import VersionConflict
+from cpkit.integrations.langgraph.errors import NotOwner
+from cpkit.integrations.langgraph.names import FENCE, OWNER, namespace_in
+from cpkit.integrations.langgraph.records import Record, Stored, View
 from cpkit.integrations.langgraph.serializer import DefaultSerializer
-from cpkit.integrations.langgraph.stored import Draft, Offer, Record
-from cpkit.integrations.langgraph.thread import (
-    LARGEST_TEXT,
-    Namespace,
-    Thread,
-    new_record,
-)
 from cpkit.integrations.langgraph.values import (
-    EMPTY,
-    Known,
-    Typed,
+    INLINE,
+    Prints,
     Value,
-    fingerprints_of,
+    blobs_of,
     is_plain,
-    tail_start,
-    to_json,
+    length_of,
+    packed,
+    prints_of,
+    same_items,
 )
+from cpkit.records import JsonValue
 
-__all__ = ["Composer"]
+__all__ = ["Composer", "Draft", "Fence", "Offers", "Stale"]
 
-# A full checkpoint is stored when the records since the last one have more bytes than
-# half of the state, and more than this. The first read of a process loads the full
-# checkpoint and the records after it.
-_FULL_FROM = 32 * 1024
+# A checkpoint is stored whole if what it repeats of its parent is at most so many times
+# as long as the records since the last whole one. A reader begins at the whole one.
+_REPEATED = 2
 
-# With fewer channels, every checkpoint has all versions.
-_MANY_CHANNELS = 8
+Offers = dict[str, list[list[Record]]]
+"""By channel, the blobs of values that tasks wrote."""
 
-# The least bytes of a write to which a checkpoint refers.
-_OFFERED_FROM = 128
 
-# A checkpoint is also stored with all its values if this adds few bytes.
-_SMALL_REST = 512
+class Stale(Exception):
+    """A draft builds on a record that the thread does not have."""
+
+
+@dataclass(slots=True, eq=False)
+class Fence:
+    """Lets a change of a thread be refused if another writer appended after the read.
+
+    ``version`` is that of the store's thread at the first read with this fence. The
+    saver holds ``writes`` back, and appends them with the checkpoint at this version.
+    """
+
+    version: int | None = None
+    writes: list[Draft] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """A record that is to be appended, with its blobs before it.
+
+    ``base`` is the checkpoint on which it builds, and ``named`` has the blobs of other
+    records that it names. ``prints`` has the fingerprints of its lists by channel.
+    ``config`` may have the token of an owner, and a fence.
+    """
+
+    record: Record
+    config: RunnableConfig | None = None
+    base: Stored | None = None
+    blobs: list[Record] = field(default_factory=list)
+    named: set[str] = field(default_factory=set)
+    prints: dict[str, Prints] = field(default_factory=dict)
+    extra: dict[str, JsonValue] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.record["size"] = 0
+
+    @property
+    def weight(self) -> int:
+        size: int = self.record["size"]
+        return size + sum(len(one["text"]) for one in self.blobs)
+
+    @property
+    def fence(self) -> Fence | None:
+        fence: Fence | None = self._named_in_config(FENCE)
+        return fence
+
+    def refusal(
+        self, view: View, positions: Mapping[object, int]
+    ) -> NotOwner | VersionConflict | Stale | None:
+        """Return why the record cannot be appended to the thread as it is now.
+
+        ``positions`` are those of the view, and of blobs in the same append.
+        """
+        token, fence, base = self._named_in_config(OWNER), self.fence, self.base
+
+        if token is not None and view.extra.get("owner") != token:
+            return NotOwner(view.thread_id, token)
+
+        if fence is not None and fence.version != view.version:
+            return VersionConflict(view.store_id, fence.version or 0, view.version)
+
+        if base is not None:
+            found = view.complete(self.record["ns"], base.id)
+
+            if found is None or found.position != base.position:
+                return Stale()
+
+        return None if self.named <= positions.keys() else Stale()
+
+    def placed(
+        self, view: View, position: int, positions: MutableMapping[object, int]
+    ) -> list[Record]:
+        """Return the records as they are appended at this position."""
+        for number, blob in enumerate(self.blobs, position):
+            positions[blob["id"]] = number
+
+        if "checkpoint_id" not in self.record:
+            return [self.record]
+
+        ns, checkpoint_id = place = self.record["ns"], self.record["checkpoint_id"]
+        base = self.base
+
+        if self.record["type"] == "writes":
+            base = view.space(ns).checkpoints.get(checkpoint_id)
+
+        start = min(
+            position,
+            positions.get(place, position),
+            base.start if base else position,
+            *(positions[one] for one in self.named),
+        )
+        positions.setdefault(place, start)
+        return [*self.blobs, {**self.record, "start": start}]
+
+    def _named_in_config(self, key: str) -> Any:
+        return self.config["configurable"].get(key) if self.config else None
 
 
 class Composer:
-    """Makes records with the values that a thread does not have yet."""
+    """Makes the records of checkpoints and of writes."""
 
     def __init__(self, serde: SerializerProtocol) -> None:
         self._serde = serde
@@ -63,231 +153,176 @@ class Composer:
 
     def checkpoint(
         self,
-        thread: Thread,
+        view: View,
+        offers: Offers,
         config: RunnableConfig,
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
-        is_full: bool = False,
-    ) -> tuple[Draft, dict[tuple[str, str], Known]]:
-        """Return the record of a checkpoint, and the lists that it stores.
-
-        The record is full if any of these is true: the caller asks for it, many bytes
-        were stored since the last full one, or the values that are not new are small.
-        """
-        ns = namespace_in(config)
-        space = thread.namespace(ns)
-        may_be_full = not is_full and _may_be_full(thread, ns, checkpoint, new_versions)
-        is_full = is_full or (may_be_full and _is_full_due(thread.bytes_seen, space))
+        *,
+        is_whole: bool = False,
+    ) -> Draft:
+        """Return a checkpoint with what its parent does not have, or with all."""
+        ns, parent = namespace_in(config), config["configurable"].get("checkpoint_id")
         body: dict[str, Any] = dict(checkpoint)
-        values = body.pop("channel_values")
-        versions = body.pop("channel_versions")
-        record = new_record(
-            thread,
-            "checkpoint",
-            ns=ns,
-            checkpoint_id=checkpoint["id"],
-            parent=config["configurable"].get("checkpoint_id"),
-            body=to_json(
-                self._serde.dumps_typed(
-                    [body, get_checkpoint_metadata(config, metadata)]
-                )
-            ),
-            versions=versions,
-            values={},
-            plain={},
-            empty=[],
-        )
-        draft = Draft(record)
-        offers = thread.take_offers(ns, record["parent"])
-        known: dict[tuple[str, str], Known] = {}
+        values: dict[str, Any] = body.pop("channel_values")
+        versions: ChannelVersions = body.pop("channel_versions")
+        base = view.complete(ns, parent)
+        known, before = base.state if base else ({}, {})
+        # A value without a version belongs to its checkpoint alone.
+        same = {
+            channel
+            for channel in known.keys() & before.keys() & values.keys()
+            if versions.get(channel) == known[channel] and channel not in new_versions
+        }
+        lists = self._lists(values, before, same)
 
-        for channel, version in (versions if is_full else new_versions).items():
-            is_named = versions.get(channel) == version
-
-            if channel not in values:
-                if is_named:
-                    record["empty"].append(channel)
-                else:
-                    empty = {"version": version, "data": to_json(EMPTY)}
-                    record["values"][channel] = empty
-
-                continue
-
-            if is_named and self._stores_plain and is_plain(values[channel]):
-                record["plain"][channel] = values[channel]
-                continue
-
-            value = values[channel]
-            offered = offers.get(channel, ())
-
-            # If a task wrote the value, refer to the write. That saves comparing it
-            # with the list before.
-            if any(
-                type(value) is not list or one.length == len(value) for one in offered
-            ):
-                typed = self._serde.dumps_typed(value)
-
-                if offer := _offered(offered, typed):
-                    draft.refers.append((channel, offer))
-                    entry = {"version": version, "data": offer.data}
-                    record["values"][channel] = entry
-
-                    if offer.length:
-                        written = Value(record["id"], offer.data)
-                        known[ns, channel] = Known(record["id"], value=written)
-
-                    continue
-
-            before = thread.known.get((ns, channel))
-            fingerprints = fingerprints_of(value)
-            keep = 0
-
-            # A full checkpoint builds on no earlier record.
-            if not is_full and before is not None and fingerprints is not None:
-                keep = tail_start(before.load(self._serde) or [], fingerprints)
-
-            typed = self._serde.dumps_typed(value[keep:] if keep else value)
-            entry = {"version": version}
-
-            if offer := _offered(offered, typed):
-                draft.refers.append((channel, offer))
-                entry["data"] = offer.data
-            else:
-                entry["data"] = to_json(typed)
-
-            if keep and before is not None:
-                entry |= {"base": before.record_id, "keep": keep}
-
-            record["values"][channel] = entry
-
-            if fingerprints is not None:
-                known[ns, channel] = Known(record["id"], fingerprints)
-
-        # LangGraph's own savers keep a value without a version in its checkpoint.
-        if loose := values.keys() - versions.keys():
-            record["loose"] = {
-                channel: to_json(self._serde.dumps_typed(values[channel]))
-                for channel in loose
-            }
-
-        if (
-            may_be_full
-            and not is_full
-            and self._stores_plain
-            and not any("base" in entry for entry in record["values"].values())
-            and (rest := _plain_rest(checkpoint, new_versions)) is not None
-        ):
-            is_full = True
-            record["plain"] |= rest
-            record["empty"] += versions.keys() - values.keys() - new_versions.keys()
-
-        if is_full:
-            thread.set_higher_ids(record)
+        if base and not is_whole and known.keys() <= versions.keys():
+            tails = {channel for channel, (_, keep) in lists.items() if keep}
+            is_whole = _is_due(view, base, same | tails)
         else:
-            self._shorten(thread, record, versions, new_versions)
+            is_whole = True
 
-        return draft, known
+        record: Record = {
+            "type": "checkpoint",
+            "ns": ns,
+            "checkpoint_id": checkpoint["id"],
+            "parent": parent,
+            "whole": is_whole,
+            "versions": dict(versions)
+            if is_whole
+            else {c: v for c, v in versions.items() if known.get(c) != v},
+            "values": {},
+            "gone": [] if is_whole else [c for c in before if c not in values],
+        }
+        draft = Draft(record, config, None if is_whole else base)
+        head = [body, get_checkpoint_metadata(config, metadata)]
+        record["head"] = self._entry(draft, head)
 
-    def _shorten(
-        self,
-        thread: Thread,
-        record: Record,
-        versions: ChannelVersions,
-        new_versions: ChannelVersions,
-    ) -> None:
-        """Leave out the versions that the parent has too, if they are many."""
-        before = thread.versions_of(record["ns"], record["parent"])
+        for channel, value in values.items():
+            if channel in same:
+                if is_whole:
+                    again = self._again(draft, channel, value, before[channel])
+                    record["values"][channel] = again
+            else:
+                draft.prints[channel], keep = lists.get(channel, ([], 0))
+                record["values"][channel] = self._entry(
+                    draft, value, offers.get(channel, ()), 0 if is_whole else keep
+                )
 
-        if len(before) >= _MANY_CHANNELS and before.keys() <= versions.keys():
-            del record["versions"]
-            differ = dict(versions.items() - before.items())
-            named = {one: versions[one] for one in new_versions if one in versions}
-            record["new_versions"] = differ | named
+        return draft
 
     def writes(
         self,
-        thread: Thread,
+        offers: Offers,
         config: RunnableConfig,
         writes: Sequence[tuple[str, Any]],
         task_id: str,
         task_path: str,
     ) -> Draft:
         """Return the record of a task's writes, and offer them to a checkpoint."""
-        record = new_record(
-            thread,
-            "writes",
-            ns=namespace_in(config),
-            checkpoint_id=config["configurable"]["checkpoint_id"],
-            task_id=task_id,
-            task_path=task_path,
-            writes=[],
-        )
-        offers: dict[str, Offer] = {}
+        stored: list[list[Any]] = []
+        record: Record = {
+            "type": "writes",
+            "ns": namespace_in(config),
+            "checkpoint_id": config["configurable"]["checkpoint_id"],
+            "task_id": task_id,
+            "task_path": task_path,
+            "writes": stored,
+        }
+        draft = Draft(record, config)
 
         for index, (channel, value) in enumerate(writes):
-            typed = self._serde.dumps_typed(value)
-            data = to_json(typed)
-            record["writes"].append(
-                [WRITES_IDX_MAP.get(channel, index), channel, *data]
-            )
+            count = len(draft.blobs)
+            entry = self._entry(draft, value)
+            stored.append([WRITES_IDX_MAP.get(channel, index), channel, entry])
 
-            if _OFFERED_FROM <= len(typed[1]) <= LARGEST_TEXT // 2:
-                length = len(value) if type(value) is list else None
-                offers[channel] = Offer(record["id"], index, typed, data, length)
+            if len(draft.blobs) > count:
+                offers.setdefault(channel, []).append(draft.blobs[count:])
 
-        thread.offer(record["ns"], record["checkpoint_id"], offers)
-        return Draft(record, offers=[*offers.values()])
+        return draft
+
+    def _lists(
+        self, values: dict[str, Any], before: dict[str, Any], same: set[str]
+    ) -> dict[str, tuple[Prints, int]]:
+        """Return the fingerprints of lists, and how many items were there before."""
+        lists: dict[str, tuple[Prints, int]] = {}
+
+        for channel, value in values.items():
+            if type(value) is not list or channel in same:
+                continue
+
+            if (prints := prints_of(value)) is not None:
+                known = before.get(channel)
+                keep = 0
+
+                if type(known) is Value:
+                    known.prints = known.prints or prints_of(known.load(self._serde))
+                    keep = same_items(known.prints or [], prints)
+
+                lists[channel] = prints, keep
+
+        return lists
+
+    def _entry(
+        self,
+        draft: Draft,
+        value: Any,
+        offered: Sequence[list[Record]] = (),
+        keep: int = 0,
+    ) -> JsonValue:
+        """Return the entry of a value, or of what follows the first items of a list."""
+        if not self._stores_plain or not is_plain(value):
+            kind, data = self._serde.dumps_typed(value[keep:] if keep else value)
+            packing, text = packed(data)
+            entry = [packing, kind, self._text(draft, text, offered)]
+            return [*entry, keep] if keep else entry
+
+        if type(value) is str and len(value) > INLINE:
+            return ["plain", "", self._text(draft, value, offered)]
+
+        draft.record["size"] += length_of(value)
+        plain: JsonValue = value
+        return plain
+
+    def _again(self, draft: Draft, channel: str, value: Any, stored: Any) -> JsonValue:
+        """Return the entry of a value that the parent has at this version.
+
+        Its text is stored again. The graph may have changed the value in place, for the
+        next version.
+        """
+        if type(stored) is not Value:
+            return self._entry(draft, stored)
+
+        draft.prints[channel] = stored.prints or []
+
+        if stored.base is not None:
+            return self._entry(draft, value)
+
+        text = "".join(stored.texts)
+        return [stored.packing, stored.kind, self._text(draft, text, ())]
+
+    def _text(
+        self, draft: Draft, text: str, offered: Sequence[list[Record]]
+    ) -> JsonValue:
+        """Return the text, or ids of blobs: of those offered if they are equal."""
+        if len(text) <= INLINE:
+            draft.record["size"] += len(text)
+            return text
+
+        blobs = blobs_of(text)
+
+        for one in offered:
+            if [blob["text"] for blob in one] == [blob["text"] for blob in blobs]:
+                draft.named.update(blob["id"] for blob in one)
+                return [blob["id"] for blob in one]
+
+        draft.blobs += blobs
+        return [blob["id"] for blob in blobs]
 
 
-def _offered(offers: Sequence[Offer], typed: Typed) -> Offer | None:
-    """Return the offer of this value, if there is one."""
-    return next((offer for offer in offers if offer.typed == typed), None)
-
-
-def _is_full_due(bytes_seen: int, space: Namespace) -> bool:
-    """Return whether much was stored since the last full checkpoint."""
-    return bytes_seen - space.full_at >= max(_FULL_FROM, space.full_size // 2)
-
-
-def _may_be_full(
-    thread: Thread, ns: str, checkpoint: Checkpoint, new_versions: ChannelVersions
-) -> bool:
-    """Return whether a checkpoint can be stored with all its values."""
-    # Writes of this checkpoint or of a later one may be stored already: a reader that
-    # begins here would miss them.
-    if thread.first_id is None or thread.early_writes.get(ns, "") >= checkpoint["id"]:
-        return False
-
-    versions = checkpoint["channel_versions"]
-    without = (
-        versions.keys() - checkpoint["channel_values"].keys() - new_versions.keys()
-    )
-
-    # A channel without a value may have one in the store, as delta channels do.
-    return all(thread.empty.get((ns, one)) == versions[one] for one in without)
-
-
-def _plain_rest(
-    checkpoint: Checkpoint, new_versions: ChannelVersions
-) -> dict[str, Any] | None:
-    """Return the values that are not new, or ``None`` if they are not small."""
-    values, versions = checkpoint["channel_values"], checkpoint["channel_versions"]
-    rest: dict[str, Any] = {}
-    size = 0
-
-    if 50 * (len(values) - len(new_versions)) > _SMALL_REST:
-        return None
-
-    for channel in versions.keys() & values.keys() - new_versions.keys():
-        value = rest[channel] = values[channel]
-
-        if not is_plain(value):
-            return None
-
-        size += 50 + len(str(value))
-
-        if size > _SMALL_REST:
-            return None
-
-    return rest
+def _is_due(view: View, base: Stored, repeated: set[str]) -> bool:
+    """Return whether to store a whole checkpoint, which repeats these channels."""
+    before = base.state[1]
+    length = sum(length_of(before[channel]) for channel in repeated)
+    return length <= _REPEATED * (view.weight - base.begun)

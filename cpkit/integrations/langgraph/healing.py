@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain, combinations
 from typing import Any
 
-from langchain_core.messages import AIMessage, AnyMessage, RemoveMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    AnyMessage,
+    RemoveMessage,
+    ToolCall,
+    ToolMessage,
+)
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
@@ -15,8 +22,8 @@ from cpkit.effects.records import effect_of
 from cpkit.effects.requests import waiting_tools
 from cpkit.heal import Closed, HealReport, Left, result_text
 from cpkit.heal.closing import AMBIGUOUS, INTERRUPTED, has_result
+from cpkit.integrations.langgraph.composing import Fence
 from cpkit.integrations.langgraph.names import FENCE
-from cpkit.integrations.langgraph.stored import Fence
 from cpkit.protocol import Checkpointer, KeepsReceipts
 from cpkit.records import CallRecord, JsonValue
 
@@ -64,67 +71,9 @@ async def heal(
     state = await graph.aget_state(fenced)
     messages: list[AnyMessage] = state.values.get(channel, [])
     records = await cp.list_calls(calls_thread or thread_id)
-    reasons_to_wait = await waiting_tools(cp, {calls_thread or thread_id})
-    closed: list[Closed] = []
-    left: list[Left] = []
-    healed: list[AnyMessage] = []
-    place = 0
-    tools: defaultdict[str, list[str]] = defaultdict(list)
-    open_calls = _open_calls(messages)
-    same = Counter(
-        (str(one["id"]), one["name"]) for calls in open_calls.values() for one in calls
-    )
-
-    for message in messages:
-        for call in message.tool_calls if isinstance(message, AIMessage) else []:
-            tools[str(call["id"])].append(call["name"])
-
-    while place < len(messages):
-        calls = open_calls.get(place, [])
-        end = place + 1
-
-        while end < len(messages) and isinstance(messages[end], ToolMessage):
-            end += 1
-
-        healed += messages[place:end]
-        place = end
-
-        for call in calls:
-            call_id, name = str(call["id"]), call["name"]
-
-            if end == len(messages) and state.next:
-                waiting = ", ".join(state.next)
-                reason = f"the graph waits to run {waiting}: resume it"
-                left.append(Left(call_id, name, reason))
-                continue
-
-            others = list(tools[call_id])
-            others.remove(name)
-            found = result_text(call_id, records, name, others)
-
-            if isinstance(found, tuple):
-                own = [one for one in records if _is_of_arguments(one, call)]
-                found = result_text(call_id, own, name)
-
-            if isinstance(found, Left):
-                left.append(found)
-                continue
-
-            if found is None and name in reasons_to_wait:
-                left.append(Left(call_id, name, reasons_to_wait[name]))
-                continue
-
-            if same[call_id, name] > 1 and has_result(call_id, name, records):
-                left.append(Left(call_id, name, AMBIGUOUS))
-                continue
-
-            text, is_error = found or (INTERRUPTED, True)
-            status: Any = "error" if is_error else "success"
-            healed.append(
-                ToolMessage(text, tool_call_id=call_id, name=name, status=status)
-            )
-            source: Any = "interrupted" if found is None else "recorded"
-            closed.append(Closed(call_id, name, source))
+    waiting = await waiting_tools(cp, {calls_thread or thread_id})
+    recorded = partial(_recorded, messages, records, waiting)
+    healed, closed, left = _healed(messages, state.next, recorded)
 
     if closed:
         new: list[Any] = healed[len(messages) :]
@@ -135,6 +84,87 @@ async def heal(
         await graph.aupdate_state(fenced, {channel: new}, as_node=as_node)
 
     return HealReport(thread_id, tuple(closed), tuple(left))
+
+
+def _healed(
+    messages: list[AnyMessage],
+    waiting: Sequence[str],
+    decide: Callable[[ToolCall], tuple[str, bool] | Left | None],
+) -> tuple[list[AnyMessage], list[Closed], list[Left]]:
+    """Return the messages with results behind their calls, and what was decided.
+
+    ``waiting`` has the nodes that the graph waits to run. ``decide`` returns the
+    recorded result of a call.
+    """
+    healed: list[AnyMessage] = []
+    closed: list[Closed] = []
+    left: list[Left] = []
+    place = 0
+
+    for end, calls in _open_calls(messages):
+        healed += messages[place:end]
+        place = end
+
+        for call in calls:
+            call_id, name = str(call["id"]), call["name"]
+            found = decide(call)
+
+            if end == len(messages) and waiting:
+                reason = f"the graph waits to run {', '.join(waiting)}: resume it"
+                left.append(Left(call_id, name, reason))
+            elif isinstance(found, Left):
+                left.append(found)
+            else:
+                text, is_error = found or (INTERRUPTED, True)
+                status: Any = "error" if is_error else "success"
+                healed.append(
+                    ToolMessage(text, tool_call_id=call_id, name=name, status=status)
+                )
+                source: Any = "recorded" if found else "interrupted"
+                closed.append(Closed(call_id, name, source))
+
+    return healed + messages[place:], closed, left
+
+
+def _recorded(
+    messages: list[AnyMessage],
+    records: list[CallRecord],
+    waiting: Mapping[str, str],
+    call: ToolCall,
+) -> tuple[str, bool] | Left | None:
+    """Return the recorded result of an open call, or why the call is left."""
+    call_id, name = str(call["id"]), call["name"]
+    others = [
+        one["name"]
+        for message in messages
+        if isinstance(message, AIMessage)
+        for one in message.tool_calls
+        if str(one["id"]) == call_id
+    ]
+    others.remove(name)
+    found = result_text(call_id, records, name, others)
+
+    if isinstance(found, tuple):
+        own = [one for one in records if _is_of_arguments(one, call)]
+        found = result_text(call_id, own, name)
+
+    if isinstance(found, Left):
+        return found
+
+    if found is None and name in waiting:
+        return Left(call_id, name, waiting[name])
+
+    same = [
+        one
+        for _, calls in _open_calls(messages)
+        for one in calls
+        if (str(one["id"]), one["name"]) == (call_id, name)
+    ]
+
+    if len(same) > 1 and has_result(call_id, name, records):
+        return Left(call_id, name, AMBIGUOUS)
+
+    return found
 
 
 def _is_of_arguments(record: CallRecord, call: Any) -> bool:
@@ -165,17 +195,26 @@ def _is_of_arguments(record: CallRecord, call: Any) -> bool:
     )
 
 
-def _open_calls(messages: list[AnyMessage]) -> dict[int, list[Any]]:
-    """Return the tool calls that no later message answers, by position."""
+def _open_calls(messages: list[AnyMessage]) -> list[tuple[int, list[ToolCall]]]:
+    """Return the tool calls that no later message answers, oldest first.
+
+    Each list stands with the position behind the message's calls and their results.
+    """
     answered: set[str] = set()
-    found: dict[int, list[Any]] = {}
+    found: list[tuple[int, list[ToolCall]]] = []
+    end = len(messages)
 
     for place, message in reversed(list(enumerate(messages))):
         if isinstance(message, ToolMessage):
             answered.add(message.tool_call_id)
-        elif isinstance(message, AIMessage):
-            found[place] = [
+            continue
+
+        if isinstance(message, AIMessage):
+            open_calls = [
                 one for one in message.tool_calls if str(one["id"]) not in answered
             ]
+            found.append((end, open_calls))
 
-    return found
+        end = place
+
+    return found[::-1]

@@ -1,12 +1,23 @@
-"""Thread ids: LangGraph's ids and the store's ids."""
+"""Thread ids, and the keys of LangGraph's configs."""
 
 from __future__ import annotations
 
 from hashlib import sha256
 
+from langchain_core.runnables import RunnableConfig
+
 from cpkit.driver.ids import MAX_ID_BYTES
 
-__all__ = ["FENCE", "HASHED", "OWNER", "PLAIN", "store_thread_id", "thread_id_in"]
+__all__ = [
+    "FENCE",
+    "HASHED",
+    "OWNER",
+    "PLAIN",
+    "config_for",
+    "namespace_in",
+    "store_thread_id",
+    "thread_id_in",
+]
 
 OWNER = "cpkit_owner"
 """The key of a config's ``configurable`` that has the token of the run."""
@@ -27,15 +38,32 @@ def store_thread_id(thread_id: object) -> str:
     LangGraph's own savers.
     """
     name = f"{PLAIN}{thread_id}"
-    size = len(name.encode("utf-8", "surrogatepass"))
+    # The store refuses an id with a lone surrogate.
+    encoded = name.encode(errors="surrogatepass")
 
-    if size <= MAX_ID_BYTES and "\0" not in name:
+    if len(encoded) <= MAX_ID_BYTES and "\0" not in name:
         return name
 
-    # encode() raises for a lone surrogate, as the store does for other ids.
-    return f"{HASHED}{sha256(str(thread_id).encode()).hexdigest()}"
+    return f"{HASHED}{sha256(encoded.removeprefix(PLAIN.encode())).hexdigest()}"
 
 
 def thread_id_in(store_id: str) -> str | None:
     """Return LangGraph's id of a thread, or ``None`` if the store's id is a hash."""
     return store_id.removeprefix(PLAIN) if store_id.startswith(PLAIN) else None
+
+
+def namespace_in(config: RunnableConfig) -> str:
+    """Return the namespace that the config names."""
+    ns: str = config["configurable"].get("checkpoint_ns", "")
+    return ns
+
+
+def config_for(thread_id: object, ns: str, checkpoint_id: str | None) -> RunnableConfig:
+    """Return the config that names a checkpoint."""
+    return {
+        "configurable": {
+            "thread_id": thread_id,
+            "checkpoint_ns": ns,
+            "checkpoint_id": checkpoint_id,
+        }
+    }

@@ -18,12 +18,11 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from cpkit.integrations.bridge import Bridge
-from cpkit.integrations.langgraph.cache import Threads
-from cpkit.integrations.langgraph.checkpoints import Checkpoints
-from cpkit.integrations.langgraph.found import Filter
+from cpkit.integrations.langgraph.checkpoints import Checkpoints, Filter
 from cpkit.integrations.langgraph.names import OWNER
-from cpkit.integrations.langgraph.removal import Removal
 from cpkit.integrations.langgraph.serializer import DefaultSerializer
+from cpkit.integrations.langgraph.threads import Threads
+from cpkit.integrations.langgraph.upkeep import Upkeep
 from cpkit.protocol import Checkpointer
 from cpkit.sync import SyncCheckpointer
 
@@ -41,13 +40,11 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
     methods may be called from any loop. Synchronous methods may be called from any
     thread except that of the store's loop, where they raise ``RuntimeError``.
 
-    Each ``put`` and ``put_writes`` is one record, appended without a version check.
-    Records of one thread that are put at the same time share an append. When a put
-    returns, it is as durable as the store promises. A value is stored once for each
-    version, and not again if a task wrote it; for a list that grew, only the new items
-    are stored. A read fetches the
-    records that are new since the last read. The records of ``cached_threads`` threads
-    stay in memory, as bytes.
+    Each ``put`` and ``put_writes`` is atomic, and those of one thread that come at the
+    same time share an append. When a put returns, it is as durable as the store
+    promises. `records` describes what is stored. A read fetches the records that are
+    new since the last read. The records of ``cached_threads`` threads stay in memory,
+    at most about ``cached_bytes`` of them.
 
     ``serde`` defaults to LangGraph's serializer without pickle and without imports. It
     loads models, dataclasses and enums that the application has imported, and the types
@@ -82,7 +79,7 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
     # Async methods, for any event loop
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the checkpoint with the config's id, or the newest of the thread."""
+        """Return the checkpoint with the config's id, or the last of the thread."""
         return await self._bridge.go(self._stored.get(config))
 
     async def alist(
@@ -93,7 +90,7 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
-        """Yield matching checkpoints, newest first.
+        """Yield matching checkpoints, the last that was appended first.
 
         A config without a namespace matches all namespaces of the thread. With a
         ``limit``, about as much is read as is returned, and what was stored after
@@ -155,7 +152,7 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         A run that continues writes its next checkpoint completely, and so creates the
         thread again. Raises ``Unsupported`` if the store cannot erase.
         """
-        await self._bridge.go(self._removal.delete(thread_id))
+        await self._bridge.go(self._upkeep.delete(thread_id))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Hide the checkpoints of these runs, in all threads.
@@ -164,15 +161,17 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         No bytes are freed: they are when the thread is deleted.
         """
         await self._bridge.go(
-            self._removal.delete_for_runs(_several("run_ids", run_ids))
+            self._upkeep.delete_for_runs(_several("run_ids", run_ids))
         )
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Append all records of a thread to another thread, in one append.
+        """Append all records of a thread to another thread, some at a time.
 
-        The run that owns the source does not own the copy.
+        The run that owns the source does not own the copy. Raises ``VersionConflict``
+        if another writer appends to the target meanwhile. Then, or if the process
+        dies, the target has the oldest checkpoints.
         """
-        await self._bridge.go(self._stored.copy(source_thread_id, target_thread_id))
+        await self._bridge.go(self._upkeep.copy(source_thread_id, target_thread_id))
 
     async def aprune(
         self, thread_ids: Sequence[str], *, strategy: str = "keep_latest"
@@ -184,7 +183,7 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         is deleted. The strategy ``"delete"`` does that at once.
         """
         await self._bridge.go(
-            self._removal.prune(_several("thread_ids", thread_ids), strategy)
+            self._upkeep.prune(_several("thread_ids", thread_ids), strategy)
         )
 
     async def aget_delta_channel_history(
@@ -232,19 +231,19 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         self._bridge.wait(self._stored.put_writes(config, writes, task_id, task_path))
 
     def delete_thread(self, thread_id: str) -> None:
-        self._bridge.wait(self._removal.delete(thread_id))
+        self._bridge.wait(self._upkeep.delete(thread_id))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        self._bridge.wait(self._removal.delete_for_runs(_several("run_ids", run_ids)))
+        self._bridge.wait(self._upkeep.delete_for_runs(_several("run_ids", run_ids)))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        self._bridge.wait(self._stored.copy(source_thread_id, target_thread_id))
+        self._bridge.wait(self._upkeep.copy(source_thread_id, target_thread_id))
 
     def prune(
         self, thread_ids: Sequence[str], *, strategy: str = "keep_latest"
     ) -> None:
         self._bridge.wait(
-            self._removal.prune(_several("thread_ids", thread_ids), strategy)
+            self._upkeep.prune(_several("thread_ids", thread_ids), strategy)
         )
 
     def get_delta_channel_history(
@@ -261,8 +260,8 @@ class CheckpointSaver(BaseCheckpointSaver[str]):
         return self._checkpoints
 
     @property
-    def _removal(self) -> Removal:
-        return Removal(self._threads, self.serde)
+    def _upkeep(self) -> Upkeep:
+        return Upkeep(self._threads, self.serde)
 
 
 def _owned(config: RunnableConfig, token: str) -> RunnableConfig:

@@ -1,22 +1,26 @@
-"""Channel values: stored once for each version, and growing lists by their new items.
+"""Channel values as JSON, and the new items of lists that grow.
 
-Often a list starts with the items of the version before it, for instance messages.
-Then only its *tail* is stored: the first ``keep`` items are those of an earlier record.
-Items are compared by content, so an item that was changed in place is stored again.
+A stored value is an *entry*: text, numbers, bools and ``None`` are JSON as they are,
+unless the serializer encrypts. Any other value is a list: the packing, the name of the
+serializer's format, and a text. A text of the packing ``latin-1`` has one character for
+each byte, because most states are mostly ASCII text and this costs little time. Other
+bytes are ``base64``. ``plain`` is the text itself.
 
-Stored data is a list: the name of the serializer's format, a text, and how the text is
-made of the bytes. ``"latin-1"`` has one character for each byte; most states are mostly
-ASCII text, and this costs little time. Else the text is base64, with ``"zlib"`` if the
-bytes are compressed. Small texts, numbers, bools and ``None`` are stored as JSON,
-unless the serializer encrypts.
+A text of more than ``INLINE`` characters is in records of its own, the *blobs*; the
+entry has the list of their ids.
+
+Often a list starts with the items of the version before, for instance messages. Then
+only its *tail* is stored, and a fourth item says how many items of the earlier list
+come first. Items are compared by content, so an item that was changed in place is
+stored again.
 """
 
 from __future__ import annotations
 
-import binascii
 import math
-import zlib
+import os
 from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,27 +28,41 @@ import ormsgpack
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from pydantic import BaseModel
-
-from cpkit.records import JsonValue
+from pydantic_core import SchemaValidator, core_schema
 
 __all__ = [
-    "EMPTY",
-    "Known",
-    "Typed",
+    "Prints",
     "Value",
-    "from_json",
-    "fingerprints_of",
+    "blobs_of",
     "is_plain",
-    "load",
-    "tail_start",
-    "to_json",
+    "length_of",
+    "packed",
+    "prints_of",
+    "same_items",
+    "value_of",
 ]
 
-Typed = tuple[str, bytes]
-"""The output of a LangGraph serializer: the name of a format, and the bytes."""
+Prints = list[bytes | str]
+"""A fingerprint of each item of a list: bytes, or the item itself if it is a text."""
 
-EMPTY: Typed = ("empty", b"")
-"""The value of a channel that has a version and no value, as in LangGraph's savers."""
+INLINE = 4096
+
+# A message has at most 16 MiB. A text of this length leaves room for the rest of the
+# record, even if each of its characters takes six bytes.
+_LARGEST = 2 * 1024 * 1024
+
+# Bytes that take one or two bytes in JSON. Others below 128 take six, and those from
+# 128 on take two.
+_CHEAP = bytes(range(32, 127)) + b"\n\r\t"
+_HIGH = bytes(range(128, 256))
+
+# Several times faster than the standard library.
+_BASE64 = SchemaValidator(core_schema.bytes_schema(), {"val_json_bytes": "base64"})
+
+# What a small value costs beside its text, in characters.
+_SMALL = 200
+
+_PLAIN_TYPES = (str, int, bool, type(None))
 
 # The options of LangGraph's serializer: equal fingerprints mean equal stored items.
 _PACKING = (
@@ -55,35 +73,35 @@ _PACKING = (
     | ormsgpack.OPT_PASSTHROUGH_UUID
     | ormsgpack.OPT_REPLACE_SURROGATES
 )
-# Smaller values gain little.
-_COMPRESSED_FROM = 512
-
-# Larger texts are not stored as JSON.
-_PLAIN_UP_TO = 512
-
-# Bytes that take one or two bytes in JSON. Others below 128 take six, and those from
-# 128 on take two.
-_CHEAP = bytes(range(32, 127)) + b"\n\r\t"
-_HIGH = bytes(range(128, 256))
 
 _SERDE = JsonPlusSerializer(pickle_fallback=False, allowed_msgpack_modules=None)
 
 
 @dataclass(slots=True, eq=False)
 class Value:
-    """A channel's value at one version, as a record of the thread has it.
+    """A channel's value that is not plain JSON, at one version.
 
-    With a ``base``, ``data`` is a tail that follows the base's first ``keep`` items.
+    With a ``base``, it is a tail that follows the base's first ``keep`` items.
     """
 
-    record_id: str
-    data: list[Any]
+    packing: str
+    kind: str
+    texts: Sequence[str]
     base: Value | None = None
     keep: int = 0
+    prints: Prints | None = None
 
     @property
-    def is_empty(self) -> bool:
-        return bool(self.data[0] == EMPTY[0])
+    def length(self) -> int:
+        """The length of the texts that a reader of the value needs."""
+        length = 0
+        value: Value | None = self
+
+        while value is not None:
+            length += sum(map(len, value.texts))
+            value = value.base
+
+        return length
 
     def load(self, serde: SerializerProtocol) -> Any:
         """Build and return the value, which shares no object with another result."""
@@ -94,40 +112,91 @@ class Value:
             tails.append(value)
             value = value.base
 
-        result = serde.loads_typed(from_json(value.data))
+        result = value._load(serde)
 
         for tail in reversed(tails):
             del result[tail.keep :]
-            result += serde.loads_typed(from_json(tail.data))
+            result += tail._load(serde)
 
         return result
 
+    def _load(self, serde: SerializerProtocol) -> Any:
+        text = self.texts[0] if len(self.texts) == 1 else "".join(self.texts)
 
-@dataclass(slots=True)
-class Known:
-    """A list that a record stores: the fingerprints of its items, or its ``value``.
+        match self.packing:
+            case "latin-1":
+                return serde.loads_typed((self.kind, text.encode("latin-1")))
+            case "base64":
+                data = _BASE64.validate_json(f'"{text}"')
+                return serde.loads_typed((self.kind, data))
+            case "plain":
+                return text
 
-    The fingerprints of a list that was read are computed when another list may build on
-    it.
+        raise ValueError(f"unknown packing {self.packing!r:.40}")
+
+
+def value_of(entry: Any, blobs: Mapping[str, str], before: object = None) -> Any:
+    """Return the value of an entry: a `Value`, or JSON as it is.
+
+    ``blobs`` has texts by id, and ``before`` is the value that a tail follows.
     """
+    if type(entry) is not list:
+        return entry
 
-    record_id: str
-    fingerprints: list[bytes | str] | None = None
-    value: Value | None = None
+    packing, kind, text, *keep = entry
 
-    def load(self, serde: SerializerProtocol) -> list[bytes | str] | None:
-        """Return the fingerprints; ``None`` if the value is not such a list."""
-        if self.value is not None:
-            self.fingerprints = fingerprints_of(self.value.load(serde))
-            self.value = None
+    if type(text) is str:
+        texts = [text]
+    elif missing := [one for one in text if one not in blobs]:
+        raise ValueError(f"the blob {missing[0]!r:.40} is missing")
+    else:
+        texts = [blobs[one] for one in text]
 
-        return self.fingerprints
+    if not keep:
+        return Value(packing, kind, texts)
+
+    if type(before) is not Value:
+        raise ValueError("the list that a tail follows is missing")
+
+    return Value(packing, kind, texts, before, *keep)
 
 
-def fingerprints_of(value: Any) -> list[bytes | str] | None:
+def is_plain(value: Any) -> bool:
+    """Return whether JSON keeps the value as it is."""
+    kind = type(value)
+    return kind in _PLAIN_TYPES or (kind is float and math.isfinite(value))
+
+
+def packed(data: bytes) -> tuple[str, str]:
+    """Return the packing and the text of a serialized value."""
+    if _is_text(data):
+        return "latin-1", data.decode("latin-1")
+
+    return "base64", b64encode(data).decode()
+
+
+def blobs_of(text: str) -> list[dict[str, Any]]:
+    """Return the records of a long text, with new ids."""
+    return [
+        {
+            "type": "blob",
+            "id": os.urandom(12).hex(),
+            "text": text[start : start + _LARGEST],
+        }
+        for start in range(0, len(text), _LARGEST)
+    ]
+
+
+def length_of(value: Any) -> int:
+    """Return about how many characters a reader of the value needs."""
+    if type(value) is Value:
+        return value.length
+
+    return _SMALL + (len(value) if type(value) is str else 0)
+
+
+def prints_of(value: Any) -> Prints | None:
     """Return a fingerprint of each item, which is equal only for equal items.
-
-    It is bytes, or the item itself if that is a ``str``.
 
     Return ``None`` for a value that is always stored completely: a value that is not a
     list, an empty list, and a list with an item that cannot be packed. A list of
@@ -137,102 +206,35 @@ def fingerprints_of(value: Any) -> list[bytes | str] | None:
         return None
 
     try:
-        return [item if type(item) is str else _fingerprint(item) for item in value]
+        return [item if type(item) is str else _print(item) for item in value]
     except Exception:
         # The code of a value may raise any type. The serializer reports the error.
         return None
 
 
-def tail_start(known: list[bytes | str], fingerprints: list[bytes | str]) -> int:
+def same_items(known: Prints, prints: Prints) -> int:
     """Return how many items the known list shares, or 0 to store all items."""
     keep = len(known)
 
-    if fingerprints[:keep] != known:
-        pairs = enumerate(zip(known, fingerprints, strict=False))
-        shorter = len(fingerprints)
+    if prints[:keep] != known:
+        pairs = enumerate(zip(known, prints, strict=False))
+        shorter = len(prints)
         keep = next((n for n, (before, now) in pairs if before != now), shorter)
 
-    # A tail that is most of the list would save little and make the chain longer.
-    kept = sum(map(len, fingerprints[:keep]))
-    return keep if 2 * kept >= sum(map(len, fingerprints)) else 0
+    # A tail that is most of the list would save little.
+    kept = sum(map(len, prints[:keep]))
+    return keep if 2 * kept >= sum(map(len, prints)) else 0
 
 
-def load(value: Any, serde: SerializerProtocol) -> Any:
-    """Build and return a channel's value: a `Value`, or JSON."""
-    return value.load(serde) if type(value) is Value else value
-
-
-def is_plain(value: Any) -> bool:
-    """Return whether the value can be stored as JSON in place of LangGraph's bytes."""
-    kind = type(value)
-
-    if kind is str:
-        return len(value) < _PLAIN_UP_TO and (value.isascii() or _is_utf8(value))
-
-    if kind is int:
-        return bool(-(2**63) <= value < 2**63)
-
-    return kind is bool or value is None or (kind is float and math.isfinite(value))
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-
-    return True
-
-
-def to_json(typed: Typed) -> list[JsonValue]:
-    """Return the stored form of a serialized value."""
-    name, data = typed
-
-    if _is_mostly_ascii(data):
-        return [name, data.decode("latin-1"), "latin-1"]
-
-    if len(data) >= _COMPRESSED_FROM:
-        packed = zlib.compress(data, 1)
-
-        if len(packed) < 0.9 * len(data):
-            return [name, b64encode(packed).decode(), "zlib"]
-
-    return [name, b64encode(data).decode()]
-
-
-def from_json(data: list[Any]) -> Typed:
-    """Return the serialized value of a stored form.
-
-    Raises ``ValueError`` for data that this version does not know.
-    """
-    name, text, *packing = data
-
-    if packing == ["latin-1"]:
-        return name, text.encode("latin-1")
-
-    raw = binascii.a2b_base64(text, strict_mode=True)
-
-    if packing == ["zlib"]:
-        return name, zlib.decompress(raw)
-
-    if packing:
-        raise ValueError(f"unknown packing {packing!r}")
-
-    return name, raw
-
-
-def _is_mostly_ascii(data: bytes) -> bool:
+def _is_text(data: bytes) -> bool:
     """Return whether a character for each byte takes less than base64 does."""
-    others = data.translate(None, _CHEAP)
-
-    if 15 * len(others) <= len(data):
-        return True
-
-    controls = len(others.translate(None, _HIGH))
-    return 3 * (len(others) + 4 * controls) <= len(data)
+    sample = data[:: len(data) // 4096 + 1]
+    others = sample.translate(None, _CHEAP)
+    escapes = others.translate(None, _HIGH)
+    return 3 * (len(others) + 4 * len(escapes)) <= len(sample)
 
 
-def _fingerprint(item: Any) -> bytes:
+def _print(item: Any) -> bytes:
     if isinstance(item, BaseModel):
         # The fields of a model, several times faster than its dump.
         kind = type(item)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
+
+from pydantic_core import to_json
 
 from cpkit.errors import VersionConflict
 from cpkit.fenced import append_once, read_range
 from cpkit.protocol import Checkpointer
+from cpkit.records import JsonValue
 from cpkit.tools.copying.compare import are_equal
 
 __all__ = [
@@ -21,6 +24,10 @@ __all__ = [
     "Thread",
     "bring",
 ]
+
+
+# The JSON of one append. A store takes at least a message of 16 MiB and its neighbours.
+_MOST_BYTES = 16 * 1024 * 1024
 
 
 class BadSource(Exception):
@@ -117,22 +124,53 @@ async def bring(
     missing: Callable[[list[Any]], Awaitable[list[Any]]],
     *,
     dry_run: bool,
+    extra: Mapping[str, JsonValue] | None = None,
 ) -> tuple[int, int]:
     """Append the messages that ``missing`` returns for the stored ones.
 
-    Returns the number of stored messages and of appended ones. The append is fenced: if
-    another writer appended first, such as a second import, ``missing`` is called again.
+    Returns the number of stored messages and of appended ones. The appends are fenced:
+    if another writer appended first, such as a second import, ``missing`` is called
+    again. A long conversation takes several appends; if the process dies, the next
+    import goes on. A new thread gets the ``extra``.
     """
     while True:
         stored = await read_range(cp, thread_id)
         rest = await missing(stored)
+        version = len(stored)
 
-        if not rest or dry_run:
-            return len(stored), len(rest)
+        if dry_run:
+            return version, len(rest)
 
         try:
-            await append_once(cp, thread_id, rest, expected_version=len(stored))
+            for part in _parts(rest):
+                await append_once(
+                    cp,
+                    thread_id,
+                    part,
+                    expected_version=version,
+                    extra=None if version else extra,
+                )
+                version += len(part)
         except VersionConflict:
             continue
 
         return len(stored), len(rest)
+
+
+def _parts(messages: list[Any]) -> Iterator[list[Any]]:
+    """Yield the messages in parts that a store takes in one append."""
+    part: list[Any] = []
+    size = 0
+
+    for message in messages:
+        length = len(to_json(message))
+
+        if part and size + length > _MOST_BYTES:
+            yield part
+            part, size = [], 0
+
+        part.append(message)
+        size += length
+
+    if part:
+        yield part

@@ -14,8 +14,8 @@ from langgraph.checkpoint.serde.types import TASKS
 
 from cpkit.errors import InvalidId
 from cpkit.integrations.langgraph import CheckpointSaver, store_thread_id
-from cpkit.integrations.langgraph.cache import Threads
-from cpkit.integrations.langgraph.thread import Thread
+from cpkit.integrations.langgraph.records import View, new_thread
+from cpkit.integrations.langgraph.threads import Threads
 from cpkit.memory import MemoryCheckpointer
 from cpkit.protocol import Checkpointer
 from cpkit.tools.importing.source import Brought, Differs, bring
@@ -137,7 +137,11 @@ class CheckpointThread:
         return sum(1 + len(row.writes) for row in self.rows)
 
     async def bring(self, cp: Checkpointer[Any], *, dry_run: bool) -> Brought:
-        return Brought(*await bring(cp, self.thread_id, self._missing, dry_run=dry_run))
+        extra = new_thread(self.source_id)
+        counts = await bring(
+            cp, self.thread_id, self._missing, dry_run=dry_run, extra=extra
+        )
+        return Brought(*counts)
 
     async def _missing(self, stored: list[Any]) -> list[Any]:
         """Return the records to append to those that the store has.
@@ -167,18 +171,18 @@ class CheckpointThread:
         again, unless ``complete``: two branches may use one version number for
         different values.
         """
-        thread = await Threads(scratch, 1).read(self.source_id)
+        view = await Threads(scratch, 1).window(self.thread_id, lambda _: 0)
         saver = CheckpointSaver(scratch, serde=_SERDE)
-        missing = [row for row in self.rows if not _has(thread, row)]
+        missing = [row for row in self.rows if not _has(view, row)]
         new = {(row.ns, row.checkpoint_id): row.body for row in self.rows}
         missing_writes = [
             (row, task, writes)
             for row in self.rows
             for task, writes in row.writes.items()
-            if not _has_writes(thread, row, task[0], writes)
+            if not _has_writes(view, row, task[0], writes)
         ]
 
-        if (missing or missing_writes) and self._store_has_more(thread):
+        if (missing or missing_writes) and self._store_has_more(view):
             raise Differs("the thread has gone on in the store as well")
 
         for row in missing:
@@ -215,18 +219,18 @@ class CheckpointThread:
 
         return True
 
-    def _store_has_more(self, thread: Thread) -> bool:
+    def _store_has_more(self, view: View) -> bool:
         """Return whether the store's thread has something that the source lacks."""
         rows = {(row.ns, row.checkpoint_id): row for row in self.rows}
 
-        for ns, space in thread.namespaces.items():
+        for ns, space in view.spaces.items():
             for checkpoint_id in space.checkpoints.keys() | space.writes.keys():
                 if (row := rows.get((ns, checkpoint_id))) is None:
                     return True
 
                 places = {(task[0], i) for task, w in row.writes.items() for i in w}
 
-                if not space.writes.get(checkpoint_id, {}).keys() <= places:
+                if not _places(view, ns, checkpoint_id) <= places:
                     return True
 
         return False
@@ -241,13 +245,23 @@ class CheckpointThread:
         }
 
 
-def _has(thread: Thread, row: Row) -> bool:
-    return row.checkpoint_id in thread.namespace(row.ns).checkpoints
+def _has(view: View, row: Row) -> bool:
+    return row.checkpoint_id in view.space(row.ns).checkpoints
 
 
-def _has_writes(thread: Thread, row: Row, task_id: str, writes: Writes) -> bool:
-    stored = thread.namespace(row.ns).writes.get(row.checkpoint_id, {})
-    return {(task_id, index) for index in writes} <= stored.keys()
+def _has_writes(view: View, row: Row, task_id: str, writes: Writes) -> bool:
+    stored = _places(view, row.ns, row.checkpoint_id)
+    return {(task_id, index) for index in writes} <= stored
+
+
+def _places(view: View, ns: str, checkpoint_id: str) -> set[tuple[str, int]]:
+    """Return task and index of each write that the store has of a checkpoint."""
+    records = view.space(ns).writes.get(checkpoint_id, ())
+    return {
+        (record["task_id"], index)
+        for _, record in records
+        for index, *_ in record["writes"]
+    }
 
 
 def _in_order(writes: Writes) -> list[tuple[str, Any]]:
@@ -281,12 +295,15 @@ def _sends(row: Row) -> bool:
     )
 
 
-def _packed(checkpoint: Any) -> dict[str, Any]:
-    """Return a checkpoint as bytes by name, because packed objects have no ``==``."""
-    values = checkpoint["channel_values"]
-    packed = {name: _SERDE.dumps_typed(value) for name, value in values.items()}
-    rest = {k: v for k, v in checkpoint.items() if k != "channel_values"}
-    return {
-        "values": packed,
-        **{name: _SERDE.dumps_typed(value) for name, value in rest.items()},
-    }
+def _packed(value: Any) -> Any:
+    """Return a form of a value that can be compared: packed objects have no ``==``.
+
+    The order of a mapping's items does not count, and 1, 1.0 and True are different.
+    """
+    if isinstance(value, dict):
+        return {_SERDE.dumps_typed(key): _packed(one) for key, one in value.items()}
+
+    if isinstance(value, list | tuple):
+        return [*map(_packed, value)]
+
+    return _SERDE.dumps_typed(value)

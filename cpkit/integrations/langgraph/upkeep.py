@@ -1,0 +1,129 @@
+"""Hiding checkpoints, and deleting and copying threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from cpkit.fenced import append_once, read_range
+from cpkit.integrations.langgraph.composing import Draft
+from cpkit.integrations.langgraph.errors import Unsupported
+from cpkit.integrations.langgraph.records import Record, Stored, new_thread, weight_of
+from cpkit.integrations.langgraph.threads import Threads
+from cpkit.protocol import ErasesThreads
+
+__all__ = ["Upkeep"]
+
+# A copy reads and appends about as much at a time, in records and in characters.
+_MOST_RECORDS = 32
+_MOST_COPIED = 4 * 1024 * 1024
+
+
+class Upkeep:
+    """What is done with whole threads. Use it only on the store's event loop."""
+
+    def __init__(self, threads: Threads, serde: SerializerProtocol) -> None:
+        self._threads = threads
+        self._serde = serde
+
+    async def delete(self, thread_id: str) -> None:
+        if not isinstance(self._threads.cp, ErasesThreads):
+            raise Unsupported("delete_thread", "delete_thread")
+
+        thread = self._threads.get(thread_id)
+
+        async with thread.lock:
+            await self._threads.cp.delete_thread(thread.store_id)
+            thread.view = None
+
+    async def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        if not run_ids:
+            return
+
+        runs = set(run_ids)
+
+        async for store_id in self._threads.store_ids("delete_for_runs"):
+            view = await self._threads.window(store_id, lambda _: 0)
+            of_runs = [
+                (ns, stored)
+                for ns, space in view.spaces.items()
+                for stored in space.visible()
+                if stored.head(self._serde)[1].get("run_id") in runs
+            ]
+            await self._hide(view.thread_id, of_runs)
+
+    async def prune(self, thread_ids: Sequence[str], strategy: str) -> None:
+        if strategy not in ("keep_latest", "delete"):
+            raise ValueError(
+                f"strategy must be 'keep_latest' or 'delete', not {strategy!r}"
+            )
+
+        for thread_id in thread_ids:
+            if strategy == "delete":
+                await self.delete(thread_id)
+                continue
+
+            view = await self._threads.read(self._threads.get(thread_id), lambda _: 0)
+            older = [
+                (ns, stored)
+                for ns, space in view.spaces.items()
+                for stored in [*space.visible()][1:]
+            ]
+            await self._hide(thread_id, older)
+
+    async def copy(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Append the records of one thread to another, some at a time.
+
+        Raises ``VersionConflict`` if another writer appends to the target meanwhile.
+        Then, or if the process dies, the target has the oldest checkpoints.
+        """
+        source = self._threads.get(source_thread_id)
+        target = self._threads.get(target_thread_id)
+
+        if source is target:
+            return
+
+        view = await self._threads.read(target)
+        extra = None if "thread" in view.extra else new_thread(target.name)
+        position, version = 0, view.version
+        shift = version - position
+
+        while page := await self._page(source.store_id, position):
+            for record in page:
+                if "start" in record:
+                    record["start"] += shift
+
+            await append_once(
+                self._threads.cp,
+                target.store_id,
+                page,
+                expected_version=version,
+                extra=extra,
+            )
+            extra = None
+            position += len(page)
+            version += len(page)
+
+    async def _page(self, store_id: str, start: int) -> list[Record]:
+        """Return the next records to copy, of a limited weight."""
+        stop = start + _MOST_RECORDS
+        page = await read_range(self._threads.cp, store_id, start, stop)
+        weight = 0
+
+        for count, record in enumerate(page):
+            weight += weight_of(record)
+
+            if count and weight > _MOST_COPIED:
+                return page[:count]
+
+        return page
+
+    async def _hide(
+        self, thread_id: str, checkpoints: Sequence[tuple[str, Stored]]
+    ) -> None:
+        if checkpoints:
+            ids = [[ns, stored.id] for ns, stored in checkpoints]
+            thread = self._threads.get(thread_id)
+            draft = Draft({"type": "hidden", "checkpoints": ids})
+            await self._threads.append(thread, draft)
