@@ -309,7 +309,7 @@ class CorruptThread(CheckpointerError):
 
     ``where`` names the row, or the file and line. ``thread_id`` is empty if the damage
     is in a file of many threads, such as an export. If single calls are damaged,
-    ``damaged_calls`` has their ids, and ``calls`` the other calls of the same read.
+    ``calls`` has the other calls of the same read.
     """
 
     def __init__(
@@ -317,14 +317,12 @@ class CorruptThread(CheckpointerError):
         thread_id: str,
         where: str,
         reason: str,
-        damaged_calls: Sequence[str] = (),
         calls: Sequence[CallRecord] = (),
     ) -> None:
-        super().__init__(thread_id, where, reason, damaged_calls, calls)
+        super().__init__(thread_id, where, reason, calls)
         self.thread_id = thread_id
         self.where = where
         self.reason = reason
-        self.damaged_calls = damaged_calls
         self.calls = calls
 
     def __str__(self) -> str:

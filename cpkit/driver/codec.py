@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Generic, TypeVar
@@ -261,8 +262,20 @@ class Codec(Generic[MessageT]):
         return extra
 
     def records(self, stored: Sequence[StoredCall]) -> list[CallRecord]:
-        """Decode stored calls."""
-        return [self.record(one) for one in stored]
+        """Decode stored calls.
+
+        Raises ``CorruptThread``, which has the other calls, if one is damaged.
+        """
+        try:
+            return [self.record(one) for one in stored]
+        except CorruptThread as exc:
+            found = []
+
+            for one in stored:
+                with suppress(CorruptThread):
+                    found.append(self.record(one))
+
+            raise CorruptThread(exc.thread_id, exc.where, exc.reason, found) from exc
 
     def record(self, stored: StoredCall) -> CallRecord:
         """Decode a stored call; raise ``CorruptThread`` if it cannot be decoded."""

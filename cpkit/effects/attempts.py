@@ -68,7 +68,7 @@ _LONGEST_DOUBT = 500
 """Characters kept of what ``verify`` said: enough to recognize the error."""
 
 Closing = Literal["landed", "released", "in doubt", "alive", "ended"]
-"""The state of a silent holder's attempt after a look; ``ended``: by another process."""
+"""A silent holder's attempt after a look; ``ended``: another process ended it."""
 
 _running: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 

@@ -223,7 +223,7 @@ async def test_damaged_calls_do_not_end_a_list(client: Client, tmp_path: Path) -
         with closing(sqlite3.connect(tmp_path / "store.db")) as raw, raw:
             raw.execute(
                 "UPDATE cpkit_calls SET args = '{' WHERE thread_id LIKE "
-                "'cpkit:run:%' OR thread_id = 'broken' AND args LIKE '%7%'"
+                "'cpkit:run:%' OR thread_id = 'broken' AND args LIKE '%:\"7\"%'"
             )
             raw.execute("UPDATE cpkit_extra SET value = '{' WHERE key = '\"doubt\"'")
 

@@ -16,8 +16,8 @@ without the last line is truncated.
 
 Lone surrogates are written as escapes. Where a high surrogate is followed by a low one,
 readers of JSON take the two escapes for one character. Such a line has
-``"escapes":"single"`` at its end, and `ExportFile` reads each escape in it as one
-character.
+``"escapes":"single"`` as its last member, and `ExportFile` reads each escape in it as
+one character.
 """
 
 from __future__ import annotations
