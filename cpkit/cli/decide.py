@@ -103,10 +103,11 @@ def withdraw(
     args: Args = None,
     json: Json = False,
 ) -> None:
-    """End an approval request without a decision, for instance after a user cancelled.
+    """End an approval request without a decision.
 
-    The run that waits ends, and no worker runs its thread. A later run of the effect
-    asks again. Exits with 1 if the request was decided earlier, or does not exist.
+    For instance after a user cancelled. The run that waits ends, and no worker runs its
+    thread. A later run of the effect asks again. Exits with 1 if the request was
+    decided earlier, or does not exist.
     """
     _print_and_exit(run(_decide("withdraw", words, by, reason, args, {})), json)
 

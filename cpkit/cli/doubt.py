@@ -42,10 +42,10 @@ def landed(
     reason: Reason = None,
     json: Json = False,
 ) -> None:
-    """Say that an effect in doubt happened: a call without an outcome whose run died.
+    """Say that an effect in doubt happened.
 
-    Waits until the call has shown no sign of life for some time. Exits with 1 if a run
-    is executing it.
+    It is a call without an outcome whose run died. Waits until the call has shown no
+    sign of life for some time. Exits with 1 if a run is executing it.
     """
     value = None if result is None else parse_json("--result", result)
 
@@ -58,7 +58,7 @@ def landed(
 def not_landed(
     words: Words, by: By = None, reason: Reason = None, json: Json = False
 ) -> None:
-    """Say that an effect in doubt did not happen, and will not.
+    """Say that an effect in doubt did not happen.
 
     The next run of its thread runs the effect again. Waits until the call has shown no
     sign of life for some time. Exits with 1 if a run is executing it.
@@ -73,10 +73,10 @@ def not_landed(
 def reopen(
     words: Words, by: By = None, reason: Reason = None, json: Json = False
 ) -> None:
-    """Let an effect run again that failed for good, and is known to be without effect.
+    """Let an effect run again that failed for good.
 
-    The next run of the effect is a new attempt. cpkit calls shows the key. Without
-    THREAD, the whole key is needed.
+    A person knows that it changed nothing. The next run of the effect is a new attempt.
+    cpkit calls shows the key. Without THREAD, the whole key is needed.
     """
 
     async def act(ledger: EffectLedger, key: str, said: dict[str, Any]) -> None:

@@ -53,7 +53,7 @@ class Run(NamedTuple):
 
 
 def runs(url: Url = None, prefix: Prefix = "", json: Json = False) -> None:
-    """List the runs of threads that are open: running, due, waiting, or ended badly.
+    """List runs: running, due, waiting, or ended badly.
 
     A run that ended well is not listed. A running one has a holder; if the holder died,
     a worker takes over once it is silent. A due one waits for a worker, and a waiting
@@ -120,10 +120,10 @@ async def _one(thread_id: str, state: RunState, requests: Requests) -> Run:
 def submit(
     words: Words, after: After = None, event: Event = None, json: Json = False
 ) -> None:
-    """Put a thread before the workers: one of them calls the agent's function for it.
+    """Put a thread before the workers.
 
-    The thread need not exist yet. Each submission that a run has not seen is followed
-    by one more run.
+    One of them calls the agent's function for it. The thread need not exist yet. Each
+    submission that a run has not seen is followed by one more run.
     """
     url, thread_id = split_words(words, "THREAD")
     later = None if after is None else duration(after)

@@ -39,7 +39,7 @@ def tree(
     svg: Svg = False,
     json: Json = False,
 ) -> None:
-    """Draw the branches of a session, in the terminal or for a document.
+    """Draw the branches of a session.
 
     The active branch is bright, the others are dim. Exits with 1 if the session does
     not exist, 2 if the thread is not a session, and 3 if the store is unavailable.

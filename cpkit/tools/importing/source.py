@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from pydantic_core import to_json
-
+from cpkit.driver.jsontext import encode_json
 from cpkit.errors import VersionConflict
 from cpkit.fenced import append_once, read_range
 from cpkit.protocol import Checkpointer
@@ -163,7 +162,7 @@ def _parts(messages: list[Any]) -> Iterator[list[Any]]:
     size = 0
 
     for message in messages:
-        length = len(to_json(message))
+        length = len(encode_json(message, ()))
 
         if part and size + length > _MOST_BYTES:
             yield part
