@@ -13,9 +13,8 @@ import asyncio
 import gc
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
-from benchmarks.goals import DRIVERS, GOALS, KNOWN_SHORTFALLS, Goal
+from benchmarks.goals import DRIVERS, GOALS, Goal
 from benchmarks.place import private_place
 from benchmarks.roster import CPKIT, FLOOR, entry
 from cpkit.tools.benchmark import Contender, Result, Scale, interleaved
@@ -79,9 +78,7 @@ async def missed(
     """
     driver = floor.driver
     left = [
-        replace(goal, limits=goal.limits | _shortfall(driver, goal))
-        for goal in goals
-        if goal.workload in WATCHED and driver in goal.limits
+        goal for goal in goals if goal.workload in WATCHED and driver in goal.limits
     ]
     ratios: dict[str, list[str]] = {goal.title: [] for goal in left}
 
@@ -122,11 +119,6 @@ async def missed(
         goal.title: f"{', '.join(ratios[goal.title])} (goal {goal.limits[driver]:g})"
         for goal in left
     }
-
-
-def _shortfall(driver: str, goal: Goal) -> dict[str, float]:
-    place = (driver, goal.title)
-    return {driver: KNOWN_SHORTFALLS[place]} if place in KNOWN_SHORTFALLS else {}
 
 
 def _trials(contender: Contender) -> list[Trial]:
