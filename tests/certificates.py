@@ -1,9 +1,10 @@
-"""Certify every store of this repository, and write the certificates into docs.
+"""Certify every store of this repository.
 
-Run by hand::
+The certificates are written into build/certificates, and a line of each into
+docs/certificates.md. Run by hand::
 
-    python -m tests.certificates            # all stores
-    python -m tests.certificates sqlite     # one of them
+    make certificates                # all stores
+    make certificates ARGS=sqlite    # one of them
 
 Look for false alarms: certify again and again beside busy processes, with another seed
 each time, and write no certificate::
@@ -28,14 +29,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from conformance import Harness, Report, URLHarness, certify
+from conformance.clause import Level
 from conformance.fork_server import close_server
+from conformance.report import SUITE_VERSION
+from conformance.runner import Status
 from tests.servers.postgres import PostgresServer
 from tests.servers.postgres_pair import PairHarness, PostgresPair
 from tests.servers.redis import RedisServer
 from tests.servers.redis_cluster import ClusterHarness, RedisCluster
 from tests.test_conformance import PostgresHarness, RedisHarness
 
-FOLDER = Path(__file__).parents[1] / "docs" / "certificates"
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "build" / "certificates"
+PAGE = ROOT / "docs" / "certificates.md"
 
 STORES = [
     *("memory", "sqlite", "file", "postgresql", "postgresql-pair"),
@@ -149,7 +155,7 @@ def main() -> None:
     if unknown := set(given.stores) - set(STORES):
         parser.error(f"no such store: {', '.join(sorted(unknown))}")
 
-    FOLDER.mkdir(exist_ok=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
 
     with busy(given.busy):
         if given.repeat:
@@ -161,13 +167,33 @@ def main() -> None:
 
 
 def write(store: str) -> None:
-    """Write the certificate of a store."""
+    """Write the certificate of a store, and its line of the page."""
     report = certified(store)
+    (FOLDER / f"{store}.md").write_text(report.to_markdown(), encoding="utf-8")
     assert report.ok, [one.clause.id for one in report.failures]
-    title, rest = report.to_markdown().split("\n", 1)
-    date = datetime.now(UTC).date()
-    page = f"{title}\n\nMade on {date} with `python -m tests.certificates`.\n{rest}"
-    (FOLDER / f"{store}.md").write_text(page, encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(with_line(page, line_of(report)), encoding="utf-8")
+
+
+def line_of(report: Report) -> str:
+    """Return the line of a report in the page's table."""
+    cells = [
+        f"`{report.target}`",
+        f"{datetime.now(UTC):%Y-%m-%d}",
+        SUITE_VERSION,
+        report.survived,
+        *(str(report.counts(one)[Status.PASSED] or "-") for one in Level),
+        report.failovers or "-",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def with_line(page: str, line: str) -> str:
+    """Return the page with the line in place of the store's old one."""
+    start = line[: line.index("`", 3) + 1]
+    lines = [line if one.startswith(start) else one for one in page.splitlines()]
+    assert line in lines, f"{PAGE.name} has no line for this store: {line}"
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
