@@ -17,6 +17,9 @@ __all__ = ["GroupCommit", "Observer"]
 # Bytes in one commit. A larger write is committed alone.
 _MAX_BYTES = 4 * 1024 * 1024
 
+# By a KeyboardInterrupt of a notebook, for instance: the event loop may go on.
+_INTERRUPTED = StoreFailure("unknown", "the commit was interrupted")
+
 Observer: TypeAlias = Callable[[Sequence[Write], Sequence[Outcome | Exception]], None]
 """Called after each commit with its writes and their outcomes."""
 
@@ -201,7 +204,7 @@ class GroupCommit:
         """Commit the writes and answer their callers."""
         writes = [queued.write for queued in batch]
         give_up = partial(self._give_up, queue, batch)
-        outcomes: Sequence[Outcome | Exception] = [None] * len(batch)
+        outcomes: Sequence[Outcome | Exception] = [_INTERRUPTED] * len(batch)
 
         try:
             outcomes = await self._calls.commit(writes, give_up)

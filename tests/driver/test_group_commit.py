@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -316,6 +317,30 @@ def test_an_eager_task_factory_works() -> None:
                 return await asyncio.gather(*tasks)
 
     assert asyncio.run(main()) == [1, 2, 3]
+
+
+def test_an_interrupted_claim_is_not_granted() -> None:
+    """A notebook's interrupt ends the loop inside a commit; the loop runs again."""
+    call = ToolCall("c", "pay", {}, "k")
+
+    class Interrupted(GatedStore):
+        async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
+            raise KeyboardInterrupt
+
+    async def claim() -> None:
+        async with handle(Interrupted()) as cp:
+            with pytest.raises(BackendUnavailable) as raised:
+                await cp.record_issued("t", call)
+
+            assert raised.value.maybe_applied
+
+    with closing(asyncio.new_event_loop()) as loop:
+        task = loop.create_task(claim())
+
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(task)
+
+        loop.run_until_complete(task)
 
 
 async def test_a_restored_thread_waits_for_a_cancelled_claim_of_its_key() -> None:
