@@ -51,11 +51,15 @@ _CODE = re.compile(r"(?:^|: )-?([A-Z]{2,}) ")
 _SOON = frozenset({"BUSY", "LOADING", "MASTERDOWN", "TRYAGAIN"})
 
 _ADVICE = {
+    "LOST": "other keys may be lost too: restore a backup, or SET it to 1 to go on "
+    "with what is left",
     "MISCONF": "the server cannot write to its disk",
     "MOVED": NO_CLUSTER,
     "NOPERM": "the manual of cpkit_redis.store lists the permissions that are needed",
     "OOM": "the server is at its maxmemory",
     "READONLY": "the server is a replica",
+    "VANISHED": "the store was emptied, or the server replaced by one with other data, "
+    "while this handle was open: restore a backup, or open a new store",
 }
 
 

@@ -1,13 +1,15 @@
 -- Run operations of the store one after another.
 --
---   redis-cli --eval operations.lua '{cpkit}:' , append t '' '{"a": 1}' ''
---   redis-cli --eval operations.lua '{cpkit}:' , claim t call tool '{}' key
---   redis-cli --eval operations.lua '{cpkit}:' , find key
---   redis-cli --eval operations.lua '{cpkit}:' , list - + 100 0
+--   redis-cli --eval operations.lua '{cpkit}:' , '' create 1
+--   redis-cli --eval operations.lua '{cpkit}:' , '' append t '' '{"a": 1}' ''
+--   redis-cli --eval operations.lua '{cpkit}:' , '' claim t call tool '{}' key
+--   redis-cli --eval operations.lua '{cpkit}:' , '' find key
+--   redis-cli --eval operations.lua '{cpkit}:' , '' list - + 100 0
 --
 -- KEYS     what all keys of the store start with; see schema.py. No key has this name, so
 --          a node of a cluster refuses the script while the slot is on its way to another
--- ARGV     for each operation its name and its arguments
+-- ARGV     what the key schema has to be, or '' for anything; then for each operation its
+--          name and its arguments
 -- Returns  for each operation its outcome. The script stops at the first error and then
 --          returns {'failed', error, number of the operation, 1 if anything was written}
 --
@@ -19,7 +21,7 @@
 -- a line. Numbers of Lua are doubles: times and versions stay below 2^53.
 
 local BASE = KEYS[1]
-local THREADS, ERASED = BASE .. 'threads', BASE .. 'erased'
+local SCHEMA, THREADS, ERASED = BASE .. 'schema', BASE .. 'threads', BASE .. 'erased'
 -- unpack() puts its values on Lua's stack, which holds 8,000. An even number, for items.
 local CHUNK = 4000
 -- A call's record, up to its args.
@@ -357,10 +359,10 @@ function operations.list(low, high, limit, erased)
   return rows
 end
 
--- Set the version of a new store, and return the version. Each kind of write is made
--- once, to no effect: a user that may not make one is refused here, and not in the middle
--- of an operation.
-function operations.create(version)
+-- Set the schema of a new store, and return the store's. Each kind of write is made once,
+-- to no effect: a user that may not make one is refused here, and not in the middle of an
+-- operation.
+function operations.create(schema)
   local key = BASE .. 'rehearsal'
   -- A server that was killed here earlier may have kept half of this.
   call('UNLINK', key)
@@ -372,17 +374,26 @@ function operations.create(version)
   call('UNLINK', key)
   call('ZADD', key, 0, 'member')
   call('UNLINK', key)
-  call('SET', BASE .. 'schema', version, 'NX')
-  return call('GET', BASE .. 'schema')
+
+  if call('SET', SCHEMA, schema, 'NX') and call('EXISTS', THREADS, ERASED) > 0 then
+    call('UNLINK', SCHEMA)
+    error('LOST ' .. SCHEMA .. ' is missing, and the threads are there', 0)
+  end
+
+  return call('GET', SCHEMA)
 end
 
 local ARGUMENTS = {
   append = 4, merge = 2, claim = 5, resolve = 4, erase = 3, restore = 6, announce = 0,
   find = 1, row = 1, list = 4, create = 1,
 }
-local outcomes, at = {}, 1
+local outcomes, at = {}, 2
 
 local done, refusal = pcall(function()
+  if ARGV[1] ~= '' and call('GET', SCHEMA) ~= ARGV[1] then
+    error('VANISHED ' .. SCHEMA .. ' is not what it was', 0)
+  end
+
   while ARGV[at] do
     local name, last = ARGV[at], at + ARGUMENTS[ARGV[at]]
     outcomes[#outcomes + 1] = operations[name](unpack(ARGV, at + 1, last))

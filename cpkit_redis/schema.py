@@ -2,7 +2,8 @@
 
 ::
 
-    {<prefix>}:schema       string: the version of this layout, 1
+    {<prefix>}:schema       string: the version of this layout, 1, and an id that every
+                            store has for itself
                threads      sorted set, all scores 0: the ids of the threads
                erased       the same: ids that have nothing but erased calls
                t:<thread>   hash: created, updated; restored: the time of the restore
@@ -29,17 +30,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
+from uuid import uuid4
 
 from cpkit.driver import StoredCall, from_micros
 from cpkit.errors import CorruptThread
 from cpkit.records import ThreadInfo
 
-SCHEMA_VERSION = b"1"
+SCHEMA_VERSION = 1
 
 
 def base_of(prefix: str) -> bytes:
     """Return what all keys of a store start with."""
     return f"{{{prefix}}}:".encode()
+
+
+def new_schema() -> bytes:
+    """Return what the key schema of a new store is."""
+    return f"{SCHEMA_VERSION} {uuid4().hex}".encode()
+
+
+def version_of(schema: bytes) -> int | str:
+    """Return the version in a key schema, or the text if it has none."""
+    version = schema.partition(b" ")[0]
+    return int(version) if version.isdigit() else schema.decode(errors="replace")
 
 
 def encode_call(call: StoredCall, sequence: int) -> bytes:

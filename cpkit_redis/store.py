@@ -39,10 +39,11 @@ Permissions
     watch, which polls without it.
 
 Caveats
-    A node of a Redis Cluster is refused: `cpkit_redis.cluster` has the URL for it. No
-    key expires, and no command searches keys by pattern. The server does nothing else
-    while it runs a script: an append of 64 MiB takes it about a third of a second, and
-    a restore of a large thread longer.
+    A node of a Redis Cluster is refused: `cpkit_redis.cluster` has the URL for it. A handle whose store was emptied (FLUSHDB) or replaced by another one
+    raises `BackendUnavailable`, and never begins a new store. No key expires, and no
+    command searches keys by pattern. The server does nothing else while it runs a
+    script: an append of 64 MiB takes it about a third of a second, and a restore of a
+    large thread longer.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ from cpkit_redis.schema import (
     decode_call,
     decode_calls,
     decode_thread,
+    new_schema,
+    version_of,
 )
 from cpkit_redis.server import Server
 
@@ -96,6 +99,9 @@ MessageT = TypeVar("MessageT")
 
 # Threads in one call of the script: the server does nothing else meanwhile.
 _PAGE = 1000
+
+# What a read is answered with, unless it is an error.
+_ANSWERS = (list, int, bytes, type(None))
 
 # Settings that limit one argument and one command, and their defaults.
 _LIMITS = {"proto-max-bulk-len": 512 * 1024**2, "client-query-buffer-limit": 1024**3}
@@ -122,6 +128,9 @@ class RedisStore:
         # Kept alive here: a Sentinel's connections have only a weak reference to it.
         self._where = where
         self._base = base_of(options.prefix)
+        # What the key has to be, for every operation: read when the store opens.
+        self._schema = b""
+        self._look = (b"GET", self._base + b"schema")
         self._server, address = self._connect(where, options)
         self.name = f"{address}{'&' if '?' in address else '?'}prefix={options.prefix}"
         self.timeout = options.timeout
@@ -147,7 +156,7 @@ class RedisStore:
 
         try:
             async with asyncio.timeout(options.connect_timeout):
-                [found] = await store._server.ask((b"GET", store._base + b"schema"))
+                [found] = await store._server.ask(store._look)
         except (StoreFailure, TimeoutError):
             return None
         finally:
@@ -156,13 +165,13 @@ class RedisStore:
         if found is None or isinstance(found, Exception):
             return None if found else StoreInfo(exists=False)
 
-        return StoreInfo(exists=True, version=_version(found))
+        return StoreInfo(exists=True, version=version_of(found))
 
     async def open(self) -> None:
         # Nothing is written before it is certain that the server can be used.
         names = (*SETTINGS, *_LIMITS)
         found, answer, *answers = await self._server.ask(
-            (b"GET", self._base + b"schema"),
+            self._look,
             (b"INFO",),
             *((b"CONFIG", b"GET", name.encode()) for name in names),
         )
@@ -184,14 +193,17 @@ class RedisStore:
             raise failure(found) from found
 
         self._check_version(found)
+        self._schema = b""
 
         try:
-            self._check_version(*await self._run([b"create", SCHEMA_VERSION]))
+            [found] = await self._run([b"create", new_schema()])
+            self._check_version(found)
         except StoreFailure as refused:
             # An existing store can be opened and read while the server refuses writes.
             if found is None or code_of(refused.reason) not in UNWRITABLE:
                 raise
 
+        self._schema = found
         # Half of the server's limit: a message may be a byte, and has a separator.
         limit = min(int(config.get(name, _LIMITS[name])) for name in _LIMITS)
         self.limits = Limits(limit // 2, limit // 2, limit // 2)
@@ -235,6 +247,7 @@ class RedisStore:
             )
 
             if not times:
+                _check_absent(thread_id, length, extra, pending)
                 return None
 
             if first == (first := int(times.get(b"first", 0))):
@@ -275,6 +288,7 @@ class RedisStore:
         calls = decode_calls(thread_id, *hashes)
 
         if not times:
+            _check_absent(thread_id, messages, extra, hashes[0])
             return StoredDump([], [], calls, None, None) if calls else None
 
         try:
@@ -307,7 +321,7 @@ class RedisStore:
     ) -> list[Any]:
         """Run a batch, or operations that may run twice, and return their outcomes."""
         once = batch != ()
-        rest = (b"1", self._base, *operations)
+        rest = (b"1", self._base, self._schema, *operations)
         [answer] = await self._server.ask((b"EVALSHA", SHA, *rest), once=once)
 
         if type(answer) is NoScriptError:
@@ -344,13 +358,17 @@ class RedisStore:
         ]
 
         while True:
-            answers = await self._server.ask(*commands)
+            *answers, again, schema = await self._server.ask(*commands, self._look)
 
-            for answer in answers:
-                if isinstance(answer, Exception):
+            for answer in (*answers, again, schema):
+                if type(answer) not in _ANSWERS:
                     raise refusal(answer, thread_id) from answer
 
-            if answers[0] == answers.pop():
+            if schema != self._schema:
+                key = self._look[1].decode(errors="replace")
+                raise failure(f"VANISHED {key} is not what it was")
+
+            if answers[0] == again:
                 return [
                     dict(zip(answer[::2], answer[1::2], strict=True))
                     if command[0] == b"HGETALL"
@@ -386,8 +404,8 @@ class RedisStore:
         return rows
 
     def _check_version(self, found: Any) -> None:
-        if found is not None and found != SCHEMA_VERSION:
-            raise SchemaMismatch(self.name, _version(found), int(SCHEMA_VERSION))
+        if found is not None and version_of(found) != SCHEMA_VERSION:
+            raise SchemaMismatch(self.name, version_of(found), SCHEMA_VERSION)
 
 
 class RedisCheckpointer(FullHandle[MessageT]):
@@ -409,6 +427,12 @@ class RedisCheckpointer(FullHandle[MessageT]):
         super().__init__(store, message_type=message_type, options=known)
 
 
+def _check_absent(thread_id: str, *found: object) -> None:
+    """Raise ``CorruptThread`` where a thread without times has anything else."""
+    if any(found):
+        raise CorruptThread(thread_id, "its times", "the key is missing")
+
+
 def _bounds(start: int, stop: int | None, first: int) -> tuple[bytes, bytes]:
     """Return a slice of positions for LRANGE, which includes the last one.
 
@@ -423,7 +447,3 @@ def _bounds(start: int, stop: int | None, first: int) -> tuple[bytes, bytes]:
         return b"1", b"0"
 
     return b"%d" % place(start), b"%d" % (-1 if stop is None else place(stop) - 1)
-
-
-def _version(found: bytes) -> int | str:
-    return int(found) if found.isdigit() else found.decode(errors="replace")

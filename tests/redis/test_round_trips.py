@@ -44,7 +44,7 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 
-_LOAD = ["HGETALL", "LLEN", "LRANGE", "HGETALL", "HGETALL", "HGETALL"]
+_LOAD = ["HGETALL", "LLEN", "LRANGE", "HGETALL", "HGETALL", "HGETALL", "GET"]
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -64,8 +64,9 @@ async def test_the_stored_format_is_frozen(cp: Store, raw: Any, prefix: str) -> 
         }
 
     hashes = {name: untimed(found[name]) for name in ("p:t", "c:t")}
+    assert re.fullmatch(rb"1 [0-9a-f]{32}", found["schema"])
     assert found | hashes | {"t:t": None} == {
-        "schema": b"1",
+        "schema": found["schema"],
         "threads": [(b"t", 0.0)],
         "m:t": ['{"é":"\\u0000"}'.encode(), b'{"n":"\\ud83d"}'],
         "x:t": {b'"plan"': b"[1]", b'""': b"null"},
@@ -87,7 +88,7 @@ async def test_the_stored_format_is_frozen(cp: Store, raw: Any, prefix: str) -> 
         b"c3": b"3\0001\0other\0x\0T\0completed\0T\0\0",
     }
     assert erased == {
-        "schema": b"1",
+        "schema": found["schema"],
         "erased": [(b"t", 0.0)],
         "k:{key}": found["k:{key}"],
         "k:other": found["k:other"],
@@ -167,10 +168,11 @@ async def test_a_store_written_by_hand_is_read(url: str, raw: Any, prefix: str) 
     ("there", "message"),
     [
         ("2", "version 2, and this cpkit knows 1: upgrade cpkit"),
+        ("2 0123abc", "version 2, and this cpkit knows 1: upgrade cpkit"),
         ("0", "use another place"),
         ("a song", "a song"),
     ],
-    ids=["newer", "older", "text"],
+    ids=["newer", "newer, with an id", "older", "text"],
 )
 async def test_another_version_is_refused(
     url: str, raw: Any, prefix: str, there: str, message: str
@@ -189,7 +191,7 @@ async def test_another_version_is_refused(
 
 
 async def test_many_open_a_new_store_at_once(url: str, raw: Any, prefix: str) -> None:
-    """One of them sets the version, and all can write."""
+    """One of them sets the version and the id, and all can write."""
 
     async def use(number: int) -> int:
         async with Store(url, prefix=prefix) as cp:
@@ -197,7 +199,7 @@ async def test_many_open_a_new_store_at_once(url: str, raw: Any, prefix: str) ->
 
     versions = await asyncio.gather(*(use(number) for number in range(20)))
     assert sorted(versions) == list(range(1, 21))
-    assert await raw.get(f"{{{prefix}}}:schema") == b"1"
+    assert (await raw.get(f"{{{prefix}}}:schema")).startswith(b"1 ")
 
 
 async def test_a_person_can_run_the_script(servers: Callable[..., RedisServer]) -> None:
@@ -223,6 +225,7 @@ async def test_a_person_can_run_the_script(servers: Callable[..., RedisServer]) 
         answers.append(answer.split())
 
     assert [words[:2] for words in answers] == [
+        [b"1"],
         [b"1"],
         [],
         [b"call", b"t"],
