@@ -12,8 +12,8 @@ from cpkit.errors import CorruptThread
 CLIENT_ERRORS = (redis.RedisError, OSError)
 """What the client library raises; its own timeouts and Python's are among them."""
 
-UNWRITABLE = frozenset({"MISCONF", "NOREPLICAS", "OOM", "READONLY"})
-"""Codes of a server that refuses all writes for now."""
+UNWRITABLE = frozenset({"MISCONF", "NOREPLICAS", "OOM"})
+"""Codes of a primary that refuses all writes for now."""
 
 MOVING = frozenset("ASK CLUSTERDOWN MASTERDOWN MOVED READONLY TRYAGAIN".split())
 """Codes of a cluster's node that ran nothing: another node has the slot, or none."""

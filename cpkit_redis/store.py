@@ -39,7 +39,8 @@ Permissions
     watch, which polls without it.
 
 Caveats
-    A node of a Redis Cluster is refused: `cpkit_redis.cluster` has the URL for it. A handle whose store was emptied (FLUSHDB) or replaced by another one
+    A node of a Redis Cluster is refused: `cpkit_redis.cluster` has the URL for it. So
+    is a replica. A handle whose store was emptied (FLUSHDB) or replaced by another one
     raises `BackendUnavailable`, and never begins a new store. No key expires, and no
     command searches keys by pattern. The server does nothing else while it runs a
     script: an append of 64 MiB takes it about a third of a second, and a restore of a
@@ -188,6 +189,16 @@ class RedisStore:
 
         if info.get("redis_mode") == "cluster" and not self._in_cluster:
             raise StoreFailure("rejected", NO_CLUSTER)
+
+        # Its reads lag, without end if its link is down. If it takes writes, they are
+        # lost when it next copies its primary.
+        if info.get("role") == "slave":
+            primary = f"{info.get('master_host')}:{info.get('master_port')}"
+            raise StoreFailure(
+                "rejected",
+                f"the server is a replica of {primary} (its link is "
+                f"{info.get('master_link_status')}): write the URL of the primary",
+            )
 
         if isinstance(found, Exception):
             raise failure(found) from found
