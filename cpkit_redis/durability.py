@@ -5,13 +5,14 @@ Sources: redis.io, "Redis persistence", "Key eviction" and "Redis replication".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 
 from cpkit.records import Durability, Survives
 
 SETTINGS = (
-    *("appendonly", "appendfsync", "aof-load-truncated", "save"),
-    *("maxmemory", "maxmemory-policy"),
+    *("appendonly", "appendfsync", "no-appendfsync-on-rewrite", "aof-load-truncated"),
+    *("save", "maxmemory", "maxmemory-policy"),
 )
 """What to ask CONFIG for; a service or an ACL may deny it."""
 
@@ -36,6 +37,24 @@ _CUT = (
 )
 
 
+# While a file that was just switched on is written for the first time, nothing is in
+# it. INFO says no more than that a file is being written.
+_REWRITE = (
+    "the server rewrites its append-only file: if that was switched on just now, a "
+    "restart loses everything until the rewrite ends (INFO: aof_rewrite_in_progress:0, "
+    "aof_rewrite_scheduled:0): open the store again then"
+)
+
+_UNSYNCED = (
+    "while the server rewrites its append-only file it does not sync it, and a power "
+    "loss can lose what was written since the rewrite began: "
+    "CONFIG SET no-appendfsync-on-rewrite no"
+)
+
+# From which part of maxmemory on, and behind how many seconds, an operator is told.
+_FULL, _LAG = 0.9, 10
+
+
 def durability_of(
     config: Mapping[str, str], info: Mapping[str, str], in_cluster: bool = False
 ) -> Durability:
@@ -47,11 +66,12 @@ def durability_of(
     settings = {name: config[name] for name in SETTINGS if name in config}
 
     if info:  # has some of it too
-        aof = "yes" if info.get("aof_enabled") == "1" else "no"
-        limits = {one: info.get(one.replace("-", "_"), "") for one in SETTINGS[4:]}
-        settings = (
-            {"appendonly": aof} | {k: v for k, v in limits.items() if v} | settings
-        )
+        limits = {one: info.get(one.replace("-", "_"), "") for one in SETTINGS[-2:]}
+        settings = {k: v for k, v in limits.items() if v} | settings
+        # CONFIG has what is wanted, INFO what is.
+        facts = {"0": "no", "1": "yes"}
+        wanted = settings.get("appendonly", "no")
+        settings["appendonly"] = facts.get(info.get("aof_enabled", ""), wanted)
 
     survives, advice = Survives.PROCESS, []
     policy = settings.get("maxmemory-policy")
@@ -74,6 +94,17 @@ def durability_of(
             advice.append(_LOSSES.get(settings.get("appendfsync", ""), _LOSSES[""]))
         elif settings.get("aof-load-truncated") == "no":
             survives = Survives.MACHINE
+
+        if settings.get("no-appendfsync-on-rewrite") == "yes":
+            survives = Survives.PROCESS
+            advice.append(_UNSYNCED)
+
+        if "1" in (
+            info.get("aof_rewrite_in_progress"),
+            info.get("aof_rewrite_scheduled"),
+        ):
+            survives = Survives.NONE
+            advice.append(_REWRITE)
 
         if config and settings.get("aof-load-truncated") != "no":
             advice.append(_CUT)
@@ -105,4 +136,33 @@ def durability_of(
             "before its replicas have them (min-replicas-to-write narrows it)"
         )
 
-    return Durability(survives, settings, advice)
+    return Durability(survives, settings, [*advice, *_findings(settings, info)])
+
+
+def _findings(settings: Mapping[str, str], info: Mapping[str, str]) -> Iterator[str]:
+    """Yield what the server says about itself that an operator has to know."""
+    evicted = int(info.get("evicted_keys", 0))
+    used, limit = (int(info.get(one, 0)) for one in ("used_memory", "maxmemory"))
+
+    # The volatile policies evict only keys that expire.
+    if evicted and not settings.get("maxmemory-policy", "").startswith("volatile"):
+        yield (
+            f"the server has evicted {evicted} keys since it started, and keys of this "
+            "store may be among them: restore a backup"
+        )
+
+    if limit and used > _FULL * limit:
+        yield (
+            f"the server uses {used} of its {limit} bytes (maxmemory): it refuses "
+            "writes when they are used up: CONFIG SET maxmemory to more"
+        )
+
+    for name, state in info.items():
+        if re.fullmatch(r"slave\d+", name):
+            link = dict(one.split("=", 1) for one in state.split(","))
+
+            if link["state"] != "online" or int(link["lag"]) > _LAG:
+                yield (
+                    f"the replica {link['ip']}:{link['port']} does not follow "
+                    f"(state {link['state']}, {link['lag']} s behind): see its log"
+                )
