@@ -23,10 +23,14 @@ URL_OPTIONS = frozenset(
 )
 """Query parameters for redis-py's own parser."""
 
-# Shows within a minute that the server of an idle connection is gone.
+# Shows within a minute that an idle connection is dead, because the server is gone or a
+# firewall has forgotten it, and within ten seconds where something was sent on it.
 _KEEPALIVE = {
     getattr(socket, name): value
-    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+    for name, value in (
+        *(("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)),
+        ("TCP_USER_TIMEOUT", 10_000),  # milliseconds
+    )
     if hasattr(socket, name)  # not on every system
 }
 

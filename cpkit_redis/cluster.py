@@ -99,6 +99,7 @@ class Nodes(Server):
                 answers = await super().ask(*commands, once=once)
         except TimeoutError as exc:
             self._place = None
+            await self._disconnect()
             raise StoreFailure("unknown", "the node does not answer") from exc
         except BaseException:
             self._place = None

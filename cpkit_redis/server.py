@@ -10,7 +10,7 @@ from typing import Any
 from redis.asyncio import ConnectionPool, Redis
 from redis.exceptions import ResponseError
 
-from cpkit.driver import Heard, StoreFailure
+from cpkit.driver import Heard, StoreFailure, is_late
 from cpkit_redis.errors import CLIENT_ERRORS, code_of, failure
 
 
@@ -36,7 +36,8 @@ class Server:
 
         With ``once`` it may do harm to run the commands twice: if the call is cancelled
         before it sent anything, it raises ``StoreFailure("not sent", …)``. A connection
-        that fails or is cancelled in the middle of an answer disconnects by itself.
+        that fails or is cancelled in the middle of an answer disconnects by itself. If
+        it was lost, the idle ones are closed: a firewall forgets all of them alike.
         """
         is_sent = False
 
@@ -62,6 +63,9 @@ class Server:
                 self._idle.append(connection)
                 self._places.release()
         except asyncio.CancelledError as exc:
+            if is_sent and is_late(exc):
+                await self._disconnect()
+
             if is_sent or not once:
                 raise
 
@@ -69,7 +73,9 @@ class Server:
         except CLIENT_ERRORS as exc:
             failed = failure(exc)
 
-            if failed.fate == "unknown" and not is_sent:
+            if failed.fate == "unknown" and is_sent:
+                await self._disconnect()
+            elif failed.fate == "unknown":
                 reason = f"{failed.reason.rstrip('.')}; is the server running?"
                 failed = StoreFailure("not sent", reason)
 
@@ -103,7 +109,11 @@ class Server:
                 await asyncio.shield(pool.aclose())
 
     async def reconnect(self) -> None:
-        """Close the idle connections: their server has become a replica."""
+        """Connect again: the server has become a replica."""
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        """Close the idle connections; each connects again when it is used."""
         for connection in list(self._idle):
             with suppress(*CLIENT_ERRORS):
                 await connection.disconnect(nowait=True)

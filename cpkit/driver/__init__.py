@@ -31,6 +31,7 @@ from cpkit.driver.store import (
     StoresReceipts,
     StoresThreadLists,
 )
+from cpkit.driver.time_limit import is_late
 from cpkit.driver.writes import (
     Append,
     Claim,
@@ -93,6 +94,7 @@ __all__ = [
     "erased_call",
     "from_micros",
     "handle_over",
+    "is_late",
     "issued_call",
     "key_is_held",
     "listen_in_thread",

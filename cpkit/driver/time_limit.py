@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-__all__ = ["Deadline", "TimeLimit"]
+__all__ = ["Deadline", "TimeLimit", "is_late"]
 
 # Seconds for a cancelled call to end. After them the store counts as stuck.
 _GRACE = 1.0
@@ -28,6 +28,13 @@ class Deadline:
     def is_timeout(self) -> bool:
         """Tell whether the limit cancelled the task, and nothing else did."""
         return self.is_over and self.task.cancelling() == self._cancelled_before + 1
+
+
+def is_late(exc: BaseException) -> bool:
+    """Tell whether an exception cancels a call of the store because of its limit."""
+    return isinstance(exc, asyncio.CancelledError) and any(
+        isinstance(arg, Deadline) for arg in exc.args
+    )
 
 
 class TimeLimit:
@@ -92,7 +99,7 @@ class TimeLimit:
             self._cancelled[deadline] = None
             deadline.at = now + min(_GRACE, self._seconds)
             deadline.is_over = True
-            deadline.task.cancel()
+            deadline.task.cancel(deadline)
 
         left = [
             next(iter(some)).at for some in (self._running, self._cancelled) if some

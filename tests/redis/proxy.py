@@ -18,6 +18,9 @@ class Proxy(Relay):
     bytes that it got. ``answers`` says what the proxy does with the server's answers:
     it lets them ``pass``, drops them (``swallow``), or cuts the connection in their
     place (``cut``). With ``once`` it does that to the next answer only.
+
+    It is a firewall, too, that can forget its connections: what comes on them then
+    is dropped (``drop``) or answered with a reset (``reset``).
     """
 
     def __init__(self, server_url: str) -> None:
@@ -28,6 +31,8 @@ class Proxy(Relay):
         self.once = False
         self.received = 0
         self.commands: list[str] = []
+        self._forgotten: set[asyncio.StreamWriter] = set()
+        self._how: Literal["drop", "reset"] = "drop"
 
     @property
     def url(self) -> str:
@@ -39,6 +44,10 @@ class Proxy(Relay):
         place = urlsplit(server_url)
         self.server = (place.hostname or "", place.port or 0)
 
+    def forget_connections(self, how: Literal["drop", "reset"]) -> None:
+        """Do so with the connections of now."""
+        self._forgotten, self._how = {*self._open}, how
+
     def forget(self) -> None:
         """Start all counts at zero again."""
         self.trips = self.received = 0
@@ -49,7 +58,14 @@ class Proxy(Relay):
     ) -> None:
         if part == "request":
             self.commands += _names(data)
-        else:
+
+        if writer in self._forgotten:
+            if self._how == "reset":
+                raise ConnectionAbortedError("forgotten by the proxy")
+
+            return
+
+        if part == "answer":
             fate = self.answers
 
             if self.once:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import redis
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 
-from cpkit import Closed, ToolCall
+from conformance.slowdown import slowdown
+from cpkit import BackendUnavailable, Closed, ToolCall
 from cpkit_redis import RedisCheckpointer
 from tests.redis.proxy import Proxy
 from tests.servers.redis import RedisServer
@@ -42,6 +45,39 @@ async def test_hundreds_of_tasks_share_a_few_connections(
         assert proxy.open_connections <= size
 
     await proxy.hung_up()
+
+
+@pytest.mark.parametrize("how", ["drop", "reset"])
+async def test_forgotten_connections_fail_one_operation(
+    proxy: Proxy, prefix: str, how: Literal["drop", "reset"]
+) -> None:
+    """A firewall forgets all idle connections alike: one failure retires them all."""
+    limits = {"timeout": 0.5 * slowdown()}
+
+    async with Store(proxy.url, prefix=prefix, notify=False, **limits) as cp:
+        await cp.append("t", [{}])
+        await asyncio.gather(*(cp.read("t") for _ in range(8)))
+        assert proxy.open_connections == 8
+        proxy.forget_connections(how)
+
+        with pytest.raises(BackendUnavailable) as caught:
+            await cp.append("t", [{}], expected_version=1)
+
+        assert caught.value.maybe_applied
+        proxy.forget()
+        assert await asyncio.gather(*(cp.read("t") for _ in range(8))) == [[{}]] * 8
+        # None of them was sent twice.
+        assert proxy.commands.count("LRANGE") == 8
+
+
+def test_the_system_notices_a_forgotten_connection() -> None:
+    """Packets that are lost without an answer end a connection in ten seconds."""
+    here = ["unshare", "-n", sys.executable, "-m", "tests.redis.forgetful"]
+
+    if subprocess.run([*here[:2], "true"], capture_output=True).returncode != 0:
+        pytest.skip("this user may not make a network of its own")
+
+    subprocess.run(here, check=True)
 
 
 async def test_a_storm_of_cancellations_crosses_no_answers(
