@@ -11,7 +11,7 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.exceptions import ResponseError
 
 from cpkit.driver import Heard, StoreFailure, is_late
-from cpkit_redis.errors import CLIENT_ERRORS, code_of, failure
+from cpkit_redis.errors import CLIENT_ERRORS, code_of, failure, not_connected
 
 
 class Server:
@@ -54,9 +54,9 @@ class Server:
 
                 for _ in commands:
                     try:
-                        answers.append(await connection.read_response())
+                        answers += (await connection.read_response(),)
                     except ResponseError as exc:
-                        answers.append(exc)
+                        answers += (exc,)
 
                 return answers
             finally:
@@ -76,8 +76,7 @@ class Server:
             if failed.fate == "unknown" and is_sent:
                 await self._disconnect()
             elif failed.fate == "unknown":
-                reason = f"{failed.reason.rstrip('.')}; is the server running?"
-                failed = StoreFailure("not sent", reason)
+                failed = not_connected(exc, self._pool.connection_kwargs)
 
             raise failed from exc
 

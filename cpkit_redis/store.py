@@ -269,7 +269,7 @@ class RedisStore:
         return Snapshot(
             await decode_rows(decode, messages, position),
             list(extra.items()),
-            decode_calls(thread_id, pending),
+            decode_calls(thread_id, pending) if pending else [],
             version,
             position,
         )

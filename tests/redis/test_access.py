@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -159,6 +161,95 @@ async def test_tls_checks_the_certificate(servers: Servers) -> None:
 
     async with open_checkpointer(f"{base}?ssl_cert_reqs=none") as cp:
         await everything(cp)
+
+
+@pytest.fixture(scope="module")
+def tls_server() -> Iterator[RedisServer]:
+    if reason := no_tls():
+        pytest.skip(f"needs TLS: {reason}")
+
+    with RedisServer(tls=True) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("ssl_ca_certs={tmp}/none", r"No such file .*\(ssl_ca_certs={tmp}/none\)"),
+        ("ssl_ca_certs={tmp}", r"Is a directory \(ssl_ca_certs={tmp}\)"),
+        ("ssl_ca_certs={tmp}/text", r"no certificate .*\(ssl_ca_certs={tmp}/text\)"),
+        ("ssl_ca_path={tmp}/none", r"verify failed.*\(ssl_ca_path={tmp}/none\)"),
+        ("ssl_ca_certs={ca}&ssl_certfile={tmp}/c", "No such file .*certfile={tmp}/c"),
+        (
+            "ssl_ca_certs={ca}&ssl_certfile={ca}&ssl_keyfile={tmp}/k",
+            "No such file .*keyfile={tmp}/k",
+        ),
+        ("", "certificate verify failed.*no ssl_ca_certs"),
+    ],
+)
+async def test_a_fault_of_this_machine_is_named_and_not_retried(
+    tls_server: RedisServer, tmp_path: Path, options: str, words: str
+) -> None:
+    """A missing certificate is not a server that may come up in ten seconds."""
+    (tmp_path / "text").write_text("text")
+    names = {"tmp": str(tmp_path), "ca": str(tls_server.ca)}
+    base, _, _ = tls_server.tls_url.partition("?")
+
+    with pytest.raises(BackendUnavailable, match=words.format(**names)) as caught:
+        async with open_checkpointer(f"{base}?{options.format(**names)}"):
+            pytest.fail("it opened")
+
+    assert caught.value.rejected
+    assert "is the server running" not in str(caught.value)
+
+
+async def test_a_certificate_that_goes_while_the_store_is_open_is_named(
+    tls_server: RedisServer, tmp_path: Path
+) -> None:
+    """The handle cannot connect again, and says why."""
+    authority = tmp_path / "ca.pem"
+    authority.write_bytes(tls_server.ca.read_bytes())
+    base, _, _ = tls_server.tls_url.partition("?")
+
+    async with (
+        open_checkpointer(f"{base}?ssl_ca_certs={authority}&notify=off") as cp,
+        Redis.from_url(tls_server.url) as raw,
+    ):
+        assert await asyncio.gather(cp.append("t", [{}]), cp.load("u"))
+        authority.unlink()
+        await raw.client_kill_filter(_type="normal", skipme=True)
+
+        with pytest.raises(BackendUnavailable, match=str(authority)) as caught:
+            await asyncio.gather(*(cp.load("t") for _ in range(8)))
+
+        assert caught.value.rejected
+
+
+async def test_a_server_that_wants_a_certificate_says_so(servers: Servers) -> None:
+    """It refuses the client after the handshake."""
+    if reason := no_tls():
+        pytest.skip(f"needs TLS: {reason}")
+
+    server = servers(tls=True, settings={"tls-auth-clients": "yes"})
+
+    with pytest.raises(BackendUnavailable, match="certificate required") as caught:
+        async with open_checkpointer(server.tls_url):
+            pytest.fail("it opened")
+
+    assert caught.value.rejected
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss"])
+async def test_tls_on_one_side_only_is_mentioned(
+    tls_server: RedisServer, scheme: str
+) -> None:
+    """The server hangs up, or waits for the rest of a command."""
+    port = tls_server.tls_port if scheme == "redis" else tls_server.port
+    url = f"{scheme}://127.0.0.1:{port}?connect_timeout=0.2"
+
+    with pytest.raises(BackendUnavailable, match="with TLS for rediss://"):
+        async with open_checkpointer(url):
+            pytest.fail("it opened")
 
 
 @pytest.mark.parametrize("query", [False, True])
