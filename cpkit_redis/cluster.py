@@ -39,6 +39,7 @@ from redis.exceptions import ResponseError
 
 from cpkit.driver import Heard, StoreFailure
 from cpkit.errors import InvalidURL
+from cpkit.records import Survives
 from cpkit.registry import redacted
 from cpkit_redis.address import pool_of
 from cpkit_redis.errors import MOVING, code_of, failure
@@ -63,6 +64,7 @@ class ClusterStore(RedisStore):
     """A store in one slot of a cluster."""
 
     Options = ClusterOptions
+    survives_by_default = Survives.NONE  # a failover loses writes
     _in_cluster = True
 
     def _connect(self, where: Any, options: RedisOptions) -> tuple[Server, str]:

@@ -123,6 +123,7 @@ class RedisStore:
     max_writes = 256
     locks_threads = False
     erases = True
+    survives_by_default = Survives.PROCESS
     _in_cluster = False
 
     def __init__(self, where: str | Redis, options: RedisOptions) -> None:

@@ -30,7 +30,7 @@ from cpkit.driver import Limits, StoreInfo
 from cpkit.driver.options import MAX_APPEND, MAX_PAYLOAD
 from cpkit.errors import CorruptThread
 from cpkit.protocol import ErasesThreads, KeepsReceipts, ListsThreads, StatesDurability
-from cpkit.records import ToolCall
+from cpkit.records import Durability, Survives, ToolCall
 from cpkit.registry import GROUP, inspect_store
 from cpkit.tools.formats import age, size
 from cpkit.tools.paging import thread_pages
@@ -58,8 +58,8 @@ def doctor(
     """Check that a store works; print what it promises, and advice.
 
     Writes a probe thread (cpkit:doctor:…), reads it back and deletes it together with
-    its keys; --read-only skips that. Exits with 1 if the probe fails, or if the calls
-    of a thread are damaged.
+    its keys; --read-only skips that. Exits with 1 if the probe fails, if the calls of a
+    thread are damaged, or if a write survives less than by the store's default.
     """
     place = store_url(url)
     report = run(_examine(place, read_only, create))
@@ -69,7 +69,7 @@ def doctor(
     else:
         _print(report)
 
-    is_well = report["probe"]["ok"] and not report["damaged"]
+    is_well = report["probe"]["ok"] and not (report["damaged"] or report["is_weak"])
     raise typer.Exit(Exit.DONE if is_well else Exit.NO)
 
 
@@ -77,6 +77,8 @@ async def _examine(url: str, read_only: bool, create: bool) -> dict[str, Any]:
     async with open_store(url, create=create, volatile=True) as cp:
         found = await inspect_store(url)
         durability = cp.durability if supports(cp, StatesDurability) else None
+        # A driver of another package may have no default.
+        default = getattr(getattr(cp, "store", None), "survives_by_default", None)
         limits: Limits | None = getattr(cp, "limits", None)
         can_list = supports(cp, ListsThreads, KeepsReceipts)
         counted, oldest, damaged = await _survey(cp) if can_list else (None, None, [])
@@ -93,6 +95,8 @@ async def _examine(url: str, read_only: bool, create: bool) -> dict[str, Any]:
             "schema_version": None if found is None else found.version,
             "bytes": None if found is None else found.size,
             "survives": None if durability is None else str(durability.survives),
+            "survives_by_default": None if default is None else str(default),
+            "is_weak": _is_weak(durability, default),
             "settings": None if durability is None else dict(durability.settings),
             "max_payload": None if limits is None else limits.max_value,
             "max_append": None if limits is None else limits.max_append,
@@ -106,6 +110,16 @@ async def _examine(url: str, read_only: bool, create: bool) -> dict[str, Any]:
     advice = () if durability is None else durability.advice
     report["advice"] = [*advice, *_advice(url, report, found, oldest)]
     return report
+
+
+def _is_weak(durability: Durability | None, default: Survives | None) -> bool:
+    """Tell whether a write survives less than it does by the store's default."""
+    levels = [*Survives]
+    return (
+        durability is not None
+        and default is not None
+        and levels.index(durability.survives) < levels.index(default)
+    )
 
 
 def _driver(url: str) -> str:
@@ -250,7 +264,10 @@ def _print(report: dict[str, Any]) -> None:
         "driver": report["driver"],
         "schema": report["schema_version"] and f"version {report['schema_version']}",
         "size": report["bytes"] is not None and size(report["bytes"]),
-        "durability": report["survives"],
+        "durability": f"{report['survives']}, less than this store's default: "
+        f"{report['survives_by_default']}"
+        if report["is_weak"]
+        else report["survives"],
         "settings": ", ".join(
             f"{name}={value}" for name, value in (report["settings"] or {}).items()
         ),

@@ -251,8 +251,10 @@ class StoreDriver(Protocol):
 
     A driver may also have ``async def inspect(url, options) -> StoreInfo | None``, a
     class or static method that tells whether a store exists, and creates nothing;
-    ``None`` means that it cannot tell. A driver of an engine that only one process may
-    open sets ``one_process = True``; the suite then skips clauses with many processes.
+    ``None`` means that it cannot tell. ``survives_by_default``, a `Survives`, is what a
+    write has to survive: ``cpkit doctor`` exits with 1 where it survives less. A driver
+    of an engine that only one process may open sets ``one_process = True``; the suite
+    then skips clauses with many processes.
     """
 
     Options: ClassVar[type[DriverOptions]]

@@ -79,17 +79,30 @@ def test_limits_are_printed_where_they_are_lowered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("appendonly", "fsync", "said"),
-    [(False, "everysec", "appendonly yes"), (True, "everysec", "appendfsync always")],
+    ("appendonly", "said", "code"),
+    [(False, "appendonly yes", 1), (True, "appendfsync always", 0)],
 )
 def test_redis_without_a_durable_log_gets_advice(
-    appendonly: bool, fsync: str, said: str
+    appendonly: bool, said: str, code: int
 ) -> None:
-    """The report has the command that turns the log on."""
-    with RedisServer(appendonly=appendonly, appendfsync=fsync) as server:
+    """The report has the command that turns the log on; without one the code is 1."""
+    with RedisServer(appendonly=appendonly) as server:
         ended = invoke("doctor", server.url, "--create")
-        assert ended.code == 0
+        assert ended.code == code
         assert said in ended.out
+        is_weak = "none, less than this store's default: process" in ended.out
+        assert is_weak == (code == 1)
+
+
+def test_a_replica_is_named_as_one() -> None:
+    """It is refused, with the address of its primary and the state of the link."""
+    with (
+        RedisServer() as first,
+        RedisServer(settings={"replicaof": f"127.0.0.1 {first.port}"}) as second,
+    ):
+        ended = invoke("doctor", second.url, "--create")
+        assert ended.code == 3
+        assert f"is a replica of 127.0.0.1:{first.port} (its link is " in ended.err
 
 
 def test_damage_that_ends_the_list_is_a_finding(tmp_path: Path) -> None:
