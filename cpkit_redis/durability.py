@@ -46,8 +46,8 @@ _REWRITE = (
 )
 
 _UNSYNCED = (
-    "while the server rewrites its append-only file it does not sync it, and a power "
-    "loss can lose what was written since the rewrite began: "
+    "while the server rewrites its append-only file, or saves a snapshot, it does not "
+    "sync that file, and a power loss can lose what was written since it began: "
     "CONFIG SET no-appendfsync-on-rewrite no"
 )
 

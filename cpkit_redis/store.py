@@ -13,7 +13,8 @@ URL forms
 Durability
     As the server is configured; read when the handle opens. ``appendfsync always`` with
     ``aof-load-truncated no`` survives a power loss, on a file system that leaves no
-    holes in what was appended. ``everysec`` survives a kill of the server, and a power
+    holes in what was appended. A file that was just switched on counts from the end of
+    its first rewrite on. ``everysec`` survives a kill of the server, and a power
     loss can lose about the last second. Without an append-only file a restart loses
     everything since the last snapshot. A server that evicts keys when its memory is
     full can lose any write. A failover to a replica can lose acknowledged writes,
