@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from pydantic_core import from_json
 
@@ -136,6 +136,16 @@ class Log:
     def read(self, start: int, length: int) -> bytes:
         """Return bytes of the file; fewer where it ends."""
         return os.pread(self.fd, length, start)
+
+    def header(self) -> dict[str, Any]:
+        """Return what the first line says; nothing if the first write is torn."""
+        head = self.read(0, lines.LONGEST_HEADER)
+        line = head[: head.find(b"\n") + 1]
+
+        if line and b"\0" not in line and not lines.fits(b"", line):
+            raise self.corrupt(0)
+
+        return dict(from_json(line)) if lines.fits(b"", line) else {}
 
     def blocks(self, start: int, end: int) -> Iterator[tuple[int, bytes]]:
         """Yield the lines between two offsets in blocks, which fit their seals."""

@@ -10,12 +10,20 @@ import json
 import os
 import re
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
-from cpkit.driver import StoreFailure, StoreInfo, create_folder, sync_folder
+from cpkit.driver import (
+    FileSystem,
+    StoreFailure,
+    StoreInfo,
+    create_folder,
+    file_system,
+    sync_folder,
+)
 from cpkit.errors import SchemaMismatch
 
 try:
@@ -26,6 +34,7 @@ except ImportError:  # Windows; opening a store raises there
 FORMAT_VERSION = 1
 # In this order, an ordinary copy of a store in use has the key of each call.
 THREADS, KEYS = "threads", "used-keys"
+MARK = "cpkit.json"
 LOG_NAME = re.compile(r"[a-z0-9-]{1,40}~[0-9a-f]{64}\.jsonl")
 
 _README = """\
@@ -67,29 +76,23 @@ def register_name(key: str) -> str:
     return sha256(key.encode()).hexdigest()[:2] + ".jsonl"
 
 
-def prepare(path: str, store: str) -> None:
+def prepare(path: str, store: str) -> FileSystem:
     """Create what is missing; raise ``SchemaMismatch`` for another version."""
     if not hasattr(fcntl, "flock"):
         reason = "this platform has no POSIX file locks; use sqlite:///"
         raise StoreFailure("rejected", reason)
 
-    mark = os.path.join(path, "cpkit.json")
+    mark = os.path.join(path, MARK)
 
     if not os.path.exists(mark):
         above = next(one for one in (Path(path), *Path(path).parents) if one.is_dir())
-        # With the dot, it may be a symbolic link.
-        fd = os.open(above / ".", os.O_RDONLY | os.O_DIRECTORY)
 
-        try:
-            # Others may create the store now. A file system without locks fails here.
-            fcntl.flock(fd, fcntl.LOCK_EX)
-
+        # Others may create the store now. A file system without locks fails here.
+        with locked(above):
             if not os.path.exists(mark):
                 create_folder(path, parents=True)
                 _write_file(os.path.join(path, "README"), _README)
                 _write_file(mark, f'{{"cpkit":"file","version":{FORMAT_VERSION}}}\n')
-        finally:
-            unlock(fd)
 
     if (found := _version(mark)) != FORMAT_VERSION:
         raise SchemaMismatch(store, found, FORMAT_VERSION)
@@ -98,12 +101,19 @@ def prepare(path: str, store: str) -> None:
         if not os.path.isdir(folder := os.path.join(path, name)):
             create_folder(folder)  # a copy may lack what was empty
 
+        if file_system(folder).mount != (system := file_system(path)).mount:
+            problem = f"{folder} is mounted alone, and keys and calls belong together"
+            raise StoreFailure("rejected", f"{problem}: mount the folder above")
+
     if len(os.listdir(folder)) < 256:
         for number in range(256):
             register = os.path.join(folder, f"{number:02x}.jsonl")
             os.close(os.open(register, os.O_WRONLY | os.O_CREAT, 0o600))
 
         sync_folder(folder)
+
+    system.warn()
+    return system
 
 
 def _write_file(path: str, text: str) -> None:
@@ -131,7 +141,7 @@ def _version(mark: str) -> object:
 def inspect(path: str) -> StoreInfo | None:
     """Tell whether a folder is a store; ``None`` where that is unclear."""
     try:
-        version = _version(os.path.join(path, "cpkit.json"))
+        version = _version(os.path.join(path, MARK))
     except (FileNotFoundError, NotADirectoryError):
         return StoreInfo(False, path=path if os.path.exists(path) else None)
     except OSError:
@@ -169,6 +179,19 @@ def lock(fd: int, path: str) -> None:
             time.sleep(0.0002)
 
     raise StoreFailure("not sent", f"another process holds the lock of {path}")
+
+
+@contextmanager
+def locked(folder: str | Path) -> Iterator[None]:
+    """Lock a folder for the time of the block."""
+    # With the dot, it may be a symbolic link.
+    fd = os.open(os.path.join(folder, "."), os.O_RDONLY | os.O_DIRECTORY)
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        unlock(fd)
 
 
 def unlock(fd: int) -> None:

@@ -32,11 +32,11 @@ from typing import Any, ClassVar, TypeVar
 
 import aiofiles.os
 from pydantic import Field
-from pydantic_core import from_json
 
 from cpkit.driver import (
     Decode,
     DriverOptions,
+    FileSystem,
     FullHandle,
     Heard,
     Limits,
@@ -52,11 +52,11 @@ from cpkit.driver import (
     span,
 )
 from cpkit.errors import InvalidURL
-from cpkit.records import Durability, Survives, ThreadInfo
+from cpkit.records import Durability, ThreadInfo
 from cpkit.registry import url_path
-from cpkit_file import lines, schema
+from cpkit_file import schema
 from cpkit_file.keys import newest_attempt
-from cpkit_file.log import Folder, Log, opened, reading
+from cpkit_file.log import Folder, opened, reading
 from cpkit_file.schema import LOG_NAME, failure, log_name, words_of
 from cpkit_file.workers import Workers
 from cpkit_file.writing import commit
@@ -91,6 +91,7 @@ class FileStore:
         # More writers were measured to wait for Python: their syncs share commits of
         # the file system.
         self._writers, self._readers = Workers(4), Workers(12)
+        self._system = FileSystem()
         self.name = f"file://{self._folder.path}"
 
     @classmethod
@@ -108,7 +109,7 @@ class FileStore:
 
     async def open(self) -> None:
         self._writers.loop = self._readers.loop = asyncio.get_running_loop()
-        await self._writers.run(schema.prepare, self._folder.path, self.name)
+        self._system = await self._writers.run(_prepare, self._folder, self.name)
 
     async def close(self) -> None:
         # It waits for operations whose callers were cancelled; not in the event loop's
@@ -118,7 +119,9 @@ class FileStore:
                 await aiofiles.os.wrap(workers.end)(executor=closer)
 
     def durability(self) -> Durability:
-        return Durability(Survives.MACHINE, {"sync": "fdatasync"})
+        system = self._system
+        settings = {"sync": "fdatasync", "file_system": system.type}
+        return Durability(system.survives, settings, system.advice)
 
     async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
         until = 0.0
@@ -183,6 +186,10 @@ class FileCheckpointer(FullHandle[MessageT]):
         super().__init__(store, message_type=message_type, options=known)
 
 
+def _prepare(folder: Folder, store: str) -> FileSystem:
+    return schema.prepare(folder.path, store)
+
+
 # Reads, in a worker thread
 
 
@@ -234,21 +241,10 @@ def _ids(folder: Folder, prefix: str) -> dict[str, str]:
     for name in names:
         if name not in known and LOG_NAME.fullmatch(name):
             with opened(aside, f"{folder.threads}/{name}") as log:
-                if head := _header(log):
+                if head := log.header():
                     known[name] = head["thread"]
 
     return {known[name]: name for name in names if name in known}
-
-
-def _header(log: Log) -> dict[str, Any]:
-    """Return what the first line says; nothing if the first write is not complete."""
-    head = log.read(0, lines.LONGEST_HEADER)
-    header = head[: head.find(b"\n") + 1]
-
-    if header and b"\0" not in header and not lines.fits(b"", header):
-        raise log.corrupt(0)
-
-    return dict(from_json(header)) if lines.fits(b"", header) else {}
 
 
 def _threads(
@@ -268,7 +264,7 @@ def _info(folder: Folder, thread_id: str, name: str, erased: bool) -> ThreadInfo
     if (now := _marker(path)) != marker:
         with opened(Folder(folder.path), path, thread_id) as log:
             tail = log.find_tail()
-            created_at = _header(log).get("created")
+            created_at = log.header().get("created")
 
             if (is_erased := not tail.updated_at) or not created_at:
                 log.index.catch_up(log)

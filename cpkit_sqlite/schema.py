@@ -10,7 +10,14 @@ from contextlib import closing, suppress
 from importlib.resources import files
 from pathlib import Path
 
-from cpkit.driver import Backoff, StoreFailure, StoreInfo, create_folder
+from cpkit.driver import (
+    Backoff,
+    FileSystem,
+    StoreFailure,
+    StoreInfo,
+    create_folder,
+    file_system,
+)
 from cpkit.errors import SchemaMismatch
 from cpkit_sqlite.errors import BUSY, code_of
 
@@ -32,6 +39,7 @@ class File:
         self.path = path
         self.uri = f"file:{path}"
         self.is_writable = True
+        self.system = FileSystem()
         # Device and inode of the file and of its log, and when the file was written.
         self._names: tuple[int, ...] = ()
         self._written_at = 0
@@ -60,6 +68,22 @@ class File:
 
         self.is_writable = os.access(path, os.W_OK) and os.access(folder, os.W_OK)
         self.uri = _uri(path, self.is_writable)
+        self.system = file_system(folder)
+        self._check_names()
+
+    def _check_names(self) -> None:
+        """Refuse a file that has another name, because each name has its own log."""
+        if file_system(self.path).mount != self.system.mount:
+            problem = "the file is mounted alone, without its -wal file"
+            cure = "mount its folder"
+        elif self.is_writable and (names := os.stat(self.path).st_nlink) > 1:
+            problem = f"the file has {names} names (hard links), each with its own -wal"
+            cure = "remove the others, or copy the file"
+        else:
+            return
+
+        reason = f"{self.path}: {problem}, so that writes would be lost: {cure}"
+        raise StoreFailure("rejected", reason)
 
     def opened(self) -> None:
         """Note which files SQLite has opened.

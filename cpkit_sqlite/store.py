@@ -156,6 +156,7 @@ class SQLiteStore:
         self._configure(connection)
         prepare(connection.db, self.name, self._file, self._options.busy_timeout)
         self._file.opened()
+        self._file.system.warn()
 
     def _configure(self, connection: Connection) -> None:
         """Open the file, and set what SQLite keeps for a connection."""
@@ -199,7 +200,8 @@ class SQLiteStore:
 
         engine = sqlite3.sqlite_version
         synchronous = self._options.durability.upper()
-        advice = []
+        system = self._file.system
+        advice = [*system.advice]
 
         if synchronous == "NORMAL":
             advice.append("durability=normal: a power loss can take the last commits")
@@ -213,11 +215,15 @@ class SQLiteStore:
         if not self._file.is_writable:
             advice.append("the file may only be read: every write is refused")
 
-        return Durability(
-            Survives.PROCESS if synchronous == "NORMAL" else Survives.MACHINE,
-            {"journal_mode": "WAL", "synchronous": synchronous, "sqlite": engine},
-            tuple(advice),
-        )
+        settings = {
+            "journal_mode": "WAL",
+            "synchronous": synchronous,
+            "sqlite": engine,
+            "file_system": system.type,
+        }
+        is_normal = synchronous == "NORMAL"
+        survives = Survives.PROCESS if is_normal else system.survives
+        return Durability(survives, settings, tuple(advice))
 
     # Writes
 

@@ -12,6 +12,7 @@ from cpkit.driver.codec import (
     from_micros,
     to_micros,
 )
+from cpkit.driver.file_systems import FileSystem, file_system, warn_once
 from cpkit.driver.folders import create_folder, sync_folder
 from cpkit.driver.handle import Handle
 from cpkit.driver.ids import check_id, check_page, prefix_end, span
@@ -64,6 +65,7 @@ __all__ = [
     "Decode",
     "DriverOptions",
     "Erase",
+    "FileSystem",
     "FullHandle",
     "Handle",
     "Heard",
@@ -92,6 +94,7 @@ __all__ = [
     "create_folder",
     "decode_rows",
     "erased_call",
+    "file_system",
     "from_micros",
     "handle_over",
     "is_late",
@@ -104,4 +107,5 @@ __all__ = [
     "span",
     "sync_folder",
     "to_micros",
+    "warn_once",
 ]

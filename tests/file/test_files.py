@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import os
@@ -20,17 +21,17 @@ from cpkit import (
     BackendUnavailable,
     InvalidURL,
     SchemaMismatch,
-    Survives,
     ToolCall,
     UnknownCall,
     VersionConflict,
     open_checkpointer,
 )
+from cpkit.driver import file_system
 from cpkit.registry import inspect_store
 from cpkit_file import FileCheckpointer, schema
 from tests.file.conftest import open_files
+from tests.mounts import small_disk
 from tests.processes import UNPRIVILEGED, Workers
-from tests.small_disk import small_disk
 
 Store = FileCheckpointer[Any]
 
@@ -153,12 +154,15 @@ async def test_a_relative_path_is_resolved_when_the_store_opens(
 # Promises
 
 
-def test_durability_is_stated_as_facts(home: Path) -> None:
-    """A level, and the setting that it rests on."""
-    durability = Store(home).durability
-    assert durability.survives is Survives.MACHINE
-    assert durability.settings == {"sync": "fdatasync"}
-    assert not durability.advice
+async def test_durability_is_stated_as_facts(home: Path) -> None:
+    """A level, and what it rests on: the sync and the file system."""
+    async with Store(home) as cp:
+        durability = cp.durability
+
+    system = await asyncio.to_thread(file_system, str(home))
+    assert durability.survives is system.survives
+    assert durability.settings == {"sync": "fdatasync", "file_system": system.type}
+    assert tuple(durability.advice) == system.advice
 
 
 async def test_a_platform_without_locks_is_refused(

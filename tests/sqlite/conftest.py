@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.mounts import small_disk
 from tests.processes import Workers, started
-from tests.small_disk import small_disk
 
 
 @pytest.fixture
