@@ -51,7 +51,8 @@ used-keys/XX.jsonl        Which call used an idempotency key; XX is the start of
 *.tmp                     A log that was not complete when its process ended.
 cpkit.json                The version of the format.
 
-To copy the folder while agents run, copy threads/ first (rsync -a does).
+To copy the folder while agents run, copy threads/ first (rsync -a does). The first
+opening of a copy adds keys that used-keys/ lacks.
 """
 # macOS, where fsync stops at the drive's cache.
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)

@@ -55,6 +55,7 @@ from cpkit.errors import InvalidURL
 from cpkit.records import Durability, ThreadInfo
 from cpkit.registry import url_path
 from cpkit_file import schema
+from cpkit_file.copies import check_copy
 from cpkit_file.keys import newest_attempt
 from cpkit_file.log import Folder, opened, reading
 from cpkit_file.schema import LOG_NAME, failure, log_name, words_of
@@ -187,7 +188,9 @@ class FileCheckpointer(FullHandle[MessageT]):
 
 
 def _prepare(folder: Folder, store: str) -> FileSystem:
-    return schema.prepare(folder.path, store)
+    system = schema.prepare(folder.path, store)
+    check_copy(folder)
+    return system
 
 
 # Reads, in a worker thread
