@@ -50,6 +50,7 @@ from cpkit.driver import (
     from_micros,
     listen_in_thread,
     span,
+    warn_once,
 )
 from cpkit.errors import InvalidURL
 from cpkit.records import Durability, ThreadInfo
@@ -66,6 +67,11 @@ __all__ = ["FileCheckpointer", "FileStore"]
 
 MessageT = TypeVar("MessageT")
 T = TypeVar("T")
+
+_DEAF = (
+    "the system does not report changes, so a watch polls; if inotify is exhausted, "
+    "raise the sysctls fs.inotify.max_user_instances and fs.inotify.max_user_watches"
+)
 
 
 class FileOptions(DriverOptions):
@@ -165,8 +171,11 @@ class FileStore:
         if find_spec("watchfiles") is not None:
             try:
                 await listen_in_thread(partial(_follow, self._folder), heard)
-            except OSError as exc:
+            except (FileNotFoundError, PermissionError) as exc:
                 raise failure(exc) from exc
+            except (OSError, RuntimeError) as exc:  # watchfiles raises its own too
+                warn_once(f"{self.name}: {_DEAF} ({exc})")
+                raise StoreFailure("rejected", f"{_DEAF} ({exc})") from exc
 
     def _read(self, work: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         return self._readers.run(work, self._folder, *args)
