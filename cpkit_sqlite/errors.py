@@ -24,7 +24,8 @@ def failure(
     code = code_of(exc)
 
     if code in _DAMAGED or isinstance(exc, UnicodeDecodeError):
-        return CorruptThread(thread_id, store, str(exc))
+        cure = "restore a backup, and delete the old -wal and -shm files before"
+        return CorruptThread(thread_id, store, f"{exc}; {cure}")
 
     if code in BUSY:
         return StoreFailure("not sent", f"{exc} for longer than busy_timeout")

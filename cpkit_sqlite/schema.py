@@ -18,7 +18,7 @@ from cpkit.driver import (
     create_folder,
     file_system,
 )
-from cpkit.errors import SchemaMismatch
+from cpkit.errors import CorruptThread, SchemaMismatch
 from cpkit_sqlite.errors import BUSY, code_of
 
 IN_MEMORY = ":memory:"
@@ -66,10 +66,11 @@ class File:
                 create_folder(folder)
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
 
-        self.is_writable = os.access(path, os.W_OK) and os.access(folder, os.W_OK)
+        self.is_writable = os.access(path, os.W_OK) and self._may_create()
         self.uri = _uri(path, self.is_writable)
         self.system = file_system(folder)
         self._check_names()
+        self._check_log()
 
     def _check_names(self) -> None:
         """Refuse a file that has another name, because each name has its own log."""
@@ -84,6 +85,26 @@ class File:
 
         reason = f"{self.path}: {problem}, so that writes would be lost: {cure}"
         raise StoreFailure("rejected", reason)
+
+    def _check_log(self) -> None:
+        """Refuse a -wal file that SQLite could not use, before SQLite changes it."""
+        log = f"{self.path}-wal"
+
+        if not (os.path.exists(log) and os.path.getsize(log)):
+            return
+
+        if not _fits(log, self.path):
+            cure = f"delete {log} and {self.path}-shm, and restore the file again"
+            reason = f"its -wal file belongs to another state, before a restore: {cure}"
+            raise CorruptThread("?", self.path, reason)
+
+        if not (os.path.exists(f"{self.path}-shm") or self._may_create()):
+            reason = "SQLite cannot read the -wal file where it cannot create a file"
+            cure = f"copy {self.path} and {log} to a folder that may be written"
+            raise StoreFailure("rejected", f"{reason}: {cure}")
+
+    def _may_create(self) -> bool:
+        return os.access(os.path.dirname(self.path), os.W_OK)
 
     def opened(self) -> None:
         """Note which files SQLite has opened.
@@ -146,6 +167,26 @@ def _uri(path: str, is_writable: bool) -> str:
     is_unused = not is_writable and not os.path.exists(f"{path}-wal")
     mode = "rw" if is_writable else "ro&immutable=1" if is_unused else "ro"
     return f"{Path(path).as_uri()}?mode={mode}"
+
+
+def _fits(log: str, path: str) -> bool:
+    """Return whether each page of the last commit is in the log or in the file.
+
+    It is not where a crash left the log, and an older file was restored beside it:
+    SQLite would mix them. See sqlite.org/fileformat2.html, "The Write-Ahead Log".
+    """
+    with open(log, "rb", buffering=0) as file:
+        header = file.read(32)
+        size = int.from_bytes(header[8:12])
+        frames = pages = 0
+
+        # Frames of an older round of the log have other salts.
+        while (frame := file.read(24)) and frame[8:16] == header[16:24]:
+            frames += 1
+            pages = int.from_bytes(frame[4:8]) or pages  # 0 but in a commit
+            file.seek(size, os.SEEK_CUR)
+
+    return pages * size <= os.path.getsize(path) + frames * size
 
 
 def look_at(path: str) -> StoreInfo | None:
