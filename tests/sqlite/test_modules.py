@@ -62,6 +62,58 @@ async def test_it_opens_under_a_tracer(
     assert seen.count("execute") > 20
 
 
+REAL = {
+    "opentelemetry.instrumentation.sqlite3": """
+from opentelemetry.instrumentation.sqlite3 import SQLite3Instrumentor
+
+SQLite3Instrumentor().instrument()
+""",
+    "sqlean": """
+import sys, sqlean
+
+sys.modules["sqlite3"] = sqlean
+""",
+}
+
+# Also a watch that hears of another handle, and a file that is no database.
+BEGIN = """
+import asyncio, sqlite3, sys
+
+from cpkit_sqlite import SQLiteCheckpointer
+from tests.sqlite.test_modules import use
+
+async def share(path):
+    async with SQLiteCheckpointer(path) as cp, SQLiteCheckpointer(path) as other:
+        async with cp.watch("t") as changes:
+            await other.append("t", [{}])
+            assert await anext(changes) == "t"
+
+    with open(path + ".text", "w") as file:
+        file.write("no database " * 100)
+
+    try:
+        await SQLiteCheckpointer(path + ".text").__aenter__()
+    except Exception as exc:
+        print(type(exc).__name__)
+
+asyncio.run(use(sys.argv[1]))
+asyncio.run(share(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_it_works_with_real_ones(path: str, name: str) -> None:
+    """OpenTelemetry's instrumentation, and a module that brings a newer SQLite."""
+    pytest.importorskip(name, reason=f"needs {name}")
+    command = [sys.executable, "-c", REAL[name] + BEGIN, path]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=root
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("SchemaMismatch"), done.stderr
+
+
 OTHER = """
 import sys, types, sqlite3
 
