@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from cpkit.driver.abilities import handle_over
 from cpkit.driver.options import DriverOptions
-from cpkit.driver.store import StoreDriver, StoreInfo
+from cpkit.driver.store import Findings, StoreDriver, StoreInfo
 from cpkit.errors import InvalidURL
 from cpkit.protocol import Checkpointer
 from cpkit.records import JsonValue
@@ -36,6 +36,7 @@ __all__ = [
     "DriverOptions",
     "MissingExtra",
     "driver_names",
+    "examine_store",
     "inspect_store",
     "is_one_process",
     "needs_extra",
@@ -130,6 +131,17 @@ async def inspect_store(url: str) -> StoreInfo | None:
 
     found: StoreInfo | None = await inspect(*parsed[:2])
     return found
+
+
+async def examine_store(url: str, *, whole: bool) -> Findings:
+    """Look for damage in the store of a URL, and count what is worth knowing.
+
+    Looks at a part of it, or at the ``whole``, with the engine's own check. Raises as
+    `open_checkpointer` does.
+    """
+    parsed = _parse(url, {})
+    examine = getattr(parsed.driver, "examine", None)
+    return Findings() if examine is None else await examine(*parsed[:2], whole)
 
 
 def is_one_process(url: str) -> bool:

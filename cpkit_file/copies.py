@@ -12,13 +12,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 
-from cpkit.driver import StoredCall
+from cpkit.driver import Findings, StoredCall
 from cpkit.errors import CorruptThread
 from cpkit_file import lines
+from cpkit_file.keys import find_call
 from cpkit_file.lines import Lines
 from cpkit_file.log import Folder, opened
-from cpkit_file.schema import LOG_NAME, MARK, locked, register_name
+from cpkit_file.schema import LOG_NAME, MARK, REGISTER_NAME, locked, register_name
 from cpkit_file.writing import Locked
+
+# Logs, and lines of registers, that `examine` looks at unless it looks at all.
+_BOUND = 2000
 
 
 def check_copy(folder: Folder) -> None:
@@ -78,6 +82,70 @@ def is_known(folder: Folder, call: StoredCall) -> bool:
 
         claims = register.index.claims.get(key, ())
         return (call.attempt, call.thread_id, call.call_id) in claims
+
+
+def examine(folder: Folder, whole: bool) -> Findings:
+    """Count calls without their keys, and keys without their calls.
+
+    Looks at the first logs and keys; at all, and for damage, if it is to be ``whole``.
+    """
+    limit = None if whole else _BOUND
+    unknown = [call for call in calls(folder, limit) if not is_known(folder, call)]
+    advice: list[str] = []
+    facts: dict[str, str] = {}
+
+    if unknown:
+        one = unknown[0]
+        advice.append(
+            f"{len(unknown)} calls, such as {one.call_id!r} in thread "
+            f"{one.thread_id!r}, have no key in used-keys/, and could be made again: "
+            f"stop the agents, run touch '{_mark(folder)}', and open the store"
+        )
+
+    if void := sum(
+        not _is_made(folder, *one) for one in islice(_claims(folder), limit)
+    ):
+        facts["void keys"] = f"{void} lines of used-keys/ without a call: harmless"
+
+    return Findings(_damaged(folder) if whole else [], advice, facts)
+
+
+def _claims(folder: Folder) -> Iterator[tuple[str, int, str, str]]:
+    """Yield the lines of all registers that can be read."""
+    for name in filter(REGISTER_NAME.fullmatch, os.listdir(folder.keys)):
+        with suppress(CorruptThread):
+            with opened(folder, f"{folder.keys}/{name}") as register:
+                register.index.catch_up(register)
+
+            for key, claims in register.index.claims.items():
+                yield from ((key, *claim) for claim in claims)
+
+
+def _is_made(
+    folder: Folder, key: str, attempt: int, thread_id: str, call_id: str
+) -> bool:
+    try:
+        call = find_call(folder, thread_id, call_id)
+    except CorruptThread:
+        return True  # a read of the thread raises it
+
+    return call is not None and (call.idempotency_key, call.attempt) == (key, attempt)
+
+
+def _damaged(folder: Folder) -> list[str]:
+    """Read all lines, and return where one does not fit its seal."""
+    found = []
+
+    for place, names in ((folder.threads, LOG_NAME), (folder.keys, REGISTER_NAME)):
+        for name in filter(names.fullmatch, sorted(os.listdir(place))):
+            try:
+                with opened(Folder(folder.path), f"{place}/{name}") as log:
+                    log.owner = log.header().get("thread", "")
+                    log.index.catch_up(log)
+            except CorruptThread as exc:
+                found.append(str(exc))
+
+    return found
 
 
 def _add(unknown: list[StoredCall], folder: Folder) -> None:

@@ -36,6 +36,7 @@ FORMAT_VERSION = 1
 THREADS, KEYS = "threads", "used-keys"
 MARK = "cpkit.json"
 LOG_NAME = re.compile(r"[a-z0-9-]{1,40}~[0-9a-f]{64}\.jsonl")
+REGISTER_NAME = re.compile(r"[0-9a-f]{2}\.jsonl")
 
 _README = """\
 State of AI agents, kept by cpkit. Read these files as you like, but do not edit them.

@@ -37,6 +37,7 @@ from cpkit.driver import (
     Decode,
     DriverOptions,
     FileSystem,
+    Findings,
     FullHandle,
     Heard,
     Limits,
@@ -53,10 +54,10 @@ from cpkit.driver import (
     warn_once,
 )
 from cpkit.errors import InvalidURL
-from cpkit.records import Durability, ThreadInfo
+from cpkit.records import Durability, Survives, ThreadInfo
 from cpkit.registry import url_path
 from cpkit_file import schema
-from cpkit_file.copies import check_copy
+from cpkit_file.copies import check_copy, examine
 from cpkit_file.keys import newest_attempt
 from cpkit_file.log import Folder, opened, reading
 from cpkit_file.schema import LOG_NAME, failure, log_name, words_of
@@ -90,6 +91,7 @@ class FileStore:
     timeout = None
     locks_threads = True
     erases = True
+    survives_by_default = Survives.MACHINE
 
     def __init__(self, path: str, options: FileOptions | None = None) -> None:
         self._timeout = (options or FileOptions()).timeout
@@ -113,6 +115,10 @@ class FileStore:
     @staticmethod
     async def inspect(url: str, options: DriverOptions) -> StoreInfo | None:
         return await aiofiles.os.wrap(schema.inspect)(url_path(url))
+
+    @staticmethod
+    async def examine(url: str, options: DriverOptions, whole: bool) -> Findings:
+        return await aiofiles.os.wrap(examine)(Folder(url_path(url)), whole)
 
     async def open(self) -> None:
         self._writers.loop = self._readers.loop = asyncio.get_running_loop()

@@ -211,6 +211,19 @@ def look_at(path: str) -> StoreInfo | None:
     return StoreInfo(version is not None, version, size, path)
 
 
+def check(path: str) -> list[str]:
+    """Return what SQLite's own check of the whole file finds."""
+    path = os.path.realpath(path)
+
+    try:
+        with closing(sqlite3.connect(_uri(path, False), uri=True)) as db:
+            rows = db.execute("PRAGMA integrity_check(10)").fetchall()
+    except sqlite3.Error as exc:
+        rows = [(str(exc),)]
+
+    return [f"{path}: {found}" for (found,) in rows if found != "ok"]
+
+
 def prepare(db: sqlite3.Connection, store: str, file: File, timeout: float) -> None:
     """Create the tables in a new file; raise ``SchemaMismatch`` for another version."""
     deadline = time.monotonic() + timeout

@@ -49,6 +49,7 @@ from cpkit.driver import (
     Decode,
     DriverOptions,
     Erase,
+    Findings,
     FullHandle,
     Heard,
     KeyHeld,
@@ -77,7 +78,7 @@ from cpkit.registry import url_path
 from cpkit_sqlite import queries
 from cpkit_sqlite.connection import Connection, copy_log, has_wal_reset_bug
 from cpkit_sqlite.errors import ERRORS, failure
-from cpkit_sqlite.schema import IN_MEMORY, SCHEMA_VERSION, File, look_at, prepare
+from cpkit_sqlite.schema import IN_MEMORY, SCHEMA_VERSION, File, check, look_at, prepare
 
 __all__ = ["SQLiteCheckpointer", "SQLiteStore"]
 
@@ -128,6 +129,19 @@ class SQLiteStore:
     async def inspect(url: str, options: DriverOptions) -> StoreInfo | None:
         path = _path(url)
         return None if path == IN_MEMORY else await asyncio.to_thread(look_at, path)
+
+    @staticmethod
+    async def examine(url: str, options: DriverOptions, whole: bool) -> Findings:
+        path = _path(url)
+
+        if path == IN_MEMORY or not whole:
+            return Findings()
+
+        return Findings(await asyncio.to_thread(check, path))
+
+    @property
+    def survives_by_default(self) -> Survives:
+        return Survives.NONE if self._file.path == IN_MEMORY else Survives.MACHINE
 
     async def open(self) -> None:
         await self.close()  # an opening that failed may have left a connection

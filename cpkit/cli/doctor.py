@@ -31,7 +31,7 @@ from cpkit.driver.options import MAX_APPEND, MAX_PAYLOAD
 from cpkit.errors import CorruptThread
 from cpkit.protocol import ErasesThreads, KeepsReceipts, ListsThreads, StatesDurability
 from cpkit.records import Durability, Survives, ToolCall
-from cpkit.registry import GROUP, inspect_store
+from cpkit.registry import GROUP, examine_store, inspect_store
 from cpkit.tools.formats import age, size
 from cpkit.tools.paging import thread_pages
 
@@ -44,6 +44,12 @@ Create = Annotated[
     bool, typer.Option("--create", help="Create the store if it does not exist.")
 ]
 
+Check = Annotated[
+    bool, typer.Option("--check", help="Read all, with the engine's own check.")
+]
+
+# Below so many bytes or files, doctor says that the place is nearly full.
+_LOW_BYTES, _LOW_FILES = 100 * 2**20, 1000
 # The number of threads to examine, so that the check of a large store stays short.
 _BOUND = 2000
 _OVERDUE = timedelta(days=1)
@@ -53,6 +59,7 @@ def doctor(
     url: Url = None,
     read_only: ReadOnly = False,
     create: Create = False,
+    check: Check = False,
     json: Json = False,
 ) -> None:
     """Check that a store works; print what it promises, and advice.
@@ -62,7 +69,7 @@ def doctor(
     thread are damaged, or if a write survives less than by the store's default.
     """
     place = store_url(url)
-    report = run(_examine(place, read_only, create))
+    report = run(_examine(place, read_only, create, check))
 
     if json:
         print_json(report)
@@ -73,9 +80,12 @@ def doctor(
     raise typer.Exit(Exit.DONE if is_well else Exit.NO)
 
 
-async def _examine(url: str, read_only: bool, create: bool) -> dict[str, Any]:
+async def _examine(
+    url: str, read_only: bool, create: bool, check: bool
+) -> dict[str, Any]:
     async with open_store(url, create=create, volatile=True) as cp:
         found = await inspect_store(url)
+        more = await examine_store(url, whole=check)
         durability = cp.durability if supports(cp, StatesDurability) else None
         # A driver of another package may have no default.
         default = getattr(getattr(cp, "store", None), "survives_by_default", None)
@@ -103,12 +113,13 @@ async def _examine(url: str, read_only: bool, create: bool) -> dict[str, Any]:
             "threads": counted,
             "threads_bound": _BOUND,
             "oldest_pending": None if oldest is None else _as_json(oldest),
-            "damaged": damaged,
+            "facts": dict(more.facts) | _space(found and found.path),
+            "damaged": [*damaged, *more.damaged],
             "probe": probe,
         }
 
     advice = () if durability is None else durability.advice
-    report["advice"] = [*advice, *_advice(url, report, found, oldest)]
+    report["advice"] = [*advice, *more.advice, *_advice(url, report, found, oldest)]
     return report
 
 
@@ -214,6 +225,10 @@ def _advice(
     if path is not None and os.stat(path).st_mode & 0o077:
         advice.append(f"other users can read {path}: chmod -R go-rwx '{path}'")
 
+    if path is not None and hasattr(os, "statvfs") and _is_nearly_full(path):
+        [left] = _space(path).values()
+        advice.append(f"{path} has {left} left: a full disk refuses every write")
+
     if oldest is not None and datetime.now(UTC) - oldest.record.issued_at > _OVERDUE:
         what = "call" if oldest.request is None else "approval"
         advice.append(
@@ -239,6 +254,22 @@ def _advice(
         )
 
     return advice
+
+
+def _space(path: str | None) -> dict[str, str]:
+    """Return what is left where the store is, for people to read."""
+    if path is None or not hasattr(os, "statvfs"):
+        return {}
+
+    left = os.statvfs(path)
+    files = f", {left.f_favail} files" if left.f_files else ""  # some have no limit
+    return {"space left": f"{size(left.f_bavail * left.f_frsize)}{files}"}
+
+
+def _is_nearly_full(path: str) -> bool:
+    left = os.statvfs(path)
+    has_few = bool(left.f_files) and left.f_favail < _LOW_FILES
+    return has_few or left.f_bavail * left.f_frsize < _LOW_BYTES
 
 
 def _as_json(oldest: Waiting) -> dict[str, Any]:
@@ -271,6 +302,7 @@ def _print(report: dict[str, Any]) -> None:
         "settings": ", ".join(
             f"{name}={value}" for name, value in (report["settings"] or {}).items()
         ),
+        **report["facts"],
         "limits": _lowered_limits(report),
         "threads": threads is not None
         and f"{threads}{' or more' if is_bounded else ''}",

@@ -21,6 +21,7 @@ from cpkit.driver.options import DriverOptions, ServerOptions
 from cpkit.driver.store import (
     AnnouncesChanges,
     Decode,
+    Findings,
     Heard,
     Limits,
     ListensForChanges,
@@ -66,6 +67,7 @@ __all__ = [
     "DriverOptions",
     "Erase",
     "FileSystem",
+    "Findings",
     "FullHandle",
     "Handle",
     "Heard",

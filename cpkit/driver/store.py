@@ -246,12 +246,22 @@ class StoreInfo(NamedTuple):
     path: str | None = None
 
 
+class Findings(NamedTuple):
+    """What an examination finds: damage, advice, and facts for people to read."""
+
+    damaged: Sequence[str] = ()
+    advice: Sequence[str] = ()
+    facts: Mapping[str, str] = {}
+
+
 class StoreDriver(Protocol):
     """What an entry point of the group ``cpkit.drivers`` names: a store's class.
 
     A driver may also have ``async def inspect(url, options) -> StoreInfo | None``, a
     class or static method that tells whether a store exists, and creates nothing;
-    ``None`` means that it cannot tell. ``survives_by_default``, a `Survives`, is what a
+    ``None`` means that it cannot tell. ``async def examine(url, options, whole) ->
+    Findings`` looks for damage: at a part that takes a moment, or at the whole store
+    with the engine's own check. ``survives_by_default``, a `Survives`, is what a
     write has to survive: ``cpkit doctor`` exits with 1 where it survives less. A driver
     of an engine that only one process may open sets ``one_process = True``; the suite
     then skips clauses with many processes.

@@ -75,7 +75,7 @@ sys.modules["sqlite3"] = sqlean
 """,
 }
 
-# Also a watch that hears of another handle, and a file that is no database.
+# Also a watch that hears of another handle, and a file that is not a database.
 BEGIN = """
 import asyncio, sqlite3, sys
 
