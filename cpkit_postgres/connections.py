@@ -16,7 +16,12 @@ import asyncpg
 from cpkit.driver import StoreFailure
 from cpkit.driver.writes import Fate
 from cpkit.errors import InvalidURL
-from cpkit_postgres.errors import CLIENT_ERRORS, failure, is_usable_after
+from cpkit_postgres.errors import (
+    CLIENT_ERRORS,
+    failure,
+    is_refused_setting,
+    is_usable_after,
+)
 from cpkit_postgres.options import PostgresOptions, next_host_first
 from cpkit_postgres.queries import filled
 
@@ -33,6 +38,10 @@ class Connections:
 
     Those of a URL wait in a list: asyncpg's pool takes 180 Python-level calls to give
     one out and to take it back, and a whole statement takes 75.
+
+    ``pooler`` becomes "transaction" where a pooler is found in between: it may give
+    each transaction another server connection. asyncpg gives statements the same names
+    in every process, so a call would run the statement of another one.
     """
 
     def __init__(self, where: str | Pool, name: str, options: PostgresOptions) -> None:
@@ -40,6 +49,7 @@ class Connections:
         self.schema = options.schema
         self._where = where
         self._options = options
+        self.pooler = options.pooler
         self._text = cache(partial(filled, schema=options.schema))
         self._idle: list[Any] = []
         size = options.pool_size if isinstance(where, str) else where.get_max_size()
@@ -63,6 +73,30 @@ class Connections:
 
         await self._give_back(connection, True)
         return rows
+
+    async def look(self, query: str, *args: object) -> Record:
+        """Return the row of a query at opening, and find a pooler by its ``pid``.
+
+        The process that the client knows by number is the pooler's then. Until that is
+        known the statement has no name.
+        """
+        connection = await self._take()
+        is_usable = True
+
+        try:
+            statement = await connection.prepare(self._text(query), name="")
+            row: Record = await statement.fetchrow(*args)
+
+            if self.pooler == "auto" and row["pid"] != connection.get_server_pid():
+                self.pooler = "transaction"
+                is_usable = await self._is_without_names(connection)
+        except BaseException as exc:
+            await self._give_back(connection, is_usable_after(exc))
+            self._raise_failure(exc, "unknown")
+            raise
+
+        await self._give_back(connection, is_usable)
+        return row
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Fetch]:
@@ -91,8 +125,25 @@ class Connections:
 
         ``None`` behind a pooler in transaction mode, and with a caller's pool.
         """
-        can_listen = isinstance(self._where, str) and self._options.pooler == "session"
+        can_listen = isinstance(self._where, str) and self.pooler != "transaction"
         return await self._connect() if can_listen else None
+
+    async def _is_without_names(self, connection: Any) -> bool:
+        """Tell whether a connection gives statements no names; refuse such a pool."""
+        if isinstance(self._where, str):
+            return False
+
+        try:
+            name = (await connection.prepare("SELECT 1")).get_name()
+        except asyncpg.PostgresError:
+            name = "of a statement that another process left"
+
+        if name:
+            fault = "a pooler is in between, and would run statements of other programs"
+            cure = "pass statement_cache_size=0 to asyncpg.create_pool"
+            raise StoreFailure("rejected", f"{fault}: {cure}")
+
+        return True
 
     async def _take(self) -> Any:
         """Return a connection that no other operation has."""
@@ -144,7 +195,7 @@ class Connections:
 
             next_url, hosts = next_host_first(url)
             given = {*dict(parse_qsl(url.partition("?")[2])), *os.environ}
-            pooled = self._options.pooler == "transaction"
+            pooled = self.pooler == "transaction"
             settings = {
                 "default_transaction_isolation": "read committed",
                 "statement_timeout": f"{self._options.timeout * 1000:.0f}",
@@ -170,6 +221,10 @@ class Connections:
             # Not chained: the cause would show what was in the URL.
             raise InvalidURL(f"{self.name}: {exc}") from None
         except CLIENT_ERRORS as exc:
+            if is_refused_setting(exc) and self.pooler == "auto":
+                self.pooler = "transaction"
+                return await self._connect()
+
             if isinstance(exc, TimeoutError) and isinstance(url, str):
                 self._where = next_url
 

@@ -51,6 +51,9 @@ def failure(exc: BaseException, lost: Fate) -> StoreFailure:
     if sqlstate(exc) in _ROLLED_BACK or (is_closed and not isinstance(exc, ValueError)):
         return StoreFailure("not sent", reason)
 
+    if is_refused_setting(exc):
+        reason = f"a pooler takes no settings: remove them from the URL ({reason})"
+
     if sqlstate(exc) == READ_ONLY:
         reason = f"the server takes no writes: {reason}"
 
@@ -67,6 +70,14 @@ def is_usable_after(exc: BaseException) -> bool:
     return is_answer and sqlstate(exc) != READ_ONLY
 
 
+def is_refused_setting(exc: BaseException) -> bool:
+    """Tell whether a pooler refused a setting of a new connection.
+
+    PgBouncer has one code for whatever it refuses, also for what passes.
+    """
+    return sqlstate(exc) == "08P01" and "startup parameter" in str(exc)
+
+
 def sqlstate(exc: BaseException | None) -> str:
     """Return the server's code for an error; empty if it is not the server's."""
     return getattr(exc, "sqlstate", None) or ""
@@ -75,6 +86,7 @@ def sqlstate(exc: BaseException | None) -> str:
 def _is_lost(exc: BaseException) -> bool:
     """Tell whether the server's answer is missing."""
     if isinstance(exc, asyncpg.PostgresError):
-        return sqlstate(exc) in _UNAVAILABLE or sqlstate(exc).startswith("08")
+        is_away = sqlstate(exc) in _UNAVAILABLE or sqlstate(exc).startswith("08")
+        return is_away and not is_refused_setting(exc)
 
     return not isinstance(exc, asyncpg.InterfaceError)

@@ -41,7 +41,7 @@ with warnings.catch_warnings():
         """The manual in `cpkit_postgres.store` explains them."""
 
         schema: Annotated[str, AfterValidator(_schema_name)] = "cpkit"  # type: ignore[assignment]  # see above
-        pooler: Literal["session", "transaction"] = "session"
+        pooler: Literal["auto", "session", "transaction"] = "auto"
         pool_size: PositiveInt = 8
 
 

@@ -14,11 +14,21 @@ from cpkit_postgres.errors import EXISTS, FORBIDDEN, MISSING, sqlstate
 
 SCHEMA_VERSION = 1
 
+# Tables of the schema $1. UNLOGGED ones, and those with rows that this role cannot see.
 _SETTINGS = """
-SELECT version, current_setting('synchronous_commit'), current_setting('fsync'),
-    current_setting('full_page_writes')
-FROM {schema}.schema_version
+WITH tables AS (
+    SELECT * FROM pg_class WHERE relnamespace = to_regnamespace(quote_ident($1))
+        AND relname IN ('threads', 'messages', 'extra', 'calls', 'schema_version')
+)
+SELECT pg_backend_pid() AS pid,
+    (SELECT string_agg(relname, ', ') FROM tables WHERE row_security_active(oid)),
+    (SELECT CASE count(*) WHEN 1 THEN max(version) END FROM {schema}.schema_version)
+        AS version,
+    current_setting('synchronous_commit'), current_setting('fsync'),
+    current_setting('full_page_writes'),
+    (SELECT string_agg(relname, ', ') FROM tables WHERE relpersistence = 'u')
 """
+_PID = "SELECT pg_backend_pid() AS pid"
 _HAS_SCHEMA = "SELECT FROM pg_namespace WHERE nspname = $1"
 _SIZE = """
 SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class
@@ -39,10 +49,17 @@ class Settings(NamedTuple):
     synchronous_commit: str
     fsync: str
     full_page_writes: str
+    unlogged: str | None = None
+    pooler: str | None = None
 
     def durability(self) -> Durability:
         """What a commit survives (postgresql.org/docs/current/runtime-config-wal)."""
-        settings = self._asdict()
+        settings = {name: value for name, value in self._asdict().items() if value}
+
+        if self.unlogged:
+            cure = "ALTER TABLE … SET LOGGED for each of them"
+            advice = f"a crash of the server empties UNLOGGED tables: {cure}"
+            return Durability(Survives.NONE, settings, (advice,))
 
         for name, survives, fault in _WEAKER:
             if settings[name] == "off":
@@ -58,38 +75,46 @@ async def open_schema(connections: Connections) -> Settings:
     Of processes that create it at the same time one succeeds. The others wait for its
     transaction, fail because something exists, and look again.
     """
-    rows = await _settings(connections)
+    row = await _settings(connections)
 
-    if rows is None:
+    if row is None:
+        await connections.look(_PID)
         await _create(connections)
-        rows = await _settings(connections) or []  # tables that are not cpkit's
+        row = await _settings(connections)
 
-    version, *settings = rows[0] if len(rows) == 1 else [None]
+    # Without a row these tables are not cpkit's.
+    _, hidden, version, *settings = row or [None] * 3
+
+    if hidden:
+        cure = "ALTER ROLE … BYPASSRLS, or use the owner of the tables"
+        fault = f"row-level security hides rows of {hidden} from this role"
+        raise StoreFailure("rejected", f"{fault}: {cure}")
 
     if version != SCHEMA_VERSION:
         raise SchemaMismatch(connections.name, version, SCHEMA_VERSION)
 
-    return Settings(*settings)
+    pooler = connections.pooler if connections.pooler == "transaction" else None
+    return Settings._make([*settings, pooler])
 
 
 async def inspect(connections: Connections) -> StoreInfo | None:
     """Tell whether the store exists, without creating it, and close the connections."""
     try:
-        if not (rows := await _settings(connections)):
+        if not (row := await _settings(connections)):
             return StoreInfo(False)
 
         size = await connections.fetch(_SIZE, connections.schema)
-        return StoreInfo(True, rows[0][0], size[0][0])
+        return StoreInfo(True, row["version"], size[0][0])
     except StoreFailure:
         return None
     finally:
         await connections.close()
 
 
-async def _settings(connections: Connections) -> list[Record] | None:
+async def _settings(connections: Connections) -> Record | None:
     """Return the version and the server's settings; ``None`` if there is no store."""
     try:
-        return await connections.fetch(_SETTINGS)
+        return await connections.look(_SETTINGS, connections.schema)
     except StoreFailure as exc:
         if sqlstate(exc.__cause__) in MISSING:
             return None

@@ -5,8 +5,9 @@
 URL forms
     ``postgresql://user:password@host:port/database`` or ``postgres://…``, with all that
     asyncpg reads. Options: ``schema`` (``cpkit`` by default, any name), ``pooler``
-    (``transaction`` behind PgBouncer in that mode), ``pool_size`` (connections at
-    most), and those of every server. In place of a URL: the caller's `asyncpg.Pool`.
+    (``transaction`` behind PgBouncer in that mode; ``auto`` finds that out),
+    ``pool_size`` (connections at most), and those of every server. In place of a URL:
+    the caller's `asyncpg.Pool`.
 
 Durability
     What the server's ``synchronous_commit``, ``fsync`` and ``full_page_writes`` say.

@@ -43,7 +43,7 @@ async def url(schema: str, raw: asyncpg.Connection) -> AsyncIterator[str]:
 def store(url: str, schema: str) -> MakeStore:
     """Return unopened handles of that store."""
 
-    def make(where: str | None = None, **options: Any) -> PostgresCheckpointer[Any]:
+    def make(where: Any = None, **options: Any) -> PostgresCheckpointer[Any]:
         options.setdefault("schema", schema)
         return PostgresCheckpointer(where or shared_postgres(), **options)
 

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+import asyncpg
 import pytest
 
 from conformance import ConformanceTests, Harness, URLHarness
 from cpkit import BackendUnavailable, ToolCall
 from cpkit_postgres import PostgresCheckpointer
+from tests.postgres.conftest import MakeStore
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import PostgresServer, shared_postgres
 
@@ -90,3 +92,100 @@ async def test_the_server_behind_it_restarts(schema: str) -> None:
             data = await cp.load("t")
             assert data is not None
             assert data.version == 4
+
+
+# What a pooler of a hosted service lets pass, so that no error tells that it is there.
+SETTINGS = "default_transaction_isolation, statement_timeout, row_security, "
+SETTINGS += "tcp_keepalives_idle, tcp_keepalives_interval, tcp_keepalives_count"
+
+
+async def take_names(pooler: PgBouncer) -> None:
+    """Leave statements with the names that asyncpg gives next, as another process."""
+    beside = await asyncpg.connect(pooler.url)
+    name = (await beside.prepare("SELECT 'of another program'")).get_name()
+    start = int(name.rpartition("stmt_")[2].strip("_"), 16)
+
+    for number in range(start + 1, start + 100):
+        taken = f"__asyncpg_stmt_{number:x}__"
+        await beside.execute(f'PREPARE "{taken}" AS SELECT $1 WHERE false')
+
+    beside.terminate()
+
+
+@pytest.mark.parametrize("mode", ["transaction", "session"])
+@pytest.mark.parametrize("ignored", ["", SETTINGS])
+async def test_a_pooler_is_found(
+    mode: str, ignored: str, store: MakeStore, schema: str
+) -> None:
+    """Without the option too, no statement has a name that another process uses."""
+    async with store():
+        pass
+
+    server = shared_postgres()
+
+    with PgBouncer(server, mode=mode, size=1, ignored=ignored) as pooler:
+        if mode == "transaction":
+            await take_names(pooler)
+
+        async with store(pooler.url, pool_size=1) as cp:
+            assert cp.durability.settings["pooler"] == "transaction"
+            await cp.append("t", [{}])
+            await cp.record_issued("t", ToolCall("c", "pay", {}, "k"))
+            await cp.record_result("t", "c", "paid")
+            found = await cp.find_completed("k")
+            assert found is not None
+            assert found.result == "paid"
+            assert len(await cp.list_calls("t")) == 1
+
+
+async def test_a_store_is_created_through_a_pooler(url: str, store: MakeStore) -> None:
+    """Whose server connection has statements of other processes."""
+    with PgBouncer(shared_postgres(), size=1, ignored=SETTINGS) as pooler:
+        await take_names(pooler)
+
+        async with store(pooler.url) as cp:
+            assert await cp.append("t", [{}]) == 1
+
+
+async def test_a_direct_connection_has_no_pooler(store: MakeStore) -> None:
+    """Statements are prepared once there, and a watch listens."""
+    async with store() as cp:
+        assert "pooler" not in cp.durability.settings
+
+
+async def test_a_session_that_the_caller_is_sure_of(store: MakeStore) -> None:
+    """With ``pooler=session`` statements have names: one round trip for each."""
+    server = shared_postgres()
+
+    with PgBouncer(server, mode="session", ignored=SETTINGS) as pooler:
+        async with store(pooler.url, pooler="session") as cp:
+            await cp.append("t", [{}])
+            assert "pooler" not in cp.durability.settings
+
+
+async def test_a_callers_pool_behind_a_pooler(
+    pooler: PgBouncer, store: MakeStore
+) -> None:
+    """It is refused if it gives statements names; the error has the cure."""
+    async with asyncpg.create_pool(pooler.url, min_size=0) as pool:
+        with pytest.raises(BackendUnavailable, match="statement_cache_size=0") as told:
+            async with store(pool):
+                pass
+
+    assert told.value.rejected
+    unnamed = asyncpg.create_pool(pooler.url, min_size=0, statement_cache_size=0)
+
+    async with unnamed as pool, store(pool) as cp:
+        assert await cp.append("t", [{}]) == 1
+        assert cp.durability.settings["pooler"] == "transaction"
+
+
+async def test_a_setting_that_a_pooler_refuses(
+    pooler: PgBouncer, store: MakeStore
+) -> None:
+    """The URL is told at once, and is not tried again."""
+    with pytest.raises(BackendUnavailable, match="remove .* URL.*lock_timeout") as told:
+        async with store(f"{pooler.url}?lock_timeout=99", connect_timeout=1000):
+            pass
+
+    assert told.value.rejected

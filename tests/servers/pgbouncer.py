@@ -38,6 +38,7 @@ pool_mode = {mode}
 server_login_retry = 1
 default_pool_size = {size}
 max_client_conn = 1000
+ignore_startup_parameters = {ignored}
 """
 
 
@@ -45,11 +46,17 @@ class PgBouncer(ServerProcess):
     """A private PgBouncer on a free port of 127.0.0.1, open while its context is.
 
     It shares ``size`` server connections among its clients, by ``mode``: in
-    ``transaction`` mode each transaction may get another one.
+    ``transaction`` mode each transaction may get another one. It refuses settings of
+    a client, except those ``ignored``.
     """
 
     def __init__(
-        self, server_url: str, *, mode: str = "transaction", size: int = 4
+        self,
+        server_url: str,
+        *,
+        mode: str = "transaction",
+        size: int = 4,
+        ignored: str = "",
     ) -> None:
         server = urlsplit(server_url)
         self._binary = _binary()
@@ -63,6 +70,7 @@ class PgBouncer(ServerProcess):
             "port": self.port,
             "mode": mode,
             "size": size,
+            "ignored": ignored,
         }
 
     @property
