@@ -198,6 +198,7 @@ class Connections:
             pooled = self.pooler == "transaction"
             settings = {
                 "default_transaction_isolation": "read committed",
+                "row_security": "off",  # an error in place of rows that are hidden
                 "statement_timeout": f"{self._options.timeout * 1000:.0f}",
             }
             chosen = given & {"target_session_attrs", "PGTARGETSESSIONATTRS"}

@@ -80,6 +80,10 @@ _MAX_BYTES = 2**29  # a value, and a whole array, can have 1 GiB
 _INT8_MAX = 2**63 - 1  # no version is larger
 _ABOVE_ALL_IDS = "\U0010ffff" * 129
 
+# How often a write looks again, because another writer was faster. Writers that change
+# a row all the time are slower than that: the row is one that cannot be changed.
+_TURNS = range(50)
+
 
 class PostgresStore:
     """A schema of a Postgres database."""
@@ -342,7 +346,7 @@ async def _append(fetch: Fetch, write: Append) -> Outcome:
     thread_id, bodies, expected, items, _ = write
     outcomes: list[Outcome] = [None]
 
-    while True:
+    for _ in _TURNS:
         if bodies[1:] or items[1:]:
             shared: dict[str, list[Placed]] = {thread_id: [(0, write)]}
             await _append_many(fetch, shared, outcomes)
@@ -370,6 +374,8 @@ async def _append(fetch: Fetch, write: Append) -> Outcome:
 
         # Another writer was faster.
 
+    raise _hidden()
+
 
 async def _merge(fetch: Fetch, write: Merge) -> None:
     await _append(fetch, Append(write.thread_id, [], None, write.items))
@@ -378,7 +384,7 @@ async def _merge(fetch: Fetch, write: Merge) -> None:
 async def _claim(fetch: Fetch, write: Claim) -> StoredCall | None:
     place, args = write[:3], write.args.decode()
 
-    while True:
+    for _ in _TURNS:
         rows = await fetch(queries.CLAIM, *place, args, write.idempotency_key, _now())
         claimed, *taken = rows[0]
 
@@ -388,23 +394,28 @@ async def _claim(fetch: Fetch, write: Claim) -> StoredCall | None:
         if taken[0] is not None:
             return StoredCall._make(taken)
 
+    raise _hidden()
+
 
 async def _resolve(fetch: Fetch, write: Resolve) -> StoredCall | None:
     place, result = write[:3], write.result.decode()
 
-    while rows := await fetch(queries.RESOLVE, *place, result, _now()):
+    for _ in _TURNS:
+        if not (rows := await fetch(queries.RESOLVE, *place, result, _now())):
+            return None
+
         call = StoredCall._make(rows[0])
 
         if call.status != "issued":
             return call
 
-    return None
+    raise _hidden()
 
 
 async def _erase(fetch: Fetch, write: Erase) -> Conflict | None:
     expected = write.expected_version
 
-    while True:
+    for _ in _TURNS:
         rows = await fetch(queries.ERASE, write.thread_id, expected, write.forget_keys)
         seen, is_gone = rows[0]
 
@@ -413,6 +424,8 @@ async def _erase(fetch: Fetch, write: Erase) -> Conflict | None:
 
         if is_gone or seen is None:
             return None
+
+    raise _hidden()
 
 
 async def _restore(fetch: Fetch, write: Restore) -> Conflict | KeyHeld | None:
@@ -434,7 +447,7 @@ async def _restore(fetch: Fetch, write: Restore) -> Conflict | KeyHeld | None:
 
     if write.created_at is not None:
         if not await fetch(queries.BEGIN_THREAD, thread_id, write.created_at):
-            return await _restore(fetch, write)  # another writer has begun the thread
+            raise StoreFailure("not sent", "another writer has begun the thread")
 
         await _append(fetch, Append(thread_id, write.bodies, None, write.items))
         await fetch(queries.SET_TIME, thread_id, write.updated_at)
@@ -446,6 +459,12 @@ async def _restore(fetch: Fetch, write: Restore) -> Conflict | KeyHeld | None:
 
 def _is_decided(failure: BaseException) -> bool:
     return isinstance(failure, StoreFailure) and failure.fate != "unknown"
+
+
+def _hidden() -> StoreFailure:
+    fault = "a row is in the way that this role cannot see or change"
+    cure = "cpkit doctor names row-level security, triggers and rules of the tables"
+    return StoreFailure("rejected", f"{fault}: {cure}")
 
 
 def _clamped(number: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import asyncpg
@@ -48,6 +49,15 @@ def store(url: str, schema: str) -> MakeStore:
         return PostgresCheckpointer(where or shared_postgres(), **options)
 
     return make
+
+
+@pytest.fixture
+async def clerk(raw: asyncpg.Connection) -> AsyncIterator[str]:
+    """The URL of a role without rights."""
+    await raw.execute("CREATE ROLE clerk LOGIN PASSWORD 'x'")
+    place = urlsplit(shared_postgres())
+    yield place._replace(netloc=f"clerk:x@{place.hostname}:{place.port}").geturl()
+    await raw.execute("DROP OWNED BY clerk; DROP ROLE clerk")
 
 
 @pytest.fixture(scope="package")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
-from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -113,15 +111,6 @@ async def test_schemas_are_stores_of_their_own(raw: asyncpg.Connection) -> None:
     finally:
         await raw.execute("ROLLBACK")
         await raw.execute('DROP SCHEMA "one of two", "two of two" CASCADE')
-
-
-@pytest.fixture
-async def clerk(raw: asyncpg.Connection) -> AsyncIterator[str]:
-    """The URL of a role without rights."""
-    await raw.execute("CREATE ROLE clerk LOGIN PASSWORD 'x'")
-    place = urlsplit(shared_postgres())
-    yield place._replace(netloc=f"clerk:x@{place.hostname}:{place.port}").geturl()
-    await raw.execute("DROP OWNED BY clerk; DROP ROLE clerk")
 
 
 async def test_no_right_to_create(
