@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 import asyncpg
 
-from cpkit.driver import StoreFailure
+from cpkit.driver import StoreFailure, is_late
 from cpkit.driver.writes import Fate
 from cpkit.errors import InvalidURL
 from cpkit_postgres.errors import (
@@ -29,6 +29,8 @@ Record: TypeAlias = asyncpg.Record
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 Fetch: TypeAlias = Callable[..., Awaitable[list[Record]]]
 
+# Seconds between two sweeps. A firewall may forget a connection after four minutes.
+_IDLE_LIMIT = 90.0
 # A process that is stopped inside a transaction holds locks for as long as this.
 _BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '10s'"
 
@@ -52,12 +54,17 @@ class Connections:
         self.pooler = options.pooler
         self._text = cache(partial(filled, schema=options.schema))
         self._idle: list[Any] = []
+        self._resting: list[Any] = []  # idle since the last sweep, or longer
+        self._sweep: asyncio.TimerHandle | None = None
         size = options.pool_size if isinstance(where, str) else where.get_max_size()
         self._free = asyncio.Semaphore(size)
 
     async def close(self) -> None:
         """Close the connections that are not the caller's."""
-        closing = [connection.close() for connection in self._idle]
+        if self._sweep is not None:
+            self._sweep.cancel()
+
+        closing = [one.close() for one in (*self._idle, *self._resting)]
         await asyncio.gather(*closing, return_exceptions=True)
 
     async def fetch(self, query: str, *args: object) -> list[Record]:
@@ -68,7 +75,7 @@ class Connections:
             rows: list[Record] = await connection.fetch(self._text(query), *args)
         except BaseException as exc:
             await self._give_back(connection, is_usable_after(exc))
-            self._raise_failure(exc, "unknown")
+            await self._raise_failure(exc, "unknown")
             raise
 
         await self._give_back(connection, True)
@@ -92,7 +99,7 @@ class Connections:
                 is_usable = await self._is_without_names(connection)
         except BaseException as exc:
             await self._give_back(connection, is_usable_after(exc))
-            self._raise_failure(exc, "unknown")
+            await self._raise_failure(exc, "unknown")
             raise
 
         await self._give_back(connection, is_usable)
@@ -115,7 +122,7 @@ class Connections:
             await connection.execute("COMMIT")
         except BaseException as exc:
             await self._give_back(connection, False)
-            self._raise_failure(exc, lost)
+            await self._raise_failure(exc, lost)
             raise
 
         await self._give_back(connection, True)
@@ -152,6 +159,9 @@ class Connections:
         if self._idle:
             return self._idle.pop()
 
+        if self._resting:
+            return self._resting.pop()
+
         try:
             return await self._connect()
         except BaseException:
@@ -173,13 +183,29 @@ class Connections:
             else:
                 connection.terminate()
 
-    def _raise_failure(self, exc: BaseException, lost: Fate) -> None:
-        """Raise a store's error for a client's; the next operation connects again."""
-        if isinstance(exc, CLIENT_ERRORS):
-            while self._idle and not is_usable_after(exc):
-                self._idle.pop().terminate()
+    async def _raise_failure(self, exc: BaseException, lost: Fate) -> None:
+        """Raise a store's error for a client's; the next operation connects again.
 
+        So it does after no answer within ``timeout``: a firewall forgets all idle
+        connections alike.
+        """
+        is_answer = isinstance(exc, CLIENT_ERRORS)
+
+        if is_late(exc) and not isinstance(self._where, str):
+            await self._where.expire_connections()
+        elif is_late(exc) or (is_answer and not is_usable_after(exc)):
+            _terminate(self._idle)
+            _terminate(self._resting)
+
+        if is_answer:
             raise failure(exc, lost) from exc
+
+    def _begin_sweep(self) -> None:
+        """Close what was idle since the last sweep, and come back."""
+        _terminate(self._resting)
+        self._resting, self._idle = self._idle, []
+        later = asyncio.get_running_loop().call_later
+        self._sweep = later(_IDLE_LIMIT, self._begin_sweep)
 
     async def _connect(self) -> Any:
         """Return a new connection, or one of the caller's pool.
@@ -193,12 +219,16 @@ class Connections:
             if not isinstance(url, str):
                 return await url.acquire()
 
+            if self._sweep is None:
+                self._begin_sweep()
+
             next_url, hosts = next_host_first(url)
             given = {*dict(parse_qsl(url.partition("?")[2])), *os.environ}
             pooled = self.pooler == "transaction"
             settings = {
                 "default_transaction_isolation": "read committed",
                 "row_security": "off",  # an error in place of rows that are hidden
+                "tcp_keepalives_idle": "60",  # so that firewalls do not forget it
                 "statement_timeout": f"{self._options.timeout * 1000:.0f}",
             }
             chosen = given & {"target_session_attrs", "PGTARGETSESSIONATTRS"}
@@ -230,3 +260,8 @@ class Connections:
                 self._where = next_url
 
             raise failure(exc, "not sent") from exc
+
+
+def _terminate(connections: list[Any]) -> None:
+    while connections:
+        connections.pop().terminate()
