@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import cache, partial
@@ -22,6 +21,7 @@ from cpkit_postgres.errors import (
     is_refused_setting,
     is_usable_after,
 )
+from cpkit_postgres.local import local_fault
 from cpkit_postgres.options import PostgresOptions, next_host_first
 from cpkit_postgres.queries import filled
 
@@ -245,13 +245,14 @@ class Connections:
                 # A standby lags behind.
                 target_session_attrs=None if chosen else "primary",  # type: ignore[arg-type]  # the stubs ask for a private enum of these strings
             )
-        # First, because it is a ValueError too.
-        except ssl.SSLCertVerificationError as exc:
-            raise StoreFailure("rejected", str(exc)) from exc
-        except (ValueError, OverflowError) as exc:
-            # Not chained: the cause would show what was in the URL.
-            raise InvalidURL(f"{self.name}: {exc}") from None
-        except CLIENT_ERRORS as exc:
+        except (KeyError, ValueError, OverflowError, *CLIENT_ERRORS) as exc:
+            if fault := await local_fault(str(url), exc):
+                raise StoreFailure("rejected", fault) from exc
+
+            if isinstance(exc, (ValueError, OverflowError)):
+                # Not chained: the cause would show what was in the URL.
+                raise InvalidURL(f"{self.name}: {exc}") from None
+
             if is_refused_setting(exc) and self.pooler == "auto":
                 self.pooler = "transaction"
                 return await self._connect()

@@ -21,8 +21,8 @@ EXISTS = {"42P06", "42P07", "42710", "23505"}  # a schema, table, type, row
 MISSING = {"3F000", "42P01", "42703"}  # a schema, table, column
 
 # Rolled back, to be tried again: serialization failure, deadlock, lock timeout,
-# statement timeout, and a transaction that stood still for too long.
-_ROLLED_BACK = {"40001", "40P01", "55P03", "57014", "25P03"}
+# statement timeout, a transaction that stood still or took too long, and no memory.
+_ROLLED_BACK = {"40001", "40P01", "55P03", "57014", "25P03", "25P04", "53200"}
 
 # The server shuts down, has crashed, is starting, has ended an idle session, or has no
 # connection left. Poolers report a lost server with class 08.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import warnings
+from ssl import get_default_verify_paths
 from typing import Annotated, Literal
+from urllib.parse import parse_qsl, urlencode
 
 from pydantic import AfterValidator, PositiveInt
 
@@ -20,6 +22,16 @@ CLIENT_PARAMETERS = frozenset(
     "application_name default_transaction_isolation lock_timeout options "
     "statement_timeout synchronous_commit".split()
 )
+
+# What hosted services put into their URLs for other clients; it has no effect here.
+_OF_OTHERS = frozenset(
+    "channel_binding client_encoding connection_limit fallback_application_name "
+    "gssencmode keepalives keepalives_count keepalives_idle keepalives_interval "
+    "load_balance_hosts pgbouncer pool_timeout prepareThreshold prepared_statements "
+    "socket_timeout ssl sslaccept sslcompression sslsni statement_cache_size supa "
+    "uselibpqcompat workaround".split()
+)
+CLIENT_PARAMETERS |= _OF_OTHERS
 
 _HOST = re.compile(r"(\[[^][]*\]|[^:@/]*)(:[0-9]{0,5})?")
 
@@ -67,6 +79,28 @@ def check_url(url: str) -> None:
         raise InvalidURL(
             "postgresql: after the user comes host:port, or several with commas"
         )
+
+
+def as_pasted(url: str, options: PostgresOptions) -> tuple[str, PostgresOptions]:
+    """Return a URL without the parameters of other clients, and the options.
+
+    ``pgbouncer=true`` is ``pooler=transaction``, ``ssl=true`` is ``sslmode=require``.
+    The authorities of the system are OpenSSL's file, which asyncpg does not look for.
+    """
+    base, _, query = url.partition("?")
+    given = dict(parse_qsl(query, keep_blank_values=True))
+
+    if given.get("pgbouncer") == "true" and options.pooler == "auto":
+        options = options.model_copy(update={"pooler": "transaction"})
+
+    if given.get("ssl") in ("true", "require"):
+        given.setdefault("sslmode", "require")
+
+    if given.get("sslrootcert") == "system":
+        given["sslrootcert"] = get_default_verify_paths().openssl_cafile
+
+    kept = {name: value for name, value in given.items() if name not in _OF_OTHERS}
+    return f"{base}?{urlencode(kept)}" if kept else base, options
 
 
 def next_host_first(url: str) -> tuple[str, int]:

@@ -68,7 +68,12 @@ from cpkit.records import Durability, ThreadInfo
 from cpkit.registry import redacted
 from cpkit_postgres import listen, queries, schema
 from cpkit_postgres.connections import Connections, Fetch, Pool, Record
-from cpkit_postgres.options import CLIENT_PARAMETERS, PostgresOptions, check_url
+from cpkit_postgres.options import (
+    CLIENT_PARAMETERS,
+    PostgresOptions,
+    as_pasted,
+    check_url,
+)
 
 __all__ = ["PostgresCheckpointer", "PostgresStore"]
 
@@ -98,6 +103,7 @@ class PostgresStore:
     def __init__(self, where: str | Pool, options: PostgresOptions) -> None:
         if isinstance(where, str):
             check_url(where)
+            where, options = as_pasted(where, options)
             place = redacted(where.partition("?")[0])
         else:
             place = "postgresql:pool"
