@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -260,8 +261,19 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _refuse_inside_a_loop() -> None:
-    if running_loop() is not None:
+    if running_loop() is None:
+        return
+
+    gevent: Any = sys.modules.get("gevent.monkey")
+
+    if gevent is not None and gevent.is_module_patched("threading"):
         raise RuntimeError(
-            "a SyncCheckpointer would block the running event loop; use 'async with "
-            "open_checkpointer(...) as cp:', or await asyncio.to_thread(...)"
+            "gevent turns threads into greenlets, which share one event loop: run "
+            "cpkit in a real thread, as "
+            "gevent.get_hub().threadpool.apply(asyncio.run, (work(),))"
         )
+
+    raise RuntimeError(
+        "a SyncCheckpointer would block the running event loop; use 'async with "
+        "open_checkpointer(...) as cp:', or await asyncio.to_thread(...)"
+    )
