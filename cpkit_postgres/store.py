@@ -64,7 +64,7 @@ from cpkit.driver import (
     span,
 )
 from cpkit.errors import CorruptThread
-from cpkit.records import Durability, ThreadInfo
+from cpkit.records import Durability, Survives, ThreadInfo
 from cpkit.registry import redacted
 from cpkit_postgres import listen, queries, schema
 from cpkit_postgres.connections import Connections, Fetch, Pool, Record
@@ -94,6 +94,7 @@ class PostgresStore:
     """A schema of a Postgres database."""
 
     Options: ClassVar[type[PostgresOptions]] = PostgresOptions
+    survives_by_default = Survives.MACHINE
     client_options: ClassVar[frozenset[str]] = CLIENT_PARAMETERS
     limits = Limits(_MAX_BYTES, _MAX_BYTES)
     max_writes = 256

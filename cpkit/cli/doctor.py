@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Awaitable
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import entry_points
 from typing import Annotated, Any
@@ -28,7 +29,7 @@ from cpkit.cli.stores import (
 )
 from cpkit.driver import Limits, StoreInfo
 from cpkit.driver.options import MAX_APPEND, MAX_PAYLOAD
-from cpkit.errors import CorruptThread
+from cpkit.errors import BackendUnavailable, CorruptThread
 from cpkit.protocol import ErasesThreads, KeepsReceipts, ListsThreads, StatesDurability
 from cpkit.records import Durability, Survives, ToolCall
 from cpkit.registry import GROUP, examine_store, inspect_store
@@ -95,7 +96,7 @@ async def _examine(
         probe = (
             {"ok": True, "words": "skipped: --read-only"}
             if read_only
-            else await _probe(cp)
+            else await _answered(_probe(cp))
         )
         report = {
             "url": display_url(url),
@@ -170,6 +171,17 @@ async def _survey(cp: Store) -> tuple[int | None, Waiting | None, list[str]]:
     return count if is_complete else None, oldest, damaged
 
 
+async def _answered(probe: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """Return the outcome of the probe, also of a store that takes no writes."""
+    try:
+        return await probe
+    except BackendUnavailable as exc:
+        if not exc.rejected:
+            raise
+
+        return {"ok": False, "words": str(exc)}
+
+
 async def _probe(cp: Store) -> dict[str, Any]:
     """Write a thread, read it back and delete it; measure an append."""
     thread_id = f"cpkit:doctor:{uuid4().hex}"
@@ -219,7 +231,7 @@ async def _probe(cp: Store) -> dict[str, Any]:
 def _advice(
     url: str, report: dict[str, Any], found: StoreInfo | None, oldest: Waiting | None
 ) -> list[str]:
-    advice = []
+    advice = [] if found is None else [*found.advice]
     path = None if found is None else found.path
 
     if path is not None and os.stat(path).st_mode & 0o077:

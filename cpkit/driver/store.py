@@ -237,13 +237,15 @@ class StoreInfo(NamedTuple):
     """What ``inspect`` finds without creating anything.
 
     ``version`` is the schema's, ``size`` the bytes that the store takes, ``path`` its
-    file or folder; each is ``None`` where it is not known.
+    file or folder; each is ``None`` where it is not known. ``advice`` has sentences for
+    an operator: what is around the store, and its cure.
     """
 
     exists: bool
     version: object = None
     size: int | None = None
     path: str | None = None
+    advice: Sequence[str] = ()
 
 
 class Findings(NamedTuple):

@@ -217,3 +217,16 @@ def test_durability_is_that_of_the_worst_setting() -> None:
     assert Settings("off", "off", "off").durability().survives is Survives.NONE
     assert Settings("on", "off", "on").durability().survives is Survives.PROCESS
     assert Settings("on", "on", "on").durability().survives is Survives.MACHINE
+
+
+async def test_a_restore_of_data_alone(
+    store: MakeStore, schema: str, raw: asyncpg.Connection
+) -> None:
+    """``pg_restore --data-only`` into a store that was opened repeats its version."""
+    async with store() as cp:
+        await cp.append("t", [{}])
+
+    await raw.execute(f"INSERT INTO {schema}.schema_version VALUES (1)")
+
+    async with store() as cp:
+        assert await cp.append("t", [{}]) == 2
