@@ -17,9 +17,11 @@ from cpkit.driver.writes import Fate
 from cpkit.errors import InvalidURL
 from cpkit_postgres.errors import (
     CLIENT_ERRORS,
+    NAME_TAKEN,
     failure,
     is_refused_setting,
     is_usable_after,
+    sqlstate,
 )
 from cpkit_postgres.local import local_fault
 from cpkit_postgres.options import PostgresOptions, next_host_first
@@ -253,7 +255,10 @@ class Connections:
                 # Not chained: the cause would show what was in the URL.
                 raise InvalidURL(f"{self.name}: {exc}") from None
 
-            if is_refused_setting(exc) and self.pooler == "auto":
+            # asyncpg asks a server before Postgres 14 by a statement for its role.
+            is_pooler = is_refused_setting(exc) or sqlstate(exc) == NAME_TAKEN
+
+            if is_pooler and self.pooler == "auto":
                 self.pooler = "transaction"
                 return await self._connect()
 

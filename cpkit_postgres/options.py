@@ -25,11 +25,12 @@ CLIENT_PARAMETERS = frozenset(
 
 # What hosted services put into their URLs for other clients; it has no effect here.
 _OF_OTHERS = frozenset(
-    "channel_binding client_encoding connection_limit fallback_application_name "
-    "gssencmode keepalives keepalives_count keepalives_idle keepalives_interval "
-    "load_balance_hosts pgbouncer pool_timeout prepareThreshold prepared_statements "
-    "socket_timeout ssl sslaccept sslcompression sslsni statement_cache_size supa "
-    "uselibpqcompat workaround".split()
+    "binary_parameters channel_binding client_encoding connection_limit "
+    "default_query_exec_mode fallback_application_name gssencmode keepalives "
+    "keepalives_count keepalives_idle keepalives_interval load_balance_hosts pgbouncer "
+    "pool_max_conns pool_timeout prepareThreshold prepared_statement_cache_size "
+    "prepared_statements socket_timeout ssl sslaccept sslcompression sslsni "
+    "statement_cache_size supa uselibpqcompat workaround".split()
 )
 CLIENT_PARAMETERS |= _OF_OTHERS
 
