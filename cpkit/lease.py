@@ -75,6 +75,7 @@ __all__ = [
     "LeaseWait",
     "WaitHook",
     "held_leases",
+    "note_effect",
     "this_process",
     "thread_lease",
 ]
@@ -527,6 +528,17 @@ def held_leases(cp: Checkpointer[Any]) -> list[Lease]:
     They are those that the task holds, and those of the tasks that started it.
     """
     return [one for one in _held.get() if one._cp is cp and not one.lost]
+
+
+def note_effect(
+    leases: list[Lease], key: str, state: Literal["running", "waiting"] | None
+) -> None:
+    """Note in these leases that an effect runs, waits for a person, or has ended."""
+    for lease in leases:
+        if state is None:
+            lease.effects.pop(key, None)
+        else:
+            lease.effects[key] = state
 
 
 def this_process() -> str:

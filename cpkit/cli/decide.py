@@ -158,7 +158,6 @@ async def _decide(
             return _no(f"{where} has no approval request under {start!r}")
 
         try:
-            before = await ledger.request(key, args=selected)
             ok = await getattr(ledger, verb)(
                 key,
                 by=by,
@@ -171,13 +170,11 @@ async def _decide(
         except ValueError as exc:
             raise BadUse(str(exc).replace("args=", "--args")) from exc
 
-    request = request or before
-
     if request is None:
         return _no("there is no approval request with these arguments", key)
 
     made = request.decision
-    verdict = "withdrawn" if made is None and ok else made and made.verdict
+    verdict = made and made.verdict
     earlier = f"the request was already {verdict}"
     said = f" by {made.by}" if made is not None and made.by else ""
     return {

@@ -14,7 +14,7 @@ Modules, each importing only those above it: ``errors``, ``effect``, ``records``
 """
 
 from cpkit.effects.approvals import Notifier
-from cpkit.effects.attempts import CallsWait
+from cpkit.effects.attempts import CallsWait, Resumed
 from cpkit.effects.effect import (
     Approval,
     Decision,
@@ -39,7 +39,7 @@ from cpkit.effects.ledger import Begun, EffectLedger
 from cpkit.effects.once import once
 from cpkit.effects.people import DecisionOptions, Signature
 from cpkit.effects.records import effect_of
-from cpkit.effects.recovery import RecoverReport, Resumed
+from cpkit.effects.recovery import RecoverReport
 from cpkit.effects.requests import ApprovalRequest
 from cpkit.effects.run import current_key
 from cpkit.effects.tools import Tool, ToolOutcome, ToolRegistry, tool

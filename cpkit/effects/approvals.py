@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import count
 from math import inf
-from typing import Any
 
 from cpkit.effects.attempts import Attempts
 from cpkit.effects.effect import (
@@ -26,14 +25,15 @@ from cpkit.effects.errors import (
 )
 from cpkit.effects.requests import ApprovalRequest, Requests
 from cpkit.effects.tracing import Trail, log
-from cpkit.lease import held_leases
-from cpkit.records import CallRecord
-from cpkit.waiting import RETRY_FOR
+from cpkit.lease import held_leases, note_effect
+from cpkit.waiting import RETRY_FOR, StaleDetector
 
 __all__ = ["Approvals", "Notifier"]
 
 Notifier = Callable[[ApprovalRequest], Awaitable[object] | object]
 """What an agent calls when an approval is requested: a function, sync or async."""
+
+_ERRORS = {"expired": ApprovalExpired, "withdrawn": ApprovalWithdrawn}
 
 
 class Approvals:
@@ -50,9 +50,8 @@ class Approvals:
         self._requests = requests
         self._policy = policy
         self._notify = notify
-        self._told: dict[str, bool] = {}
-        """The requests (by call id) that the notifier was called with; true once it
-        finished."""
+        self._told: set[str] = set()
+        """The call ids of the requests that the notifier was called with."""
 
     async def wait_until_approved(
         self, plan: EffectPlan, trail: Trail
@@ -79,20 +78,25 @@ class Approvals:
 
         while True:
             request = await self._request(plan, tuple(wanted.editable))
+
+            if request.decision is None:
+                ended = await self._wait(request, trail, deadline, limit)
+
+                if ended is None or not ended.is_withdrawn:
+                    continue  # look again: is it the request that counts, in time?
+
+                request = ended
+
             made = request.decision
-
-            if made is None:
-                await self._wait(request, trail, deadline, limit)
-                continue
-
-            self._told.pop(request.record.call.call_id, None)
+            assert made is not None
+            self._told.discard(request.record.call.call_id)
 
             if made.is_approved:
                 trail.note("approved")
                 return request
 
             await self.settle(plan, request)
-            error = ApprovalExpired if made.verdict == "expired" else EffectDenied
+            error = _ERRORS.get(made.verdict, EffectDenied)
             raise error(plan.effect.key, plan.effect.tool, made.reason, made.by)
 
     async def settle(self, plan: EffectPlan, request: ApprovalRequest) -> None:
@@ -164,6 +168,9 @@ class Approvals:
                 status = request.record.status
                 raise EffectErased(effect.key, effect.tool, status, "approval")
 
+            if request.is_withdrawn:
+                continue  # it counts for the runs that waited then, and no others
+
             if request.same_args(effect.args):
                 newest = request
 
@@ -183,11 +190,12 @@ class Approvals:
         trail: Trail,
         deadline: float,
         limit: float | None,
-    ) -> None:
-        """Wait until the request has changed, and notify people of it.
+    ) -> ApprovalRequest | None:
+        """Wait until the request has ended, and notify people of it.
 
-        Raises ``EffectTimeout``; if people could not be told before the deadline, from
-        the notifier's error. Raises ``ApprovalWithdrawn``.
+        Returns the request as it is then; ``None`` if it was deleted. Raises
+        ``EffectTimeout``; if people could not be told before the deadline, from the
+        notifier's error.
         """
         attempts, record = self._attempts, request.record
         own = record.call.idempotency_key
@@ -198,16 +206,15 @@ class Approvals:
         failure: Exception | None = None
         leases = held_leases(attempts.cp)
 
-        for lease in leases:
-            lease.effects[trail.key] = "waiting"
+        note_effect(leases, trail.key, "waiting")
 
         async with attempts.waits.join(
             own, record, attempts.cp, lambda: attempts.find(own)
         ) as reader:
             while True:
                 if clock() >= notify_at:
-                    failure, told = await self._notify_once(request, trail)
-                    notify_at = inf if told else clock() + RETRY_FOR
+                    failure = await self._notify_once(request, trail)
+                    notify_at = clock() + RETRY_FOR
 
                 if clock() >= deadline:
                     assert limit is not None
@@ -216,63 +223,49 @@ class Approvals:
                     ) from failure
 
                 if clock() >= expires:
-                    await self._requests.expire(request)
+                    found = await self._requests.expire(request)
                     break
 
                 ends = min(deadline, expires, notify_at)
 
                 try:
-                    found = await reader.wait(None if ends == inf else ends - clock())
+                    answer = await reader.wait(ends - clock())
                 except TimeoutError:
                     continue
 
-                if await self._is_withdrawn(request, found):
-                    raise ApprovalWithdrawn(request.key, request.tool)
-
+                # Not a detector of silence: this wait has no holder.
+                assert not isinstance(answer, StaleDetector)
+                found = self._requests.of(answer)
                 break
 
-        for lease in leases:
-            lease.effects[trail.key] = "running"
-
-    async def _is_withdrawn(self, request: ApprovalRequest, found: Any) -> bool:
-        """Tell whether a person withdrew the request for which this run waited."""
-        call_id = request.record.call.call_id
-        calls: list[CallRecord] = [found]
-
-        if not isinstance(found, CallRecord) or found.call.call_id != call_id:
-            calls = await self._attempts.cp.list_calls(request.thread_id)
-
-        return any(
-            one.call.call_id == call_id and one.status == "failed" for one in calls
-        )
+        note_effect(leases, trail.key, "running")
+        return found
 
     async def _notify_once(
         self, request: ApprovalRequest, trail: Trail
-    ) -> tuple[Exception | None, bool]:
-        """Call the notifier, once for this request in this process.
+    ) -> Exception | None:
+        """Call the notifier, once for this request in this process; return its error.
 
-        Returns its error, and whether it has finished. If it has not, the caller tries
-        again after a while.
+        After an error it is called again by the next look of any run that waits.
         """
         mark = request.record.call.call_id
 
         if mark in self._told:
-            return None, self._told[mark]
+            return None
 
-        self._told[mark] = False
+        self._told.add(mark)
         trail.note("approval requested")
 
         try:
             if self._notify is not None:
                 await call_callback(self._notify, request)
         except BaseException as exc:
-            del self._told[mark]
+            self._told.discard(mark)
 
             if not isinstance(exc, Exception):
                 raise
 
             log.exception("on_approval_required failed for %s", request.tool)
-            return exc, False
+            return exc
 
-        self._told[mark] = True
-        return None, True
+        return None

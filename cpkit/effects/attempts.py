@@ -3,8 +3,7 @@
 An attempt proves that it lives by heartbeats, from its claim until its outcome is
 recorded, whatever lease its run holds or does not hold. They are written to a thread of
 their own, named after the effect's key; each attempt overwrites one key of its extra.
-The process that records the outcome deletes this thread. Unclear answers of ``verify``
-are in the same place, so that a person can read them.
+The process that records the outcome deletes this thread.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from cpkit.effects.effect import (
@@ -27,8 +25,9 @@ from cpkit.effects.effect import (
     reopened_key,
 )
 from cpkit.effects.records import (
-    doubt_name,
+    Outcome,
     effect_of,
+    error_envelope,
     error_type_of,
     exception_message,
     exception_type,
@@ -56,19 +55,12 @@ from cpkit.wakeups import Reader, SharedWaits
 __all__ = [
     "Attempts",
     "CallsWait",
-    "Doubt",
     "Heartbeat",
+    "Resumed",
     "delete_heartbeats",
     "find_silent",
-    "read_doubt",
     "running_calls",
 ]
-
-_LONGEST_DOUBT = 500
-"""Characters kept of what ``verify`` said: enough to recognize the error."""
-
-Closing = Literal["landed", "released", "in doubt", "alive", "ended"]
-"""A silent holder's attempt after a look; ``ended``: another process ended it."""
 
 _running: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
@@ -187,6 +179,23 @@ class Attempts:
         self.waits.post(record.call.idempotency_key, record)
         return record
 
+    async def record(
+        self, attempt: CallRecord, outcome: Outcome, *, retry: bool = True
+    ) -> tuple[CallRecord, Outcome]:
+        """Record a handler's outcome; return the record that stands, and the outcome.
+
+        The outcome is an error if the store cannot hold the result: the effect has
+        happened. With ``retry`` this is repeated while the store cannot be reached.
+        """
+        how = {"success": outcome.success, "happened": retry}
+
+        try:
+            return await self.close(attempt, outcome.result, **how), outcome
+        except (PayloadTooLarge, SerializationError) as exc:
+            result = error_envelope(exc)
+            outcome = Outcome(result, raised=exc)
+            return await self.close(attempt, result, **how), outcome
+
     async def close(
         self,
         attempt: CallRecord,
@@ -225,26 +234,26 @@ class Attempts:
         verify: Verify | None,
         stale: StaleDetector | None,
         reason: str,
-    ) -> tuple[Closing, CallRecord]:
-        """Close the attempt of a silent holder, and return the record that stands.
+    ) -> Resumed:
+        """Close the attempt of a silent holder.
 
         With ``verify``, the attempt is released only after it said that the effect did
         not land; without, at once. ``stale`` is the detector that found the holder
         silent, ``None`` if its lease was taken over.
         """
-        answer: Landed | NotLanded | None = NotLanded()
+        answer: Landed | NotLanded | str = NotLanded()
 
         if verify is not None:
-            answer = await ask_verify(self.cp, verify, holder)
+            answer = await ask_verify(verify, holder)
 
-        if answer is None:
-            return "in doubt", holder
+        if isinstance(answer, str):
+            return Resumed(holder, "surfaced", answer)
 
         # The callbacks took time, and a holder that was only slow may be alive again.
         if stale is not None and not await stale.is_stale(
             partial(read_heartbeat, self.cp, holder)
         ):
-            return "alive", holder
+            return Resumed(holder, "alive", "a run is executing it")
 
         landed = isinstance(answer, Landed)
         result = released_envelope(reason)
@@ -255,14 +264,25 @@ class Attempts:
         try:
             stored, closed_here = await self.close_orphan(holder, result, landed)
         except (PayloadTooLarge, SerializationError) as exc:
-            # The store cannot hold the answer of verify, so the answer is unusable.
-            await store_doubt(self.cp, holder, f"its answer cannot be stored: {exc}")
-            return "in doubt", holder
+            why = f"its result cannot be stored: {exc}"
+            return Resumed(holder, "surfaced", why)
 
         if not closed_here:
-            return "ended", stored
+            return await self.look_again(stored)
 
-        return ("landed" if landed else "released"), stored
+        if landed:
+            return Resumed(stored, "landed", "verify found it")
+
+        return Resumed(stored, "released", reason)
+
+    async def look_again(self, record: CallRecord) -> Resumed:
+        """Return whether an attempt that was not silent, or its key's newest, lives."""
+        found = None if record.erased else await self.find(record.call.idempotency_key)
+
+        if found is not None and found.status == "issued":
+            return Resumed(found, "alive", "a run is executing it")
+
+        return Resumed(found or record, "finished", "it ended, or was erased")
 
     async def close_orphan(
         self, holder: CallRecord, result: dict[str, JsonValue], success: bool
@@ -372,6 +392,38 @@ async def delete_heartbeats(cp: Checkpointer[Any], key: str) -> None:
 # Attempts whose process is gone
 
 
+Action = Literal["discarded", "landed", "released", "surfaced", "alive", "finished"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What resume did with one pending call, and why.
+
+    ``record`` is the call as it is stored now. ``action`` is one of
+
+    - ``discarded``: the tool only reads; the key is free
+    - ``landed``: ``verify`` found the effect; its result is recorded, as a new attempt
+      if this one was released meanwhile
+    - ``released``: ``verify`` says that nothing happened; the key is free
+    - ``surfaced``: the outcome is unknown; the call stays issued, a person decides
+    - ``alive``: its run has shown that it lives
+    - ``finished``: its own run recorded an outcome during the resume, or it was erased
+    """
+
+    record: CallRecord
+    action: Action
+    reason: str
+
+    def __str__(self) -> str:
+        call = self.record.call
+        effect = effect_of(self.record)
+        args = call.args if effect is None else effect.args
+        return (
+            f"{self.action}: {call.tool_name} {dict(args)} "
+            f"(attempt {self.record.attempt}, call {call.call_id}): {self.reason}"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class CallsWait:
     """A recovery watches ``calls`` calls of a thread before it takes them for dead."""
@@ -471,28 +523,12 @@ async def _taken_over(attempts: Attempts, calls: Sequence[CallRecord]) -> list[s
     return found
 
 
-class Doubt(NamedTuple):
-    """The last answer of ``verify`` about an attempt, if it was not clear.
-
-    ``at`` is the ISO time by the clock of the process that asked.
-    """
-
-    said: str
-    at: str
-
-
-async def ask_verify(
-    cp: Checkpointer[Any], verify: Verify, holder: CallRecord
-) -> Landed | NotLanded | None:
-    """Ask whether an attempt's effect landed; ``None`` for an unclear answer.
-
-    An unclear answer is stored; see `read_doubt`. ``verify`` is not asked about a call
-    that a ledger did not record.
-    """
+async def ask_verify(verify: Verify, holder: CallRecord) -> Landed | NotLanded | str:
+    """Ask whether an attempt's effect landed; return why it is unclear, if it is."""
     effect = effect_of(holder)
 
     if effect is None:
-        return None
+        return "it was not recorded by a ledger"
 
     try:
         answer: Any = await call_callback(verify, effect)
@@ -501,38 +537,9 @@ async def ask_verify(
             value_envelope(answer.result)  # raises if it cannot be recorded
     except Exception as exc:
         log.warning("verify of %s failed", effect.tool, exc_info=True)
-        said = f"it raised {exception_type(exc)}: {exception_message(exc)}"
-    else:
-        if isinstance(answer, (Landed, NotLanded)):
-            return answer
+        return f"verify raised {exception_type(exc)}: {exception_message(exc)}"
 
-        said = "it cannot know" if answer is None else "its answer is unknown"
+    if isinstance(answer, (Landed, NotLanded)):
+        return answer
 
-    await store_doubt(cp, holder, said)
-    return None
-
-
-async def store_doubt(cp: Checkpointer[Any], holder: CallRecord, said: str) -> None:
-    """Store what ``verify`` said about an attempt; a failure is logged."""
-    call = holder.call
-    doubt: list[JsonValue] = [said[:_LONGEST_DOUBT], datetime.now(UTC).isoformat()]
-    place = heartbeat_thread(call.idempotency_key)
-
-    try:
-        await cp.save_extra(place, {doubt_name(call.call_id): doubt})
-    except CheckpointerError:
-        log.warning("could not store what verify said", exc_info=True)
-
-
-async def read_doubt(cp: Checkpointer[Any], record: CallRecord) -> Doubt | None:
-    """Return what ``verify`` said about an attempt that has no outcome yet.
-
-    ``None`` if it was not asked.
-    """
-    data = await cp.load(heartbeat_thread(record.call.idempotency_key))
-
-    match None if data is None else data.extra.get(doubt_name(record.call.call_id)):
-        case [str(said), str(at)]:
-            return Doubt(said, at)
-
-    return None
+    return "verify cannot know" if answer is None else "verify gave an unknown answer"

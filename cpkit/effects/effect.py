@@ -11,13 +11,11 @@ are all equal. Keys are a stored format: a later version must find what this one
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime
 from hashlib import sha256
-from json import JSONEncoder
 from typing import Any, Literal, TypedDict
 
 from cpkit.canonical import canonical_json
@@ -42,13 +40,13 @@ __all__ = [
     "Options",
     "Policy",
     "Scope",
+    "Verdict",
     "Verify",
     "call_callback",
     "check_callback",
     "copy_json",
     "effect_key",
     "handling",
-    "is_awaitable",
     "plan_effect",
     "reopen_key",
     "reopened_key",
@@ -60,18 +58,13 @@ GLOBAL_THREAD = "cpkit:global"
 
 Scope = Literal["thread", "global"]
 
+Verdict = Literal["approved", "denied", "expired", "withdrawn"]
+
 KeyKind = Literal["arguments", "fields", "call", "given"]
 """What the chosen values of a key are."""
 
 _LONGEST_EXPIRY = 100 * 365 * 86_400
 """Seconds: with many more, a request would expire after the last date of Python."""
-
-_ENCODE = JSONEncoder(
-    ensure_ascii=False, check_circular=False, separators=(",", ":"), sort_keys=True
-).encode
-
-_MAYBE_FLOAT = re.compile(r"[0-9][.e]")
-
 
 handling: ContextVar[tuple[str, ...]] = ContextVar("cpkit effects", default=())
 """The keys of the effects whose handlers the current task runs in, outermost first."""
@@ -87,7 +80,7 @@ class Decision:
     host:4711"``. ``value`` is what the person gave with an approval.
     """
 
-    verdict: Literal["approved", "denied", "expired", "withdrawn"]
+    verdict: Verdict
     by: str | None = None
     at: datetime | None = None
     reason: str | None = None
@@ -175,18 +168,7 @@ async def call_callback(callback: Callable[..., Any], *args: object) -> Any:
     of an `Effect`, so that changes to the arguments stay its own.
     """
     answer = callback(*map(_own, args))
-    return await answer if is_awaitable(answer) else answer
-
-
-def is_awaitable(answer: object) -> bool:
-    """Return whether to await an answer; false if it does not show its class.
-
-    An unbound proxy raises when its class is read, but the callback has returned.
-    """
-    try:
-        return inspect.isawaitable(answer)
-    except Exception:
-        return False
+    return await answer if inspect.isawaitable(answer) else answer
 
 
 def _own(value: object) -> object:
@@ -339,9 +321,9 @@ class Options:
         return replace(self, **given) if given else self
 
     @property
-    def heartbeat(self) -> float:
-        """The seconds between two heartbeats: three fit in ``stale_after``."""
-        return (self.stale_after or STALE_AFTER) / 3
+    def stale_seconds(self) -> float:
+        """After how many seconds without a heartbeat others may take it for dead."""
+        return self.stale_after or STALE_AFTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +354,12 @@ def plan_effect(
     if tool.startswith("cpkit:"):
         raise InvalidId("tool_name", "must not start with 'cpkit:', which is reserved")
 
-    copied = _copy_args(args)
+    if not isinstance(args, Mapping):
+        raise SerializationError(
+            ("args",), f"args is a JSON object, not {type(args).__name__}"
+        )
+
+    copied: Any = copy_json(dict(args), "args")
     kind, values = _key_values(tool, copied, options)
     effect = Effect(
         effect_key(options.scope, thread_id, tool, kind, values),
@@ -440,31 +427,10 @@ def reopened_key(key: str) -> str:
 
 
 def _digest(parts: list[JsonValue]) -> str:
-    # The C encoder is six times as fast as `canonical_json`. The two write the same
-    # text, except for floats and for names whose UTF-16 order is not that of code
-    # points.
-    text = _ENCODE(parts)
-    # Python writes floats with a point, or with an exponent and its sign.
-    floats = "." in text or "e+" in text or "e-" in text
-
-    if not text.isascii() or (floats and _MAYBE_FLOAT.search(text)):
-        text = canonical_json(parts)
-
-    return sha256(text.encode()).hexdigest()
+    return sha256(canonical_json(parts).encode(errors="surrogatepass")).hexdigest()
 
 
 # JSON
-
-
-def _copy_args(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return a JSON copy of the arguments; raise ``SerializationError``."""
-    if not isinstance(args, Mapping):
-        raise SerializationError(
-            ("args",), f"args is a JSON object, not {type(args).__name__}"
-        )
-
-    copied: Any = copy_json(dict(args), "args")
-    return copied  # type: ignore[no-any-return]  # a dict in JSON is a dict
 
 
 def copy_json(value: JsonValue, name: str) -> JsonValue:

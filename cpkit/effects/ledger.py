@@ -7,11 +7,9 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Unpack
 
-from cpkit.driver.ids import check_id
 from cpkit.effects.approvals import Approvals, Notifier
-from cpkit.effects.attempts import Attempts, Heartbeat, delete_heartbeats
+from cpkit.effects.attempts import Heartbeat, Resumed, delete_heartbeats
 from cpkit.effects.effect import (
-    Decision,
     EffectOptions,
     EffectPlan,
     Handler,
@@ -22,26 +20,24 @@ from cpkit.effects.effect import (
     plan_effect,
 )
 from cpkit.effects.errors import EffectTimeout, Superseded
-from cpkit.effects.people import DecisionOptions, People, Signature
+from cpkit.effects.people import ForPeople
 from cpkit.effects.records import (
     Outcome,
     error_envelope,
+    outcome_of,
     released_envelope,
-    value_envelope,
 )
 from cpkit.effects.recovery import (
     RecoverReport,
-    Resumed,
     by_name,
     resume_thread,
 )
-from cpkit.effects.requests import ApprovalRequest, Requests
 from cpkit.effects.run import EffectRun, RunResult
 from cpkit.effects.similar import Similar
 from cpkit.effects.tools import Tool, ToolOutcome, run_recorded
 from cpkit.effects.tracing import Trail, log
-from cpkit.errors import BackendUnavailable, PayloadTooLarge, SerializationError
-from cpkit.lease import Lease, WaitHook, held_leases, thread_lease
+from cpkit.errors import BackendUnavailable
+from cpkit.lease import Lease, WaitHook, held_leases, note_effect, thread_lease
 from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, JsonValue
 
@@ -58,7 +54,7 @@ class Begun(NamedTuple):
     fresh: bool
 
 
-class EffectLedger:
+class EffectLedger(ForPeople):
     """Runs each side effect once, on any checkpointer that keeps receipts.
 
     ``requires_approval`` decides whether a person must approve an `Effect`: it answers
@@ -92,14 +88,11 @@ class EffectLedger:
             if callback is not None:
                 check_callback(name, callback, parameter)
 
-        self.cp = cp
+        super().__init__(cp, ui)
         self.options = Options(**options)
-        self._attempts = Attempts(cp)
-        self._requests = Requests(self._attempts, ui)
         self._approvals = Approvals(
             self._attempts, self._requests, requires_approval, on_approval_required
         )
-        self._people = People(self._attempts, self._requests)
         self._begun: dict[str, tuple[Heartbeat, list[Lease], str]] = {}
         self._similar = Similar()
         timeout, stale_after = self.options.timeout, self.options.stale_after
@@ -160,7 +153,7 @@ class EffectLedger:
         if heartbeat is not None:
             leases = held_leases(self.cp)
             self._begun[record.call.call_id] = heartbeat, leases, plan.effect.key
-            _open(leases, plan.effect.key)
+            note_effect(leases, plan.effect.key, "running")
 
         return Begun(record, heartbeat is not None)
 
@@ -178,21 +171,19 @@ class EffectLedger:
         new attempt. Raises ``Superseded`` if another attempt or another outcome won. A
         result that JSON cannot hold is recorded as a final failure, and raised.
         """
-        if error is not None:
-            return await self._resolve(record, Outcome(error_envelope(error)))
+        outcome = outcome_of(result)
 
-        try:
-            return await self._resolve(record, Outcome(value_envelope(result)))
-        except (SerializationError, PayloadTooLarge) as exc:
-            await self._resolve(record, Outcome(error_envelope(exc)))
-            raise
+        if error is not None:
+            outcome = Outcome(error_envelope(error))
+
+        return await self._end(record, outcome)
 
     async def release(self, record: CallRecord, reason: str = "") -> CallRecord:
         """Free the key of an attempt that had no effect, so that it may run again.
 
         Raises ``Superseded`` if another outcome is recorded.
         """
-        return await self._resolve(
+        return await self._end(
             record, Outcome(released_envelope(reason), success=False)
         )
 
@@ -211,138 +202,6 @@ class EffectLedger:
         """Return the issued or completed record of an effect, or ``None``."""
         _, record = await self._attempts.newest(key)
         return record
-
-    # Approvals
-
-    async def requests(
-        self, *, after: str = "", limit: int = 100
-    ) -> list[ApprovalRequest]:
-        """Return a page of all undecided requests that runs wait for, oldest first.
-
-        The next page comes ``after`` the last request's ``cursor``; the last one is
-        empty. A store that cannot list its threads is a ``TypeError``.
-        """
-        if limit < 1:
-            raise ValueError(f"limit must be at least 1, not {limit!r}")
-
-        found = await self._requests.undecided()
-        return [one for one in found if one.cursor > after][:limit]
-
-    async def pending(self, thread_id: str) -> list[ApprovalRequest]:
-        """Return the thread's undecided approval requests, oldest first."""
-        return await self._requests.of_thread(thread_id)
-
-    async def request(
-        self,
-        key: str,
-        *,
-        args: Mapping[str, JsonValue] | None = None,
-        number: int | None = None,
-    ) -> ApprovalRequest | None:
-        """Return an effect's request, decided or not; selected as in `approve`."""
-        return await self._requests.find(key, None, args, number)
-
-    async def decision(
-        self,
-        key: str,
-        *,
-        args: Mapping[str, JsonValue] | None = None,
-        number: int | None = None,
-    ) -> Decision | None:
-        """Return the decision on a request; ``None`` if it is undecided or unknown."""
-        request = await self._requests.find(key, None, args, number)
-        return None if request is None else request.decision
-
-    async def approve(
-        self,
-        *thread_and_key: str,
-        value: JsonValue = None,
-        **options: Unpack[DecisionOptions],
-    ) -> bool:
-        """Approve a request: ``approve(key)``, or ``approve(thread_id, key)``.
-
-        Returns whether the decision on record is an approval that counts: ``False`` if
-        the request was denied or has expired before, or does not exist. ``value`` is
-        recorded, and reaches the handler as ``effect.decision.value``; it changes the
-        arguments that it names, if the policy lets people change them, and else is a
-        ``ValueError``. `DecisionOptions` has the other keywords.
-        """
-        thread_id, key = _place(thread_and_key)
-        return await self._people.decide(key, thread_id, True, value, options)
-
-    async def deny(
-        self, *thread_and_key: str, **options: Unpack[DecisionOptions]
-    ) -> bool:
-        """Deny a request, as `approve`; return whether a denial is on record.
-
-        Then every run of the effect raises ``EffectDenied``, until `ask_again`.
-        """
-        thread_id, key = _place(thread_and_key)
-        return await self._people.decide(key, thread_id, False, None, options)
-
-    async def withdraw(
-        self, *thread_and_key: str, **options: Unpack[DecisionOptions]
-    ) -> bool:
-        """End a request without a decision; return whether it is gone now.
-
-        The run that waits raises ``ApprovalWithdrawn``, and no worker runs the thread.
-        A new run of the effect makes a new request. ``False`` if it was decided before,
-        or does not exist.
-        """
-        thread_id, key = _place(thread_and_key)
-        return await self._people.withdraw(key, thread_id, options)
-
-    async def ask_again(
-        self, key: str, *, args: Mapping[str, JsonValue] | None = None
-    ) -> ApprovalRequest:
-        """Record a new request, with the next number, for one denied or expired.
-
-        An undecided request is returned as it is. Raises ``ValueError`` if there is no
-        request, if it is approved, or if the effect has run.
-        """
-        return await self._people.ask_again(key, args)
-
-    # Doubt and failure
-
-    async def landed(
-        self,
-        key: str,
-        result: JsonValue = None,
-        *,
-        stale_after: float | None = None,
-        on_wait: WaitHook | None = None,
-        **signature: Unpack[Signature],
-    ) -> CallRecord:
-        """Record a person's word that an effect in doubt happened, with its result.
-
-        First this watches the attempt, as `resume` does. Raises ``ValueError`` if a run
-        is executing it, or if the key has no attempt without an outcome.
-        """
-        said = value_envelope(result)
-        return await self._people.say(key, said, True, stale_after, on_wait, signature)
-
-    async def not_landed(
-        self,
-        key: str,
-        *,
-        stale_after: float | None = None,
-        on_wait: WaitHook | None = None,
-        **signature: Unpack[Signature],
-    ) -> CallRecord:
-        """Record a person's word that an effect in doubt did not and will not happen.
-
-        Its key is free: the next run runs the effect. Otherwise as `landed`.
-        """
-        said = released_envelope("a person says that it did not land")
-        return await self._people.say(key, said, False, stale_after, on_wait, signature)
-
-    async def reopen(self, key: str, **signature: Unpack[Signature]) -> str:
-        """Let an effect run again whose final failure is known to be without effect.
-
-        Returns the key under which it runs then: a service that remembers the failed
-        request by key takes it for a new one. Raises ``ValueError`` without a failure.
-        """
-        return await self._people.reopen(check_id("key", key), signature)
 
     # After a crash
 
@@ -449,7 +308,7 @@ class EffectLedger:
         leases = held_leases(self.cp)
         self._similar.note(plan)
 
-        _open(leases, key)
+        note_effect(leases, key, "running")
 
         with Trail(plan.effect, plan.thread_id) as trail:
             run = self.make_run(self._attempts, self._approvals, plan, trail)
@@ -459,10 +318,10 @@ class EffectLedger:
             except (EffectTimeout, BackendUnavailable):
                 raise  # it is open
             except Exception:
-                _forget(leases, key)
+                note_effect(leases, key, None)
                 raise
 
-            _forget(leases, key)
+            note_effect(leases, key, None)
             error_type = result.error_type()
 
             if error_type is not None:
@@ -470,48 +329,29 @@ class EffectLedger:
 
             return result
 
-    async def _resolve(self, record: CallRecord, outcome: Outcome) -> CallRecord:
+    async def _end(self, record: CallRecord, outcome: Outcome) -> CallRecord:
         """Record the outcome of a begun effect; raise ``Superseded`` if it lost."""
-        call = record.call
-        stored = await self._attempts.close(
-            record, outcome.result, success=outcome.success, happened=True
-        )
+        key = record.call.idempotency_key
+        stored, outcome = await self._attempts.record(record, outcome)
 
-        if call.call_id in self._begun:
-            heartbeat, leases, key = self._begun.pop(call.call_id)
-            _forget(leases, key)
+        if record.call.call_id in self._begun:
+            heartbeat, leases, noted = self._begun.pop(record.call.call_id)
+            note_effect(leases, noted, None)
             await heartbeat.stop()
             await heartbeat.delete()
         else:
             # A person decides the attempt of another process, which may have written
             # heartbeats.
-            await delete_heartbeats(self.cp, call.idempotency_key)
+            await delete_heartbeats(self.cp, key)
 
         if stored.status == "completed":
-            await self._requests.settle_used(call.idempotency_key)
+            await self._requests.settle_used(key)
 
-        if stored.erased or outcome.is_recorded_in(stored):
-            return stored
+        if not stored.erased and not outcome.is_recorded_in(stored):
+            winner = await self.cp.find_completed(key)
+            raise Superseded(key, winner or stored)
 
-        winner = await self.cp.find_completed(call.idempotency_key)
-        raise Superseded(call.idempotency_key, winner or stored)
+        if outcome.raised is not None:
+            raise outcome.raised
 
-
-def _open(leases: list[Lease], key: str) -> None:
-    for lease in leases:
-        lease.effects[key] = "running"
-
-
-def _forget(leases: list[Lease], key: str) -> None:
-    for lease in leases:
-        lease.effects.pop(key, None)
-
-
-def _place(thread_and_key: tuple[str, ...]) -> tuple[str | None, str]:
-    if not 1 <= len(thread_and_key) <= 2:
-        raise TypeError(
-            f"give a key, or a thread and a key, not {thread_and_key!r:.80}"
-        )
-
-    *thread, key = thread_and_key
-    return thread[0] if thread else None, check_id("key", key)
+        return stored

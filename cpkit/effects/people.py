@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TypedDict
+from typing import Any, TypedDict, Unpack
 
+from cpkit.driver.ids import check_id
 from cpkit.effects.attempts import Attempts, find_silent
-from cpkit.effects.effect import Effect, copy_json, reopen_key, reopened_key
+from cpkit.effects.effect import (
+    Decision,
+    Effect,
+    Verdict,
+    copy_json,
+    reopen_key,
+    reopened_key,
+)
 from cpkit.effects.records import (
     REOPEN,
     effect_of,
     error_type_of,
     fresh_call_id,
+    released_envelope,
+    value_envelope,
 )
 from cpkit.effects.requests import ApprovalRequest, Requests
 from cpkit.lease import WaitHook, this_process
+from cpkit.protocol import Checkpointer
 from cpkit.records import CallRecord, JsonValue, ToolCall
 
-__all__ = ["DecisionOptions", "People", "Signature"]
+__all__ = ["DecisionOptions", "ForPeople", "Signature"]
 
 
 class Signature(TypedDict, total=False):
@@ -44,65 +55,150 @@ class DecisionOptions(Signature, total=False):
     number: int | None
 
 
-class People:
-    """Records what people decide. What is on record first, counts."""
+class ForPeople:
+    """The methods of `EffectLedger` with which people decide. The first word counts."""
 
-    def __init__(self, attempts: Attempts, requests: Requests) -> None:
-        self._attempts = attempts
-        self._requests = requests
+    def __init__(self, cp: Checkpointer[Any], ui: str | None = None) -> None:
+        self.cp = cp
+        self._attempts = Attempts(cp)
+        self._requests = Requests(self._attempts, ui)
 
-    async def decide(
+    # Approvals
+
+    async def requests(
+        self, *, after: str = "", limit: int = 100
+    ) -> list[ApprovalRequest]:
+        """Return a page of all undecided requests that runs wait for, oldest first.
+
+        The next page comes ``after`` the last request's ``cursor``; the last one is
+        empty. A store that cannot list its threads is a ``TypeError``.
+        """
+        if limit < 1:
+            raise ValueError(f"limit must be at least 1, not {limit!r}")
+
+        found = await self._requests.undecided()
+        return [one for one in found if one.cursor > after][:limit]
+
+    async def pending(self, thread_id: str) -> list[ApprovalRequest]:
+        """Return the thread's undecided approval requests, oldest first."""
+        return await self._requests.of_thread(thread_id)
+
+    async def request(
         self,
         key: str,
-        thread_id: str | None,
-        approved: bool,
-        value: JsonValue,
-        options: DecisionOptions,
-    ) -> bool:
-        """Record a decision; return whether the request is decided so now."""
-        request = await self._find(key, thread_id, options)
+        *,
+        args: Mapping[str, JsonValue] | None = None,
+        number: int | None = None,
+    ) -> ApprovalRequest | None:
+        """Return an effect's request, decided or not; selected as in `approve`."""
+        return await self._requests.find(key, None, args, number)
 
-        if request is None:
-            return False
+    async def decision(
+        self,
+        key: str,
+        *,
+        args: Mapping[str, JsonValue] | None = None,
+        number: int | None = None,
+    ) -> Decision | None:
+        """Return the decision on a request; ``None`` if it is undecided or unknown."""
+        request = await self.request(key, args=args, number=number)
+        return None if request is None else request.decision
+
+    async def approve(
+        self,
+        *thread_and_key: str,
+        value: JsonValue = None,
+        **options: Unpack[DecisionOptions],
+    ) -> bool:
+        """Approve a request: ``approve(key)``, or ``approve(thread_id, key)``.
+
+        Returns whether the decision on record is an approval that counts: ``False`` if
+        the request was denied or has expired before, or does not exist. ``value`` is
+        recorded, and reaches the handler as ``effect.decision.value``; it changes the
+        arguments that it names, if the policy lets people change them, and else is a
+        ``ValueError``. `DecisionOptions` has the other keywords.
+        """
+        said: dict[str, JsonValue] = {"approved": True}
 
         if value is not None:
-            _check_value(request, value)
+            said["value"] = copy_json(value, "value")
 
-        if request.decision is None:
-            result = {"approved": approved, **_signed(options)}
+        return await self._decide(thread_and_key, "approved", said, options)
 
-            if value is not None:
-                result["value"] = copy_json(value, "value")
+    async def deny(
+        self, *thread_and_key: str, **options: Unpack[DecisionOptions]
+    ) -> bool:
+        """Deny a request, as `approve`; return whether a denial is on record.
 
-            request = await self._requests.resolve(request, result)
-
-        made = None if request is None else request.decision
-        wanted = "approved" if approved else "denied"
-        return made is not None and made.verdict == wanted
+        Then every run of the effect raises ``EffectDenied``, until `ask_again`.
+        """
+        return await self._decide(
+            thread_and_key, "denied", {"approved": False}, options
+        )
 
     async def withdraw(
-        self, key: str, thread_id: str | None, options: DecisionOptions
+        self, *thread_and_key: str, **options: Unpack[DecisionOptions]
     ) -> bool:
-        """End a request without a decision; return whether that is on record."""
-        request = await self._find(key, thread_id, options)
+        """End a request without a decision; return whether it is gone now.
 
-        if request is None:
+        The run that waits raises ``ApprovalWithdrawn``, and no worker runs the thread.
+        A new run of the effect makes a new request. ``False`` if it was decided before,
+        or does not exist.
+        """
+        return await self._decide(
+            thread_and_key, "withdrawn", {"withdrawn": True}, options
+        )
+
+    async def _decide(
+        self,
+        thread_and_key: tuple[str, ...],
+        verdict: Verdict,
+        said: dict[str, JsonValue],
+        options: DecisionOptions,
+    ) -> bool:
+        """Record how a request ends; return whether it has ended so."""
+        if not 1 <= len(thread_and_key) <= 2:
+            raise TypeError(
+                f"give a key, or a thread and a key, not {thread_and_key!r:.80}"
+            )
+
+        *thread, key = thread_and_key
+        request = await self._requests.find(
+            check_id("key", key),
+            thread[0] if thread else None,
+            options.get("args"),
+            options.get("number"),
+        )
+
+        if request is None or request.record.erased:
             return False
 
-        result = {"withdrawn": True, **_signed(options)}
-        ended = await self._requests.resolve(request, result, success=False)
-        made = None if ended is None else ended.decision
+        _check_value(request, said.get("value"))
 
-        if made is not None and made.verdict != "withdrawn":
+        if request.decision is None:
+            request = await self._requests.resolve(
+                request, {**said, **_signed(options)}
+            )
+
+        made = None if request is None else request.decision
+
+        if request is None or made is None or made.verdict != verdict:
             return False
 
-        await self._requests.settle(request.run_thread or request.thread_id, request)
+        if verdict == "withdrawn":
+            run_thread = request.run_thread or request.thread_id
+            await self._requests.settle(run_thread, request)
+
         return True
 
     async def ask_again(
-        self, key: str, args: Mapping[str, JsonValue] | None
+        self, key: str, *, args: Mapping[str, JsonValue] | None = None
     ) -> ApprovalRequest:
-        """Record a new request in place of one that was closed without an approval."""
+        """Record a new request, with the next number, for one denied or expired.
+
+        An undecided request is returned as it is. Raises ``ValueError`` if there is no
+        request, if it is approved, or if the effect has run.
+        """
         request = await self._requests.find(key, None, args)
 
         if request is None or request.record.erased:
@@ -134,21 +230,50 @@ class People:
                 request.editable,
             )
 
-    async def say(
+    # Doubt and failure
+
+    async def landed(
+        self,
+        key: str,
+        result: JsonValue = None,
+        *,
+        stale_after: float | None = None,
+        on_wait: WaitHook | None = None,
+        **signature: Unpack[Signature],
+    ) -> CallRecord:
+        """Record a person's word that an effect in doubt happened, with its result.
+
+        First this watches the attempt, as `resume` does. Raises ``ValueError`` if a run
+        is executing it, or if the key has no attempt without an outcome.
+        """
+        said = value_envelope(result)
+        return await self._say(key, said, True, stale_after, on_wait, signature)
+
+    async def not_landed(
+        self,
+        key: str,
+        *,
+        stale_after: float | None = None,
+        on_wait: WaitHook | None = None,
+        **signature: Unpack[Signature],
+    ) -> CallRecord:
+        """Record a person's word that an effect in doubt did not and will not happen.
+
+        Its key is free: the next run runs the effect. Otherwise as `landed`.
+        """
+        said = released_envelope("a person says that it did not land")
+        return await self._say(key, said, False, stale_after, on_wait, signature)
+
+    async def _say(
         self,
         key: str,
         result: dict[str, JsonValue],
         success: bool,
         stale_after: float | None,
         on_wait: WaitHook | None,
-        options: Signature,
+        signature: Signature,
     ) -> CallRecord:
-        """Record how an attempt in doubt ended, and return the record that stands.
-
-        Raises ``ValueError`` if no attempt of the key is in doubt.
-        """
         key, record = await self._attempts.newest(key)
-
         is_open = record is not None and record.status == "issued"
 
         if record is None or not is_open or effect_of(record) is None:
@@ -164,13 +289,17 @@ class People:
                 "doubt: a run is executing it, or has ended it"
             )
 
-        said = {**result, "said": _signed(options)}
+        said = {**result, "said": _signed(signature)}
         stored, _ = await self._attempts.close_orphan(record, said, success)
         return stored
 
-    async def reopen(self, key: str, options: Signature) -> str:
-        """Allow a new attempt after a final failure; return the key that it gets."""
-        key, record = await self._attempts.newest(key)
+    async def reopen(self, key: str, **signature: Unpack[Signature]) -> str:
+        """Let an effect run again whose final failure is known to be without effect.
+
+        Returns the key under which it runs then: a service that remembers the failed
+        request by key takes it for a new one. Raises ``ValueError`` without a failure.
+        """
+        key, record = await self._attempts.newest(check_id("key", key))
 
         if record is None or error_type_of(record) is None:
             raise ValueError(
@@ -182,17 +311,9 @@ class People:
         held = await self._attempts.claim(record.thread_id, call)
         call_id = call.call_id if held is None else held.call.call_id
         await self._attempts.resolve(
-            record.thread_id, call_id, _signed(options), success=True
+            record.thread_id, call_id, _signed(signature), success=True
         )
         return reopened_key(key)
-
-    async def _find(
-        self, key: str, thread_id: str | None, options: DecisionOptions
-    ) -> ApprovalRequest | None:
-        request = await self._requests.find(
-            key, thread_id, options.get("args"), options.get("number")
-        )
-        return None if request is None or request.record.erased else request
 
 
 def _signed(options: Signature) -> dict[str, JsonValue]:

@@ -13,9 +13,7 @@ Call records
     attempt ended, ``said`` has the name, the reason and the program.
 
 Heartbeats
-    The extra of the thread ``cpkit:beats:…`` has a count under an attempt's call id,
-    and under ``doubt:`` and that id what ``verify`` said without a clear answer: a text
-    and an ISO time.
+    The extra of the thread ``cpkit:beats:…`` has a count under an attempt's call id.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from os import urandom
 from traceback import format_exception_only
 from typing import Any
 
-from cpkit.effects.effect import Decision, Effect, copy_json
+from cpkit.effects.effect import Decision, Effect, Verdict, copy_json
 from cpkit.effects.errors import EffectErased, EffectFailed
 from cpkit.records import CallRecord, JsonValue
 from cpkit.waiting import STALE_AFTER
@@ -39,7 +37,6 @@ __all__ = [
     "Outcome",
     "asked_args",
     "call_args",
-    "doubt_name",
     "effect_of",
     "error_envelope",
     "error_type_of",
@@ -48,8 +45,10 @@ __all__ = [
     "fresh_call_id",
     "heartbeat_thread",
     "next_call_id",
+    "outcome_of",
     "released_envelope",
     "result_of",
+    "signed",
     "stale_after_of",
     "value_envelope",
 ]
@@ -70,11 +69,6 @@ _LONGEST_MESSAGE = 10_000
 def heartbeat_thread(key: str) -> str:
     """Return the thread in whose extra the holders of a key write heartbeats."""
     return f"cpkit:beats:{key}"
-
-
-def doubt_name(call_id: str) -> str:
-    """Return the extra key of what ``verify`` said about an attempt."""
-    return f"doubt:{call_id}"
 
 
 def fresh_call_id(kind: str = "effect") -> str:
@@ -153,6 +147,13 @@ def effect_of(record: CallRecord) -> Effect | None:
         return None
 
     tool_call_id = call.args.get("tool_call_id")
+    decision = None
+
+    if isinstance(made := call.args.get("decision"), dict):
+        at = made.get("at")
+        when = datetime.fromisoformat(at) if isinstance(at, str) else None
+        decision = signed("approved", made, when)
+
     return Effect(
         call.idempotency_key,
         record.thread_id,
@@ -161,18 +162,20 @@ def effect_of(record: CallRecord) -> Effect | None:
         call.call_id,
         record.attempt,
         tool_call_id if isinstance(tool_call_id, str) else None,
-        _decision_of(call.args.get("decision")),
+        decision,
     )
 
 
-def _decision_of(stored: JsonValue) -> Decision | None:
-    if not isinstance(stored, dict):
-        return None
-
-    at = stored.get("at")
-    texts: dict[str, Any] = {one: stored.get(one) for one in ("by", "reason", "origin")}
-    when = datetime.fromisoformat(at) if isinstance(at, str) else None
-    return Decision("approved", at=when, value=stored.get("value"), **texts)
+def signed(
+    verdict: Verdict, stored: Mapping[str, Any], at: datetime | None
+) -> Decision:
+    """Return a decision with what is stored of it: by whom, why, from where."""
+    texts: dict[str, Any] = {
+        name: value
+        for name in ("by", "reason", "origin")
+        if isinstance(value := stored.get(name), str)
+    }
+    return Decision(verdict, at=at, value=stored.get("value"), **texts)
 
 
 # Results
@@ -198,6 +201,15 @@ def value_envelope(result: JsonValue) -> dict[str, JsonValue]:
     Every caller gets the copy in it, the first caller too.
     """
     return {"value": copy_json(result, "result")}
+
+
+def outcome_of(result: JsonValue) -> Outcome:
+    """Return the outcome of a handler that returned: an error if JSON has no result."""
+    try:
+        return Outcome(value_envelope(result))
+    except Exception as exc:
+        # The effect happened, so this is never released.
+        return Outcome(error_envelope(exc), raised=exc)
 
 
 def error_envelope(exc: Exception) -> dict[str, JsonValue]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
-from cpkit.effects.attempts import Attempts, find_silent
+from cpkit.effects.attempts import Attempts, Resumed, find_silent
 from cpkit.effects.records import effect_of
 from cpkit.effects.tools import Tool, ToolOutcome
 from cpkit.effects.tracing import log
@@ -15,43 +14,10 @@ from cpkit.records import CallRecord
 from cpkit.waiting import StaleDetector
 
 __all__ = [
-    "Action",
     "RecoverReport",
-    "Resumed",
     "by_name",
     "resume_thread",
 ]
-
-Action = Literal["discarded", "landed", "released", "surfaced", "alive", "finished"]
-
-
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """What resume did with one pending call, and why.
-
-    ``record`` is the call as it is stored now. ``action`` is one of
-
-    - ``discarded``: the tool only reads; the key is free
-    - ``landed``: ``verify`` found the effect; its result is recorded, as a new attempt
-      if this one was released meanwhile
-    - ``released``: ``verify`` says that nothing happened; the key is free
-    - ``surfaced``: the outcome is unknown; the call stays issued, a person decides
-    - ``alive``: its run has shown that it lives
-    - ``finished``: its own run recorded an outcome during the resume, or it was erased
-    """
-
-    record: CallRecord
-    action: Action
-    reason: str
-
-    def __str__(self) -> str:
-        call = self.record.call
-        effect = effect_of(self.record)
-        args = call.args if effect is None else effect.args
-        return (
-            f"{self.action}: {call.tool_name} {dict(args)} "
-            f"(attempt {self.record.attempt}, call {call.call_id}): {self.reason}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +108,7 @@ async def resume_thread(
             stale = silent[record.call.call_id]
             resumed.append(await _recover(attempts, record, tools, stale))
         else:
-            resumed.append(await _alive(attempts, record))
+            resumed.append(await attempts.look_again(record))
 
         log.info("resume of %r: %s", thread_id, resumed[-1].action)
 
@@ -150,15 +116,6 @@ async def resume_thread(
             await when_released(resumed[-1])
 
     return RecoverReport(thread_id, tuple(resumed))
-
-
-async def _alive(attempts: Attempts, record: CallRecord) -> Resumed:
-    found = await attempts.find(record.call.idempotency_key)
-
-    if found is not None and found.status == "issued":
-        return Resumed(found, "alive", "a run is executing it")
-
-    return Resumed(found or record, "finished", "its run recorded an outcome")
 
 
 async def _recover(
@@ -180,21 +137,10 @@ async def _recover(
     if tool.side_effects == "write" and tool.verify is None:
         return Resumed(record, "surfaced", "its tool has no verify")
 
-    reads = tool.side_effects == "read"
-    reason = "the tool only reads" if reads else "verify says that it did not land"
-    how, stored = await attempts.close_silent(
-        record, None if reads else tool.verify, stale, reason
-    )
+    if tool.side_effects == "read":
+        found = await attempts.close_silent(record, None, stale, "the tool only reads")
+        released = found.action == "released"
+        return replace(found, action="discarded") if released else found
 
-    match how:
-        case "in doubt":
-            return Resumed(record, "surfaced", "verify gave no clear answer")
-        case "landed":
-            return Resumed(stored, "landed", "verify found it")
-        case "released":
-            return Resumed(stored, "discarded" if reads else "released", reason)
-
-    if stored.erased or (how == "ended" and stored.call.call_id == record.call.call_id):
-        return Resumed(stored, "finished", "it ended, or was erased, during the resume")
-
-    return await _alive(attempts, stored)
+    reason = "verify says that it did not land"
+    return await attempts.close_silent(record, tool.verify, stale, reason)

@@ -4,10 +4,9 @@ Request ``n`` of an effect is a call in the effect's thread, with a fresh call i
 idempotency key is derived from the effect's key and ``n``, so a process that knows the
 effect's key finds all requests of the effect. It is undecided while it is issued. A
 call's outcome is write-once, so a request is decided once, and the store says which of
-two decisions was first. A withdrawn request is a failed call: its number is free again,
-so the numbers have no gaps. A request is for exact arguments. A request for other
-arguments of the same effect gets the next number, and so does one that
-`EffectLedger.ask_again` makes.
+two decisions was first. A withdrawal is such an outcome too. A request is for exact
+arguments. A request for other arguments of the same effect gets the next number, and so
+does one that `EffectLedger.ask_again` makes, or that follows a withdrawn one.
 
 The list of runs (`cpkit.runs`) says which run waits for which request. So the undecided
 requests of a store are those of its open runs.
@@ -18,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlencode
 
 from cpkit.canonical import canonical_json
 from cpkit.effects.attempts import Attempts
-from cpkit.effects.effect import Decision, Effect, request_key
-from cpkit.effects.records import APPROVAL, fresh_call_id
+from cpkit.effects.effect import Decision, Effect, Verdict, request_key
+from cpkit.effects.records import APPROVAL, fresh_call_id, signed
 from cpkit.effects.tracing import log
 from cpkit.errors import CheckpointerError, CorruptThread, UnknownCall
 from cpkit.lease import LeaseTimeout, held_leases, thread_lease
@@ -77,14 +76,41 @@ class ApprovalRequest:
 
     @property
     def decision(self) -> Decision | None:
-        """The decision on record, or ``None`` while a person may decide."""
-        return _decision_of(self)
+        """The decision on record, or ``None`` while a person may decide.
+
+        No clock but the store's is asked.
+        """
+        record = self.record
+        at = record.resolved_at
+
+        if record.status == "issued":
+            return None
+
+        found = record.result if isinstance(record.result, dict) else {}
+        verdict: Verdict = "denied"
+
+        if found.get("withdrawn") is True:
+            verdict = "withdrawn"
+        elif found.get("expired") is True or (at is not None and self.is_late(at)):
+            verdict = "expired"
+        elif found.get("approved") is True and not record.erased:
+            verdict = "approved"
+
+        return signed(verdict, found, at)
 
     @property
     def is_approved(self) -> bool:
         """Whether an approval is on record that came in time."""
+        return self._has("approved")
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether it was ended without a decision: a new run asks again."""
+        return self._has("withdrawn")
+
+    def _has(self, verdict: str) -> bool:
         decision = self.decision
-        return decision is not None and decision.is_approved
+        return decision is not None and decision.verdict == verdict
 
     @property
     def cursor(self) -> str:
@@ -126,7 +152,7 @@ class Requests:
         return replace(request, link=f"{self._ui}/waiting/decide?{urlencode(place)}")
 
     async def get(self, key: str, number: int) -> ApprovalRequest | None:
-        """Return one request; ``None`` for an unknown or withdrawn one."""
+        """Return one request, or ``None``."""
         return self.of(await self._attempts.find(request_key(key, number)))
 
     async def all_of(self, key: str) -> list[ApprovalRequest]:
@@ -211,7 +237,8 @@ class Requests:
         if request is None or request.record.call.call_id != ask.request:
             return None
 
-        return None if request.record.erased else request
+        is_gone = request.record.erased or request.is_withdrawn
+        return None if is_gone else request
 
     async def create(
         self,
@@ -224,7 +251,7 @@ class Requests:
         """Record a request, or return the one that has this number already.
 
         First it is put on the list of runs: without that, only the run that asks finds
-        it. ``None`` if it was withdrawn at once.
+        it. ``None`` if it was deleted at once.
         """
         call = ToolCall(
             fresh_call_id("approval"),
@@ -259,11 +286,7 @@ class Requests:
             await run.ask(Ask(call_id, key, number, thread_id, request.expires_after))
 
     async def resolve(
-        self,
-        request: ApprovalRequest,
-        result: dict[str, JsonValue],
-        *,
-        success: bool = True,
+        self, request: ApprovalRequest, result: dict[str, JsonValue]
     ) -> ApprovalRequest | None:
         """Record a decision; return the request as it is decided now.
 
@@ -271,7 +294,7 @@ class Requests:
         """
         try:
             record = await self._attempts.resolve(
-                request.thread_id, request.record.call.call_id, result, success=success
+                request.thread_id, request.record.call.call_id, result, success=True
             )
         except UnknownCall:
             return None
@@ -348,32 +371,6 @@ def request_of(record: CallRecord) -> ApprovalRequest | None:
             )
 
     return None
-
-
-def _decision_of(request: ApprovalRequest) -> Decision | None:
-    """Return the decision on record. No clock but the store's is asked."""
-    record = request.record
-    at = record.resolved_at
-
-    if record.status == "issued":
-        return None
-
-    found = record.result if isinstance(record.result, dict) else {}
-    verdict: Literal["approved", "denied", "expired", "withdrawn"] = "denied"
-
-    if record.status == "failed":
-        verdict = "withdrawn"
-    elif found.get("expired") is True or (at is not None and request.is_late(at)):
-        verdict = "expired"
-    elif found.get("approved") is True and not record.erased:
-        verdict = "approved"
-
-    texts: dict[str, Any] = {
-        name: value
-        for name in ("by", "reason", "origin")
-        if isinstance(value := found.get(name), str)
-    }
-    return Decision(verdict, at=at, value=found.get("value"), **texts)
 
 
 async def waiting_tools(

@@ -54,23 +54,21 @@ from cpkit.effects.records import (
     exception_message,
     exception_type,
     fresh_call_id,
+    outcome_of,
     released_envelope,
     result_of,
-    value_envelope,
 )
 from cpkit.effects.requests import ApprovalRequest
 from cpkit.effects.tracing import Trail
 from cpkit.errors import (
     BackendUnavailable,
     CheckpointerError,
-    PayloadTooLarge,
     SerializationError,
     UnknownCall,
 )
 from cpkit.lease import held_leases
 from cpkit.records import CallRecord, JsonValue, ToolCall
-from cpkit.waiting import STALE_AFTER, StaleDetector, run_shielded
-from cpkit.wakeups import Reader
+from cpkit.waiting import StaleDetector, run_shielded
 
 __all__ = ["EffectRun", "RunResult", "current_key"]
 
@@ -140,12 +138,10 @@ class EffectRun:
         self._plan = plan
         self._trail = trail
         self._effect = plan.effect
-        self._call: ToolCall | None = None
         self._heartbeat: Heartbeat | None = None
         self._request: ApprovalRequest | None = None
         self._took_over = False
-        self._claimed_at = 0.0
-        self._outcome: Outcome | None = None
+        self._waits_until: float | None = None
 
     async def run(self, handler: Handler, *, wants_attempt: bool = True) -> RunResult:
         """Run the effect, wait for the process that runs it, or replay its record.
@@ -155,30 +151,18 @@ class EffectRun:
         """
         record = await self._look_up()
 
-        if record is not None and record.status == "completed":
-            return self._replay(record)
-
         try:
             while True:
-                record = record or await self._claim()
+                if record is None:
+                    record, is_own = await self._claim(wants_attempt)
 
-                if record is not None:
-                    record = await self._wait_for_others(record)
+                    if is_own:
+                        return await self._settled(await self._perform(handler, record))
 
-                if record is not None:
+                if record.status == "completed":
                     return await self._settled(self._replay(record))
 
-                result = await self._perform(handler, wants_attempt)
-
-                if result is not None:
-                    return await self._settled(result)
-        except asyncio.CancelledError:
-            # If the handler has ended, its outcome is known. Recording it twice is
-            # safe.
-            if self._outcome is not None:
-                await self._give_up(self._outcome)
-
-            raise
+                record = await self._wait_for(record)
         finally:
             await self._stop_heartbeat()
 
@@ -189,14 +173,11 @@ class EffectRun:
         """
         record = await self._look_up()
 
-        while record is None:
-            record = await self._claim()
+        if record is None:
+            record, is_own = await self._claim(wants_record=True)
 
-            if record is None:
-                if (own := await self._start(wants_record=True)) is None:
-                    continue
-
-                return own, self._heartbeat
+            if is_own:
+                return record, self._heartbeat
 
         self._check(record)
         return record, None
@@ -229,42 +210,49 @@ class EffectRun:
 
     # Claim
 
-    async def _claim(self) -> CallRecord | None:
-        """Claim the key; return the key's record, or ``None`` if this run holds it."""
+    async def _claim(self, wants_record: bool) -> tuple[CallRecord, bool]:
+        """Claim the key; return the key's record, and whether this run holds it.
+
+        Without ``wants_record`` it may be a record of the claim alone, with attempt 0.
+        """
+        clock = asyncio.get_running_loop().time
+
         while True:
-            if self._outcome is None:
-                try:
-                    await self._get_approval()
-                except ApprovalExpired:
-                    # An attempt that began before the expiry may have had its effect.
-                    found = await self._attempts.find(self._effect.key)
+            try:
+                await self._get_approval()
+            except ApprovalExpired:
+                # An attempt that began before the expiry may have had its effect.
+                found = await self._attempts.find(self._effect.key)
 
-                    if found is None:
-                        raise
+                if found is None:
+                    raise
 
-                    return found
+                return found, False
 
             call = await self._new_call()
-            self._claimed_at = asyncio.get_running_loop().time()
+            claimed_at = clock()
 
             try:
-                record = await self._attempts.claim(
-                    self._effect.thread_id, call, happened=self._outcome is not None
-                )
-            except (asyncio.CancelledError, BackendUnavailable):
+                holder = await self._attempts.claim(self._effect.thread_id, call)
+                own = None if holder else await self._start(call, wants_record)
+            except BaseException:
                 # The claim may have been applied, and no handler will be called.
-                await self._give_up(self._outcome or _NOT_STARTED)
+                await self._give_up(call, _NOT_STARTED)
                 raise
 
-            if record is None:
-                assert self._heartbeat is not None
-                self._heartbeat.start()
-                return None
+            if own is not None:
+                if clock() - claimed_at <= self._plan.options.stale_seconds / 2:
+                    return own, True
+
+                # The store answered late, or this process was paused: soon another run
+                # may take over. The handler has not begun, so give the claim back.
+                self._trail.note("answered late")
+                await self._give_up(call, _NOT_STARTED)
 
             # A failed record is this run's own attempt: another process took it over
             # before this run learned that its claim was applied.
-            if record.status != "failed":
-                return record
+            if holder is not None and holder.status != "failed":
+                return holder, False
 
     async def _get_approval(self) -> None:
         try:
@@ -303,60 +291,45 @@ class EffectRun:
 
     async def _new_call(self) -> ToolCall:
         await self._stop_heartbeat()
-        effect, options = self._effect, self._plan.options
+        effect, seconds = self._effect, self._plan.options.stale_seconds
         leases = held_leases(self._attempts.cp)
         lease = (leases[-1].term_id, leases[-1].thread_id) if leases else None
-        stale_after = options.stale_after or STALE_AFTER
-        args = call_args(effect, self._plan.effect.args, lease, stale_after)
-        self._call = ToolCall(fresh_call_id(), effect.tool, args, effect.key)
+        args = call_args(effect, self._plan.effect.args, lease, seconds)
+        call = ToolCall(fresh_call_id(), effect.tool, args, effect.key)
+        # Three heartbeats fit in ``stale_after``.
         self._heartbeat = Heartbeat(
-            self._attempts.cp, effect.key, self._call.call_id, options.heartbeat
+            self._attempts.cp, effect.key, call.call_id, seconds / 3
         )
-        return self._call
+        return call
 
-    async def _start(self, *, wants_record: bool) -> CallRecord | None:
+    async def _start(self, call: ToolCall, wants_record: bool) -> CallRecord | None:
         """Return the claimed record, just before the handler starts.
 
-        ``None``: the claim was lost or given back, so claim again. Without
-        ``wants_record`` it may be a record of the claim alone, with attempt 0.
+        ``None`` if the claim was lost.
         """
-        call, request = self._call, self._request
-        assert call is not None
+        request = self._request
+        assert self._heartbeat is not None
+        self._heartbeat.start()
 
-        try:
-            can_expire = request is not None and request.expires_after is not None
-            record: CallRecord | None = None
+        if not wants_record and (request is None or request.expires_after is None):
+            return _unread(self._effect.thread_id, call)
 
-            if wants_record or can_expire:
-                record = await self._attempts.find_claimed(call)
+        record = await self._attempts.find_claimed(call)
 
-                if record is None:
-                    return None
-
-                self._check(record)
-
-            if (
-                request is not None
-                and record is not None
-                and request.is_late(record.issued_at)
-                and not self._took_over
-            ):
-                await self._approvals.settle(self._plan, request)
-                raise ApprovalExpired(call.idempotency_key, call.tool_name)
-        except BaseException:
-            await self._give_up(_NOT_STARTED)
-            raise
-
-        limit = (self._plan.options.stale_after or STALE_AFTER) / 2
-
-        if asyncio.get_running_loop().time() - self._claimed_at > limit:
-            # The store answered late, or this process was paused: soon another run may
-            # take over. The handler has not begun, so give the claim back.
-            self._trail.note("answered late")
-            await self._give_up(_NOT_STARTED)
+        if record is None:
             return None
 
-        return record or _unread(self._effect.thread_id, call)
+        self._check(record)
+
+        if (
+            request is not None
+            and request.is_late(record.issued_at)
+            and not self._took_over
+        ):
+            await self._approvals.settle(self._plan, request)
+            raise ApprovalExpired(call.idempotency_key, call.tool_name)
+
+        return record
 
     def _check(self, record: CallRecord) -> None:
         """Raise if the record was erased, or is of a call with other arguments."""
@@ -372,27 +345,21 @@ class EffectRun:
 
     # Run
 
-    async def _perform(self, handler: Handler, wants_attempt: bool) -> RunResult | None:
-        """Call the handler, unless it ran already, and record its outcome.
-
-        ``None`` means that the claim was lost, or was taken over and the key is free.
-        Then claim again; a handler that ran is not called twice.
-        """
-        if self._outcome is None:
-            record = await self._start(wants_record=wants_attempt)
-
-            if record is None:
-                return None
-
-            effect = replace(
-                self._effect, call_id=record.call.call_id, attempt=record.attempt
-            )
-            self._trail.note("claimed", attempt=effect.attempt)
-            self._outcome = await self._call_handler(handler, effect)
+    async def _perform(self, handler: Handler, own: CallRecord) -> RunResult:
+        """Call the handler, and record its outcome."""
+        effect = replace(self._effect, call_id=own.call.call_id, attempt=own.attempt)
+        self._trail.note("claimed", attempt=effect.attempt)
+        outcome = await self._call_handler(handler, effect)
 
         # The heart beats until the outcome is recorded: a store may take long, and a
         # run that took over meanwhile would repeat the effect.
-        result = await self._record(self._outcome)
+        try:
+            result = await self._record(own, outcome)
+        except asyncio.CancelledError:
+            # Recording it twice is safe.
+            await self._give_up(own.call, outcome)
+            raise
+
         assert self._heartbeat is not None
         await self._heartbeat.stop()
         await self._heartbeat.delete()
@@ -417,59 +384,48 @@ class EffectRun:
         finally:
             handling.reset(token)
 
-        try:
-            return Outcome(value_envelope(result))
-        except Exception as exc:
-            # The effect happened, and JSON cannot hold its result: never release it.
-            return Outcome(error_envelope(exc), raised=exc)
+        return outcome_of(result)
 
-    async def _record(self, outcome: Outcome) -> RunResult | None:
+    async def _record(self, own: CallRecord, outcome: Outcome) -> RunResult:
         """Record the outcome, and return what the stored record says.
 
-        The first recorded outcome decides. ``None`` means that the attempt was taken
-        over and its key is free again.
+        The first recorded outcome decides. If the attempt was taken over, and the new
+        holder ends without an effect, this outcome is the next one.
         """
-        try:
+        while True:
             try:
-                record = await self._resolve(outcome)
-            except (PayloadTooLarge, SerializationError) as exc:
-                # The effect happened, and the store cannot hold its result.
-                outcome = self._outcome = Outcome(error_envelope(exc), raised=exc)
-                record = await self._resolve(outcome)
-        except BackendUnavailable:
-            self._trail.warn("outcome not recorded")
-            raise
-        except UnknownCall:
-            self._trail.warn("forgotten while it ran")
-            return RunResult(None, False, outcome.raised, outcome)
+                record, outcome = await self._attempts.record(own, outcome)
+            except BackendUnavailable:
+                self._trail.warn("outcome not recorded")
+                raise
+            except UnknownCall:
+                self._trail.warn("forgotten while it ran")
+                return RunResult(None, False, outcome.raised, outcome)
+
+            if record.status != "issued" or record.erased:
+                break
+
+            await self._wait_for(record, needs_approval=False)
 
         if record.erased:
             self._trail.warn("erased while it ran")
             return RunResult(record, False, outcome.raised, outcome)
 
-        if outcome.is_recorded_in(record):
-            self._trail.note("recorded", attempt=record.attempt, status=record.status)
+        is_recorded = outcome.is_recorded_in(record)
+        facts = {"attempt": record.attempt, "status": record.status}
+
+        if not is_recorded or record.call.call_id != own.call.call_id:
+            self._trail.warn("superseded", **facts)
+
+        if is_recorded:
+            self._trail.note("recorded", **facts)
+
+        # After a release this caller reports its own error, whatever the other attempt
+        # recorded. An error that was recorded as the result has success=True.
+        if is_recorded or not outcome.success:
             return RunResult(record, False, outcome.raised)
 
-        self._trail.warn("superseded", attempt=record.attempt, status=record.status)
-
-        # success=False means released: the attempt had no effect. An error that was
-        # recorded as the result has success=True.
-        if not outcome.success:
-            # So this caller reports its own error, whatever the other attempt recorded.
-            return RunResult(record, False, outcome.raised)
-
-        return self._replay(record) if record.status == "completed" else None
-
-    async def _resolve(self, outcome: Outcome) -> CallRecord:
-        assert self._call is not None
-        return await self._attempts.resolve(
-            self._effect.thread_id,
-            self._call.call_id,
-            outcome.result,
-            success=outcome.success,
-            happened=True,
-        )
+        return self._replay(record)
 
     def _replay(self, record: CallRecord) -> RunResult:
         self._check(record)
@@ -477,38 +433,30 @@ class EffectRun:
         self._trail.note("replayed", attempt=record.attempt)
         return RunResult(record, True)
 
-    # The end of a run that is given up
-
-    async def _give_up(self, outcome: Outcome) -> None:
+    async def _give_up(self, call: ToolCall, outcome: Outcome) -> None:
         """Record the outcome of a run that ends here; a cancellation does not stop it.
 
         If the handler ran and another process released its attempt, the outcome is
         recorded for a new attempt, unless another one holds the key.
         """
-        await run_shielded(lambda: self._record_last(outcome))
 
-    async def _record_last(self, outcome: Outcome) -> None:
-        call, cp = self._call, self._attempts.cp
-        assert call is not None
-
-        try:
+        async def record() -> None:
             attempt = _unread(self._effect.thread_id, call)
-            await self._attempts.close(attempt, outcome.result, success=outcome.success)
-        except (PayloadTooLarge, SerializationError) as exc:
-            # The effect happened, and the store cannot hold its result.
-            await self._record_last(Outcome(error_envelope(exc)))
-        except UnknownCall:  # the claim was not applied
-            where = self._effect.thread_id
 
-            if outcome.success and await self._attempts.claim(where, call) is None:
-                await self._resolve(outcome)
-        except CheckpointerError as exc:
-            self._trail.note("outcome not recorded", because=type(exc).__name__)
-        else:
+            try:
+                await self._attempts.record(attempt, outcome, retry=False)
+            except UnknownCall:
+                return  # the claim was not applied
+            except CheckpointerError as exc:
+                self._trail.note("outcome not recorded", because=type(exc).__name__)
+                return
+
             await self._stop_heartbeat()
 
             if outcome.success:
-                await delete_heartbeats(cp, call.idempotency_key)
+                await delete_heartbeats(self._attempts.cp, call.idempotency_key)
+
+        await run_shielded(record)
 
     async def _stop_heartbeat(self) -> None:
         if self._heartbeat is not None:
@@ -516,61 +464,48 @@ class EffectRun:
 
     # Wait for another holder
 
-    async def _wait_for_others(self, record: CallRecord) -> CallRecord | None:
-        """Return the key's record once it is completed, or ``None`` if this run has it.
-
-        ``record`` is the key's record now.
-        """
-        found: CallRecord | None = record
-
-        if record.status == "issued":
-            self._trail.note("waiting", attempt=record.attempt)
-
-        limit = self._plan.options.timeout
-        clock = asyncio.get_running_loop().time
-        deadline = None if limit is None else clock() + limit
-
-        while found is not None and found.status == "issued":
-            self._check(found)
-            holder = found
-            waiting = self._attempts.wait_for(holder, self._plan.options.stale_after)
-
-            async with waiting as reader:
-                while found == holder and not reader.is_over:
-                    found = await self._wait(reader, holder, deadline)
-                    found = found or await self._claim()
-
-        return found
-
-    async def _wait(
-        self, reader: Reader, holder: CallRecord, deadline: float | None
+    async def _wait_for(
+        self, holder: CallRecord, *, needs_approval: bool = True
     ) -> CallRecord | None:
-        """Wait while another attempt holds the key.
+        """Wait while another attempt holds the key, or take over from it.
 
         Returns the key's completed or issued record, or ``None`` if it may be free.
         """
-        limit = self._plan.options.timeout
+        self._check(holder)
+        self._trail.note("waiting", attempt=holder.attempt)
+        effect, options = self._plan.effect, self._plan.options
         clock = asyncio.get_running_loop().time
 
-        while True:
-            try:
-                left = None if deadline is None else max(0.0, deadline - clock())
-                found = await reader.wait(left)
-            except TimeoutError:
-                assert limit is not None
-                waiting_for = f"the result of attempt {holder.attempt}, still issued"
-                effect = self._plan.effect
-                raise EffectTimeout(
-                    effect.key, effect.tool, limit, waiting_for, holder
-                ) from None
+        if self._waits_until is None and options.timeout is not None:
+            self._waits_until = clock() + options.timeout
 
-            if not isinstance(found, StaleDetector):
-                return None if found is None or found.status == "failed" else found
+        until = self._waits_until
 
-            if await self._take_over(holder, found):
-                return None
+        async with self._attempts.wait_for(holder, options.stale_after) as reader:
+            while True:
+                try:
+                    left = None if until is None else max(0.0, until - clock())
+                    found = await reader.wait(left)
+                except TimeoutError:
+                    assert options.timeout is not None
+                    raise EffectTimeout(
+                        effect.key,
+                        effect.tool,
+                        options.timeout,
+                        f"the result of attempt {holder.attempt}, still issued",
+                        holder,
+                    ) from None
 
-    async def _take_over(self, holder: CallRecord, stale: StaleDetector) -> bool:
+                if not isinstance(found, StaleDetector):
+                    is_free = found is None or found.status == "failed"
+                    return None if is_free else found
+
+                if await self._take_over(holder, found, needs_approval):
+                    return None
+
+    async def _take_over(
+        self, holder: CallRecord, stale: StaleDetector, needs_approval: bool
+    ) -> bool:
         """Close the attempt of a silent holder; return whether it is closed.
 
         Without ``verify``, ``stale_after`` alone permits a second run. A released key
@@ -578,26 +513,28 @@ class EffectRun:
         """
         verify = self._plan.options.verify
 
-        # If the handler ran, its outcome is recorded whatever the approval says now. If
-        # the approval has expired, ``verify`` may still find that the effect landed.
-        if self._outcome is None:
+        # If the approval has expired, ``verify`` may still find that the effect landed.
+        if needs_approval:
             try:
                 await self._get_approval()
             except ApprovalExpired:
                 if verify is None:
                     raise
 
-        how, _ = await self._attempts.close_silent(
+        found = await self._attempts.close_silent(
             holder, verify, stale, "taken over: its holder fell silent"
         )
+        how = found.action
 
-        if how == "in doubt":
-            self._trail.warn("not taken over: in doubt", attempt=holder.attempt)
+        if how == "surfaced":
+            self._trail.warn(
+                f"not taken over: {found.reason:.200}", attempt=holder.attempt
+            )
         elif how in ("landed", "released"):
             asked = "not asked" if verify is None else str(how == "landed").lower()
             self._trail.warn("taken over", attempt=holder.attempt, landed=asked)
 
-        is_closed = how not in ("in doubt", "alive")
+        is_closed = how not in ("surfaced", "alive")
         self._took_over = self._took_over or is_closed
         return is_closed
 

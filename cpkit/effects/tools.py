@@ -28,7 +28,6 @@ from cpkit.effects.effect import (
     Verify,
     check_no_generator,
     copy_json,
-    is_awaitable,
     plan_effect,
 )
 from cpkit.effects.errors import EffectDenied, EffectFailed, EffectTimeout
@@ -264,7 +263,7 @@ async def call_function(call: partial[Any], *, may_be_left: bool = False) -> Any
         run = asyncio.to_thread if may_be_left else _to_thread_to_the_end
         result = await run(partial(_call, call))
 
-        if is_awaitable(result):
+        if inspect.isawaitable(result):
             result = await result
 
     try:

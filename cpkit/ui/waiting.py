@@ -12,7 +12,6 @@ from starlette.requests import Request
 
 from cpkit.canonical import canonical_json
 from cpkit.effects import ApprovalRequest
-from cpkit.effects.attempts import read_doubt
 from cpkit.effects.records import APPROVAL, effect_of
 from cpkit.effects.requests import request_of
 from cpkit.errors import CorruptThread
@@ -82,9 +81,8 @@ async def waiting(site: Site, request: Request) -> Page:
 async def in_doubt(site: Site, request: Request) -> Page:
     """Show calls without an outcome, oldest first, of a thousand threads.
 
-    ``verify`` is the last unclear answer of the tool's ``verify``, and when it was
-    given. ``next`` continues behind these threads. ``damaged`` says which threads have
-    calls that cannot be read.
+    ``next`` continues behind these threads. ``damaged`` says which threads have calls
+    that cannot be read.
     """
     needs(site, ListsThreads, "list its threads")
     needs(site, KeepsReceipts, "list its calls")
@@ -98,25 +96,13 @@ async def in_doubt(site: Site, request: Request) -> Page:
     async def one(info: ThreadInfo) -> list[CallRecord]:
         return await _open_calls(site, info.thread_id, damaged)
 
-    async def with_doubt(record: CallRecord) -> dict[str, Any]:
-        if effect_of(record) is None:
-            return {**call_data(record), "verify": None}
-
-        try:
-            doubt = await read_doubt(site.cp, record)
-        except CorruptThread as exc:
-            damaged.append(str(exc))
-            doubt = None
-
-        return {**call_data(record), "verify": doubt and doubt._asdict()}
-
     found = [record for calls in await gather_limited(one, page) for record in calls]
     found = [r for r in found if not r.call.tool_name.startswith("cpkit:")]
     found.sort(key=lambda record: record.issued_at)
     return Page(
         "in_doubt.html",
         {
-            "calls": await gather_limited(with_doubt, found),
+            "calls": [call_data(record) for record in found],
             "damaged": sorted(damaged),
             "looked_at": len(page),
             "next": page[-1].thread_id if len(page) == limit else None,
@@ -196,7 +182,7 @@ async def decide(site: Site, request: Request) -> Page:
 async def doubt(site: Site, request: Request) -> Page:
     """Show one call without an outcome, and ask a person whether it happened."""
     record = await _call(site, wanted(request, "id"), wanted(request, "call"))
-    return Page("doubt.html", await _doubt_data(site, record))
+    return Page("doubt.html", call_data(record))
 
 
 async def say(site: Site, request: Request) -> Page:
@@ -225,7 +211,7 @@ async def say(site: Site, request: Request) -> Page:
         raise HTTPException(409, f"{exc}; nothing was recorded") from exc
 
     record = await _call(site, form["id"], form["call"])
-    return Page("doubt.html", await _doubt_data(site, record))
+    return Page("doubt.html", call_data(record))
 
 
 async def _call(site: Site, thread_id: str, call_id: str) -> CallRecord:
@@ -237,11 +223,6 @@ async def _call(site: Site, thread_id: str, call_id: str) -> CallRecord:
             return record
 
     raise HTTPException(404, f"thread {thread_id[:80]!r} has no such effect")
-
-
-async def _doubt_data(site: Site, record: CallRecord) -> dict[str, Any]:
-    found = await read_doubt(site.cp, record)
-    return {**call_data(record), "verify": found and found._asdict()}
 
 
 def _json_of(text: str, what: str) -> Any:

@@ -237,7 +237,7 @@ def test_an_approval_has_a_value(sqlite_url: str) -> None:
 
 
 def test_a_request_is_withdrawn(sqlite_url: str) -> None:
-    """It is gone: a second withdrawal and a decision find nothing."""
+    """It is gone: a second withdrawal changes nothing, and no decision counts."""
     in_store(sqlite_url, lambda cp: ask(cp, 5))
     (request,) = invoke("pending", sqlite_url, "--json").json["pending"]
     done = invoke("withdraw", sqlite_url, request["key"][:10], "--by", "ann", "--json")
@@ -248,9 +248,10 @@ def test_a_request_is_withdrawn(sqlite_url: str) -> None:
     )
     assert invoke("pending", sqlite_url, "--json").json["pending"] == []
 
-    for command in ("withdraw", "approve"):
-        again = invoke(command, sqlite_url, request["key"])
-        assert (again.code, "no approval request" in again.err) == (1, True)
+    again = invoke("withdraw", sqlite_url, request["key"])
+    assert (again.code, "withdrawn (by ann)" in again.out) == (0, True)
+    late = invoke("approve", sqlite_url, request["key"])
+    assert (late.code, "already withdrawn by ann" in late.err) == (1, True)
 
 
 def test_a_restored_request_is_decided_by_its_first_characters(

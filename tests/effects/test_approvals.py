@@ -643,13 +643,13 @@ async def test_a_withdrawn_request_is_gone(cp: Store, thread: str) -> None:
     assert await quick(cp).pending(thread) == []
     assert [one for one in await quick(cp).requests() if one.key == key] == []
     assert not await quick(cp).approve(key)
-    assert not await quick(cp).withdraw(key)
+    assert await quick(cp).withdraw(key)
 
     shop = Shop()
     run = asyncio.create_task(ledger.run(thread, "charge", ARGS, shop.charge))
     await requested(cp, thread)
     (request,) = await quick(cp).pending(thread)
-    assert (request.number, request.record.attempt) == (1, 2)
+    assert request.number == 2
     assert await quick(cp).approve(key)
     assert await run == {"charge": 1}
     assert not await quick(cp).withdraw(key)

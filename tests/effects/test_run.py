@@ -170,41 +170,6 @@ async def test_a_waiter_runs_a_released_effect(cp: Store, thread: str) -> None:
     assert another.effects[0].attempt == 2
 
 
-class Unbound:
-    """A proxy without an object: reading its class raises."""
-
-    def __getattribute__(self, name: str) -> Any:
-        raise RuntimeError("unbound")
-
-
-@pytest.mark.parametrize("kind", ["sync", "async", "tool", "async tool"])
-async def test_a_result_that_raises_when_it_is_read_is_a_final_error(
-    cp: Store, thread: str, kind: str
-) -> None:
-    """The effect happened, so ``release_failures`` does not apply."""
-    ran: list[int] = []
-
-    def sync_one() -> Any:
-        ran.append(1)
-        return Unbound()
-
-    async def async_one() -> Any:
-        return sync_one()
-
-    function = async_one if kind.startswith("async") else sync_one
-    ledger = quick(cp, release_failures=True)
-
-    for expected in (Exception, EffectFailed):
-        if kind.endswith("tool"):
-            registry = ToolRegistry(ledger, [Tool(function, name="send")])
-            assert (await registry.dispatch(thread, "send", {})).is_error
-        else:
-            with pytest.raises(expected):
-                await ledger.run(thread, "send", {}, lambda _: function())
-
-    assert ran == [1]
-
-
 async def test_a_result_that_json_cannot_hold_is_a_final_error(
     cp: Store, thread: str
 ) -> None:

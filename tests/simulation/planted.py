@@ -57,8 +57,8 @@ class _LateApproval(EffectRun):
     async def _get_approval(self) -> None:
         """Stand for the approval before the claim and the takeover."""
 
-    async def _start(self, *, wants_record: bool) -> CallRecord | None:
-        record = await super()._start(wants_record=True)
+    async def _start(self, call: ToolCall, wants_record: bool) -> CallRecord | None:
+        record = await super()._start(call, True)
 
         if record is not None and record.attempt == 1:
             await EffectRun._get_approval(self)

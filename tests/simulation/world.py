@@ -158,10 +158,15 @@ class World:
 
     async def _check_start(self, effect: Effect) -> None:
         if effect.args["order"] in self.needs_approval:
-            found = await self.store.find_completed(request_key(effect.key, 1))
-            result = found.result if found is not None else None
+            result: Any = {"withdrawn": True}
+            number = 0
 
-            if not (isinstance(result, dict) and result.get("approved") is True):
+            while result.get("withdrawn") is True:
+                number += 1
+                found = await self.store.find_completed(request_key(effect.key, number))
+                result = {} if found is None else found.result
+
+            if result.get("approved") is not True:
                 self.violate("an unapproved effect ran")
 
         if self.decisions.get(effect.key) is False:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cpkit import JsonValue, KeepsReceipts, ToolCall, open_checkpointer
-from cpkit.effects import Effect, EffectLedger, Tool
-from cpkit.effects.records import heartbeat_thread
+from cpkit import ToolCall, open_checkpointer
+from cpkit.effects import EffectLedger
 from cpkit.lease import thread_lease
 from cpkit.runs import RUNS, TERM
 from cpkit.sessions import SessionLog
-from tests.effects.shop import claim
 from tests.stores import LAYERED, fresh_url
 from tests.ui.checks import assert_inert
 from tests.ui.conftest import Client
@@ -151,35 +148,6 @@ async def test_any_id_has_a_page(name: str, cp: Any, client: Client) -> None:
         assert "found it" in (await http.get(link)).text
 
 
-async def test_a_call_in_doubt_shows_what_verify_said(cp: Any, client: Client) -> None:
-    """The answer and its time; a call of which it was not asked says so."""
-
-    async def verify(effect: Effect) -> None:
-        raise OSError("<b>the bank</b> is away")
-
-    async def pay(order: str) -> None: ...
-
-    ledger = EffectLedger(cp)
-
-    for tool, order in [("pay", "7"), ("mail", "8")]:
-        args: dict[str, JsonValue] = {"order": order}
-        await claim(cp, "shop", ledger.key("shop", tool, args), args, tool)
-
-    tools = [Tool(pay, name="pay", verify=verify)]
-    await ledger.resume("shop", tools)
-
-    async with client(cp) as http:
-        calls = (await http.get("/waiting/calls.json")).json()["calls"]
-        verdicts = {one["tool"]: one["verify"] for one in calls}
-        assert verdicts["mail"] is None
-        assert verdicts["pay"]["said"] == "it raised OSError: <b>the bank</b> is away"
-        assert datetime.fromisoformat(verdicts["pay"]["at"]).tzinfo is not None
-        page = await http.get("/waiting/calls")
-        assert "it raised OSError: &lt;b&gt;the bank" in page.text
-        assert "not asked" in page.text
-        assert_inert(page)
-
-
 async def test_a_state_links_to_no_other_message(cp: Any, client: Client) -> None:
     """A message of the context has another position than its entry in the thread."""
     log = await SessionLog.open(cp, "s")
@@ -205,17 +173,13 @@ async def test_a_foreign_call_may_have_the_name_of_an_approval(
 
 
 async def test_damaged_calls_do_not_end_a_list(client: Client, tmp_path: Path) -> None:
-    """Of a thread, of a lease, and an answer of verify: each is named."""
+    """Of a thread and of a lease: each is named."""
     async with open_checkpointer(f"sqlite:///{tmp_path}/store.db") as cp:
         ledger = EffectLedger(cp)
 
         for thread_id in ("broken", "c"):
             for order in ("7", "8"):
                 await ledger.begin(thread_id, "pay", {"order": order})
-
-        assert isinstance(cp, KeepsReceipts)
-        doubted = (await cp.list_calls("c"))[0].call.idempotency_key
-        await cp.save_extra(heartbeat_thread(doubted), {"doubt": []})
 
         lease = ToolCall("1", TERM, {}, "the first term")
         await cp.record_issued(f"{RUNS}:t", lease)
@@ -225,7 +189,6 @@ async def test_damaged_calls_do_not_end_a_list(client: Client, tmp_path: Path) -
                 "UPDATE cpkit_calls SET args = '{' WHERE thread_id LIKE "
                 "'cpkit:run:%' OR thread_id = 'broken' AND args LIKE '%:\"7\"%'"
             )
-            raw.execute("UPDATE cpkit_extra SET value = '{' WHERE key = '\"doubt\"'")
 
         async with client(cp) as http:
             doubt = (await http.get("/waiting/calls.json")).json()
@@ -241,12 +204,12 @@ async def test_damaged_calls_do_not_end_a_list(client: Client, tmp_path: Path) -
         ("c", {"order": order}) for order in ("7", "8")
     ]
     assert [one.split("'")[1] for one in doubt["damaged"]] == sorted(
-        ["broken", heartbeat_thread(doubted), f"{RUNS}:t"]
+        ["broken", f"{RUNS}:t"]
     )
     assert f"{RUNS}:t" in waiting["damaged"][0]
     waits = {one["thread_id"]: one["waits"] for one in listed}
     assert waits == {"broken": None, "c": {"approvals": 0, "calls": 2}}
-    assert [page.count("is corrupt at") for page in pages] == [0, 1, 3]
+    assert [page.count("is corrupt at") for page in pages] == [0, 1, 2]
 
 
 async def test_the_store_view_shows_path_and_size(
