@@ -8,6 +8,7 @@ import pytest
 
 from cpkit.cli.prune import duration
 from cpkit.cli.stores import Store
+from cpkit.effects import EffectLedger, EffectTimeout
 from tests.cli.command import call, in_store, invoke
 from tests.cli.stocked import stock
 
@@ -64,6 +65,24 @@ def test_keys_are_forgotten_on_request(sqlite_url: str) -> None:
     words = ["prune", sqlite_url, "--older-than", "0s", "--yes", "--with-pending"]
     assert invoke(*words, "--forget-keys").code == 0
     assert in_store(sqlite_url, paid) is None
+
+
+def test_a_thread_whose_approval_waits_for_a_worker_is_kept(sqlite_url: str) -> None:
+    """It has no pending call; its run is open, and the list of runs has it."""
+
+    async def approve(cp: Store) -> None:
+        ledger = EffectLedger(cp, requires_approval=lambda _: True, approval_timeout=0)
+
+        with pytest.raises(EffectTimeout):
+            await ledger.run("t", "wire", {"amount": 1}, lambda _: None)
+
+        (request,) = await ledger.requests()
+        assert await ledger.approve(request.key)
+
+    in_store(sqlite_url, approve)
+    words = ["prune", sqlite_url, "--older-than", "0s", "--yes"]
+    assert "kept 1" in invoke(*words).out
+    assert "t" in in_store(sqlite_url, ids)
 
 
 async def test_a_thread_that_changes_during_the_run_is_kept() -> None:
