@@ -315,7 +315,7 @@ def holder_of(record: CallRecord) -> str:
 
 
 def stale_after_of(record: CallRecord, default: float = STALE_AFTER) -> float:
-    """Return the ``stale_after`` that the term's holder recorded."""
+    """Return the ``stale_after`` that the holder of a term or an attempt recorded."""
     recorded = record.call.args.get("stale_after")
 
     # Another program can have written anything. With 0, every lease would be stale.

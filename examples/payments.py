@@ -238,11 +238,11 @@ async def decide(url: str, thread: str, port: int) -> None:
                 order = Order.of(request)
 
                 if order.refused:
-                    await ledger.deny(thread, request.key, reason="too much")
+                    await ledger.deny(request.key, reason="too much")
                 else:
                     # The server learns it first, so it can detect an early charge.
                     await ask(port, action="approve", order=order.number)
-                    await ledger.approve(thread, request.key, by="a person")
+                    await ledger.approve(request.key, by="a person")
 
             await asyncio.sleep(0.1)
 

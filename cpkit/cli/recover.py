@@ -116,6 +116,9 @@ def _tools(target: str) -> list[Tool]:
     if not all(isinstance(one, Tool) for one in tools):
         raise BadUse(f"{target!r} has entries that are not tools; make them with @tool")
 
+    if len({one.name for one in tools}) < len({*tools}):
+        raise BadUse(f"{target!r} has two tools with the same name")
+
     return tools
 
 

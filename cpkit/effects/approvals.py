@@ -197,20 +197,15 @@ class Approvals:
         ``EffectTimeout``; if people could not be told before the deadline, from the
         notifier's error.
         """
-        attempts, record = self._attempts, request.record
-        own = record.call.idempotency_key
         clock = asyncio.get_running_loop().time
         notify_at = clock()
         # No wall clock ends a request: this process has watched it for so long.
         expires = notify_at + (request.expires_after or inf)
         failure: Exception | None = None
-        leases = held_leases(attempts.cp)
-
+        leases = held_leases(self._attempts.cp)
         note_effect(leases, trail.key, "waiting")
 
-        async with attempts.waits.join(
-            own, record, attempts.cp, lambda: attempts.find(own)
-        ) as reader:
+        async with self._attempts.wait_for(request.record, None) as reader:
             while True:
                 if clock() >= notify_at:
                     failure = await self._notify_once(request, trail)

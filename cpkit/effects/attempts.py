@@ -34,7 +34,6 @@ from cpkit.effects.records import (
     heartbeat_thread,
     next_call_id,
     released_envelope,
-    stale_after_of,
     value_envelope,
 )
 from cpkit.effects.tracing import log
@@ -48,7 +47,7 @@ from cpkit.errors import (
 from cpkit.lease import WaitHook
 from cpkit.protocol import Checkpointer, ErasesThreads, KeepsReceipts
 from cpkit.records import CallRecord, JsonValue, ToolCall
-from cpkit.runs import TAKEN_OVER, TERM, RunThread
+from cpkit.runs import TAKEN_OVER, RunThread, stale_after_of
 from cpkit.waiting import StaleDetector, check_interval, retry_unclear
 from cpkit.wakeups import Reader, SharedWaits
 
@@ -148,7 +147,7 @@ class Attempts:
     ) -> AbstractAsyncContextManager[Reader]:
         """Wait, in the block, until the holder's attempt is over, or stale."""
         key = holder.call.idempotency_key
-        limit = None if stale_after is None else stale_after_of(holder, stale_after)
+        limit = None if stale_after is None else _limit(holder, stale_after)
         return self.waits.join(
             key,
             holder,
@@ -159,22 +158,18 @@ class Attempts:
         )
 
     async def resolve(
-        self,
-        thread_id: str,
-        call_id: str,
-        result: JsonValue,
-        *,
-        success: bool,
-        happened: bool = False,
+        self, attempt: CallRecord, outcome: Outcome, *, retry: bool = False
     ) -> CallRecord:
         """Record an outcome, and return the record as it is stored now.
 
-        ``happened`` is for an outcome that exists nowhere else: it is also repeated
-        while the store cannot be reached.
+        ``retry`` is for an outcome that exists nowhere else: it is also repeated while
+        the store cannot be reached.
         """
+        thread_id, call_id = attempt.thread_id, attempt.call.call_id
+        result, success = outcome.result, outcome.success
         record: CallRecord = await retry_unclear(
             lambda: self.cp.record_result(thread_id, call_id, result, success=success),
-            retry_rejected=happened,
+            retry_rejected=retry,
         )
         self.waits.post(record.call.idempotency_key, record)
         return record
@@ -182,27 +177,18 @@ class Attempts:
     async def record(
         self, attempt: CallRecord, outcome: Outcome, *, retry: bool = True
     ) -> tuple[CallRecord, Outcome]:
-        """Record a handler's outcome; return the record that stands, and the outcome.
+        """Record a handler's outcome, as `close`; return the outcome too.
 
-        The outcome is an error if the store cannot hold the result: the effect has
-        happened. With ``retry`` this is repeated while the store cannot be reached.
+        It is an error if the store cannot hold the result: the effect has happened.
         """
-        how = {"success": outcome.success, "happened": retry}
-
         try:
-            return await self.close(attempt, outcome.result, **how), outcome
+            return await self.close(attempt, outcome, retry=retry), outcome
         except (PayloadTooLarge, SerializationError) as exc:
-            result = error_envelope(exc)
-            outcome = Outcome(result, raised=exc)
-            return await self.close(attempt, result, **how), outcome
+            outcome = Outcome(error_envelope(exc), raised=exc)
+            return await self.close(attempt, outcome, retry=retry), outcome
 
     async def close(
-        self,
-        attempt: CallRecord,
-        result: JsonValue,
-        *,
-        success: bool,
-        happened: bool = False,
+        self, attempt: CallRecord, outcome: Outcome, *, retry: bool = False
     ) -> CallRecord:
         """Record the outcome of an attempt, and return the record that stands.
 
@@ -210,23 +196,21 @@ class Attempts:
         the result is recorded as a new attempt, so that the next run does not repeat
         the effect. If another attempt holds the key already, its record is returned.
         """
-        thread_id, call = attempt.thread_id, attempt.call
-
         while True:
-            record = await self.resolve(
-                thread_id, call.call_id, result, success=success, happened=happened
-            )
+            record = await self.resolve(attempt, outcome, retry=retry)
 
-            if not success or record.status != "failed" or record.erased:
+            if not outcome.success or record.status != "failed" or record.erased:
                 return record
 
             # The new id follows from the old one: a caller that closes again after an
             # error makes the same ids.
-            call = replace(call, call_id=next_call_id(call.call_id))
-            other = await self.claim(thread_id, call, happened=happened)
+            call = replace(attempt.call, call_id=next_call_id(attempt.call.call_id))
+            other = await self.claim(attempt.thread_id, call, happened=retry)
 
             if other is not None and other.call.call_id != call.call_id:
                 return other
+
+            attempt = replace(attempt, call=call)
 
     async def close_silent(
         self,
@@ -255,14 +239,13 @@ class Attempts:
         ):
             return Resumed(holder, "alive", "a run is executing it")
 
-        landed = isinstance(answer, Landed)
-        result = released_envelope(reason)
+        outcome = Outcome(released_envelope(reason), success=False)
 
         if isinstance(answer, Landed):
-            result = value_envelope(answer.result)
+            outcome = Outcome(value_envelope(answer.result))
 
         try:
-            stored, closed_here = await self.close_orphan(holder, result, landed)
+            stored, closed_here = await self.close_orphan(holder, outcome)
         except (PayloadTooLarge, SerializationError) as exc:
             why = f"its result cannot be stored: {exc}"
             return Resumed(holder, "surfaced", why)
@@ -270,7 +253,7 @@ class Attempts:
         if not closed_here:
             return await self.look_again(stored)
 
-        if landed:
+        if outcome.success:
             return Resumed(stored, "landed", "verify found it")
 
         return Resumed(stored, "released", reason)
@@ -285,20 +268,19 @@ class Attempts:
         return Resumed(found or record, "finished", "it ended, or was erased")
 
     async def close_orphan(
-        self, holder: CallRecord, result: dict[str, JsonValue], success: bool
+        self, holder: CallRecord, outcome: Outcome
     ) -> tuple[CallRecord, bool]:
-        """Record the outcome of another process's attempt.
+        """Close another process's attempt; return the record, and if it was done here.
 
-        Returns the stored record, as `close` does, and whether it has this result. A
-        record that was deleted with its thread is returned unchanged.
+        A record that was deleted with its thread is returned unchanged.
         """
         try:
-            record = await self.close(holder, result, success=success)
+            record = await self.close(holder, outcome)
         except UnknownCall:
             return holder, False
 
         await delete_heartbeats(self.cp, record.call.idempotency_key)
-        return record, record.result == result
+        return record, outcome.is_recorded_in(record)
 
 
 # Heartbeats
@@ -330,7 +312,7 @@ class Heartbeat:
         self._timer = asyncio.get_running_loop().call_later(self._interval, self._begin)
 
     async def stop(self) -> None:
-        """End, after the outcome was recorded or the run was given up."""
+        """Write no more."""
         running_calls(self._cp).discard(self._call_id)
 
         if self._timer is not None:
@@ -340,8 +322,10 @@ class Heartbeat:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def delete(self) -> None:
-        """Delete the heartbeats of an effect that ended, if any were written."""
+    async def end(self) -> None:
+        """Stop, and delete the heartbeats if any were written: there is an outcome."""
+        await self.stop()
+
         if self._count:
             await delete_heartbeats(self._cp, self._key)
 
@@ -456,10 +440,11 @@ async def find_silent(
     if stale_after is not None:
         check_interval("stale_after", stale_after)
 
-    dead = await _taken_over(attempts, calls)
-    silent: dict[str, StaleDetector | None] = dict.fromkeys(dead)
+    silent: dict[str, StaleDetector | None] = {
+        one.call.call_id: None for one in calls if await _was_taken_over(attempts, one)
+    }
     watched = {
-        one.call.call_id: (one, StaleDetector(stale_after_of(one, stale_after)))
+        one.call.call_id: (one, StaleDetector(_limit(one, stale_after)))
         for one in calls
         if one.call.call_id not in silent and one.call.call_id not in attempts.running
     }
@@ -487,6 +472,11 @@ async def find_silent(
     return silent
 
 
+def _limit(record: CallRecord, own: float | None) -> float:
+    """Return the ``stale_after`` of an attempt or of its observer: the longer one."""
+    return max(stale_after_of(record), own or 0.0)
+
+
 async def _is_over(attempts: Attempts, record: CallRecord) -> bool:
     found = await attempts.find(record.call.idempotency_key)
     return (
@@ -496,31 +486,23 @@ async def _is_over(attempts: Attempts, record: CallRecord) -> bool:
     )
 
 
-async def _taken_over(attempts: Attempts, calls: Sequence[CallRecord]) -> list[str]:
-    """Return the ids of the calls whose lease was taken over after silence.
+async def _was_taken_over(attempts: Attempts, record: CallRecord) -> bool:
+    """Return whether the lease under which a call ran was taken over after silence.
 
-    The lease may be that of another thread: a sub-agent runs under its main agent's.
+    It may be the lease of another thread: a sub-agent runs under its main agent's.
     """
-    found: list[str] = []
-    carrying: dict[str, list[tuple[str, str]]] = {}
+    match record.call.args.get("lease"):
+        case [str(term), str(run_thread)]:
+            run = RunThread(attempts.cp, run_thread)
+            terms: list[CallRecord] = await attempts.cp.list_calls(run.name)
+            return any(
+                one.call.call_id == term
+                and isinstance(one.result, dict)
+                and one.result.get("released") == TAKEN_OVER
+                for one in terms
+            )
 
-    for one in calls:
-        match one.call.args.get("lease"):
-            case [str(term), str(run_thread)]:
-                carrying.setdefault(run_thread, []).append((one.call.call_id, term))
-
-    for run_thread, pairs in carrying.items():
-        terms = await attempts.cp.list_calls(RunThread(attempts.cp, run_thread).name)
-        silent = {
-            one.call.call_id
-            for one in terms
-            if one.call.tool_name == TERM
-            and isinstance(one.result, dict)
-            and one.result.get("released") == TAKEN_OVER
-        }
-        found += [call_id for call_id, term in pairs if term in silent]
-
-    return found
+    return False
 
 
 async def ask_verify(verify: Verify, holder: CallRecord) -> Landed | NotLanded | str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Unpack
 
 from cpkit.effects.approvals import Approvals, Notifier
-from cpkit.effects.attempts import Heartbeat, Resumed, delete_heartbeats
+from cpkit.effects.attempts import Heartbeat, delete_heartbeats
 from cpkit.effects.effect import (
     EffectOptions,
     EffectPlan,
@@ -29,12 +29,11 @@ from cpkit.effects.records import (
 )
 from cpkit.effects.recovery import (
     RecoverReport,
-    by_name,
     resume_thread,
 )
 from cpkit.effects.run import EffectRun, RunResult
 from cpkit.effects.similar import Similar
-from cpkit.effects.tools import Tool, ToolOutcome, run_recorded
+from cpkit.effects.tools import Tool, ToolOutcome, ToolRegistry, run_recorded
 from cpkit.effects.tracing import Trail, log
 from cpkit.errors import BackendUnavailable
 from cpkit.lease import Lease, WaitHook, held_leases, note_effect, thread_lease
@@ -224,7 +223,7 @@ class EffectLedger(ForPeople):
         its result is recorded, or its key is freed. All other calls stay as they are.
         Resume executes no tool, takes no lease, and touches no approval request.
         """
-        named = by_name(tools)
+        named = ToolRegistry(self, tools)
         return await resume_thread(
             self._attempts, thread_id, named, stale_after, on_wait
         )
@@ -259,17 +258,11 @@ class EffectLedger(ForPeople):
         if heal is not None:
             check_callback("heal", heal, "cp", "thread_id", "report")
 
-        named = by_name(tools)
-        outcomes: list[tuple[Resumed, ToolOutcome]] = []
+        named = ToolRegistry(self, tools)
 
-        async def run(call: Resumed) -> None:
-            tool = named[call.record.call.tool_name]
-            outcome = await run_recorded(
-                self, self._attempts, thread_id, tool, call.record
-            )
-
-            if outcome is not None:
-                outcomes.append((call, outcome))
+        async def run(record: CallRecord) -> ToolOutcome | None:
+            tool = named[record.call.tool_name]
+            return await run_recorded(self, self._attempts, thread_id, tool, record)
 
         own = [one for one in held_leases(self.cp) if one.thread_id == thread_id]
         lease = lease or next(iter(own), None)
@@ -286,13 +279,12 @@ class EffectLedger(ForPeople):
             report = await resume_thread(
                 self._attempts, thread_id, named, stale_after, on_wait, held, run
             )
-            recovered = replace(report, outcomes=tuple(outcomes))
 
             if heal is None:
-                return recovered
+                return report
 
-            healed = await call_callback(heal, self.cp, thread_id, recovered)
-            return replace(recovered, healed=healed)
+            healed = await call_callback(heal, self.cp, thread_id, report)
+            return replace(report, healed=healed)
 
     # For this package only
 
@@ -307,7 +299,6 @@ class EffectLedger(ForPeople):
         key = plan.effect.key
         leases = held_leases(self.cp)
         self._similar.note(plan)
-
         note_effect(leases, key, "running")
 
         with Trail(plan.effect, plan.thread_id) as trail:
@@ -337,8 +328,7 @@ class EffectLedger(ForPeople):
         if record.call.call_id in self._begun:
             heartbeat, leases, noted = self._begun.pop(record.call.call_id)
             note_effect(leases, noted, None)
-            await heartbeat.stop()
-            await heartbeat.delete()
+            await heartbeat.end()
         else:
             # A person decides the attempt of another process, which may have written
             # heartbeats.

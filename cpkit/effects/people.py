@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypedDict, Unpack
 
@@ -18,6 +19,7 @@ from cpkit.effects.effect import (
 )
 from cpkit.effects.records import (
     REOPEN,
+    Outcome,
     effect_of,
     error_type_of,
     fresh_call_id,
@@ -91,7 +93,7 @@ class ForPeople:
         number: int | None = None,
     ) -> ApprovalRequest | None:
         """Return an effect's request, decided or not; selected as in `approve`."""
-        return await self._requests.find(key, None, args, number)
+        return await self._requests.find(check_id("key", key), args, number)
 
     async def decision(
         self,
@@ -106,11 +108,12 @@ class ForPeople:
 
     async def approve(
         self,
-        *thread_and_key: str,
+        key: str,
+        *,
         value: JsonValue = None,
         **options: Unpack[DecisionOptions],
     ) -> bool:
-        """Approve a request: ``approve(key)``, or ``approve(thread_id, key)``.
+        """Approve the request of the effect with this key.
 
         Returns whether the decision on record is an approval that counts: ``False`` if
         the request was denied or has expired before, or does not exist. ``value`` is
@@ -123,52 +126,34 @@ class ForPeople:
         if value is not None:
             said["value"] = copy_json(value, "value")
 
-        return await self._decide(thread_and_key, "approved", said, options)
+        return await self._decide(key, "approved", said, options)
 
-    async def deny(
-        self, *thread_and_key: str, **options: Unpack[DecisionOptions]
-    ) -> bool:
+    async def deny(self, key: str, **options: Unpack[DecisionOptions]) -> bool:
         """Deny a request, as `approve`; return whether a denial is on record.
 
         Then every run of the effect raises ``EffectDenied``, until `ask_again`.
         """
-        return await self._decide(
-            thread_and_key, "denied", {"approved": False}, options
-        )
+        return await self._decide(key, "denied", {"approved": False}, options)
 
-    async def withdraw(
-        self, *thread_and_key: str, **options: Unpack[DecisionOptions]
-    ) -> bool:
+    async def withdraw(self, key: str, **options: Unpack[DecisionOptions]) -> bool:
         """End a request without a decision; return whether it is gone now.
 
         The run that waits raises ``ApprovalWithdrawn``, and no worker runs the thread.
         A new run of the effect makes a new request. ``False`` if it was decided before,
         or does not exist.
         """
-        return await self._decide(
-            thread_and_key, "withdrawn", {"withdrawn": True}, options
-        )
+        return await self._decide(key, "withdrawn", {"withdrawn": True}, options)
 
     async def _decide(
         self,
-        thread_and_key: tuple[str, ...],
+        key: str,
         verdict: Verdict,
         said: dict[str, JsonValue],
         options: DecisionOptions,
     ) -> bool:
         """Record how a request ends; return whether it has ended so."""
-        if not 1 <= len(thread_and_key) <= 2:
-            raise TypeError(
-                f"give a key, or a thread and a key, not {thread_and_key!r:.80}"
-            )
-
-        *thread, key = thread_and_key
-        request = await self._requests.find(
-            check_id("key", key),
-            thread[0] if thread else None,
-            options.get("args"),
-            options.get("number"),
-        )
+        args, number = options.get("args"), options.get("number")
+        request = await self.request(key, args=args, number=number)
 
         if request is None or request.record.erased:
             return False
@@ -199,7 +184,7 @@ class ForPeople:
         An undecided request is returned as it is. Raises ``ValueError`` if there is no
         request, if it is approved, or if the effect has run.
         """
-        request = await self._requests.find(key, None, args)
+        request = await self._requests.find(key, args)
 
         if request is None or request.record.erased:
             raise ValueError(f"there is no approval request for {key!r} to ask again")
@@ -246,8 +231,8 @@ class ForPeople:
         First this watches the attempt, as `resume` does. Raises ``ValueError`` if a run
         is executing it, or if the key has no attempt without an outcome.
         """
-        said = value_envelope(result)
-        return await self._say(key, said, True, stale_after, on_wait, signature)
+        said = Outcome(value_envelope(result))
+        return await self._say(key, said, stale_after, on_wait, signature)
 
     async def not_landed(
         self,
@@ -261,14 +246,15 @@ class ForPeople:
 
         Its key is free: the next run runs the effect. Otherwise as `landed`.
         """
-        said = released_envelope("a person says that it did not land")
-        return await self._say(key, said, False, stale_after, on_wait, signature)
+        said = Outcome(
+            released_envelope("a person says that it did not land"), success=False
+        )
+        return await self._say(key, said, stale_after, on_wait, signature)
 
     async def _say(
         self,
         key: str,
-        result: dict[str, JsonValue],
-        success: bool,
+        outcome: Outcome,
         stale_after: float | None,
         on_wait: WaitHook | None,
         signature: Signature,
@@ -289,8 +275,10 @@ class ForPeople:
                 "doubt: a run is executing it, or has ended it"
             )
 
-        said = {**result, "said": _signed(signature)}
-        stored, _ = await self._attempts.close_orphan(record, said, success)
+        said = {**outcome.result, "said": _signed(signature)}
+        stored, _ = await self._attempts.close_orphan(
+            record, replace(outcome, result=said)
+        )
         return stored
 
     async def reopen(self, key: str, **signature: Unpack[Signature]) -> str:
@@ -309,10 +297,8 @@ class ForPeople:
         call = ToolCall(fresh_call_id("reopen"), REOPEN, {"key": key}, reopen_key(key))
         # Another person's record holds the key: then it is completed here.
         held = await self._attempts.claim(record.thread_id, call)
-        call_id = call.call_id if held is None else held.call.call_id
-        await self._attempts.resolve(
-            record.thread_id, call_id, _signed(signature), success=True
-        )
+        attempt = held or replace(record, call=call)
+        await self._attempts.resolve(attempt, Outcome(_signed(signature)))
         return reopened_key(key)
 
 

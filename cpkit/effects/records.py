@@ -29,7 +29,6 @@ from typing import Any
 from cpkit.effects.effect import Decision, Effect, Verdict, copy_json
 from cpkit.effects.errors import EffectErased, EffectFailed
 from cpkit.records import CallRecord, JsonValue
-from cpkit.waiting import STALE_AFTER
 
 __all__ = [
     "APPROVAL",
@@ -49,7 +48,6 @@ __all__ = [
     "released_envelope",
     "result_of",
     "signed",
-    "stale_after_of",
     "value_envelope",
 ]
 
@@ -120,17 +118,6 @@ def call_args(
 def asked_args(record: CallRecord) -> JsonValue:
     """Return the arguments that were asked for, before a person changed them."""
     return record.call.args.get("asked", record.call.args.get("args"))
-
-
-def stale_after_of(record: CallRecord, own: float | None = None) -> float:
-    """Return after how many seconds without a heartbeat an attempt counts as dead.
-
-    The holder's value and the observer's ``own`` may differ; the longer one counts.
-    """
-    recorded = record.call.args.get("stale_after")
-    usable = isinstance(recorded, (int, float)) and 0 < recorded < 1e9
-    theirs = float(recorded) if usable else STALE_AFTER  # type: ignore[arg-type]
-    return max(theirs, own or 0.0)
 
 
 def effect_of(record: CallRecord) -> Effect | None:

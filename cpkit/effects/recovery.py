@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from cpkit.effects.attempts import Attempts, Resumed, find_silent
 from cpkit.effects.records import effect_of
-from cpkit.effects.tools import Tool, ToolOutcome
+from cpkit.effects.tools import ToolOutcome, ToolRegistry
 from cpkit.effects.tracing import log
 from cpkit.lease import Lease, WaitHook
 from cpkit.records import CallRecord
@@ -15,7 +15,6 @@ from cpkit.waiting import StaleDetector
 
 __all__ = [
     "RecoverReport",
-    "by_name",
     "resume_thread",
 ]
 
@@ -53,35 +52,18 @@ class RecoverReport:
         return "\n".join(lines)
 
 
-def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
-    """Return the tools by name; raise ``TypeError`` for anything else."""
-    named = {}
-
-    for tool in tools:
-        if not isinstance(tool, Tool):
-            raise TypeError(
-                f"tools takes tools, not {tool!r:.80}; make one with @tool or "
-                "tool(function)"
-            )
-
-        named[tool.name] = tool
-
-    return named
-
-
 async def resume_thread(
     attempts: Attempts,
     thread_id: str,
-    tools: Mapping[str, Tool],
+    tools: ToolRegistry,
     stale_after: float | None,
     on_wait: WaitHook | None,
     lease: Lease | None = None,
-    when_released: Callable[[Resumed], Awaitable[None]] | None = None,
+    run: Callable[[CallRecord], Awaitable[ToolOutcome | None]] | None = None,
 ) -> RecoverReport:
     """Recover the thread's pending calls; see `EffectLedger.resume`.
 
-    ``when_released`` is called with each released call, before the next call is
-    recovered.
+    ``run`` is called with each released call, before the next call is recovered.
     """
     calls: list[CallRecord] = await attempts.cp.list_calls(thread_id)
 
@@ -98,7 +80,8 @@ async def resume_thread(
     ]
     effects = [one for one in pending if effect_of(one) is not None]
     silent = await find_silent(attempts, thread_id, effects, stale_after, on_wait)
-    resumed = []
+    resumed: list[Resumed] = []
+    outcomes: list[tuple[Resumed, ToolOutcome]] = []
 
     for record in pending:
         if record not in effects:
@@ -112,16 +95,17 @@ async def resume_thread(
 
         log.info("resume of %r: %s", thread_id, resumed[-1].action)
 
-        if resumed[-1].action == "released" and when_released is not None:
-            await when_released(resumed[-1])
+        if resumed[-1].action == "released" and run is not None:
+            outcome = await run(resumed[-1].record)
+            outcomes += [] if outcome is None else [(resumed[-1], outcome)]
 
-    return RecoverReport(thread_id, tuple(resumed))
+    return RecoverReport(thread_id, tuple(resumed), tuple(outcomes))
 
 
 async def _recover(
     attempts: Attempts,
     record: CallRecord,
-    tools: Mapping[str, Tool],
+    tools: ToolRegistry,
     stale: StaleDetector | None,
 ) -> Resumed:
     """Find out what happened to one orphaned call, and record it if that is known.
@@ -129,10 +113,10 @@ async def _recover(
     ``stale`` is the detector that found the call's run silent; ``None`` if its lease
     was taken over.
     """
-    tool = tools.get(record.call.tool_name)
-
-    if tool is None:
+    if record.call.tool_name not in tools:
         return Resumed(record, "surfaced", "its tool was not passed to resume")
+
+    tool = tools[record.call.tool_name]
 
     if tool.side_effects == "write" and tool.verify is None:
         return Resumed(record, "surfaced", "its tool has no verify")

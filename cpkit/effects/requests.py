@@ -23,7 +23,7 @@ from urllib.parse import urlencode
 from cpkit.canonical import canonical_json
 from cpkit.effects.attempts import Attempts
 from cpkit.effects.effect import Decision, Effect, Verdict, request_key
-from cpkit.effects.records import APPROVAL, fresh_call_id, signed
+from cpkit.effects.records import APPROVAL, Outcome, fresh_call_id, signed
 from cpkit.effects.tracing import log
 from cpkit.errors import CheckpointerError, CorruptThread, UnknownCall
 from cpkit.lease import LeaseTimeout, held_leases, thread_lease
@@ -69,10 +69,7 @@ class ApprovalRequest:
         if self.expires_after is None:
             return None
 
-        try:
-            return self.requested_at + timedelta(seconds=self.expires_after)
-        except OverflowError:  # after Python's last date: the request never expires
-            return None
+        return self.requested_at + timedelta(seconds=self.expires_after)
 
     @property
     def decision(self) -> Decision | None:
@@ -167,19 +164,16 @@ class Requests:
     async def find(
         self,
         key: str,
-        thread_id: str | None = None,
         args: Mapping[str, JsonValue] | None = None,
         number: int | None = None,
     ) -> ApprovalRequest | None:
         """Return the request that a person means, or ``None``.
 
-        That is the newest request with the given thread, number and arguments. With
-        neither number nor arguments, it is the newest one with the arguments of the
-        effect's first request; then another undecided request raises ``ValueError``.
+        That is the newest request with the given number and arguments. With neither, it
+        is the newest one with the arguments of the effect's first request; then another
+        undecided request raises ``ValueError``.
         """
-        requests = [
-            one for one in await self.all_of(key) if thread_id in (None, one.thread_id)
-        ]
+        requests = await self.all_of(key)
 
         if number is not None:
             requests = [one for one in requests if one.number == number]
@@ -293,9 +287,7 @@ class Requests:
         ``None`` if it was deleted with ``forget_keys``.
         """
         try:
-            record = await self._attempts.resolve(
-                request.thread_id, request.record.call.call_id, result, success=True
-            )
+            record = await self._attempts.resolve(request.record, Outcome(result))
         except UnknownCall:
             return None
 

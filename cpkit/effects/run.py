@@ -29,7 +29,6 @@ from cpkit.effects.approvals import Approvals
 from cpkit.effects.attempts import (
     Attempts,
     Heartbeat,
-    delete_heartbeats,
 )
 from cpkit.effects.effect import (
     Effect,
@@ -92,25 +91,27 @@ def current_key() -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How a run ended: the key's record, and what this caller alone knows.
+    """How a run ended: the key's record, and the outcome of this caller's handler.
 
-    ``raised`` is the exception of this caller's handler, or the reason why its result
-    could not be stored. ``unrecorded`` is the outcome of a handler whose record was
-    erased or deleted while it ran.
+    Without an ``outcome`` this run called no handler, or another attempt's record
+    counts. Without a record, or an erased one, the outcome is known here alone.
     """
 
     record: CallRecord | None
-    replayed: bool
-    raised: Exception | None = None
-    unrecorded: Outcome | None = None
+    outcome: Outcome | None = None
+
+    @property
+    def raised(self) -> Exception | None:
+        """What the caller's handler raised, or why its result cannot be stored."""
+        return None if self.outcome is None else self.outcome.raised
 
     def value(self) -> JsonValue:
         """Return the effect's result, or raise its failure."""
         if self.raised is not None:
             raise self.raised
 
-        if self.unrecorded is not None:
-            return self.unrecorded.result["value"]
+        if self.outcome is not None:
+            return self.outcome.result["value"]
 
         assert self.record is not None
         return result_of(self.record)
@@ -361,8 +362,7 @@ class EffectRun:
             raise
 
         assert self._heartbeat is not None
-        await self._heartbeat.stop()
-        await self._heartbeat.delete()
+        await self._heartbeat.end()
         return result
 
     async def _call_handler(self, handler: Handler, effect: Effect) -> Outcome:
@@ -400,21 +400,19 @@ class EffectRun:
                 raise
             except UnknownCall:
                 self._trail.warn("forgotten while it ran")
-                return RunResult(None, False, outcome.raised, outcome)
+                return RunResult(None, outcome)
 
             if record.status != "issued" or record.erased:
                 break
 
             await self._wait_for(record, needs_approval=False)
 
-        if record.erased:
-            self._trail.warn("erased while it ran")
-            return RunResult(record, False, outcome.raised, outcome)
-
         is_recorded = outcome.is_recorded_in(record)
         facts = {"attempt": record.attempt, "status": record.status}
 
-        if not is_recorded or record.call.call_id != own.call.call_id:
+        if record.erased:
+            self._trail.warn("erased while it ran")
+        elif not is_recorded or record.call.call_id != own.call.call_id:
             self._trail.warn("superseded", **facts)
 
         if is_recorded:
@@ -422,8 +420,8 @@ class EffectRun:
 
         # After a release this caller reports its own error, whatever the other attempt
         # recorded. An error that was recorded as the result has success=True.
-        if is_recorded or not outcome.success:
-            return RunResult(record, False, outcome.raised)
+        if is_recorded or record.erased or not outcome.success:
+            return RunResult(record, outcome)
 
         return self._replay(record)
 
@@ -431,7 +429,7 @@ class EffectRun:
         self._check(record)
         self._trail.set("cpkit.effect.replayed", True)
         self._trail.note("replayed", attempt=record.attempt)
-        return RunResult(record, True)
+        return RunResult(record)
 
     async def _give_up(self, call: ToolCall, outcome: Outcome) -> None:
         """Record the outcome of a run that ends here; a cancellation does not stop it.
@@ -451,10 +449,8 @@ class EffectRun:
                 self._trail.note("outcome not recorded", because=type(exc).__name__)
                 return
 
-            await self._stop_heartbeat()
-
-            if outcome.success:
-                await delete_heartbeats(self._attempts.cp, call.idempotency_key)
+            assert self._heartbeat is not None
+            await self._heartbeat.end()
 
         await run_shielded(record)
 

@@ -183,15 +183,9 @@ class Tool:
         merged = ledger.options.merged({**self.options, **options})
         return plan_effect(thread_id, self.name, arguments_json(valid), merged)
 
-    def handler(self, plan: EffectPlan, valid: Mapping[str, Any]) -> Handler:
-        """Return the handler of a planned effect; a person may change its arguments."""
-
-        async def handle(effect: Effect) -> Any:
-            changed = dict(effect.args) != dict(plan.effect.args)
-            args = self.validated(effect.args) if changed else valid
-            return await self.execute(args, effect)
-
-        return handle
+    async def handle(self, effect: Effect) -> Any:
+        """Run an effect with the recorded arguments; a person may have changed them."""
+        return await self.execute(self.validated(effect.args), effect)
 
     @property
     def wants_effect(self) -> bool:
@@ -390,7 +384,7 @@ class ToolRegistry:
                 "tool(function)"
             )
 
-        if one.name in self._tools:
+        if self._tools.get(one.name, one) is not one:
             raise ValueError(f"a tool named {one.name!r} is already registered")
 
         self._tools[one.name] = one
@@ -401,6 +395,9 @@ class ToolRegistry:
 
     def __getitem__(self, name: str) -> Tool:
         return self._tools[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tools
 
     async def dispatch(
         self,
@@ -461,19 +458,19 @@ async def _write(
 
     try:
         plan = tool.plan(ledger, thread_id, valid, {"tool_call_id": tool_call_id})
-        recorded = _recorded(tool, valid, plan.effect.args)
+        _check_recorded(tool, valid, plan.effect.args)
     except SerializationError as exc:
         return ToolOutcome(f"arguments of {tool.name!r}: {exc}", True)
 
-    return await _execute(ledger, plan, tool, recorded)
+    return await _execute(ledger, plan, tool)
 
 
-def _recorded(
+def _check_recorded(
     tool: Tool, valid: dict[str, Any], args: Mapping[str, JsonValue]
-) -> dict[str, Any]:
-    """Return the arguments as they are read from the record, which people approve.
+) -> None:
+    """Raise ``SerializationError`` unless the record has all of the arguments.
 
-    Raises ``SerializationError`` if they are not the validated ones.
+    The function gets them from the record, which people approve.
     """
     try:
         recorded = tool.validated(args)
@@ -487,8 +484,6 @@ def _recorded(
                 "its JSON does not keep everything, so another process could not run "
                 "the same call; is a field excluded, renamed or masked there?",
             )
-
-    return recorded
 
 
 async def run_recorded(
@@ -533,17 +528,15 @@ async def run_recorded(
         return None
 
     try:
-        return await _execute(ledger, plan, tool, valid)
+        return await _execute(ledger, plan, tool)
     except EffectTimeout as exc:
         return ToolOutcome(str(exc), True)
 
 
-async def _execute(
-    ledger: RunsEffects, plan: EffectPlan, tool: Tool, valid: dict[str, Any]
-) -> ToolOutcome:
+async def _execute(ledger: RunsEffects, plan: EffectPlan, tool: Tool) -> ToolOutcome:
     try:
         result = await ledger.execute(
-            plan, tool.handler(plan, valid), wants_attempt=tool.wants_effect
+            plan, tool.handle, wants_attempt=tool.wants_effect
         )
     except (EffectDenied, PayloadTooLarge) as exc:
         return ToolOutcome(str(exc), True)
@@ -551,14 +544,14 @@ async def _execute(
     try:
         content = result.value()
     except EffectFailed as exc:
-        return ToolOutcome(str(exc), True, result.replayed, result.record)
+        return ToolOutcome(str(exc), True, result.outcome is None, result.record)
     except Exception as exc:
         if exc is not result.raised:
             raise
 
         return ToolOutcome(_message(exc), True, False, result.record)
 
-    return ToolOutcome(content, False, result.replayed, result.record)
+    return ToolOutcome(content, False, result.outcome is None, result.record)
 
 
 def _parsed(args: Mapping[str, JsonValue] | str) -> Mapping[str, JsonValue]:

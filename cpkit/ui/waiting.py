@@ -161,7 +161,7 @@ async def decide(site: Site, request: Request) -> Page:
         record = getattr(site.ledger, _METHODS[verdict])
 
         try:
-            await record(thread_id, found.key, **options)
+            await record(found.key, **options)
         except ValueError as exc:
             raise HTTPException(400, f"{exc}; nothing was decided") from exc
 

@@ -62,13 +62,13 @@ async def test_an_effect_waits_for_its_approval(cp: Store, thread: str) -> None:
     assert shop.effects == []
     (request,) = await quick(cp).pending(thread)
     assert (request.tool, request.args, request.thread_id) == ("charge", ARGS, thread)
-    assert await quick(cp).approve(thread, request.key, by="ann")
+    assert await quick(cp).approve(request.key, by="ann")
     assert await run == {"charge": 1}
     assert await quick(cp).pending(thread) == []
     # A replay does not call the policy, and the decision does not change.
     assert await quick(cp).run(thread, "charge", ARGS, shop.charge) == {"charge": 1}
-    assert await quick(cp).approve(thread, request.key)
-    assert not await quick(cp).deny(thread, request.key)
+    assert await quick(cp).approve(request.key)
+    assert not await quick(cp).deny(request.key)
 
 
 async def test_a_denial_is_final(cp: Store, thread: str) -> None:
@@ -77,13 +77,13 @@ async def test_a_denial_is_final(cp: Store, thread: str) -> None:
     run = asyncio.create_task(careful(cp).run(thread, "charge", ARGS, shop.charge))
     await requested(cp, thread)
     key = quick(cp).key(thread, "charge", ARGS)
-    assert await quick(cp).deny(thread, key, reason="too much", by="bob")
+    assert await quick(cp).deny(key, reason="too much", by="bob")
 
     with pytest.raises(EffectDenied, match="denied by bob: too much"):
         await run
 
-    assert not await quick(cp).approve(thread, key)
-    assert await quick(cp).deny(thread, key)
+    assert not await quick(cp).approve(key)
+    assert await quick(cp).deny(key)
 
     with pytest.raises(EffectDenied, match="too much"):
         await careful(cp).run(thread, "charge", ARGS, shop.charge)
@@ -102,9 +102,7 @@ async def test_two_decisions_at_once_have_one_winner(cp: Store, thread: str) -> 
                 thread, "charge", args, Shop().charge
             )
 
-        both = await asyncio.gather(
-            quick(cp).approve(thread, key), quick(cp).deny(thread, key)
-        )
+        both = await asyncio.gather(quick(cp).approve(key), quick(cp).deny(key))
         assert sorted(both) == [False, True]
 
 
@@ -113,9 +111,9 @@ async def test_a_decision_before_the_request_does_nothing(
 ) -> None:
     """It returns ``False``, and the later request is undecided."""
     key = quick(cp).key(thread, "charge", ARGS)
-    assert not await quick(cp).approve(thread, key)
-    assert not await quick(cp).deny(thread, key)
-    assert not await quick(cp).approve(thread, key, args=ARGS)
+    assert not await quick(cp).approve(key)
+    assert not await quick(cp).deny(key)
+    assert not await quick(cp).approve(key, args=ARGS)
     shop = Shop()
 
     with pytest.raises(EffectTimeout, match="an approval"):
@@ -140,11 +138,11 @@ async def test_an_approval_binds_all_arguments(cp: Store, thread: str) -> None:
     assert [r.key for r in await ledger.pending(thread)] == [key, key]
 
     with pytest.raises(ValueError, match="args="):
-        await ledger.approve(thread, key)
+        await ledger.approve(key)
 
-    assert await ledger.approve(thread, key, args=OTHER)
-    assert await ledger.approve(thread, key, args=OTHER)
-    assert not await ledger.deny(thread, key, args=OTHER)
+    assert await ledger.approve(key, args=OTHER)
+    assert await ledger.approve(key, args=OTHER)
+    assert not await ledger.deny(key, args=OTHER)
 
     with pytest.raises(EffectTimeout):
         await ledger.run(thread, "charge", ARGS, shop.charge, **options)
@@ -167,19 +165,19 @@ async def test_a_decision_by_key_alone_is_for_the_first_request(
 
     # A person sees this request. Before they approve it, another person denies it, and
     # the model requests a larger amount.
-    assert await ledger.deny(thread, key)
+    assert await ledger.deny(key)
 
     with pytest.raises(EffectTimeout):
         await ledger.run(thread, "charge", OTHER, Shop().charge, **options)
 
     with pytest.raises(ValueError, match="args="):
-        await ledger.approve(thread, key)
+        await ledger.approve(key)
 
     with pytest.raises(EffectTimeout):
         await ledger.run(thread, "charge", OTHER, Shop().charge, **options)
 
-    assert await ledger.deny(thread, key, args=OTHER)
-    assert not await ledger.approve(thread, key)
+    assert await ledger.deny(key, args=OTHER)
+    assert not await ledger.approve(key)
 
 
 async def test_a_given_key_is_requested_with_one_set_of_args(
@@ -205,7 +203,7 @@ async def test_the_request_is_recorded_before_the_notifier_is_called(
         assert [r.key for r in await quick(cp).pending(effect.thread_id)] == [
             effect.key
         ]
-        assert await quick(cp).approve(effect.thread_id, effect.key)
+        assert await quick(cp).approve(effect.key)
 
     ledger = careful(cp, on_approval_required=notify)
     assert await ledger.run(thread, "charge", ARGS, Shop().charge) == {"charge": 1}
@@ -286,7 +284,7 @@ async def test_begin_needs_an_approval_too(cp: Store, thread: str) -> None:
     with pytest.raises(EffectTimeout):
         await ledger.begin(thread, "charge", ARGS)
 
-    await ledger.approve(thread, ledger.key(thread, "charge", ARGS))
+    await ledger.approve(ledger.key(thread, "charge", ARGS))
     assert (await ledger.begin(thread, "charge", ARGS)).fresh
 
 
@@ -303,7 +301,7 @@ async def test_a_global_request_is_decided_in_the_global_thread(
 
     assert seen[0].thread_id == "cpkit:global"
     assert seen[0].key in [r.key for r in await ledger.pending("cpkit:global")]
-    assert await ledger.approve("cpkit:global", seen[0].key)
+    assert await ledger.approve(seen[0].key)
     assert await ledger.run(thread, "mail", args, Shop().charge, scope="global")
 
 
@@ -319,7 +317,7 @@ async def test_an_erased_approval_does_not_count(cp: Store, thread: str) -> None
             await ledger.run(thread, "charge", args, shop.charge)
 
         if decide:
-            await ledger.approve(thread, ledger.key(thread, "charge", args))
+            await ledger.approve(ledger.key(thread, "charge", args))
 
     await cp.delete_thread(thread)
 
@@ -329,7 +327,7 @@ async def test_an_erased_approval_does_not_count(cp: Store, thread: str) -> None
         with pytest.raises(EffectErased, match="approval"):
             await ledger.run(thread, "charge", args, shop.charge)
 
-        assert not await ledger.approve(thread, ledger.key(thread, "charge", args))
+        assert not await ledger.approve(ledger.key(thread, "charge", args))
 
     assert shop.effects == []
 
@@ -363,7 +361,7 @@ async def test_a_takeover_needs_the_approval(cp: Store, thread: str) -> None:
             thread, "charge", ARGS, shop.charge
         )
 
-    await quick(cp).deny(thread, key)
+    await quick(cp).deny(key)
 
     with pytest.raises(EffectDenied):
         await careful(cp, stale_after=0.05).run(thread, "charge", ARGS, shop.charge)
@@ -663,8 +661,8 @@ async def test_a_decision_is_not_withdrawn(cp: Store, thread: str) -> None:
         await ledger.run(thread, "charge", ARGS, Shop().charge)
 
     key = ledger.key(thread, "charge", ARGS)
-    assert await ledger.deny(thread, key)
-    assert not await ledger.withdraw(thread, key)
+    assert await ledger.deny(key)
+    assert not await ledger.withdraw(key)
 
     with pytest.raises(EffectDenied):
         await ledger.run(thread, "charge", ARGS, Shop().charge)

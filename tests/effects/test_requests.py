@@ -162,7 +162,7 @@ async def test_pending_and_approve_do_not_read_messages(cp: Store, thread: str) 
     counting = Counting(cp)
     assert [one.key for one in await quick(counting).pending(thread)] == [key]
     assert counting.calls == ["list_calls"]
-    assert await quick(counting).approve(thread, key)
+    assert await quick(counting).approve(key)
     assert "load" not in counting.calls
 
 

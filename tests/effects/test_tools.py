@@ -208,7 +208,7 @@ async def test_a_denial_is_an_outcome_and_a_timeout_is_raised(
         await registry.dispatch(thread, "pay", {"amount": 1})
 
     (request,) = await ledger.pending(thread)
-    await ledger.deny(thread, request.key, reason="not today")
+    await ledger.deny(request.key, reason="not today")
     outcome = await registry.dispatch(thread, "pay", {"amount": 1})
     assert outcome == ToolOutcome("'pay' was denied: not today", True)
     assert BOOKS == []

@@ -324,12 +324,12 @@ class Scenario:
 
     async def _decide(self, ledger: EffectLedger, key: str) -> None:
         if not self.weather.calm and self.random.random() < self.withdraws:
-            if await ledger.withdraw("thread", key, reason="the user cancelled"):
+            if await ledger.withdraw(key, reason="the user cancelled"):
                 self.world.note("approver", f"withdrew {key[:6]}")
         elif self.random.random() < 0.7:
-            if await ledger.approve("thread", key, by="a person"):
+            if await ledger.approve(key, by="a person"):
                 self.world.decided(key, True)
-        elif await ledger.deny("thread", key, reason="too much"):
+        elif await ledger.deny(key, reason="too much"):
             self.world.decided(key, False)
 
     async def _reopen(self) -> None:
