@@ -73,10 +73,6 @@ _REST = 9
 _LOOKS_AT_REQUESTS = 4
 """Undecided requests that a look reads again, in turn: a hint may have got lost."""
 
-_GONE_AFTER = 60.0
-"""Seconds after which a request that is not on record counts as gone: a run puts a
-request on the list of runs first, and records it then."""
-
 
 async def submit(
     cp: Checkpointer[Any],
@@ -190,12 +186,11 @@ class _Seen:
 
 @dataclass
 class _SeenRequest:
-    """A request as last read, since when this worker knows it, or misses it."""
+    """A request as last read, and since when this worker knows it."""
 
     since: float
     read_at: float = -inf
     request: ApprovalRequest | None = None
-    gone_since: float | None = None
     decided_since: float = inf
 
 
@@ -467,13 +462,8 @@ class Worker:
         now = asyncio.get_running_loop().time()
 
         if seen.request is None:
-            seen.gone_since = seen.gone_since or now
-
-            if now - seen.gone_since >= _GONE_AFTER:
-                run = RunThread(self._cp, thread_id)
-                await run.add(settled=ask.request)
-                await self._runs.reload(thread_id)
-
+            await RunThread(self._cp, thread_id).add(settled=ask.request)
+            await self._runs.reload(thread_id)
             return
 
         # No wall clock ends a request: this worker has watched it for so long.

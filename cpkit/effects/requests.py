@@ -220,7 +220,7 @@ class Requests:
     async def of_ask(self, ask: Ask) -> ApprovalRequest | None:
         """Return the request that a run waits for; ``None`` if it is gone.
 
-        It was withdrawn, erased with its thread, or is not recorded yet.
+        It was withdrawn, or deleted with its thread.
         """
         try:
             request = await self.get(ask.key, ask.number)
@@ -244,8 +244,8 @@ class Requests:
     ) -> ApprovalRequest | None:
         """Record a request, or return the one that has this number already.
 
-        First it is put on the list of runs: without that, only the run that asks finds
-        it. ``None`` if it was deleted at once.
+        Then it is put on the list of runs. If this process dies in between, the next
+        run of the effect does that. ``None`` if the request was deleted at once.
         """
         call = ToolCall(
             fresh_call_id("approval"),
@@ -261,21 +261,24 @@ class Requests:
             },
             request_key(effect.key, number),
         )
-        ask = Ask(call.call_id, effect.key, number, effect.thread_id, expires_after)
-        await RunThread(self._cp, run_thread).ask(ask)
         held = await self._attempts.claim(effect.thread_id, call)
         request = self.of(held or await self._attempts.find_claimed(call))
 
-        if request is not None and request.record.call.call_id != call.call_id:
-            await self.list_for(request, run_thread)
+        if request is not None:
+            await self.list_for(request, run_thread, is_new=held is None)
 
         return request
 
-    async def list_for(self, request: ApprovalRequest, run_thread: str) -> None:
+    async def list_for(
+        self, request: ApprovalRequest, run_thread: str, *, is_new: bool = False
+    ) -> None:
         """Record that a run waits for a request, unless that is on record."""
         call_id, run = request.record.call.call_id, RunThread(self._cp, run_thread)
 
-        if request.decision is None and call_id not in (await run.look()).asks:
+        if request.decision is not None:
+            return
+
+        if is_new or call_id not in (await run.look()).asks:
             key, number, thread_id = request.key, request.number, request.thread_id
             await run.ask(Ask(call_id, key, number, thread_id, request.expires_after))
 

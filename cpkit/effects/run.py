@@ -284,11 +284,11 @@ class EffectRun:
         clock = asyncio.get_running_loop().time
         deadline = clock() + _OTHERS_END_WITHIN
 
-        for pause in Backoff().pauses(0.2):
+        for pause in Backoff().pauses(0.2) if leases else ():
+            await asyncio.sleep(pause)  # first: other tasks may be about to begin
+
             if clock() >= deadline or not any(one.is_unfinished for one in leases):
                 break
-
-            await asyncio.sleep(pause)
 
     async def _new_call(self) -> ToolCall:
         await self._stop_heartbeat()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
 
 from cpkit.effects.effect import EffectPlan
 from cpkit.effects.tracing import log
@@ -43,12 +42,13 @@ class Similar:
         if len(self._last) > _REMEMBERED:
             self._last.popitem(last=False)
 
-        if last is None or last.effect.key == plan.effect.key:
+        if last is None:
             return
 
-        names = _passing(last.effect.args, plan.effect.args)
+        args = last.effect.args, plan.effect.args
+        names = [n for n in {**args[0], **args[1]} if args[0].get(n) != args[1].get(n)]
 
-        if names:
+        if names and all(_is_passing(one.get(n)) for n in names for one in args):
             log.warning(
                 "%s ran twice in thread %r with arguments that differ only in %s: a "
                 "time or a random value makes each run another effect; name the effect "
@@ -57,16 +57,6 @@ class Similar:
                 plan.effect.thread_id,
                 ", ".join(names),
             )
-
-
-def _passing(one: Mapping[str, JsonValue], other: Mapping[str, JsonValue]) -> list[str]:
-    """Return the differing arguments, if all of them look like times or random."""
-    if one.keys() != other.keys():
-        return []
-
-    names = [name for name in one if one[name] != other[name]]
-    found = all(_is_passing(one[name]) and _is_passing(other[name]) for name in names)
-    return names if found else []
 
 
 def _is_passing(value: JsonValue) -> bool:

@@ -377,7 +377,7 @@ class ToolRegistry:
             self.add(tool)
 
     def add(self, one: Tool) -> Tool:
-        """Register a tool under its name, which must be new."""
+        """Register a tool under its name, which no other tool may have."""
         if not isinstance(one, Tool):
             raise TypeError(
                 f"a registry takes tools, not {one!r:.80}; make one with @tool or "

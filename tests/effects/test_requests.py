@@ -14,11 +14,9 @@ import pytest
 
 from conformance.slowdown import slowdown
 from cpkit import (
-    CallRecord,
     CorruptThread,
     JsonValue,
     MemoryCheckpointer,
-    ToolCall,
     open_checkpointer,
 )
 from cpkit.effects import (
@@ -179,9 +177,9 @@ async def test_a_decision_costs_four_operations_and_the_woken_run_four(
 
     ledger = careful(runner, approval_timeout=None)
     run = asyncio.create_task(ledger.run(thread, "charge", ARGS, handler))
-    # Looks for the effect and its request, puts it on the list of runs, records and
-    # reads it, and looks at it again when it watches.
-    asked = ["find_call"] * 2 + ["append", "record_issued"] + ["find_call"] * 2
+    # Looks for the effect and its request, records and reads it, puts it on the list
+    # of runs, and looks at it again when it watches.
+    asked = ["find_call"] * 2 + ["record_issued", "find_call", "append", "find_call"]
 
     async def has_asked() -> bool:
         return runner.calls == asked
@@ -424,24 +422,23 @@ async def test_the_notifier_gets_the_request_with_a_link(
     assert seen[1].link.endswith(seen[1].record.call.idempotency_key)
 
 
-async def test_a_listed_request_that_is_not_recorded_is_not_shown(
+async def test_a_request_that_is_not_listed_is_listed_by_the_next_run(
     cp: Store, thread: str
 ) -> None:
-    """A process may die between the two; its next run records the request."""
+    """A process may die between the record of a request and the list of runs."""
     key = quick(cp).key(thread, "charge", ARGS)
     dying = Plain(cp)
 
-    async def refuse(thread_id: str, call: ToolCall) -> CallRecord | None:
+    async def refuse(*_: Any, **options: Any) -> int:
         raise RuntimeError("died")
 
-    dying.record_issued = refuse
+    dying.append = refuse
 
     with pytest.raises(RuntimeError):
         await careful(dying).run(thread, "charge", ARGS, Shop().charge)
 
-    assert len(await asks_of(cp, thread)) == 1
+    assert len(await quick(cp).pending(thread)) == 1
     assert await own(cp, key, limit=1_000) == []
-    assert not await quick(cp).approve(key)
     await ask(cp, thread)
     assert [one.key for one in await own(cp, key, limit=1_000)] == [key]
 

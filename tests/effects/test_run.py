@@ -667,9 +667,9 @@ async def test_an_approval_costs_four_writes_under_a_lease(
     assert counting.calls[:5] == [
         "find_call",  # the effect
         "find_call",  # its request
-        "append",  # the list of runs
         "record_issued",  # the request
         "find_call",
+        "append",  # the list of runs
     ]
     counting.calls.clear()
     assert await ledger.approve(ledger.key(thread, "charge", ARGS))

@@ -502,7 +502,7 @@ def test_old_threads_cost_a_new_worker_nothing() -> None:
 
 
 def test_a_request_that_is_gone_leaves_the_list_of_runs() -> None:
-    """Its run died between the list and the request, or its thread was forgotten."""
+    """Its thread was forgotten, so no decision will ever call for a run."""
 
     async def story(cp: MemoryCheckpointer[Any]) -> None:
         ledger = EffectLedger(cp, requires_approval=lambda _: True, approval_timeout=0)
@@ -512,9 +512,7 @@ def test_a_request_that_is_gone_leaves_the_list_of_runs() -> None:
 
         await cp.delete_thread("t", forget_keys=True)
         worker = Worker(cp, well, poll=2)
-        await run_for(worker, 30)
-        assert (await run_of(cp).look()).asks
-        await run_for(worker, 40)
+        await run_for(worker, 10)
         assert await cp.list_threads(prefix="cpkit:run:") == []
         assert worker.health.ran == 0
 
