@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -15,6 +16,7 @@ from inspect import iscoroutinefunction
 import pytest
 
 from conformance.slowdown import VARIABLE, slowdown
+from cpkit.driver import file_system
 from cpkit.sync import running_loop
 
 LEAKED = 5.0
@@ -38,6 +40,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts a command in the background (`make test &`) with SIGINT ignored,
     # and child processes inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    # Stores warn where the file system is in memory, as /tmp is on many systems.
+    if file_system(tempfile.gettempdir()).type == "tmpfs":
+        os.environ["TMPDIR"] = tempfile.tempdir = "/var/tmp"
 
     if not hasattr(config, "workerinput"):
         workers = getattr(config.option, "numprocesses", None) or 1
