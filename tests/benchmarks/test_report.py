@@ -120,7 +120,7 @@ def test_the_report_shows_ratios_failures_and_what_is_missing(
     report.write(run, tmp_path)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
 
-    assert "| sqlite | append@10000 | ≤ 1.2× | 1.50× | not |" in text
+    assert "| sqlite | append@10000 | ≤ 1.4× | 1.50× | not |" in text
     assert "| sqlite | decision to handler, p99 ms | ≤ 50 ms | 51.0 ms | not |" in text
     assert "| decision to handler | 100 | p50 ms 12.5, p99 ms 51.0 |" in text
     assert "| cpkit | 110 ±11 (1.10×) | 150 ±15 (1.50×) |" in text

@@ -273,11 +273,12 @@ async def test_a_recover_that_dies_leaves_the_other_calls_pending(
     for name in ("ann", "bob", "eve"):
         await leave(cp, thread, "mail", {"to": name})
 
-    task = asyncio.create_task(quick(cp).recover(thread, [dies]))
+    ledger = quick(cp, stale_after=0.3)
+    task = asyncio.create_task(ledger.recover(thread, [dies]))
     await dead.began.wait()
     task.cancel()
     await asyncio.wait([task])
-    await quick(cp).recover(thread, [mail])
+    await ledger.recover(thread, [mail])
     assert sorted(map(str, sent)) == ["ann", "bob", "eve"]
 
 

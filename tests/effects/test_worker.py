@@ -528,9 +528,10 @@ async def test_a_worker_full_of_waiting_runs_is_not_ok(cp: Store, thread: str) -
 
 @pytest.mark.parametrize("start_first", ["approved", "undecided"])
 async def test_an_approved_effect_beside_an_undecided_one_is_looked_at_again(
-    cp: Store, thread: str, start_first: str
+    cp: Store, thread: str, start_first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The timeout of one cancels the other in the middle: the run is unfinished."""
+    monkeypatch.setattr("cpkit.effects.run._OTHERS_END_WITHIN", 0.5)
     began, effects = asyncio.Event(), []
 
     async def handler(effect: Effect) -> None:
