@@ -33,7 +33,7 @@ from cpkit.driver.store import (
     StoresReceipts,
     StoresThreadLists,
 )
-from cpkit.driver.time_limit import is_late
+from cpkit.driver.store_calls import is_late
 from cpkit.driver.writes import (
     Append,
     Claim,

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from cpkit.driver.lifecycle import Lifecycle
 from cpkit.driver.store import AnnouncesChanges
-from cpkit.driver.writes import Outcome, StoreFailure, Write, may_have_changed
+from cpkit.driver.writes import StoreFailure
 
 __all__ = ["Announcing"]
 
@@ -45,13 +45,10 @@ class Announcing:
         self._closing = asyncio.Event()
         lifecycle.on_close(self._close)
 
-    def committed(
-        self, batch: Sequence[Write], outcomes: Sequence[Outcome | Exception]
-    ) -> None:
-        """Announce soon what a commit changed."""
-        for write, outcome in zip(batch, outcomes, strict=True):
-            if may_have_changed(write, outcome):
-                self._changed[write.thread_id] = None
+    def committed(self, changed: Sequence[str]) -> None:
+        """Announce soon which threads a commit changed."""
+        for thread_id in changed:
+            self._changed[thread_id] = None
 
         if self._changed and self._task is None:
             self._task = self._lifecycle.spawn_in_background(self._announce())

@@ -10,7 +10,14 @@ from typing import TypeAlias
 from cpkit.driver.lifecycle import Lifecycle
 from cpkit.driver.store import Store
 from cpkit.driver.store_calls import StoreCalls
-from cpkit.driver.writes import Append, Merge, Outcome, StoreFailure, Write
+from cpkit.driver.writes import (
+    Append,
+    Merge,
+    Outcome,
+    StoreFailure,
+    Write,
+    may_have_changed,
+)
 
 __all__ = ["GroupCommit", "Observer"]
 
@@ -91,6 +98,8 @@ class GroupCommit:
     def __init__(self, lifecycle: Lifecycle, store: Store, calls: StoreCalls) -> None:
         self.abandoned: list[_Queued] = []
         self.observers: list[Observer] = []
+        self.on_change: list[Callable[[list[str]], None]] = []
+        """Each is called after a commit with the ids of threads that it changed."""
         self._lifecycle = lifecycle
         self._calls = calls
         self._max_writes = store.max_writes
@@ -203,11 +212,11 @@ class GroupCommit:
     async def _commit(self, queue: _Queue, batch: list[_Queued]) -> None:
         """Commit the writes and answer their callers."""
         writes = [queued.write for queued in batch]
-        give_up = partial(self._give_up, queue, batch)
+        on_stuck = partial(self._fail, queue, batch)
         outcomes: Sequence[Outcome | Exception] = [_INTERRUPTED] * len(batch)
 
         try:
-            outcomes = await self._calls.commit(writes, give_up)
+            outcomes = await self._calls.commit(writes, on_stuck)
         except asyncio.CancelledError:  # the event loop shuts down
             for queued in batch:
                 queued.answer.cancel()
@@ -223,7 +232,17 @@ class GroupCommit:
         for observe in self.observers:
             observe(writes, outcomes)
 
-    def _give_up(self, queue: _Queue, batch: list[_Queued], failure: Exception) -> None:
+        if self.on_change:
+            changed = [
+                write.thread_id
+                for write, outcome in zip(writes, outcomes, strict=True)
+                if may_have_changed(write, outcome)
+            ]
+
+            for tell in self.on_change:
+                tell(changed)
+
+    def _fail(self, queue: _Queue, batch: list[_Queued], failure: Exception) -> None:
         """Answer all callers of a queue whose commit does not end."""
         waiting, queue.waiting = queue.waiting, []
         not_sent = StoreFailure("not sent", "an earlier write does not end")

@@ -79,7 +79,7 @@ class Handle(Generic[MessageT]):
             self._lifecycle,
             store,
             partial(self._calls.read, read_markers, store),
-            self._commits.observers,
+            self._commits.on_change,
             options,
         )
 

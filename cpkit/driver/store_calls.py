@@ -11,15 +11,17 @@ from typing import Any, TypeVar
 from cpkit.driver.backoff import Backoff
 from cpkit.driver.lifecycle import Lifecycle
 from cpkit.driver.store import Store
-from cpkit.driver.time_limit import Deadline, TimeLimit
 from cpkit.driver.writes import Fate, Outcome, StoreFailure, Write
 from cpkit.errors import BackendUnavailable, CheckpointerError
 
-__all__ = ["StoreCalls"]
+__all__ = ["StoreCalls", "is_late"]
 
 T = TypeVar("T")
 
 _BACKOFF = Backoff(first=0.01, longest=0.25)
+
+# Seconds for a cancelled call to end. After them the store counts as stuck.
+_GRACE = 1.0
 
 
 class StoreCalls:
@@ -108,11 +110,11 @@ class StoreCalls:
             yield pause
 
     async def commit(
-        self, writes: list[Write], give_up: Callable[[Exception], None]
+        self, writes: list[Write], on_stuck: Callable[[Exception], None]
     ) -> Sequence[Outcome | Exception]:
         """Return an outcome for each write, or the exception that stands for it.
 
-        If the store ignores a cancellation after ``timeout``, ``give_up`` is called
+        If the store ignores a cancellation after ``timeout``, ``on_stuck`` is called
         with the failure of these writes, and every later call fails.
         """
         if self._stuck is not None:
@@ -122,7 +124,7 @@ class StoreCalls:
         fate: Fate = "unknown"
         limit = self._limit
         deadline = (
-            None if limit is None else limit.begin(partial(self._give_up, give_up))
+            None if limit is None else limit.begin(partial(self._mark_stuck, on_stuck))
         )
 
         try:
@@ -187,10 +189,10 @@ class StoreCalls:
         # The others were not tried again: nothing of them was written.
         return outcomes + [failure] * (len(writes) - len(outcomes))
 
-    def _give_up(self, give_up: Callable[[Exception], None]) -> None:
+    def _mark_stuck(self, on_stuck: Callable[[Exception], None]) -> None:
         reason = f"it ignored the cancellation of a write after {self.timeout:g} s"
         self._stuck = StoreFailure("not sent", f"{reason}: open the store again")
-        give_up(StoreFailure("unknown", reason))
+        on_stuck(StoreFailure("unknown", reason))
 
     def _late(self, fate: Fate) -> StoreFailure:
         return StoreFailure(fate, f"no answer within {self.timeout:g} s")
@@ -228,3 +230,99 @@ def _wrote_nothing(failure: Exception) -> bool:
         return failure.fate != "unknown"
 
     return isinstance(failure, CheckpointerError)
+
+
+class Deadline:
+    """The end of one call's time, and the task that waits for the call."""
+
+    __slots__ = ("_cancelled_before", "at", "is_over", "on_stuck", "task")
+
+    def __init__(
+        self, task: asyncio.Task[object], at: float, on_stuck: Callable[[], None] | None
+    ) -> None:
+        self.task = task
+        self.at = at
+        self.on_stuck = on_stuck
+        self.is_over = False
+        self._cancelled_before = task.cancelling()
+
+    def is_timeout(self) -> bool:
+        """Tell whether the limit cancelled the task, and nothing else did."""
+        return self.is_over and self.task.cancelling() == self._cancelled_before + 1
+
+
+def is_late(exc: BaseException) -> bool:
+    """Tell whether an exception cancels a call of the store because of its limit."""
+    return isinstance(exc, asyncio.CancelledError) and any(
+        isinstance(arg, Deadline) for arg in exc.args
+    )
+
+
+class TimeLimit:
+    """Cancels the task of a call that takes longer than ``seconds``.
+
+    ``asyncio.timeout`` sets and cancels a timer for each call, which is a tenth of the
+    calls of an append to Postgres; and it waits for ever for a call that ignores the
+    cancellation. Here ``on_stuck`` is called a second later.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        # Both are in the order of their times.
+        self._running: dict[Deadline, None] = {}
+        self._cancelled: dict[Deadline, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, on_stuck: Callable[[], None] | None = None) -> Deadline:
+        """Limit the time of a call that the current task makes."""
+        task = asyncio.current_task()
+        assert task is not None
+        loop = task.get_loop()
+        deadline = Deadline(task, loop.time() + self._seconds, on_stuck)
+        self._running[deadline] = None
+
+        # A timer that is set fires no later than this: it is for an older call.
+        if self._timer is None:
+            self._timer = loop.call_at(deadline.at, self._look)
+
+        return deadline
+
+    def end(self, deadline: Deadline) -> None:
+        """Forget a call that has ended; take back the limit's cancellation."""
+        if deadline.is_over:
+            self._cancelled.pop(deadline, None)
+            deadline.task.uncancel()
+        else:
+            del self._running[deadline]
+
+    def close(self) -> None:
+        """Cancel the timer. No call is under way any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        """Cancel the calls that are late; set the timer for the next one."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+
+        for deadline in [*self._cancelled]:
+            if deadline.at <= now:
+                del self._cancelled[deadline]
+
+                if deadline.on_stuck is not None:
+                    deadline.on_stuck()
+
+        for deadline in [*self._running]:
+            if deadline.at > now:
+                break
+
+            del self._running[deadline]
+            self._cancelled[deadline] = None
+            deadline.at = now + min(_GRACE, self._seconds)
+            deadline.is_over = True
+            deadline.task.cancel(deadline)
+
+        left = [
+            next(iter(some)).at for some in (self._running, self._cancelled) if some
+        ]
+        self._timer = loop.call_at(min(left), self._look) if left else None

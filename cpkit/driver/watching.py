@@ -25,13 +25,12 @@ from typing import Any
 
 from cpkit.driver.announcing import Announcing
 from cpkit.driver.backoff import Backoff
-from cpkit.driver.group_commit import Observer
 from cpkit.driver.ids import check_id
 from cpkit.driver.lifecycle import Lifecycle
 from cpkit.driver.markers import Markers
 from cpkit.driver.options import DriverOptions
 from cpkit.driver.store import AnnouncesChanges, ListensForChanges, Store
-from cpkit.driver.writes import Outcome, StoreFailure, Write, may_have_changed
+from cpkit.driver.writes import StoreFailure
 from cpkit.errors import BackendUnavailable, InvalidId
 
 __all__ = ["Watching"]
@@ -107,9 +106,9 @@ class Watching:
     """All watchers of a handle.
 
     ``read`` returns the markers of these threads, or of all for ``None``. While a
-    thread is watched, ``observers`` of commits tell which threads changed. One task
-    looks at the threads of which a hint came. Two others scan: the threads that are
-    watched by name, and all if one watch is without ids.
+    thread is watched, commits tell by ``on_change`` which threads they changed. One
+    task looks at the threads of which a hint came. Two others scan: the threads that
+    are watched by name, and all if one watch is without ids.
     """
 
     def __init__(
@@ -117,12 +116,12 @@ class Watching:
         lifecycle: Lifecycle,
         store: Store,
         read: Callable[[Collection[str] | None], Awaitable[Markers]],
-        observers: list[Observer],
+        on_change: list[Callable[[list[str]], None]],
         options: DriverOptions,
     ) -> None:
         self._lifecycle = lifecycle
         self._read = read
-        self._observers = observers
+        self._on_change = on_change
         self._poll = options.poll
         self._listener: Any = None
         self._by_id: dict[str, set[Watcher]] = {}
@@ -144,7 +143,7 @@ class Watching:
             self._listener = store
 
         if options.notify and isinstance(store, AnnouncesChanges):
-            observers.append(Announcing(lifecycle, store).committed)
+            on_change.append(Announcing(lifecycle, store).committed)
 
     @asynccontextmanager
     async def watch(
@@ -179,7 +178,7 @@ class Watching:
 
         if not self._tasks:
             spawn = self._lifecycle.spawn_in_background
-            self._observers.append(self._committed)
+            self._on_change.append(self._committed)
             self._tasks = [
                 spawn(self._follow_hints()),
                 spawn(self._scan(self._scans_wanted[0], of_all=False)),
@@ -211,7 +210,7 @@ class Watching:
 
     def _stop(self) -> None:
         if self._tasks:
-            self._observers.remove(self._committed)
+            self._on_change.remove(self._committed)
 
         for task in self._tasks:
             task.cancel()
@@ -231,13 +230,10 @@ class Watching:
 
     # Hints
 
-    def _committed(
-        self, batch: Sequence[Write], outcomes: Sequence[Outcome | Exception]
-    ) -> None:
+    def _committed(self, changed: Sequence[str]) -> None:
         """Look at the threads that a commit of this handle changed."""
-        for write, outcome in zip(batch, outcomes, strict=True):
-            if may_have_changed(write, outcome):
-                self._heard(write.thread_id)
+        for thread_id in changed:
+            self._heard(thread_id)
 
     def _heard(self, thread_id: str | None) -> None:
         """Note a hint for one thread, or for all of them (``None``)."""

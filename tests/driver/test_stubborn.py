@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cpkit import BackendUnavailable
-from cpkit.driver import FullHandle, Outcome, StoredCall, Write, time_limit
+from cpkit.driver import FullHandle, Outcome, StoredCall, Write, store_calls
 from tests.driver.gated import GatedStore, handle, run_ready_tasks
 
 Step = Callable[[FullHandle[dict[str, Any]]], Awaitable[object]]
@@ -18,7 +18,7 @@ Step = Callable[[FullHandle[dict[str, Any]]], Awaitable[object]]
 
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_limit, "_GRACE", 0.02)
+    monkeypatch.setattr(store_calls, "_GRACE", 0.02)
 
 
 class Stubborn(GatedStore):
