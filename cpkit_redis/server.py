@@ -66,7 +66,7 @@ class Server:
             if is_sent and is_late(exc):
                 await self._disconnect()
 
-            if is_sent or not once:
+            if is_sent or not (once and is_late(exc)):
                 raise
 
             raise StoreFailure("not sent", "no connection in time") from exc
