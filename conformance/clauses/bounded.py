@@ -267,4 +267,6 @@ async def load_beside_huge(case: Case) -> None:
 
     await case.harness.gather_statistics()
     after = await _relative_cost(case, small)
+    # A load does what the other operation does and more, so less than this is noise.
+    before = max(before, 1.5)
     assert after <= SLOWER * before
