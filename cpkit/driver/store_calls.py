@@ -14,7 +14,7 @@ from cpkit.driver.store import Store
 from cpkit.driver.writes import Fate, Outcome, StoreFailure, Write
 from cpkit.errors import BackendUnavailable, CheckpointerError
 
-__all__ = ["StoreCalls", "is_late"]
+__all__ = ["Deadline", "StoreCalls", "TimeLimit", "is_late"]
 
 T = TypeVar("T")
 
