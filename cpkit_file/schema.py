@@ -89,10 +89,12 @@ def prepare(path: str, store: str) -> FileSystem:
     if not os.path.exists(mark):
         above = next(one for one in (Path(path), *Path(path).parents) if one.is_dir())
 
-        # Others may create the store now. A file system without locks fails here.
+        # A file system without locks fails here, before anything is created.
         with locked(above):
+            create_folder(path, parents=True)
+
+        with locked(path):  # others may create the store now
             if not os.path.exists(mark):
-                create_folder(path, parents=True)
                 _write_file(os.path.join(path, "README"), _README)
                 _write_file(mark, f'{{"cpkit":"file","version":{FORMAT_VERSION}}}\n')
 
