@@ -161,7 +161,7 @@ async def test_heartbeats_take_constant_room(cp: Store, thread: str) -> None:
     """A long attempt has one extra key, and a short attempt writes nothing."""
     shop = Shop(gate=asyncio.Event())
     task = asyncio.create_task(
-        quick(Plain(cp), stale_after=0.03).run(thread, "charge", ARGS, shop.charge)
+        quick(Plain(cp), stale_after=0.3).run(thread, "charge", ARGS, shop.charge)
     )
     await shop.began.wait()
     place = heartbeat_thread(shop.effects[0].key)
