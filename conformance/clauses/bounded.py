@@ -260,13 +260,12 @@ async def load_beside_huge(case: Case) -> None:
     small, huge = case.id("small"), case.id("huge")
     await case.cp.append(small, [{"n": n} for n in range(100)])
     await case.harness.gather_statistics()
-    before = await _relative_cost(case, small)
+    # The larger of two: a busy machine can slow the other operation down in one.
+    before = max([await _relative_cost(case, small) for _ in range(2)])
 
     for first in range(0, HUGE, BATCH):
         await case.cp.append(huge, [{"n": n} for n in range(first, first + BATCH)])
 
     await case.harness.gather_statistics()
     after = await _relative_cost(case, small)
-    # A load does what the other operation does and more, so less than this is noise.
-    before = max(before, 1.5)
     assert after <= SLOWER * before
