@@ -104,7 +104,10 @@ def _run(
             key = await find(cp, thread_id, start)
 
             if key is None:
-                raise NotFound(f"no call under {start!r} can be said to be {command}")
+                raise NotFound(
+                    f"cpkit {command} applies to no call under {start!r}; "
+                    "cpkit calls shows the keys"
+                )
 
             said = {"by": by, "reason": reason, "origin": origin}
 
