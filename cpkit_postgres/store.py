@@ -436,26 +436,32 @@ async def _erase(fetch: Fetch, write: Erase) -> Conflict | None:
 
 
 async def _restore(fetch: Fetch, write: Restore) -> Conflict | KeyHeld | None:
-    """Restore a thread; the table of calls is locked."""
+    """Restore a thread; the table of calls is locked, that of threads is not."""
     thread_id, calls = write.thread_id, write.calls
-    rows = await fetch(queries.VERSION, thread_id)
-
-    if rows or await fetch(queries.CALLS, thread_id):
-        return Conflict(rows[0][0] if rows else 0)
-
     keys = [call.idempotency_key for call in calls]
-    attempts = [*map(StoredCall._make, await fetch(queries.ATTEMPTS, keys))]
 
-    for key, call in zip(keys, calls, strict=True):
-        others = [other for other in attempts if other.idempotency_key == key]
+    for _ in _TURNS:
+        rows = await fetch(queries.VERSION, thread_id)
 
-        if key_is_held(call, others):
-            return KeyHeld(key, others[-1].thread_id)
+        if rows or await fetch(queries.CALLS, thread_id):
+            return Conflict(rows[0][0] if rows else 0)
+
+        attempts = [*map(StoredCall._make, await fetch(queries.ATTEMPTS, keys))]
+
+        for key, call in zip(keys, calls, strict=True):
+            others = [other for other in attempts if other.idempotency_key == key]
+
+            if key_is_held(call, others):
+                return KeyHeld(key, others[-1].thread_id)
+
+        if write.created_at is None or await fetch(
+            queries.BEGIN_THREAD, thread_id, write.created_at
+        ):
+            break
+    else:
+        raise _hidden()
 
     if write.created_at is not None:
-        if not await fetch(queries.BEGIN_THREAD, thread_id, write.created_at):
-            raise StoreFailure("not sent", "another writer has begun the thread")
-
         await _append(fetch, Append(thread_id, write.bodies, None, write.items))
         await fetch(queries.SET_TIME, thread_id, write.updated_at)
 

@@ -296,6 +296,32 @@ async def test_a_claim_waits_until_its_key_is_forgotten(
         assert found.attempt == 1
 
 
+async def test_a_thread_that_begins_while_it_is_restored(
+    store: MakeStore, raw: asyncpg.Connection, schema: str
+) -> None:
+    """The restore is refused, also in one batch with writes that are applied."""
+    async with store() as cp:
+        await cp.append("t", [{}, {}])
+        dump = await cp.dump_thread("t")
+        assert dump is not None
+        await cp.delete_thread("t")
+
+        async with raw.transaction():
+            await raw.execute(
+                f"""INSERT INTO "{schema}".threads
+                (thread_id, version, created_at, updated_at) VALUES ('t', 0, 1, 1)"""
+            )
+            writes = [cp.append("a", [{}]), cp.append("b", [{}])]
+            tasks = [*map(asyncio.create_task, writes)]
+            restore = asyncio.create_task(cp.restore_thread(dump))
+            await _waiting(raw, schema, 1)
+
+        with pytest.raises(VersionConflict):
+            await restore
+
+        assert await asyncio.gather(*tasks) == [1, 1]
+
+
 async def _waiting(raw: asyncpg.Connection, schema: str, count: int) -> None:
     """Return when so many other connections wait for a lock in this schema."""
     query = """
