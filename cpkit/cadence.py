@@ -116,7 +116,7 @@ class BufferedCheckpointer(Checkpointer[MessageT]):
 
         if self._cadence.seconds > 0:
             ticking = self._lifecycle.spawn(self._tick(self._cadence.seconds))
-            self._lifecycle.on_close(ticking.cancel)
+            self._lifecycle.on_close.append(ticking.cancel)
 
         return self
 

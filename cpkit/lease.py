@@ -53,7 +53,7 @@ from math import inf
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from cpkit.driver.backoff import Backoff
+from cpkit.driver.backoff import backoff_pauses
 from cpkit.driver.ids import check_id
 from cpkit.errors import BackendUnavailable, CheckpointerError, VersionConflict
 from cpkit.protocol import Checkpointer
@@ -368,7 +368,7 @@ class Lease:
             self._report_wait(record, stale.stale_after)
 
         async with Wakeups(self._cp, self._run.name) as wakeups:
-            for pause in Backoff().pauses(stale.longest_pause):
+            for pause in backoff_pauses(longest=min(1.0, stale.longest_pause)):
                 is_stale = await stale.is_stale(read)
 
                 if state.term is None or state.term.call.call_id != call_id:
@@ -418,7 +418,7 @@ class Lease:
     async def _renew(self) -> None:
         clock = asyncio.get_running_loop().time
 
-        for pause in Backoff().pauses(self._stale_after / 4):
+        for pause in backoff_pauses(longest=min(1.0, self._stale_after / 4)):
             started = clock()
             # A new heartbeat in each try. The try before may have been applied, and
             # waiting runners count from what they saw then.

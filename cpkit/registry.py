@@ -24,8 +24,7 @@ from urllib.parse import parse_qsl, unquote, urlencode
 from pydantic import ValidationError
 
 from cpkit.driver.abilities import handle_over
-from cpkit.driver.options import DriverOptions
-from cpkit.driver.store import Findings, StoreDriver, StoreInfo
+from cpkit.driver.store import DriverOptions, Findings, StoreDriver, StoreInfo
 from cpkit.errors import InvalidURL
 from cpkit.protocol import Checkpointer
 from cpkit.records import JsonValue

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from math import inf
 from typing import TypeVar
 
-from cpkit.driver.backoff import Backoff
+from cpkit.driver.backoff import backoff_pauses
 from cpkit.errors import BackendUnavailable
 
 __all__ = [
@@ -126,7 +126,7 @@ async def retry_unclear(
         except BackendUnavailable as exc:
             now = asyncio.get_running_loop().time()
             deadline = now + timeout if deadline is None else deadline
-            pauses = pauses or Backoff().pauses()
+            pauses = pauses or backoff_pauses()
             pause = next(pauses)
 
             if exc.maybe_applied:

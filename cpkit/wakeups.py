@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
-from cpkit.driver.backoff import Backoff
+from cpkit.driver.backoff import backoff_pauses
 from cpkit.protocol import WatchesThreads
 from cpkit.records import CallRecord
 from cpkit.waiting import StaleDetector, retry_unclear
@@ -315,7 +315,7 @@ class Reader:
             async with Wakeups(self._cp, self._holder.thread_id) as wakeups:
                 stale = self._detector()
                 longest = None if stale is None else stale.longest_pause
-                pauses = Backoff().pauses(longest)
+                pauses = backoff_pauses(longest=min(1.0, longest or 1.0))
 
                 while True:
                     self.seen(await retry_unclear(self._look, retry_rejected=True))

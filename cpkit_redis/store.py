@@ -219,7 +219,7 @@ class RedisStore:
         self._schema = found
         # Half of the server's limit: a message may be a byte, and has a separator.
         limit = min(int(config.get(name, _LIMITS[name])) for name in _LIMITS)
-        self.limits = Limits(limit // 2, limit // 2, limit // 2)
+        self.limits = Limits(limit // 2, limit // 2)
         self._durability = durability_of(config, info, self._in_cluster)
 
     async def close(self) -> None:

@@ -11,10 +11,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from cpkit.driver import (
-    Backoff,
     FileSystem,
     StoreFailure,
     StoreInfo,
+    backoff_pauses,
     create_folder,
     file_system,
 )
@@ -228,7 +228,7 @@ def prepare(db: sqlite3.Connection, store: str, file: File, timeout: float) -> N
     """Create the tables in a new file; raise ``SchemaMismatch`` for another version."""
     deadline = time.monotonic() + timeout
 
-    for pause in Backoff(first=0.001, longest=0.05).pauses():
+    for pause in backoff_pauses(first=0.001, longest=0.05):
         try:
             return _prepare(db, store, file)
         except sqlite3.OperationalError as exc:

@@ -28,7 +28,7 @@ from cpkit.cli.stores import (
     supports,
 )
 from cpkit.driver import Limits, StoreInfo
-from cpkit.driver.options import MAX_APPEND, MAX_PAYLOAD
+from cpkit.driver.store import MAX_APPEND, MAX_PAYLOAD
 from cpkit.errors import BackendUnavailable, CorruptThread
 from cpkit.protocol import ErasesThreads, KeepsReceipts, ListsThreads, StatesDurability
 from cpkit.records import Durability, Survives, ToolCall

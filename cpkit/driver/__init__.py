@@ -5,26 +5,27 @@ checkpointer. `docs/write-a-backend.md` is the tutorial.
 """
 
 from cpkit.driver.abilities import FullHandle, handle_over
-from cpkit.driver.backoff import Backoff
-from cpkit.driver.codec import (
-    Codec,
-    decode_rows,
-    from_micros,
-    to_micros,
+from cpkit.driver.backoff import backoff_pauses
+from cpkit.driver.codec import Codec, decode_rows, from_micros, to_micros
+from cpkit.driver.file_systems import (
+    FileSystem,
+    create_folder,
+    file_system,
+    sync_folder,
+    warn_once,
 )
-from cpkit.driver.file_systems import FileSystem, file_system, warn_once
-from cpkit.driver.folders import create_folder, sync_folder
 from cpkit.driver.handle import Handle
 from cpkit.driver.ids import check_id, check_page, prefix_end, span
-from cpkit.driver.listening import listen_in_thread
-from cpkit.driver.options import DriverOptions, ServerOptions
+from cpkit.driver.notices import listen_in_thread
 from cpkit.driver.store import (
     AnnouncesChanges,
     Decode,
+    DriverOptions,
     Findings,
     Heard,
     Limits,
     ListensForChanges,
+    ServerOptions,
     Store,
     StoreDriver,
     StoreInfo,
@@ -59,7 +60,6 @@ from cpkit.driver.writes import (
 __all__ = [
     "AnnouncesChanges",
     "Append",
-    "Backoff",
     "Claim",
     "Codec",
     "Conflict",
@@ -91,6 +91,7 @@ __all__ = [
     "StoresReceipts",
     "StoresThreadLists",
     "Write",
+    "backoff_pauses",
     "check_id",
     "check_page",
     "create_folder",

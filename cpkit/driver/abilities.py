@@ -10,8 +10,13 @@ from cpkit.driver.codec import check_version
 from cpkit.driver.dumps import decode_dump, encode_dump
 from cpkit.driver.handle import Handle
 from cpkit.driver.ids import check_id, check_page
-from cpkit.driver.options import DriverOptions
-from cpkit.driver.store import Store, StoresDumps, StoresReceipts, StoresThreadLists
+from cpkit.driver.store import (
+    DriverOptions,
+    Store,
+    StoresDumps,
+    StoresReceipts,
+    StoresThreadLists,
+)
 from cpkit.driver.writes import Erase
 from cpkit.errors import PayloadTooLarge
 from cpkit.records import CallRecord, ThreadDump, ThreadInfo
@@ -19,11 +24,6 @@ from cpkit.records import CallRecord, ThreadDump, ThreadInfo
 __all__ = ["FullHandle", "handle_over"]
 
 MessageT = TypeVar("MessageT")
-
-_REQUIRED = (
-    "name limits max_writes timeout locks_threads erases open close durability commit "
-    "snapshot holder"
-).split()
 
 
 class _Lists(Handle[MessageT]):
@@ -37,7 +37,7 @@ class _Lists(Handle[MessageT]):
     ) -> list[ThreadInfo]:
         self._check()
         prefix, after, limit = check_page(prefix, after, limit)
-        store: Any = self._store
+        store: Any = self.store
         return await self._read(None, store.threads, prefix, after, limit, bool(erased))
 
 
@@ -45,17 +45,12 @@ class _Receipts(Handle[MessageT]):
     async def list_calls(self, thread_id: str) -> list[CallRecord]:
         self._check()
         thread_id = check_id("thread_id", thread_id)
-        store: Any = self._store
+        store: Any = self.store
         calls = await self._read(thread_id, store.calls, thread_id)
         return self._codec.records(calls)
 
     async def find_call(self, idempotency_key: str) -> CallRecord | None:
-        newest = await self._holder(idempotency_key)
-
-        if newest is None or newest.status == "failed":
-            return None
-
-        return self._codec.record(newest)
+        return await self._find(idempotency_key, "issued", "completed")
 
 
 class _Erases(Handle[MessageT]):
@@ -72,27 +67,26 @@ class _Erases(Handle[MessageT]):
         if expected_version is not None:
             expected_version = check_version(expected_version)
 
-        await self._write(Erase(thread_id, bool(forget_keys), expected_version))
+        await self._commits.run(Erase(thread_id, bool(forget_keys), expected_version))
 
 
 class _Moves(Handle[MessageT]):
     async def dump_thread(self, thread_id: str) -> ThreadDump | None:
         self._check()
         thread_id = check_id("thread_id", thread_id)
-        store: Any = self._store
+        store: Any = self.store
         dump = await self._read(thread_id, store.dump, thread_id)
         return None if dump is None else decode_dump(self._codec, thread_id, dump)
 
     async def restore_thread(self, dump: ThreadDump) -> None:
         self._check()
         write = encode_dump(self._codec, dump)
-        limits = self._store.limits
-        limit = limits.max_append if limits.max_restore is None else limits.max_restore
+        limit = self.store.limits.max_append
 
         if write.size > limit:
             raise PayloadTooLarge((), write.size, limit, "the engine's limit")
 
-        await self._write(write)
+        await self._commits.run(write)
 
 
 class FullHandle(
@@ -109,7 +103,9 @@ def handle_over(
     Raises ``TypeError`` for an object that lacks a part of `cpkit.driver.Store`, or has
     an ``async`` method in place of ``durability``.
     """
-    if missing := [name for name in _REQUIRED if not hasattr(store, name)]:
+    required = [name for name in vars(Store) if not name.startswith("_")]
+
+    if missing := [name for name in required if not hasattr(store, name)]:
         raise TypeError(
             f"{type(store).__name__} is not a cpkit.driver.Store: "
             f"it lacks {', '.join(missing)}"
@@ -118,27 +114,17 @@ def handle_over(
     if iscoroutinefunction(store.durability):
         raise TypeError(f"{type(store).__name__}.durability must not be async")
 
-    mixins: list[type[Handle[Any]]] = []
-
-    if isinstance(store, StoresThreadLists):
-        mixins.append(_Lists)
-
-    if isinstance(store, StoresReceipts):
-        mixins.append(_Receipts)
-
-    if store.erases:
-        mixins.append(_Erases)
-
-    if isinstance(store, StoresDumps):
-        mixins.append(_Moves)
-
-    return _class_of(tuple(mixins))(store, message_type=message_type, options=options)
+    supported: dict[type[Handle[Any]], bool] = {
+        _Lists: isinstance(store, StoresThreadLists),
+        _Receipts: isinstance(store, StoresReceipts),
+        _Erases: store.erases,
+        _Moves: isinstance(store, StoresDumps),
+    }
+    mixins = tuple(one for one, is_supported in supported.items() if is_supported)
+    return _class_of(mixins)(store, message_type=message_type, options=options)
 
 
 @lru_cache
 def _class_of(mixins: tuple[type[Handle[Any]], ...]) -> type[Handle[Any]]:
-    if not mixins:
-        return Handle
-
     # ``isinstance`` finds the optional protocols by the methods of the class.
-    return type("Handle", mixins, {})
+    return type("Handle", mixins or (Handle,), {})

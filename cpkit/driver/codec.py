@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Generic, TypeVar
@@ -19,28 +18,16 @@ from pydantic_core import from_json
 from cpkit.canonical import canonical_json
 from cpkit.driver.ids import check_id
 from cpkit.driver.jsontext import encode_json, parse_json, plain_key
-from cpkit.driver.options import MAX_APPEND, MAX_PAYLOAD
-from cpkit.driver.store import Decode, Limits
+from cpkit.driver.store import MAX_APPEND, MAX_PAYLOAD, Decode, Limits
 from cpkit.driver.typed import TypedMessages, is_misfit
-from cpkit.driver.writes import (
-    Append,
-    Claim,
-    Merge,
-    Resolve,
-    StoredCall,
-)
+from cpkit.driver.writes import Append, Claim, Merge, Resolve, StoredCall
 from cpkit.errors import (
     CallMismatch,
     CorruptThread,
     PayloadTooLarge,
     SerializationError,
 )
-from cpkit.records import (
-    CallRecord,
-    CallStatus,
-    JsonValue,
-    ToolCall,
-)
+from cpkit.records import CallRecord, CallStatus, JsonValue, ToolCall
 
 __all__ = [
     "Codec",
@@ -67,6 +54,8 @@ _MAX_VERSION = 2**53
 
 # Bytes of JSON of a key of extra, without the quotes: as long as an id.
 _MAX_KEY = 512
+
+_TYPED = "open the store with message_type= for typed messages"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -122,7 +111,9 @@ class Codec(Generic[MessageT]):
 
         for i, message in enumerate(messages):
             if type(message) is not dict and self._typed is None:
-                _check_dict(message, i)
+                if not isinstance(message, dict):
+                    fault = f"a message is a JSON object, not {type(message).__name__}"
+                    raise SerializationError((i,), f"{fault} ({_TYPED})")
 
             body = encode(message, (i,))
             size = len(body)
@@ -133,11 +124,8 @@ class Codec(Generic[MessageT]):
             bodies.append(body)
             total += size
 
-        items: Sequence[tuple[bytes, bytes]] = ()
-
-        if extra is not None:
-            items, size = self.items(extra)
-            total += size
+        items, size = ([], 0) if extra is None else self.items(extra)
+        total += size
 
         if total > self.max_append:
             raise PayloadTooLarge(("messages",), total, self.max_append, "max_append")
@@ -266,43 +254,40 @@ class Codec(Generic[MessageT]):
 
         Raises ``CorruptThread``, which has the other calls, if one is damaged.
         """
-        try:
-            return [self.record(one) for one in stored]
-        except CorruptThread as exc:
-            found = []
+        found: list[CallRecord] = []
+        damage: CorruptThread | None = None
 
-            for one in stored:
-                with suppress(CorruptThread):
-                    found.append(self.record(one))
+        for one in stored:
+            try:
+                found.append(self.record(one))
+            except CorruptThread as exc:
+                damage = damage or exc
 
-            raise CorruptThread(exc.thread_id, exc.where, exc.reason, found) from exc
+        if damage is not None:
+            damage.calls = found
+            raise damage
+
+        return found
 
     def record(self, stored: StoredCall) -> CallRecord:
         """Decode a stored call; raise ``CorruptThread`` if it cannot be decoded."""
-        result = stored.result
-        resolved_at = stored.resolved_at
+        call_id, result, resolved_at = stored.call_id, stored.result, stored.resolved_at
 
         try:
             args = parse_json(stored.args)
-            record = CallRecord(
+            return CallRecord(
                 stored.thread_id,
-                ToolCall(
-                    stored.call_id, stored.tool_name, args, stored.idempotency_key
-                ),
+                ToolCall(call_id, stored.tool_name, args, stored.idempotency_key),
                 stored.status,
                 stored.attempt,
-                _EPOCH + timedelta(microseconds=stored.issued_at),
+                from_micros(stored.issued_at),
                 None if result is None else parse_json(result),
-                None
-                if resolved_at is None
-                else _EPOCH + timedelta(microseconds=resolved_at),
+                None if resolved_at is None else from_micros(resolved_at),
                 bool(stored.erased),
             )
         except (ValueError, TypeError, KeyError, OverflowError) as exc:
-            where = f"call {stored.call_id!r}"
+            where = f"call {call_id!r}"
             raise CorruptThread(stored.thread_id, where, str(exc)) from exc
-
-        return record
 
     def items(
         self, extra: Mapping[str, JsonValue]
@@ -311,8 +296,7 @@ class Codec(Generic[MessageT]):
         if type(extra) is not dict and not isinstance(extra, Mapping):
             raise TypeError(f"extra must be a mapping, not {type(extra).__name__}")
 
-        # A mapping can have two keys of the same text: subclasses of str that hash
-        # differently.
+        # Subclasses of str that hash differently can be two keys of the same text.
         items: dict[bytes, bytes] = {}
         total = 0
 
@@ -355,21 +339,14 @@ def check_same_call(found: CallRecord, claim: Claim) -> None:
 
     An erased record has lost its args and is compared by key and tool alone.
     """
-    there = found.call
-    differs = []
+    there, claimed = found.call, parse_json(claim.args)
+    same = {
+        "idempotency key": there.idempotency_key == claim.idempotency_key,
+        "tool": there.tool_name == claim.tool_name,
+        "args": found.erased or canonical_json(there.args) == canonical_json(claimed),
+    }
 
-    if there.idempotency_key != claim.idempotency_key:
-        differs.append("idempotency key")
-
-    if there.tool_name != claim.tool_name:
-        differs.append("tool")
-
-    if not found.erased and canonical_json(there.args) != canonical_json(
-        parse_json(claim.args)
-    ):
-        differs.append("args")
-
-    if differs:
+    if differs := [name for name, is_same in same.items() if not is_same]:
         raise CallMismatch(found.thread_id, claim.call_id, differs)
 
 
@@ -380,7 +357,9 @@ async def decode_rows(decode: Decode, bodies: list[Any], first: int) -> list[Any
     thread. The list is emptied, so that no message is held twice.
     """
     if len(bodies) > _MANY_MESSAGES or sum(map(len, bodies)) > _MANY_BYTES:
-        return await asyncio.to_thread(decode, _emptied(bodies), first)
+        bodies.reverse()
+        rows = (bodies.pop() for _ in range(len(bodies)))
+        return await asyncio.to_thread(decode, rows, first)
 
     return decode(bodies, first)
 
@@ -402,20 +381,3 @@ def check_sequence(name: str, value: object) -> None:
     """Raise ``TypeError`` unless the value is a sequence other than text."""
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         raise TypeError(f"{name} must be a list or tuple, not {type(value).__name__}")
-
-
-def _check_dict(message: object, position: int) -> None:
-    """Raise ``SerializationError`` for a message that is not a JSON object."""
-    if not isinstance(message, dict):
-        raise SerializationError(
-            (position,),
-            f"a message is a JSON object, not {type(message).__name__} "
-            "(open the store with message_type= for typed messages)",
-        )
-
-
-def _emptied(rows: list[Any]) -> Iterator[Any]:
-    rows.reverse()
-
-    while rows:
-        yield rows.pop()

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, get_args
 
 from cpkit.driver.codec import Codec, check_sequence, from_micros, to_micros
 from cpkit.driver.ids import check_id
-from cpkit.driver.writes import Restore, StoredCall, StoredDump
-from cpkit.records import CallRecord, ThreadDump
+from cpkit.driver.writes import (
+    Restore,
+    StoredCall,
+    StoredDump,
+    issued_call,
+    key_is_held,
+)
+from cpkit.records import CallRecord, CallStatus, ThreadDump
 
 __all__ = ["decode_dump", "encode_dump"]
 
@@ -16,8 +22,6 @@ __all__ = ["decode_dump", "encode_dump"]
 # floats, which keep 53 bits of microseconds, up to June 2255.
 _MAX_ATTEMPT = 1_000_000_000
 _FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(2255, 1, 1, tzinfo=UTC)
-
-_STATUSES = ("issued", "completed", "failed")
 
 _PLAIN_JSON: Codec[Any] = Codec(Any)
 
@@ -86,12 +90,12 @@ def _encode_call(codec: Codec[Any], thread_id: str, record: CallRecord) -> Store
 
     claim = codec.claim(thread_id, record.call)
     status, attempt, resolved_at = record.status, record.attempt, record.resolved_at
-    is_resolved = status != "issued"
-    keeps_result = is_resolved and not record.erased
+    is_issued = status == "issued"
+    keeps_result = not is_issued and not record.erased
     checks = {
         f"is of thread {record.thread_id!r}": record.thread_id == thread_id,
         f"has status {status!r} and resolved_at {resolved_at}": (
-            status in _STATUSES and (resolved_at is not None) == is_resolved
+            status in get_args(CallStatus) and (resolved_at is None) == is_issued
         ),
         f"has attempt {attempt!r}, not an int from 1 to {_MAX_ATTEMPT}": (
             type(attempt) is int and 1 <= attempt <= _MAX_ATTEMPT
@@ -104,14 +108,12 @@ def _encode_call(codec: Codec[Any], thread_id: str, record: CallRecord) -> Store
         if not is_fine:
             raise ValueError(f"call {claim.call_id!r} {fault}")
 
-    return StoredCall(
-        *claim[:5],
-        status,
-        attempt,
-        _micros(record.issued_at),
-        codec.encode(record.result, ("result",)) if keeps_result else None,
-        None if resolved_at is None else _micros(resolved_at),
-        bool(record.erased),
+    return issued_call(claim, None, _micros(record.issued_at))._replace(
+        status=status,
+        attempt=attempt,
+        result=codec.encode(record.result, ("result",)) if keeps_result else None,
+        resolved_at=None if resolved_at is None else _micros(resolved_at),
+        erased=bool(record.erased),
     )
 
 
@@ -123,12 +125,12 @@ def _check_keys(calls: list[StoredCall]) -> None:
     newest: dict[str, StoredCall] = {}
 
     for call in sorted(calls, key=lambda one: one.attempt):
-        key = call.idempotency_key
-        older = newest.get(key)
+        older = newest.get(key := call.idempotency_key)
+
+        if older is not None and key_is_held(call, [older]):
+            raise ValueError(
+                f"key {key!r} has attempt {call.attempt} twice, "
+                "or another attempt than the newest one that has not failed"
+            )
+
         newest[key] = call
-
-        if older is not None and older.attempt == call.attempt:
-            raise ValueError(f"key {key!r} has attempt {call.attempt} twice")
-
-        if older is not None and older.status != "failed":
-            raise ValueError(f"key {key!r}: only its newest attempt can be not failed")

@@ -1,17 +1,18 @@
-"""The file system under a store in files, and what it takes away from a promise."""
+"""For stores in files: what a file system survives, and folders that survive it."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from cpkit.records import Survives
 
-__all__ = ["FileSystem", "file_system", "warn_once"]
+__all__ = ["FileSystem", "create_folder", "file_system", "sync_folder", "warn_once"]
 
 _IN_MEMORY = {"devtmpfs", "hugetlbfs", "ramfs", "rootfs", "tmpfs"}
 # Any other type is not known to be a local disk: NFS, SMB, 9p, virtiofs, FUSE, …
@@ -53,18 +54,14 @@ def file_system(path: str) -> FileSystem:
         finally:
             os.close(fd)
 
-        number = facts.partition("mnt_id:")[2].split()[0]
+        mount = int(facts.partition("mnt_id:")[2].split()[0])
         mounts = Path("/proc/self/mountinfo").read_text(errors="replace")
     except (AttributeError, IndexError, OSError):  # macOS, or without /proc
         return FileSystem()
 
-    line = re.search(rf"^{number} \S+ \S+ \S+ (\S+) .*- (\S+) \S* ?(.*)$", mounts, re.M)
+    line = re.search(rf"^{mount} \S+ \S+ \S+ (\S+) .*- (\S+) \S* ?(.*)$", mounts, re.M)
     place, type_, options = line.groups() if line else (path, "unknown", "")
     place = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), place)
-    return _judged(int(number), place, type_, options)
-
-
-def _judged(mount: int, place: str, type_: str, options: str) -> FileSystem:
     upper = re.search(r"(?:^|,)upperdir=([^,]+)", options)
     lost = _WITHOUT_SYNCS & set(options.split(","))
 
@@ -104,3 +101,46 @@ def _judged(mount: int, place: str, type_: str, options: str) -> FileSystem:
 def warn_once(message: str) -> None:
     """Log this warning, unless the process has logged it already."""
     _logger.warning(message)
+
+
+def create_folder(path: str, *, parents: bool = False) -> None:
+    """Create a folder for its owner alone, unless it exists, and sync its name.
+
+    The name of a folder that exists is synced too, because the process that created it
+    may not have done so yet. A new folder is removed again where the sync fails. With
+    ``parents`` the folder above a new one is created or synced in the same way.
+    """
+    parent = os.path.dirname(os.path.abspath(path))
+    is_new = False
+
+    if not os.path.isdir(path):
+        if parents:
+            create_folder(parent, parents=True)
+
+        with suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+            is_new = True
+
+    try:
+        sync_folder(parent)
+    except OSError as exc:
+        if is_new:
+            with suppress(OSError):
+                os.rmdir(path)
+        elif isinstance(exc, PermissionError):
+            return  # of another user, who created the folder
+
+        raise
+
+
+def sync_folder(path: str) -> None:
+    """Make the names in a folder survive a power loss; Windows has no way to."""
+    if os.name == "nt":
+        return
+
+    descriptor = os.open(path, os.O_RDONLY)
+
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

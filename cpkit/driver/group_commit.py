@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from cpkit.driver.lifecycle import Lifecycle
 from cpkit.driver.store import Store
 from cpkit.driver.store_calls import StoreCalls
 from cpkit.driver.writes import (
     Append,
+    Conflict,
+    KeyHeld,
     Merge,
     Outcome,
+    StoredCall,
     StoreFailure,
     Write,
-    may_have_changed,
 )
+from cpkit.errors import CheckpointerError, KeyTaken, VersionConflict
 
-__all__ = ["GroupCommit", "Observer"]
+__all__ = ["GroupCommit", "Observer", "Outcomes"]
 
 # Bytes in one commit. A larger write is committed alone.
 _MAX_BYTES = 4 * 1024 * 1024
@@ -27,60 +31,34 @@ _MAX_BYTES = 4 * 1024 * 1024
 # By a KeyboardInterrupt of a notebook, for instance: the event loop may go on.
 _INTERRUPTED = StoreFailure("unknown", "the commit was interrupted")
 
-Observer: TypeAlias = Callable[[Sequence[Write], Sequence[Outcome | Exception]], None]
+Outcomes: TypeAlias = Sequence[Outcome | Exception]
+Observer: TypeAlias = Callable[[Sequence[Write], Outcomes], None]
 """Called after each commit with its writes and their outcomes."""
 
 
+@dataclass(eq=False, slots=True)
 class _Queued:
     """A write, and the caller that waits for its outcome.
 
     If the caller is cancelled while a commit has the write, the write is *abandoned*:
-    ``decided`` is a future that is done when the commit ends.
+    ``answer`` is then what later operations wait for.
     """
 
-    __slots__ = ("answer", "began", "decided", "is_over", "write")
-
-    def __init__(
-        self, write: Write, answer: asyncio.Future[Outcome | Exception], began: float
-    ) -> None:
-        self.write = write
-        self.answer = answer
-        self.began = began
-        self.is_over = False
-        self.decided: asyncio.Future[None] | None = None
-
-    def concerns(self, thread_id: str | None, keys: bool) -> bool:
-        """Tell whether an operation on this thread, or on keys, waits for the write.
-
-        An operation that names neither looks at all threads, and waits for every write.
-        """
-        if thread_id == self.write.thread_id or (thread_id is None and not keys):
-            return True
-
-        return keys and _changes_keys(self.write)
-
-    def end(self, outcome: Outcome | Exception) -> None:
-        """Answer the caller, or those that wait for an abandoned write; only once."""
-        if self.is_over:
-            return
-
-        self.is_over = True
-
-        if not self.answer.done():
-            self.answer.set_result(outcome)
-        elif self.decided is not None:
-            self.decided.set_result(None)
+    write: Write
+    answer: asyncio.Future[Outcome | Exception]
+    began: float
+    is_over: bool = False
+    is_alone: bool = False
+    """Its batch was rejected, and this write may be the reason."""
 
 
+@dataclass(eq=False, slots=True)
 class _Queue:
     """Writes that wait, and the task that commits them while there are any."""
 
-    __slots__ = ("task", "thread_id", "waiting")
-
-    def __init__(self, thread_id: str | None) -> None:
-        self.thread_id = thread_id
-        self.waiting: list[_Queued] = []
-        self.task: asyncio.Task[None] | None = None
+    thread_id: str | None
+    waiting: list[_Queued] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
 
 
 class GroupCommit:
@@ -98,16 +76,14 @@ class GroupCommit:
     def __init__(self, lifecycle: Lifecycle, store: Store, calls: StoreCalls) -> None:
         self.abandoned: list[_Queued] = []
         self.observers: list[Observer] = []
-        self.on_change: list[Callable[[list[str]], None]] = []
-        """Each is called after a commit with the ids of threads that it changed."""
         self._lifecycle = lifecycle
         self._calls = calls
-        self._max_writes = store.max_writes
+        self._store = store
         self._queue = None if store.locks_threads else _Queue(None)
         self._queues: dict[str, _Queue] = {}
 
-    async def run(self, write: Write) -> Outcome | Exception:
-        """Return the write's outcome; exceptions are returned, not raised."""
+    async def run(self, write: Write) -> Any:
+        """Return the outcome of a write that was applied, or raise the error."""
         if (queue := self._queue) is None:
             if self.abandoned:  # one queue would order all writes
                 await self.wait_for_abandoned(write.thread_id, _changes_keys(write))
@@ -126,30 +102,49 @@ class GroupCommit:
             queue.task = self._lifecycle.spawn(self._drain(queue))
 
         try:
-            return await queued.answer
+            outcome = await queued.answer
         except asyncio.CancelledError:
             if queued in queue.waiting:
                 queue.waiting.remove(queued)
             elif not queued.is_over:
-                queued.decided = loop.create_future()
+                queued.answer = loop.create_future()
                 self.abandoned.append(queued)
 
             raise
         finally:
             self._lifecycle.ended()
 
+        if outcome is None or type(outcome) is int or type(outcome) is StoredCall:
+            return outcome
+
+        if isinstance(outcome, Conflict):
+            expected = getattr(write, "expected_version", 0)  # a restore expects 0
+            raise VersionConflict(write.thread_id, expected, outcome.version)
+
+        if isinstance(outcome, KeyHeld):
+            raise KeyTaken(*outcome)
+
+        if not isinstance(outcome, Exception):
+            outcome = TypeError(f"commit returned {outcome!r:.100} for a write")
+
+        raise self._calls.error(outcome, is_write=True)
+
     async def wait_for_abandoned(self, thread_id: str | None, keys: bool) -> None:
         """Wait until the abandoned writes of the thread, or of keys, are decided.
 
-        `_Queued.concerns` says which. The limit of time of their commit ends the wait.
+        An operation that names neither looks at all threads, and waits for every write.
+        The limit of time of their commit ends the wait.
         """
+        waits_for_all = thread_id is None and not keys
         self._lifecycle.in_flight += 1
 
         try:
             while waiting := [
-                queued.decided
+                queued.answer
                 for queued in self.abandoned
-                if queued.decided is not None and queued.concerns(thread_id, keys)
+                if waits_for_all
+                or queued.write.thread_id == thread_id
+                or (keys and _changes_keys(queued.write))
             ]:
                 await asyncio.wait(waiting)
         finally:
@@ -165,7 +160,35 @@ class GroupCommit:
             while waiting:
                 batch = self._take(waiting) if waiting[1:] else waiting[:]
                 del waiting[: len(batch)]
-                await self._commit(queue, batch)
+                writes = [queued.write for queued in batch]
+                outcomes: Outcomes
+
+                try:
+                    on_stuck = partial(self._fail, queue, batch)
+                    commit = self._store.commit
+                    outcomes = await self._calls.call(on_stuck, commit, writes)
+
+                    if not outcomes or len(outcomes) != len(batch):
+                        raise TypeError(
+                            f"commit must return one outcome for each of {len(batch)} "
+                            f"writes, not {outcomes!r:.100}"
+                        )
+                except Exception as exc:
+                    outcomes = [exc] * len(batch)
+                except BaseException:
+                    self._answer(batch, [_INTERRUPTED] * len(batch))
+                    raise
+
+                if batch[1:] and self._is_refused(outcomes[0]):
+                    for queued in batch:
+                        queued.is_alone = True
+
+                    waiting[:0] = batch
+                else:
+                    self._answer(batch, outcomes)
+
+                    for observe in self.observers:
+                        observe(writes, outcomes)
 
                 if batch[1:]:
                     # Callers that were just answered can join the next batch.
@@ -177,20 +200,9 @@ class GroupCommit:
             if queue.task is task:
                 self._end(queue)
 
-    def _end(self, queue: _Queue) -> None:
-        """Note that the queue has no task any more."""
-        queue.task = None
-        self._lifecycle.ended()
-
-        if queue.waiting:
-            # An event loop that shuts down cancelled the task. Others may still write.
-            queue.task = self._lifecycle.spawn(self._drain(queue))
-        elif queue.thread_id is not None:
-            del self._queues[queue.thread_id]
-
     def _take(self, waiting: list[_Queued]) -> list[_Queued]:
         """Return the next batch of a queue."""
-        batch = waiting[: self._max_writes]
+        batch = waiting[: 1 if waiting[0].is_alone else self._store.max_writes]
         size = 0
 
         for i, queued in enumerate(batch):
@@ -201,60 +213,52 @@ class GroupCommit:
 
         return batch
 
+    def _is_refused(self, outcome: object) -> bool:
+        """Tell whether nothing of a batch was written, maybe because of one write."""
+        if isinstance(outcome, StoreFailure):
+            # A store with a timeout was asked again and again while it was "not sent".
+            refused = "rejected", "not sent" if self._calls.timeout is None else ""
+            return outcome.fate in refused
+
+        return isinstance(outcome, CheckpointerError)
+
+    def _answer(self, batch: list[_Queued], outcomes: Outcomes) -> None:
+        """Answer each caller, or those that wait for an abandoned write; only once."""
+        for queued, outcome in zip(batch, outcomes, strict=True):
+            if not queued.is_over:
+                queued.is_over = True
+
+                # It is done if the caller was cancelled in this turn of the loop.
+                if not queued.answer.done():
+                    queued.answer.set_result(outcome)
+
+        if self.abandoned:
+            self.abandoned = [one for one in self.abandoned if not one.is_over]
+
     def _expire(self, waiting: list[_Queued], timeout: float) -> None:
         """Answer the callers that have waited for too long."""
         oldest = asyncio.get_running_loop().time() - timeout
         reason = f"no commit began for it within {timeout:g} s"
 
         while waiting and waiting[0].began <= oldest:
-            waiting.pop(0).end(StoreFailure("not sent", reason))
-
-    async def _commit(self, queue: _Queue, batch: list[_Queued]) -> None:
-        """Commit the writes and answer their callers."""
-        writes = [queued.write for queued in batch]
-        on_stuck = partial(self._fail, queue, batch)
-        outcomes: Sequence[Outcome | Exception] = [_INTERRUPTED] * len(batch)
-
-        try:
-            outcomes = await self._calls.commit(writes, on_stuck)
-        except asyncio.CancelledError:  # the event loop shuts down
-            for queued in batch:
-                queued.answer.cancel()
-
-            raise
-        finally:
-            for queued, outcome in zip(batch, outcomes, strict=True):
-                queued.end(outcome)
-
-            if self.abandoned:
-                self.abandoned = [one for one in self.abandoned if not one.is_over]
-
-        for observe in self.observers:
-            observe(writes, outcomes)
-
-        if self.on_change:
-            changed = [
-                write.thread_id
-                for write, outcome in zip(writes, outcomes, strict=True)
-                if may_have_changed(write, outcome)
-            ]
-
-            for tell in self.on_change:
-                tell(changed)
+            self._answer([waiting.pop(0)], [StoreFailure("not sent", reason)])
 
     def _fail(self, queue: _Queue, batch: list[_Queued], failure: Exception) -> None:
-        """Answer all callers of a queue whose commit does not end."""
-        waiting, queue.waiting = queue.waiting, []
-        not_sent = StoreFailure("not sent", "an earlier write does not end")
-
-        for queued in batch:
-            queued.end(failure)
-
-        for queued in waiting:
-            queued.end(not_sent)
-
-        self.abandoned = [one for one in self.abandoned if not one.is_over]
+        """Answer the callers whose commit does not end; those behind them fail too."""
+        self._answer(batch, [failure] * len(batch))
         self._end(queue)
+
+    def _end(self, queue: _Queue) -> None:
+        """Note that the queue has no task any more."""
+        queue.task = None
+        self._lifecycle.ended()
+
+        if queue.waiting:
+            # An event loop that shuts down cancelled the task, or the store is stuck.
+            # Others may still write, or have to be told.
+            queue.task = self._lifecycle.spawn(self._drain(queue))
+        elif queue.thread_id is not None:
+            del self._queues[queue.thread_id]
 
 
 def _changes_keys(write: Write) -> bool:

@@ -20,19 +20,12 @@ from cpkit.driver.ids import check_id, span
 from cpkit.driver.lifecycle import Lifecycle
 from cpkit.driver.markers import can_scan, read_markers
 from cpkit.driver.metrics import Metrics, provided_meter
-from cpkit.driver.options import DriverOptions, ServerOptions
-from cpkit.driver.store import Limits, Store
+from cpkit.driver.store import DriverOptions, Limits, Store
 from cpkit.driver.store_calls import StoreCalls
 from cpkit.driver.watching import Watching
-from cpkit.driver.writes import Conflict, KeyHeld, Outcome, StoredCall, Write
-from cpkit.errors import KeyTaken, UnknownCall, VersionConflict
-from cpkit.records import (
-    CallRecord,
-    CheckpointData,
-    Durability,
-    JsonValue,
-    ToolCall,
-)
+from cpkit.driver.writes import StoredCall
+from cpkit.errors import UnknownCall
+from cpkit.records import CallRecord, CheckpointData, Durability, JsonValue, ToolCall
 
 __all__ = ["Handle"]
 
@@ -40,9 +33,6 @@ MessageT = TypeVar("MessageT")
 T = TypeVar("T")
 
 _ENTER = "write 'async with open_checkpointer(...) as cp:', and use cp inside"
-
-# Seconds for which an operation is repeated while the server cannot be reached.
-_RETRY = 10.0
 
 
 class Handle(Generic[MessageT]):
@@ -61,10 +51,10 @@ class Handle(Generic[MessageT]):
         options: DriverOptions | None = None,
     ) -> None:
         options = options or DriverOptions()
-        retry = (
-            options.connect_timeout if isinstance(options, ServerOptions) else _RETRY
-        )
-        self._store = store
+        # For so many seconds an operation is repeated while the server is away.
+        retry = getattr(options, "connect_timeout", 10.0)
+        self.store = store
+        """The store behind the handle, for tools that report about it."""
         self._codec: Codec[MessageT] = Codec(
             message_type,
             max_payload=options.max_payload,
@@ -75,28 +65,24 @@ class Handle(Generic[MessageT]):
         self._check = self._lifecycle.check
         self._calls = StoreCalls(self._lifecycle, store, retry)
         self._commits = GroupCommit(self._lifecycle, store, self._calls)
-        self._watching = Watching(
-            self._lifecycle,
-            store,
-            partial(self._calls.read, read_markers, store),
-            self._commits.on_change,
-            options,
-        )
+        read = partial(self._calls.read, read_markers, store)
+        observers = self._commits.observers
+        self._watching = Watching(self._lifecycle, store, read, observers, options)
 
     async def __aenter__(self) -> Self:
         self._lifecycle.begin()
 
         try:
             # Also if the caller is cancelled, the opening ends before the store closes.
-            await self._lifecycle.run_shielded(self._calls.read(self._store.open))
+            await self._lifecycle.run_shielded(self._calls.read(self.store.open))
         except BaseException:
             await self.aclose()
             raise
 
-        self._codec.lower_limits(self._store.limits)
+        self._codec.lower_limits(self.store.limits)
 
         if (meter := provided_meter()) is not None:
-            metrics = Metrics(meter, self._store.name.partition(":")[0])
+            metrics = Metrics(meter, self.store.name.partition(":")[0])
             metrics.time_operations(self)
             self._commits.observers.append(metrics.committed)
             self._watching.on_wake.append(metrics.woken)
@@ -109,11 +95,8 @@ class Handle(Generic[MessageT]):
     def __enter__(self) -> NoReturn:
         raise TypeError(_ENTER)
 
-    # Never called: a with statement looks for this method before it calls __enter__.
-    __exit__ = __enter__
-
-    def __await__(self) -> NoReturn:
-        raise TypeError(_ENTER)
+    # A with statement looks for __exit__ before it calls __enter__.
+    __exit__ = __await__ = __enter__
 
     async def aclose(self) -> None:
         """Let what is in flight finish and close the store; idempotent.
@@ -124,14 +107,9 @@ class Handle(Generic[MessageT]):
         await self._lifecycle.close(self._calls.close)
 
     @property
-    def store(self) -> Store:
-        """The store behind the handle, for tools that report about it."""
-        return self._store
-
-    @property
     def durability(self) -> Durability:
         """Which failures (crash, power loss) an acknowledged write survives."""
-        return self._store.durability()
+        return self.store.durability()
 
     @property
     def limits(self) -> Limits:
@@ -139,7 +117,7 @@ class Handle(Generic[MessageT]):
         return Limits(self._codec.max_payload, self._codec.max_append)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._store.name}>"
+        return f"<{type(self).__name__} {self.store.name}>"
 
     # The six methods
 
@@ -156,67 +134,47 @@ class Handle(Generic[MessageT]):
     ) -> int:
         self._check()
         write = self._codec.append(thread_id, messages, expected_version, extra)
-        outcome = await self._commits.run(write)
-
-        if type(outcome) is int:
-            return outcome
-
-        raise self._refusal(write, outcome)
+        version: int = await self._commits.run(write)
+        return version
 
     async def save_extra(self, thread_id: str, extra: Mapping[str, JsonValue]) -> None:
         self._check()
         write = self._codec.merge(thread_id, extra)
 
         if write.items:
-            await self._write(write)
+            await self._commits.run(write)
         else:
             await asyncio.sleep(0)  # as every operation, it yields
 
     async def record_issued(self, thread_id: str, call: ToolCall) -> CallRecord | None:
         self._check()
         write = self._codec.claim(thread_id, call)
-        stored = await self._commits.run(write)
+        stored: StoredCall | None = await self._commits.run(write)
 
         if stored is None:
             return None
 
-        if type(stored) is not StoredCall:
-            raise self._refusal(write, stored)
-
         record = self._codec.record(stored)
 
-        if stored[:2] == write[:2]:
+        if (stored.thread_id, stored.call_id) == (write.thread_id, write.call_id):
             check_same_call(record, write)
 
         return record
 
     async def record_result(
-        self,
-        thread_id: str,
-        call_id: str,
-        result: JsonValue,
-        *,
-        success: bool = True,
+        self, thread_id: str, call_id: str, result: JsonValue, *, success: bool = True
     ) -> CallRecord:
         self._check()
         write = self._codec.resolve(thread_id, call_id, result, success)
-        stored = await self._commits.run(write)
+        stored: StoredCall | None = await self._commits.run(write)
 
         if stored is None:
             raise UnknownCall(write.thread_id, write.call_id)
 
-        if type(stored) is not StoredCall:
-            raise self._refusal(write, stored)
-
         return self._codec.record(stored)
 
     async def find_completed(self, idempotency_key: str) -> CallRecord | None:
-        stored = await self._holder(idempotency_key)
-
-        if stored is None or stored.status != "completed":
-            return None
-
-        return self._codec.record(stored)
+        return await self._find(idempotency_key, "completed")
 
     # What every store supports
 
@@ -237,10 +195,8 @@ class Handle(Generic[MessageT]):
         self._check()
         checked = frozenset(check_id("thread_id", one) for one in thread_ids)
 
-        if not checked and not can_scan(self._store):
-            raise TypeError(
-                f"{self._store.name} cannot list its threads: name those to watch"
-            )
+        if not checked and not can_scan(self.store):
+            raise TypeError(f"{self.store.name} has no list of threads: name some")
 
         return self._watching.watch(checked)
 
@@ -258,7 +214,7 @@ class Handle(Generic[MessageT]):
         codec = self._codec
         found = await self._read(
             thread_id,
-            self._store.snapshot,
+            self.store.snapshot,
             thread_id,
             start,
             stop,
@@ -268,53 +224,30 @@ class Handle(Generic[MessageT]):
         if found is None:
             return None
 
-        return CheckpointData(
-            found.messages,
-            codec.extra(found.items, thread_id) if found.items else {},
-            codec.records(found.pending) if found.pending else [],
-            found.version,
-            found.first,
-        )
+        extra = codec.extra(found.items, thread_id) if found.items else {}
+        calls = codec.records(found.pending) if found.pending else []
+        return CheckpointData(found.messages, extra, calls, found.version, found.first)
 
-    async def _holder(self, idempotency_key: str) -> StoredCall | None:
-        """Return the key's newest attempt."""
+    async def _find(self, idempotency_key: str, *statuses: str) -> CallRecord | None:
+        """Return the key's newest attempt, if it has one of the statuses."""
         self._check()
         key = check_id("idempotency_key", idempotency_key)
 
         if self._commits.abandoned:
             await self._commits.wait_for_abandoned(None, keys=True)
 
-        return await self._calls.read(self._store.holder, key)
+        newest = await self._calls.read(self.store.holder, key)
+
+        if newest is None or newest.status not in statuses:
+            return None
+
+        return self._codec.record(newest)
 
     async def _read(
-        self,
-        thread_id: str | None,
-        query: Callable[..., Awaitable[T]],
-        *args: Any,
+        self, thread_id: str | None, query: Callable[..., Awaitable[T]], *args: Any
     ) -> T:
         """Ask the store about a thread, or about all, after abandoned writes."""
         if self._commits.abandoned:
             await self._commits.wait_for_abandoned(thread_id, keys=False)
 
         return await self._calls.read(query, *args)
-
-    async def _write(self, write: Write) -> None:
-        """Commit a write that returns nothing; raise if it was refused."""
-        outcome = await self._commits.run(write)
-
-        if outcome is not None:
-            raise self._refusal(write, outcome)
-
-    def _refusal(self, write: Write, outcome: Outcome | Exception) -> Exception:
-        """Return the contract's error for the outcome of a write."""
-        if isinstance(outcome, Conflict):
-            expected = getattr(write, "expected_version", 0)  # a restore expects 0
-            return VersionConflict(write.thread_id, expected, outcome.version)
-
-        if isinstance(outcome, KeyHeld):
-            return KeyTaken(*outcome)
-
-        if not isinstance(outcome, Exception):
-            outcome = TypeError(f"commit returned {outcome!r:.100} for a write")
-
-        return self._calls.error(outcome, is_write=True)

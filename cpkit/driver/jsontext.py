@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from pydantic_core import from_json, to_json
@@ -50,7 +51,7 @@ def parse_json(text: bytes | str) -> Any:
         if not has_surrogates(text):
             raise
 
-    return _unmarked(json.loads(text, parse_constant=_refuse_constant))
+    return _with_texts(json.loads(text, parse_constant=_refuse_constant), _unmarked)
 
 
 def parse_foreign_json(text: bytes | str) -> Any:
@@ -85,31 +86,25 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _marked(value: JsonValue) -> JsonValue:
-    """Return the value with a mark where JSON would join surrogates."""
-    if isinstance(value, str):
-        if value.startswith(_MARK) or _PAIR.search(value):
-            return _MARK + _HIGH.sub(r"\g<0>_", value)
+def _marked(text: str) -> str:
+    """Return a string with a mark where JSON would join surrogates."""
+    is_ambiguous = text.startswith(_MARK) or _PAIR.search(text)
+    return _MARK + _HIGH.sub(r"\g<0>_", text) if is_ambiguous else text
 
-        return value
+
+def _unmarked(text: str) -> str:
+    return _SPLIT_HIGH.sub(r"\1", text[1:]) if text.startswith(_MARK) else text
+
+
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return the value with each string in it changed."""
+    if isinstance(value, str):
+        return change(value)
 
     if isinstance(value, dict):
-        return {str(_marked(k)): _marked(inner) for k, inner in value.items()}
+        return {change(k): _with_texts(one, change) for k, one in value.items()}
 
-    return [_marked(one) for one in value] if isinstance(value, list) else value
-
-
-def _unmarked(value: Any) -> Any:
-    if isinstance(value, str):
-        if value.startswith(_MARK):
-            return _SPLIT_HIGH.sub(r"\1", value[1:])
-
-        return value
-
-    if isinstance(value, dict):
-        return {_unmarked(k): _unmarked(inner) for k, inner in value.items()}
-
-    return [_unmarked(one) for one in value] if isinstance(value, list) else value
+    return [_with_texts(one, change) for one in value] if type(value) is list else value
 
 
 def encode_json(value: object, path: tuple[str | int, ...]) -> bytes:
@@ -134,7 +129,11 @@ def encode_json(value: object, path: tuple[str | int, ...]) -> bytes:
     plain = _plain(value, path, 0)
 
     try:
-        body = _to_text(plain)
+        try:
+            body = to_json(plain)
+        except ValueError:  # surrogates, which become escapes
+            text = json.dumps(_with_texts(plain, _marked), separators=(",", ":"))
+            body = text.encode()
 
         if parse_json(body) == plain:
             return body
@@ -142,14 +141,6 @@ def encode_json(value: object, path: tuple[str | int, ...]) -> bytes:
         raise SerializationError(path, f"does not survive JSON: {exc}") from exc
 
     raise SerializationError(path, "does not survive JSON")
-
-
-def _to_text(plain: JsonValue) -> bytes:
-    """Return the JSON text of plain values; surrogates are written as escapes."""
-    try:
-        return to_json(plain)
-    except ValueError:
-        return json.dumps(_marked(plain), separators=(",", ":")).encode()
 
 
 def _plain(value: object, path: tuple[str | int, ...], depth: int) -> JsonValue:

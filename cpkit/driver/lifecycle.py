@@ -1,5 +1,4 @@
-"""A handle's life on one event loop: opened once, used inside, closed after the last
-operation."""
+"""A handle's life on one event loop: opened once, used inside, closed at the end."""
 
 from __future__ import annotations
 
@@ -34,7 +33,8 @@ class Lifecycle:
         self._background: set[asyncio.Task[Any]] = set()
         self._idle: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._on_close: list[Callable[[], object]] = []
+        self.on_close: list[Callable[[], object]] = []
+        """Called when `close` begins, to end background tasks."""
 
     def begin(self) -> None:
         """Bind to the running loop and open; a handle is opened once."""
@@ -45,22 +45,13 @@ class Lifecycle:
         self._process = os.getpid()
         self.is_open = True
 
-    def on_close(self, stop: Callable[[], object]) -> None:
-        """Call ``stop`` when `close` begins, to end background tasks."""
-        self._on_close.append(stop)
-
-    def check(self) -> None:
+    def check(self, *, closing: bool = False) -> None:
         """Raise ``Closed`` or ``WrongEventLoop`` unless the handle may be used here."""
-        if not self.is_open:
+        if not self.is_open and not closing:
             raise Closed(self.name)
 
-        self._check_loop()
-
-    def _check_loop(self) -> None:
-        """Raise ``WrongEventLoop`` on another loop, or on its copy in a forked child.
-
-        Threads are not copied, and connections would be shared with the parent.
-        """
+        # On the copy of its loop in a forked child, a handle would have no threads, and
+        # share its connections with the parent.
         if _running_loop(self.name) is not self._loop or os.getpid() != self._process:
             raise WrongEventLoop(self.name)
 
@@ -101,11 +92,11 @@ class Lifecycle:
         if self._loop is None:
             return
 
-        self._check_loop()
+        self.check(closing=True)
         self.is_open = False
 
         if self._closing is None:
-            for stop in self._on_close:
+            for stop in self.on_close:
                 stop()
 
             self._closing = self.spawn(self._release(release))

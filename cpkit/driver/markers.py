@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection, Hashable, Iterable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Collection, Hashable, Mapping
+from typing import TypeAlias
 
-from cpkit.driver.store import (
-    Store,
-    StoresMarkers,
-    StoresReceipts,
-    StoresThreadLists,
-)
+from cpkit.driver.store import Store, StoresMarkers, StoresReceipts, StoresThreadLists
 
 __all__ = ["Markers", "can_scan", "read_markers"]
 
 Markers: TypeAlias = Mapping[str, Hashable]
-
-_PAGE = 1000
 
 
 def can_scan(store: Store) -> bool:
@@ -31,45 +23,20 @@ async def read_markers(store: Store, thread_ids: Collection[str] | None) -> Mark
         return await store.markers(None if thread_ids is None else list(thread_ids))
 
     if thread_ids is None:
-        thread_ids = await _all_ids(store)
+        assert isinstance(store, StoresThreadLists)  # see `can_scan`
+        found = await store.threads("", None, 2**31 - 1, True)
+        thread_ids = [info.thread_id for info in found]
 
     return {one: await _digest(store, one) for one in thread_ids}
 
 
-async def _all_ids(store: Any) -> list[str]:
-    found: list[str] = []
-
-    while True:
-        after = found[-1] if found else None
-        page = await store.threads("", after, _PAGE, True)
-        found += [info.thread_id for info in page]
-
-        if len(page) < _PAGE:
-            return found
-
-
 async def _digest(store: Store, thread_id: str) -> Hashable:
     """Return a digest of the thread and its calls; ``None`` where there is nothing."""
-    content = hashlib.sha256()
-
-    def digest(bodies: Iterable[bytes | str], first: int) -> list[Any]:
-        taken = 0
-
-        for body in bodies:
-            content.update(body.encode() if isinstance(body, str) else body)
-            content.update(b"\0")  # JSON text has none
-            taken += 1
-
-        return [None] * taken  # a store counts them
-
     # A change between the two reads shows in the next digest at the latest.
     calls = await store.calls(thread_id) if isinstance(store, StoresReceipts) else []
-    found = await store.snapshot(thread_id, 0, None, digest)
+    found = await store.snapshot(thread_id, 0, None, lambda bodies, _: list(bodies))
 
-    if found is None and not calls:
-        return None
+    if found is None:
+        return hash(repr(calls)) if calls else None
 
-    content.update(
-        repr((found and (sorted(found.items), found.pending), calls)).encode()
-    )
-    return content.digest()
+    return hash(repr((found._replace(items=sorted(found.items)), calls)))

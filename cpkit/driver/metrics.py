@@ -7,10 +7,10 @@ wrapped.
 
 from __future__ import annotations
 
-import functools
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from cpkit.driver.writes import Conflict, Write
@@ -44,10 +44,8 @@ class Metrics:
     def time_operations(self, handle: object) -> None:
         """Put a clock around the methods of this handle."""
         for operation in OPERATIONS:
-            method = getattr(handle, operation, None)
-
-            if method is not None:
-                setattr(handle, operation, self._timed(operation, method))
+            if method := getattr(handle, operation, None):
+                setattr(handle, operation, partial(self._timed, operation, method))
 
     def committed(self, batch: Sequence[Write], outcomes: Sequence[object]) -> None:
         """Record the size of a commit, and its conflicts."""
@@ -60,38 +58,24 @@ class Metrics:
         """Record how long after a notification a watcher was woken."""
         self._wake.record(seconds, self._store)
 
-    def _timed(
-        self, operation: str, method: Callable[..., Awaitable[Any]]
-    ) -> Callable[..., Awaitable[Any]]:
-        """Return the method with a clock around it."""
+    async def _timed(self, operation: str, method: Any, *args: Any, **kw: Any) -> Any:
+        """Call the method, and record how long it took."""
+        attributes = {**self._store, "cpkit.operation": operation}
+        started = time.perf_counter()
 
-        @functools.wraps(method)
-        async def timed(*args: Any, **options: Any) -> Any:
-            attributes = {**self._store, "cpkit.operation": operation}
-            started = time.perf_counter()
-
-            try:
-                return await method(*args, **options)
-            except BaseException as exc:
-                attributes["error.type"] = type(exc).__name__
-                raise
-            finally:
-                self._duration.record(time.perf_counter() - started, attributes)
-
-        return timed
+        try:
+            return await method(*args, **kw)
+        except BaseException as exc:
+            attributes["error.type"] = type(exc).__name__
+            raise
+        finally:
+            self._duration.record(time.perf_counter() - started, attributes)
 
 
 def provided_meter() -> Any | None:
     """Return the meter of the program's provider; ``None`` if it has not set up one."""
     api: Any = sys.modules.get("opentelemetry.metrics")
-
-    if api is None:
-        return None
-
-    provider = api.get_meter_provider()
-
+    provider = api and api.get_meter_provider()
+    is_real = not type(provider).__module__.startswith("opentelemetry.metrics")
     # The API's own providers discard everything.
-    if type(provider).__module__.startswith("opentelemetry.metrics"):
-        return None
-
-    return provider.get_meter("cpkit")
+    return provider.get_meter("cpkit") if provider and is_real else None

@@ -11,16 +11,22 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from cpkit.driver.options import DriverOptions
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
 from cpkit.driver.writes import Outcome, Snapshot, StoredCall, StoredDump, Write
 from cpkit.records import Durability, ThreadInfo
 
 __all__ = [
+    "MAX_APPEND",
+    "MAX_PAYLOAD",
     "AnnouncesChanges",
     "Decode",
+    "DriverOptions",
+    "Findings",
     "Heard",
-    "ListensForChanges",
     "Limits",
+    "ListensForChanges",
+    "ServerOptions",
     "Store",
     "StoreDriver",
     "StoreInfo",
@@ -29,6 +35,10 @@ __all__ = [
     "StoresReceipts",
     "StoresThreadLists",
 ]
+
+# Bytes of JSON, where neither the options nor the engine say less.
+MAX_PAYLOAD = 16 * 1024 * 1024
+MAX_APPEND = 64 * 1024 * 1024
 
 Decode: TypeAlias = Callable[[Iterable[bytes | str], int], list[Any]]
 """``decode(bodies, first)``: stored messages to the caller's type.
@@ -46,15 +56,10 @@ markers before it wakes a watcher.
 
 
 class Limits(NamedTuple):
-    """What the engine can hold, in bytes: one value, and all of one write.
-
-    ``max_restore`` limits a `Restore`, which a store may send in parts; ``None`` means
-    ``max_append``.
-    """
+    """What the engine can hold, in bytes: one value, and all of one write."""
 
     max_value: int = 2**63 - 1
     max_append: int = 2**63 - 1
-    max_restore: int | None = None
 
 
 class Store(Protocol):
@@ -73,17 +78,14 @@ class Store(Protocol):
     @property
     def name(self) -> str:
         """How errors call the store: scheme, host and database, never a password."""
-        ...
 
     @property
     def limits(self) -> Limits:
         """What the engine can hold; read after ``open``."""
-        ...
 
     @property
     def max_writes(self) -> int:
         """How many writes one call of ``commit`` takes; 256 serves most stores."""
-        ...
 
     @property
     def timeout(self) -> float | None:
@@ -93,7 +95,6 @@ class Store(Protocol):
         proven not to have run. ``None`` is for a store whose calls cannot be cancelled,
         because they run in a thread; such a store limits its own waiting.
         """
-        ...
 
     @property
     def locks_threads(self) -> bool:
@@ -102,12 +103,10 @@ class Store(Protocol):
         All writes of one ``commit`` are of one thread then, and ``commit`` may be
         called for several threads at once. Otherwise one call follows the other.
         """
-        ...
 
     @property
     def erases(self) -> bool:
         """Whether ``commit`` takes `Erase`."""
-        ...
 
     async def open(self) -> None:
         """Connect, create or migrate what is missing, and check what exists.
@@ -115,15 +114,12 @@ class Store(Protocol):
         Safe when many processes open the same store at once. It may be called again
         after it failed.
         """
-        ...
 
     async def close(self) -> None:
         """Release everything. The handle calls it once, after a failed ``open`` too."""
-        ...
 
     def durability(self) -> Durability:
         """Return what an acknowledged write survives, and the settings that say so."""
-        ...
 
     async def commit(self, batch: Sequence[Write]) -> Sequence[Outcome]:
         """Apply the writes, each one atomic, and return an outcome for each.
@@ -131,12 +127,11 @@ class Store(Protocol):
         The result is as if the writes ran one after another in the order given. A
         write that is refused changes nothing. When ``commit`` returns, everything that
         was applied is as durable as `durability` says. What it raises is the outcome
-        of every write of the batch. Where that proves that nothing was written, the
-        handle repeats the writes one at a time, so that one write cannot fail others.
+        of every write of the batch. Where one write may be the reason and nothing was
+        written, the handle repeats them one at a time, so that it cannot fail others.
         Cancelled before it sent anything, it may raise ``StoreFailure("not sent", …)``
         in place of ``CancelledError``.
         """
-        ...
 
     async def snapshot(
         self, thread_id: str, start: int, stop: int | None, decode: Decode
@@ -146,11 +141,9 @@ class Store(Protocol):
         Of the messages it has ``messages[start:stop]``, with the meaning of a Python
         slice. Their price is that of the messages returned, not of the thread.
         """
-        ...
 
     async def holder(self, key: str) -> StoredCall | None:
         """Return the key's newest attempt, whatever its status."""
-        ...
 
 
 @runtime_checkable
@@ -166,7 +159,6 @@ class StoresThreadLists(Protocol):
         nothing but erased calls: version 0, created with the first of the calls and
         updated with the last change of any.
         """
-        ...
 
 
 @runtime_checkable
@@ -175,7 +167,6 @@ class StoresReceipts(Protocol):
 
     async def calls(self, thread_id: str) -> list[StoredCall]:
         """Return every call of the thread in the order of claims, erased ones too."""
-        ...
 
 
 @runtime_checkable
@@ -184,7 +175,6 @@ class StoresDumps(Protocol):
 
     async def dump(self, thread_id: str) -> StoredDump | None:
         """Return the whole thread at one moment; ``None`` where nothing is stored."""
-        ...
 
 
 @runtime_checkable
@@ -202,7 +192,6 @@ class StoresMarkers(Protocol):
         claim, a result, a deletion, a restore. It must not rest on a clock that may
         step back. An id of which nothing is on record has no marker.
         """
-        ...
 
 
 @runtime_checkable
@@ -216,7 +205,6 @@ class ListensForChanges(Protocol):
         missed. The handle calls ``listen`` again after it raised ``StoreFailure``. It
         returns where nothing can be heard; the handle then only polls.
         """
-        ...
 
 
 @runtime_checkable
@@ -230,7 +218,28 @@ class AnnouncesChanges(Protocol):
         since the last call, at most every 10 ms, or every 500 ms where no process
         listens.
         """
-        ...
+
+
+class DriverOptions(BaseModel):
+    """What every driver can be told, in the URL's query or by keyword.
+
+    A driver adds its own by a subclass. ``docs/drivers.md`` has the meanings.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_payload: PositiveInt = MAX_PAYLOAD
+    max_append: PositiveInt = MAX_APPEND
+    strict_roundtrip: bool = False
+    poll: float = Field(default=1.0, gt=0, le=86_400)
+    notify: bool = True
+
+
+class ServerOptions(DriverOptions):
+    """The options of a driver that talks to a server, in seconds."""
+
+    timeout: float = Field(default=30.0, gt=0, le=86_400)
+    connect_timeout: float = Field(default=10.0, gt=0, le=86_400)
 
 
 class StoreInfo(NamedTuple):
@@ -282,4 +291,3 @@ class StoreDriver(Protocol):
         ``options`` is an instance of ``Options``; what it took from the query is not
         in the URL any more.
         """
-        ...

@@ -3,33 +3,62 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from copy import copy
-from functools import partial
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, TypeVar
 
-from cpkit.driver.backoff import Backoff
+from cpkit.driver.backoff import backoff_pauses
 from cpkit.driver.lifecycle import Lifecycle
 from cpkit.driver.store import Store
-from cpkit.driver.writes import Fate, Outcome, StoreFailure, Write
+from cpkit.driver.writes import Fate, StoreFailure
 from cpkit.errors import BackendUnavailable, CheckpointerError
 
-__all__ = ["Deadline", "StoreCalls", "TimeLimit", "is_late"]
+__all__ = ["StoreCalls", "is_late"]
 
 T = TypeVar("T")
-
-_BACKOFF = Backoff(first=0.01, longest=0.25)
 
 # Seconds for a cancelled call to end. After them the store counts as stuck.
 _GRACE = 1.0
 
 
+@dataclass(eq=False, slots=True)
+class _Deadline:
+    """The end of one call's time, and the task that waits for the call.
+
+    ``fate`` is that of a write if the limit cancels it now.
+    """
+
+    task: asyncio.Task[object]
+    cancelled_before: int
+    at: float
+    on_stuck: Callable[[Exception], None] | None
+    pauses: Iterator[float]
+    is_over: bool = False
+    fate: Fate = "unknown"
+
+    def is_timeout(self) -> bool:
+        """Tell whether the limit cancelled the task, and nothing else did."""
+        return self.is_over and self.task.cancelling() == self.cancelled_before + 1
+
+
+def is_late(exc: BaseException) -> bool:
+    """Tell whether an exception cancels a call of the store because of its limit."""
+    return isinstance(exc, asyncio.CancelledError) and any(
+        isinstance(arg, _Deadline) for arg in exc.args
+    )
+
+
 class StoreCalls:
     """The one way from a handle to its store.
 
-    ``timeout`` limits a call with all its repeats, in seconds. ``None`` is for a store
-    that limits its own waiting; its calls are not repeated. ``retry`` limits for how
-    many seconds a call that did not run is repeated.
+    ``retry`` limits for how many seconds a call that did not run is repeated, within
+    the ``timeout`` of the store.
+
+    ``asyncio.timeout`` would set and cancel a timer for each call, which is a tenth of
+    the calls of an append to Postgres, and wait for ever for a store that ignores the
+    cancellation. Here all calls share one timer.
     """
 
     def __init__(self, lifecycle: Lifecycle, store: Store, retry: float) -> None:
@@ -37,8 +66,9 @@ class StoreCalls:
         self._lifecycle = lifecycle
         self._store = store
         self._retry = retry
-        self._stuck: StoreFailure | None = None
-        self._limit = None if store.timeout is None else TimeLimit(store.timeout)
+        self._stuck = ""
+        self._running: dict[_Deadline, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     async def read(self, query: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Return what the store answers, or raise the contract's error.
@@ -48,13 +78,10 @@ class StoreCalls:
         self._lifecycle.in_flight += 1
 
         try:
-            if self._stuck is not None:
-                raise self._stuck
-
-            if self._limit is None:
+            if self.timeout is None:
                 return await query(*args)
 
-            return await self._read_in_time(self._limit, query, *args)
+            return await self.call(None, query, *args)
         except Exception as exc:
             raise self.error(exc, is_write=False) from exc
         finally:
@@ -62,140 +89,106 @@ class StoreCalls:
 
     async def close(self) -> None:
         """Close the store, also one that ignored a cancellation."""
-        self._stuck = None
+        self._stuck = ""
 
         try:
             await self.read(self._store.close)
         finally:
-            if self._limit is not None:
-                self._limit.close()
+            if self._timer is not None:
+                self._timer.cancel()  # no call is under way any more
 
-    async def _read_in_time(
-        self, limit: TimeLimit, query: Callable[..., Awaitable[T]], *args: Any
+    async def call(
+        self,
+        on_stuck: Callable[[Exception], None] | None,
+        query: Callable[..., Awaitable[T]],
+        *args: Any,
     ) -> T:
-        pauses: Iterator[float] | None = None
-        deadline = limit.begin()
+        """Return what the store answers, or raise its error.
+
+        A write has ``on_stuck``. It is repeated only if it did not run. If the store
+        ignores its cancellation after ``timeout``, ``on_stuck`` is called with the
+        failure, and every later call fails.
+        """
+        deadline = None if self.timeout is None else self._begin(self.timeout, on_stuck)
+        repeats = ("not sent", "unknown") if on_stuck is None else ("not sent",)
 
         try:
-            while True:
+            while not self._stuck:
                 try:
                     return await query(*args)
-                except StoreFailure as failure:
-                    pauses = pauses or self._pauses()
-
-                    if failure.fate == "rejected" or deadline.is_over:
+                except StoreFailure as exc:
+                    if deadline is None or deadline.is_over or exc.fate not in repeats:
                         raise
 
-                    if (pause := next(pauses, None)) is None:
+                    if (pause := next(deadline.pauses, None)) is None:
                         raise
 
+                deadline.fate = "not sent"
                 await asyncio.sleep(pause)
+                deadline.fate = "unknown"
+
+            raise StoreFailure("not sent", self._stuck)
         except (asyncio.CancelledError, StoreFailure) as exc:
-            if not deadline.is_timeout():
+            if deadline is None or not deadline.is_timeout():
                 raise
 
-            raise self._late("not sent") from exc
+            fate = exc.fate if isinstance(exc, StoreFailure) else deadline.fate
+            raise StoreFailure(fate, f"no answer within {self.timeout:g} s") from exc
         finally:
-            limit.end(deadline)
+            if deadline is not None:
+                self._end(deadline)
 
     def _pauses(self) -> Iterator[float]:
         """Yield the pauses before repeats, until the time for them is over."""
         clock = asyncio.get_running_loop().time
         until = clock() + self._retry
+        yield from takewhile(lambda _: clock() < until, backoff_pauses(0.01, 0.25))
 
-        for pause in _BACKOFF.pauses():
-            if clock() >= until:
-                return
+    def _begin(
+        self, timeout: float, on_stuck: Callable[[Exception], None] | None
+    ) -> _Deadline:
+        """Limit the time of a call that the current task makes."""
+        task = asyncio.current_task()
+        assert task is not None
+        loop = task.get_loop()
+        at = loop.time() + timeout
+        deadline = _Deadline(task, task.cancelling(), at, on_stuck, self._pauses())
+        self._running[deadline] = None
 
-            yield pause
+        # A timer that is set fires no later than this: it is for an older call.
+        if self._timer is None:
+            self._timer = loop.call_at(at, self._look, timeout)
 
-    async def commit(
-        self, writes: list[Write], on_stuck: Callable[[Exception], None]
-    ) -> Sequence[Outcome | Exception]:
-        """Return an outcome for each write, or the exception that stands for it.
+        return deadline
 
-        If the store ignores a cancellation after ``timeout``, ``on_stuck`` is called
-        with the failure of these writes, and every later call fails.
-        """
-        if self._stuck is not None:
-            return [self._stuck] * len(writes)
+    def _end(self, deadline: _Deadline) -> None:
+        """Forget a call that has ended; take back the limit's cancellation."""
+        self._running.pop(deadline, None)
 
-        pauses: Iterator[float] | None = None
-        fate: Fate = "unknown"
-        limit = self._limit
-        deadline = (
-            None if limit is None else limit.begin(partial(self._mark_stuck, on_stuck))
-        )
+        if deadline.is_over:
+            deadline.task.uncancel()
 
-        try:
-            while True:
-                try:
-                    outcomes = await self._store.commit(writes)
+    def _look(self, timeout: float) -> None:
+        """Cancel the calls that are late; set the timer for the next one."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
 
-                    if outcomes and len(outcomes) == len(writes):
-                        return outcomes
+        for deadline in [one for one in self._running if one.at <= now]:
+            if not deadline.is_over:
+                deadline.is_over = True
+                deadline.at = now + min(_GRACE, timeout)
+                deadline.task.cancel(deadline)
+                continue
 
-                    raise TypeError(
-                        f"commit must return one outcome for each of {len(writes)} "
-                        f"writes, not {outcomes!r:.100}"
-                    )
-                except Exception as exc:
-                    failure = exc
+            del self._running[deadline]
 
-                if deadline is None or deadline.is_over or not _did_not_run(failure):
-                    break
+            if deadline.on_stuck is not None:
+                reason = f"it ignored the cancellation of a write after {timeout:g} s"
+                self._stuck = f"{reason}: open the store again"
+                deadline.on_stuck(StoreFailure("unknown", reason))
 
-                pauses = pauses or self._pauses()
-
-                if (pause := next(pauses, None)) is None:
-                    break
-
-                fate = "not sent"
-                await asyncio.sleep(pause)
-                fate = "unknown"
-
-            return await self._one_by_one(writes, deadline, failure)
-        except asyncio.CancelledError:
-            if deadline is None or not deadline.is_timeout():
-                raise
-
-            return [self._late(fate)] * len(writes)
-        finally:
-            if limit is not None and deadline is not None:
-                limit.end(deadline)
-
-    async def _one_by_one(
-        self, writes: list[Write], deadline: Deadline | None, failure: Exception
-    ) -> Sequence[Outcome | Exception]:
-        """Repeat a refused batch one write at a time: one of them may be the reason."""
-        outcomes: list[Outcome | Exception] = []
-
-        if len(writes) > 1 and _wrote_nothing(failure):
-            for write in writes:
-                if deadline is not None and deadline.is_over:
-                    break
-
-                try:
-                    (outcome,) = await self._store.commit([write])
-                    outcomes.append(outcome)
-                except asyncio.CancelledError:
-                    if deadline is None or not deadline.is_timeout():
-                        raise
-
-                    outcomes.append(self._late("unknown"))
-                except Exception as exc:
-                    outcomes.append(exc)
-
-        # The others were not tried again: nothing of them was written.
-        return outcomes + [failure] * (len(writes) - len(outcomes))
-
-    def _mark_stuck(self, on_stuck: Callable[[Exception], None]) -> None:
-        reason = f"it ignored the cancellation of a write after {self.timeout:g} s"
-        self._stuck = StoreFailure("not sent", f"{reason}: open the store again")
-        on_stuck(StoreFailure("unknown", reason))
-
-    def _late(self, fate: Fate) -> StoreFailure:
-        return StoreFailure(fate, f"no answer within {self.timeout:g} s")
+        ends = [one.at for one in self._running]
+        self._timer = loop.call_at(min(ends), self._look, timeout) if ends else None
 
     def error(self, failure: Exception, *, is_write: bool) -> CheckpointerError:
         """Return the contract's error; callers of one batch do not share an object."""
@@ -203,126 +196,15 @@ class StoreCalls:
 
         if isinstance(failure, CheckpointerError):
             error = copy(failure)
-        elif isinstance(failure, StoreFailure):
-            error = BackendUnavailable(
-                self._store.name,
-                failure.reason,
-                maybe_applied=is_write and failure.fate == "unknown",
-                rejected=failure.fate == "rejected",
-            )
         else:
+            fate = failure.fate if isinstance(failure, StoreFailure) else "unknown"
+            reason = f"unexpected {type(failure).__name__}: {failure}"
             error = BackendUnavailable(
                 self._store.name,
-                f"unexpected {type(failure).__name__}: {failure}",
-                maybe_applied=is_write,
+                failure.reason if isinstance(failure, StoreFailure) else reason,
+                maybe_applied=is_write and fate == "unknown",
+                rejected=fate == "rejected",
             )
 
         error.__cause__ = failure.__cause__ or failure
         return error
-
-
-def _did_not_run(failure: Exception) -> bool:
-    return isinstance(failure, StoreFailure) and failure.fate == "not sent"
-
-
-def _wrote_nothing(failure: Exception) -> bool:
-    if isinstance(failure, StoreFailure):
-        return failure.fate != "unknown"
-
-    return isinstance(failure, CheckpointerError)
-
-
-class Deadline:
-    """The end of one call's time, and the task that waits for the call."""
-
-    __slots__ = ("_cancelled_before", "at", "is_over", "on_stuck", "task")
-
-    def __init__(
-        self, task: asyncio.Task[object], at: float, on_stuck: Callable[[], None] | None
-    ) -> None:
-        self.task = task
-        self.at = at
-        self.on_stuck = on_stuck
-        self.is_over = False
-        self._cancelled_before = task.cancelling()
-
-    def is_timeout(self) -> bool:
-        """Tell whether the limit cancelled the task, and nothing else did."""
-        return self.is_over and self.task.cancelling() == self._cancelled_before + 1
-
-
-def is_late(exc: BaseException) -> bool:
-    """Tell whether an exception cancels a call of the store because of its limit."""
-    return isinstance(exc, asyncio.CancelledError) and any(
-        isinstance(arg, Deadline) for arg in exc.args
-    )
-
-
-class TimeLimit:
-    """Cancels the task of a call that takes longer than ``seconds``.
-
-    ``asyncio.timeout`` sets and cancels a timer for each call, which is a tenth of the
-    calls of an append to Postgres; and it waits for ever for a call that ignores the
-    cancellation. Here ``on_stuck`` is called a second later.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        # Both are in the order of their times.
-        self._running: dict[Deadline, None] = {}
-        self._cancelled: dict[Deadline, None] = {}
-        self._timer: asyncio.TimerHandle | None = None
-
-    def begin(self, on_stuck: Callable[[], None] | None = None) -> Deadline:
-        """Limit the time of a call that the current task makes."""
-        task = asyncio.current_task()
-        assert task is not None
-        loop = task.get_loop()
-        deadline = Deadline(task, loop.time() + self._seconds, on_stuck)
-        self._running[deadline] = None
-
-        # A timer that is set fires no later than this: it is for an older call.
-        if self._timer is None:
-            self._timer = loop.call_at(deadline.at, self._look)
-
-        return deadline
-
-    def end(self, deadline: Deadline) -> None:
-        """Forget a call that has ended; take back the limit's cancellation."""
-        if deadline.is_over:
-            self._cancelled.pop(deadline, None)
-            deadline.task.uncancel()
-        else:
-            del self._running[deadline]
-
-    def close(self) -> None:
-        """Cancel the timer. No call is under way any more."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _look(self) -> None:
-        """Cancel the calls that are late; set the timer for the next one."""
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-
-        for deadline in [*self._cancelled]:
-            if deadline.at <= now:
-                del self._cancelled[deadline]
-
-                if deadline.on_stuck is not None:
-                    deadline.on_stuck()
-
-        for deadline in [*self._running]:
-            if deadline.at > now:
-                break
-
-            del self._running[deadline]
-            self._cancelled[deadline] = None
-            deadline.at = now + min(_GRACE, self._seconds)
-            deadline.is_over = True
-            deadline.task.cancel(deadline)
-
-        left = [
-            next(iter(some)).at for some in (self._running, self._cancelled) if some
-        ]
-        self._timer = loop.call_at(min(left), self._look) if left else None

@@ -38,18 +38,14 @@ class TypedMessages:
         Raises ``SerializationError`` if the message is of another type, or could not be
         loaded again.
         """
-        body = self._dumped(message, path)
-        complete = self._with_computed(message, path, body)
+        body = self._with_computed(message, path, self._dumped(message, path))
 
-        if complete is not None:
-            body, again = complete
-        else:
-            try:
-                again = self.decode(body)
-            except ValidationError as exc:
-                where = (*path, *exc.errors()[0]["loc"])
-                fault = f"could not be loaded again: {exc}"
-                raise SerializationError(where, fault) from exc
+        try:
+            again = self.decode(body)
+        except ValidationError as exc:
+            where = (*path, *exc.errors()[0]["loc"])
+            fault = f"could not be loaded again: {exc}"
+            raise SerializationError(where, fault) from exc
 
         # The JSON is compared too: the type's equality may leave fields out.
         if self._strict and (
@@ -71,39 +67,30 @@ class TypedMessages:
 
         return self._one.validate_python(parse_json(body))
 
-    def _with_computed(
-        self, message: object, path: tuple[int], body: bytes
-    ) -> tuple[bytes, Any] | None:
-        """Return the JSON with computed fields, and the message that it loads as.
+    def _with_computed(self, message: object, path: tuple[int], body: bytes) -> bytes:
+        """Return the JSON with computed fields, if the type reads them back.
 
-        Some types read their computed fields back. Without these fields, a value that
-        the caller gave explicitly would be lost. Return ``None`` if the type has no
-        computed fields, refuses them, or keeps them as unknown fields.
+        Without these fields, a value that the caller gave explicitly would be lost.
+        Other types have no computed fields, refuse them, or keep them as unknown ones.
         """
         if not self._has_computed:
-            return None
+            return body
 
         try:
             complete = self._dumped(message, path, round_trip=False)
-
-            if complete == body:
-                return None
-
-            again = self.decode(complete)
-            stays = _same_json(body, self._dumped(again, path))
+            again = self._dumped(self.decode(complete), path)
         except (SerializationError, ValidationError):
-            return None
+            return body
 
-        return (complete, again) if stays else None
+        return complete if _same_json(body, again) else body
 
     def _is_same_json(self, one: object, other: object, path: tuple[int]) -> bool:
-        kinds = (True, False) if self._has_computed else (True,)
         return all(
             _same_json(
                 self._dumped(one, path, round_trip=kind),
                 self._dumped(other, path, round_trip=kind),
             )
-            for kind in kinds
+            for kind in (True, False)  # without computed fields, and with them
         )
 
     def _dumped(

@@ -21,17 +21,17 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, suppress
 from copy import copy
+from functools import partial
 from typing import Any
 
-from cpkit.driver.announcing import Announcing
-from cpkit.driver.backoff import Backoff
-from cpkit.driver.ids import check_id
+from cpkit.driver.backoff import backoff_pauses
+from cpkit.driver.group_commit import Observer, Outcomes
 from cpkit.driver.lifecycle import Lifecycle
 from cpkit.driver.markers import Markers
-from cpkit.driver.options import DriverOptions
-from cpkit.driver.store import AnnouncesChanges, ListensForChanges, Store
-from cpkit.driver.writes import StoreFailure
-from cpkit.errors import BackendUnavailable, InvalidId
+from cpkit.driver.notices import Announcing
+from cpkit.driver.store import AnnouncesChanges, DriverOptions, ListensForChanges, Store
+from cpkit.driver.writes import StoreFailure, Write, may_have_changed
+from cpkit.errors import BackendUnavailable
 
 __all__ = ["Watching"]
 
@@ -58,57 +58,43 @@ class Watcher:
 
     def __init__(self, thread_ids: frozenset[str], lifecycle: Lifecycle) -> None:
         self.thread_ids = thread_ids
+        self.changed: dict[str, None] = {}
+        self.error: Exception | None = None
+        """Raised at the next step, once."""
         self.has_ended = False
+        self.woken = asyncio.Event()
         self._lifecycle = lifecycle
-        self._changed: dict[str, None] = {}
-        self._error: Exception | None = None
-        self._woken = asyncio.Event()
 
     def __aiter__(self) -> AsyncIterator[str]:
         return self
 
     async def __anext__(self) -> str:
-        while True:
-            if self.has_ended:
-                raise StopAsyncIteration
-
+        while not self.has_ended:
             self._lifecycle.check()
 
-            if self._error is not None:
-                error, self._error = self._error, None
+            if self.error is not None:
+                error, self.error = self.error, None
                 raise error
 
-            if self._changed:
+            if self.changed:
                 # No await follows, so a cancelled caller cannot lose the id.
-                thread_id = next(iter(self._changed))
-                del self._changed[thread_id]
+                thread_id = next(iter(self.changed))
+                del self.changed[thread_id]
                 return thread_id
 
-            self._woken.clear()
-            await self._woken.wait()
+            self.woken.clear()
+            await self.woken.wait()
 
-    def add(self, thread_id: str) -> None:
-        """Note that the thread changed, and wake the iterator."""
-        self._changed[thread_id] = None
-        self._woken.set()
-
-    def fail(self, error: Exception) -> None:
-        """Raise the error at the iterator's next step, once."""
-        self._error = error
-        self._woken.set()
-
-    def wake(self) -> None:
-        """Wake the iterator after it or the handle was closed."""
-        self._woken.set()
+        raise StopAsyncIteration
 
 
 class Watching:
     """All watchers of a handle.
 
     ``read`` returns the markers of these threads, or of all for ``None``. While a
-    thread is watched, commits tell by ``on_change`` which threads they changed. One
-    task looks at the threads of which a hint came. Two others scan: the threads that
-    are watched by name, and all if one watch is without ids.
+    thread is watched, one of the ``observers`` of commits notes which threads they
+    changed. One task looks at the threads of which a hint came. Two others scan: the
+    threads that are watched by name, and all if one watch is without ids.
     """
 
     def __init__(
@@ -116,14 +102,13 @@ class Watching:
         lifecycle: Lifecycle,
         store: Store,
         read: Callable[[Collection[str] | None], Awaitable[Markers]],
-        on_change: list[Callable[[list[str]], None]],
+        observers: list[Observer],
         options: DriverOptions,
     ) -> None:
         self._lifecycle = lifecycle
         self._read = read
-        self._on_change = on_change
+        self._observers = observers
         self._poll = options.poll
-        self._listener: Any = None
         self._by_id: dict[str, set[Watcher]] = {}
         self._of_all: set[Watcher] = set()
         self._markers: dict[str, Hashable] = {}
@@ -132,27 +117,39 @@ class Watching:
         self._hints: set[str] = set()
         self._hinted = asyncio.Event()
         self._scans_wanted = asyncio.Event(), asyncio.Event()
+        self._jobs: list[Callable[[], Any]] = [
+            self._follow_hints,
+            partial(self._scan, self._scans_wanted[0], of_all=False),
+            partial(self._scan, self._scans_wanted[1], of_all=True),
+        ]
+        self._tasks: list[asyncio.Task[None]] = []
         self.on_wake: list[Callable[[float], None]] = []
         """Each is called with the seconds from a hint to the wake-up that it led to."""
         self._hinted_at: float | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._stop_timer: asyncio.TimerHandle | None = None
-        lifecycle.on_close(self._close)
+        lifecycle.on_close.append(self._close)
 
         if options.notify and isinstance(store, ListensForChanges):
-            self._listener = store
+            self._jobs.append(partial(self._listen, store))
 
         if options.notify and isinstance(store, AnnouncesChanges):
-            on_change.append(Announcing(lifecycle, store).committed)
+            observers.append(Announcing(lifecycle, store).committed)
 
     @asynccontextmanager
-    async def watch(
-        self, thread_ids: frozenset[str]
-    ) -> AsyncIterator[AsyncIterator[str]]:
+    async def watch(self, thread_ids: frozenset[str]) -> AsyncIterator[Watcher]:
         """Register a watcher, and read the markers before the block begins."""
         self._lifecycle.check()
         watcher = Watcher(thread_ids, self._lifecycle)
-        self._register(watcher)
+
+        for thread_id in thread_ids:
+            self._by_id.setdefault(thread_id, set()).add(watcher)
+
+        if not thread_ids:
+            self._of_all.add(watcher)
+
+        if not self._tasks:
+            spawn = self._lifecycle.spawn_in_background
+            self._observers.append(self._committed)
+            self._tasks = [spawn(job()) for job in self._jobs]
 
         try:
             asked = thread_ids or None
@@ -160,33 +157,8 @@ class Watching:
             yield watcher
         finally:
             watcher.has_ended = True
-            watcher.wake()
+            watcher.woken.set()
             self._unregister(watcher)
-
-    # Watchers
-
-    def _register(self, watcher: Watcher) -> None:
-        for thread_id in watcher.thread_ids:
-            self._by_id.setdefault(thread_id, set()).add(watcher)
-
-        if not watcher.thread_ids:
-            self._of_all.add(watcher)
-
-        if self._stop_timer is not None:
-            self._stop_timer.cancel()
-            self._stop_timer = None
-
-        if not self._tasks:
-            spawn = self._lifecycle.spawn_in_background
-            self._on_change.append(self._committed)
-            self._tasks = [
-                spawn(self._follow_hints()),
-                spawn(self._scan(self._scans_wanted[0], of_all=False)),
-                spawn(self._scan(self._scans_wanted[1], of_all=True)),
-            ]
-
-            if self._listener is not None:
-                self._tasks.append(spawn(self._listen()))
 
     def _unregister(self, watcher: Watcher) -> None:
         for thread_id in watcher.thread_ids:
@@ -204,36 +176,35 @@ class Watching:
             self._knows_all = False
             self._markers = {one: self._markers.get(one) for one in self._by_id}
 
-        if not self._by_id and not self._of_all and self._tasks:
-            loop = asyncio.get_running_loop()
-            self._stop_timer = loop.call_later(_LINGER, self._stop)
+        if not self._by_id and not self._of_all:
+            asyncio.get_running_loop().call_later(_LINGER, self._stop)
 
     def _stop(self) -> None:
-        if self._tasks:
-            self._on_change.remove(self._committed)
+        """End the tasks if there is no watcher, or the handle is closed."""
+        if self._tasks and not (
+            self._lifecycle.is_open and (self._by_id or self._of_all)
+        ):
+            self._observers.remove(self._committed)
 
-        for task in self._tasks:
-            task.cancel()
+            for task in self._tasks:
+                task.cancel()
 
-        self._tasks.clear()
-        self._stop_timer = None
+            self._tasks.clear()
 
     def _close(self) -> None:
         """Stop, because the handle closes; the iterators raise ``Closed``."""
-        if self._stop_timer is not None:
-            self._stop_timer.cancel()
-
         self._stop()
 
         for watcher in self._of_all.union(*self._by_id.values()):
-            watcher.wake()
+            watcher.woken.set()
 
     # Hints
 
-    def _committed(self, changed: Sequence[str]) -> None:
+    def _committed(self, writes: Sequence[Write], outcomes: Outcomes) -> None:
         """Look at the threads that a commit of this handle changed."""
-        for thread_id in changed:
-            self._heard(thread_id)
+        for write, outcome in zip(writes, outcomes, strict=True):
+            if may_have_changed(write, outcome):
+                self._heard(write.thread_id)
 
     def _heard(self, thread_id: str | None) -> None:
         """Note a hint for one thread, or for all of them (``None``)."""
@@ -246,19 +217,18 @@ class Watching:
         else:
             return
 
-        if self._hinted_at is None:
-            self._hinted_at = time.monotonic()
+        self._hinted_at = self._hinted_at or time.monotonic()
 
-    async def _listen(self) -> None:
+    async def _listen(self, store: ListensForChanges) -> None:
         clock = asyncio.get_running_loop().time
-        backoff = Backoff(first=0.05, longest=5.0)
-        pauses = backoff.pauses()
+        begin_pauses = partial(backoff_pauses, 0.05, 5.0)
+        pauses = begin_pauses()
 
         while True:
             began = clock()
 
             try:
-                await self._listener.listen(self._heard_from_store)
+                await store.listen(self._heard)
                 return
             except StoreFailure as exc:
                 logger.info("%s: listening again: %s", self._lifecycle.name, exc)
@@ -267,14 +237,10 @@ class Watching:
                     "%s: listening again", self._lifecycle.name, exc_info=True
                 )
 
-            if clock() - began > backoff.longest:
-                pauses = backoff.pauses()  # it listened for a while: begin again
+            if clock() - began > 5.0:
+                pauses = begin_pauses()  # it listened for a while
 
             await asyncio.sleep(next(pauses))
-
-    def _heard_from_store(self, thread_id: str | None) -> None:
-        with suppress(InvalidId):  # another program sent it
-            self._heard(thread_id and check_id("thread_id", thread_id))
 
     async def _follow_hints(self) -> None:
         while True:
@@ -289,36 +255,28 @@ class Watching:
         """Look at watched threads in each poll interval, or if hints may be lost."""
         clock = asyncio.get_running_loop().time
         durations = 0.0, 0.0
+        asked: set[str] | None
 
         while True:
             began = clock()
-            asked = self._scope(of_all)
+
+            if of_all:
+                asked, longest = None if self._of_all else set(), _LONGEST_REST
+            else:
+                asked = {*self._by_id}
+                longest = max(_LONGEST_NAMED_REST, len(asked) * _PER_THREAD)
 
             if asked != set() and await self._look(asked):
                 durations = durations[1], clock() - began
 
             # Of the last two scans the faster one counts: a server may have stalled.
-            rest = min(9 * min(durations), self._longest_rest(of_all))
-            await asyncio.sleep(rest)
+            await asyncio.sleep(min(9 * min(durations), longest))
 
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(began + self._poll):
                     await wanted.wait()
 
             wanted.clear()
-
-    def _scope(self, of_all: bool) -> set[str] | None:
-        """Return the threads to scan, ``None`` for all."""
-        if of_all:
-            return None if self._of_all else set()
-
-        return {*self._by_id}
-
-    def _longest_rest(self, of_all: bool) -> float:
-        if of_all:
-            return _LONGEST_REST
-
-        return max(_LONGEST_NAMED_REST, len(self._by_id) * _PER_THREAD)
 
     async def _look(self, asked: set[str] | None) -> bool:
         """Read and compare markers; return whether the store answered.
@@ -344,7 +302,8 @@ class Watching:
                 self._notify(thread_id)
 
             for watcher in self._of_all:
-                watcher.fail(copy(exc))  # a raised error gathers tracebacks
+                watcher.error = copy(exc)  # a raised error gathers tracebacks
+                watcher.woken.set()
 
             return True
 
@@ -359,13 +318,11 @@ class Watching:
 
     def _compare(self, asked: Collection[str] | None, found: Markers) -> bool:
         """Keep the new markers, and wake the watchers of the threads that changed."""
-        has_changed = False
+        has_changed, knows_all = False, self._knows_all
 
         if asked is None:
             asked = {*self._markers, *found}
-            knows_all, self._knows_all = self._knows_all, bool(self._of_all)
-        else:
-            knows_all = self._knows_all
+            self._knows_all = bool(self._of_all)
 
         for thread_id in asked:
             marker = found.get(thread_id)
@@ -384,4 +341,5 @@ class Watching:
 
     def _notify(self, thread_id: str) -> None:
         for watcher in (*self._by_id.get(thread_id, ()), *self._of_all):
-            watcher.add(thread_id)
+            watcher.changed[thread_id] = None
+            watcher.woken.set()

@@ -50,9 +50,9 @@ class StoredCall(NamedTuple):
     status: CallStatus
     attempt: int
     issued_at: int
-    result: bytes | str | None
-    resolved_at: int | None
-    erased: bool
+    result: bytes | str | None = None
+    resolved_at: int | None = None
+    erased: bool = False
 
 
 class Append(NamedTuple):
@@ -205,11 +205,7 @@ class Snapshot(NamedTuple):
 
 
 class StoredDump(NamedTuple):
-    """A whole thread at one moment, every call included, in the order of claims.
-
-    ``created_at`` and ``updated_at`` are ``None`` where there is nothing but erased
-    calls.
-    """
+    """A whole thread at one moment, with what a `Restore` takes."""
 
     bodies: Sequence[bytes | str]
     items: Sequence[tuple[bytes | str, bytes | str]]
@@ -220,8 +216,9 @@ class StoredDump(NamedTuple):
 
 def issued_call(write: Claim, newest: StoredCall | None, now: int) -> StoredCall:
     """Return the call to put on record for a claim; ``newest`` is of the same key."""
+    thread_id, call_id, tool_name, args, key, _ = write
     attempt = 1 if newest is None else newest.attempt + 1
-    return StoredCall(*write[:5], "issued", attempt, now, None, None, False)
+    return StoredCall(thread_id, call_id, tool_name, args, key, "issued", attempt, now)
 
 
 def resolved_call(call: StoredCall, write: Resolve, now: int) -> StoredCall:
@@ -242,13 +239,11 @@ def key_is_held(call: StoredCall, others: Sequence[StoredCall]) -> bool:
     with the same attempt number. All numbers must differ, and only the newest attempt
     may be issued or completed.
     """
-    for other in others:
-        older = other if other.attempt < call.attempt else call
-
-        if other.attempt == call.attempt or older.status != "failed":
-            return True
-
-    return False
+    return any(
+        other.attempt == call.attempt
+        or (other if other.attempt < call.attempt else call).status != "failed"
+        for other in others
+    )
 
 
 def may_have_changed(write: Write, outcome: object) -> bool:

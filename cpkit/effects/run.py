@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from cpkit.canonical import canonical_json
-from cpkit.driver.backoff import Backoff
+from cpkit.driver.backoff import backoff_pauses
 from cpkit.effects.approvals import Approvals
 from cpkit.effects.attempts import (
     Attempts,
@@ -284,7 +284,7 @@ class EffectRun:
         clock = asyncio.get_running_loop().time
         deadline = clock() + _OTHERS_END_WITHIN
 
-        for pause in Backoff().pauses(0.2) if leases else ():
+        for pause in backoff_pauses(longest=0.2) if leases else ():
             await asyncio.sleep(pause)  # first: other tasks may be about to begin
 
             if clock() >= deadline or not any(one.is_unfinished for one in leases):

@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 from uuid import uuid4
 
-from cpkit.driver.backoff import Backoff
+from cpkit.driver.backoff import backoff_pauses
 from cpkit.driver.ids import check_id
 from cpkit.driver.jsontext import encode_json, parse_json
 from cpkit.errors import CorruptThread, VersionConflict
@@ -119,7 +119,7 @@ class ClaudeSessionStore:
         if len(self._cached) > _CACHED:
             self._cached.popitem(last=False)
 
-        pauses = Backoff(first=0.005, longest=0.5).pauses()
+        pauses = backoff_pauses(first=0.005, longest=0.5)
 
         async with transcript.turn:
             records = transcript.records_of(key, entries)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from cpkit.driver.backoff import Backoff
+from cpkit.driver.backoff import backoff_pauses
 from cpkit.driver.jsontext import encode_json, parse_json
 from cpkit.errors import CorruptThread, VersionConflict
 from cpkit.fenced import append_once
@@ -171,7 +171,7 @@ class Session(SessionABC):
         ``changes`` is called again after each conflict. With ``refresh``, the new
         objects are read before the first call too.
         """
-        pauses = Backoff(first=0.005, longest=0.5).pauses()
+        pauses = backoff_pauses(first=0.005, longest=0.5)
 
         async with self._turn:
             while True:

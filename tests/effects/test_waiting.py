@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from functools import partial
+from itertools import chain, repeat
 from random import Random
 
 import pytest
 
 from cpkit import BackendUnavailable
-from cpkit.driver.backoff import Backoff
 from cpkit.waiting import retry_unclear
 from tests.simulation.loop import simulated_loop
 
@@ -21,8 +20,9 @@ REFUSED = BackendUnavailable("test", "refused")
 @pytest.fixture(autouse=True)
 def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each pause be as long as it may be, so that times are exact."""
-    exact = partial(Backoff, 0.5, 1.0, lambda: 1.0)
-    monkeypatch.setattr("cpkit.waiting.Backoff", exact)
+    monkeypatch.setattr(
+        "cpkit.waiting.backoff_pauses", lambda: chain([0.5], repeat(1.0))
+    )
 
 
 def retried(
@@ -70,12 +70,3 @@ def test_after_the_timeout_the_error_still_says_maybe_applied(
         retried(answers, retry_rejected=True)
 
     assert lost.value.maybe_applied
-
-
-@pytest.mark.parametrize(("first", "longest"), [(0, 1), (-1, 1), (2, 1)])
-def test_a_backoff_refuses_bounds_that_make_no_sense(
-    first: float, longest: float
-) -> None:
-    """The first bound is positive, and not above the longest."""
-    with pytest.raises(ValueError, match="0 < first <= longest"):
-        Backoff(first, longest)

@@ -106,7 +106,7 @@ async def test_a_listener_whose_folder_is_moved_raises_the_error_of_the_driver_k
 ) -> None:
     """So it is logged in one line, and the handle listens again."""
     async with Store(home) as cp:
-        store: Any = cp._store
+        store: Any = cp.store
         heard = asyncio.Event()
         listening = asyncio.create_task(store.listen(lambda _: heard.set()))
         await heard.wait()

@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 def store_of(cp: SQLiteCheckpointer[Any]) -> SQLiteStore:
-    assert isinstance(cp._store, SQLiteStore)
-    return cp._store
+    assert isinstance(cp.store, SQLiteStore)
+    return cp.store
 
 
 def writer(cp: SQLiteCheckpointer[Any]) -> Connection:

@@ -27,7 +27,7 @@ from cpkit.driver import (
     StoreFailure,
     handle_over,
 )
-from cpkit.driver.listening import listen_in_thread
+from cpkit.driver.notices import listen_in_thread
 from cpkit.memory import MemoryStore
 from tests.driver.gated import GatedStore, run_ready_tasks
 from tests.simulation.loop import simulated_loop
@@ -160,7 +160,7 @@ async def test_changes_are_coalesced() -> None:
         await cp.append("last", [{"n": 1}])
         assert await anext(quick) == "last"
         assert await anext(slow) == "t"
-        assert [*slow._changed] == []  # type: ignore[attr-defined]  # a look without waiting
+        assert [*slow.changed] == []  # type: ignore[attr-defined]  # a look without waiting
 
 
 async def test_a_cancelled_waiter_misses_nothing() -> None:
