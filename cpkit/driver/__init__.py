@@ -4,111 +4,56 @@ A backend is a `Store`: it keeps bytes. A `Handle` in front of it gives users th
 checkpointer. `docs/write-a-backend.md` is the tutorial.
 """
 
-from cpkit.driver.abilities import FullHandle, handle_over
-from cpkit.driver.backoff import backoff_pauses
-from cpkit.driver.codec import Codec, decode_rows, from_micros, to_micros
-from cpkit.driver.file_systems import (
-    FileSystem,
-    create_folder,
-    file_system,
-    sync_folder,
-    warn_once,
-)
-from cpkit.driver.handle import Handle
-from cpkit.driver.ids import check_id, check_page, prefix_end, span
-from cpkit.driver.notices import listen_in_thread
-from cpkit.driver.store import (
-    AnnouncesChanges,
-    Decode,
-    DriverOptions,
-    Findings,
-    Heard,
-    Limits,
-    ListensForChanges,
-    ServerOptions,
-    Store,
-    StoreDriver,
-    StoreInfo,
-    StoresDumps,
-    StoresMarkers,
-    StoresReceipts,
-    StoresThreadLists,
-)
-from cpkit.driver.store_calls import is_late
-from cpkit.driver.writes import (
-    Append,
-    Claim,
-    Conflict,
-    Erase,
-    KeyHeld,
-    Merge,
-    Outcome,
-    Resolve,
-    Restore,
-    Snapshot,
-    StoredCall,
-    StoredDump,
-    StoreFailure,
-    Write,
-    erased_call,
-    issued_call,
-    key_is_held,
-    may_have_changed,
-    resolved_call,
-)
-
-__all__ = [
-    "AnnouncesChanges",
-    "Append",
-    "Claim",
-    "Codec",
-    "Conflict",
-    "Decode",
-    "DriverOptions",
-    "Erase",
-    "FileSystem",
-    "Findings",
-    "FullHandle",
-    "Handle",
-    "Heard",
-    "KeyHeld",
-    "Limits",
-    "ListensForChanges",
-    "Merge",
-    "Outcome",
-    "Resolve",
-    "Restore",
-    "ServerOptions",
-    "Snapshot",
-    "Store",
-    "StoreDriver",
-    "StoreFailure",
-    "StoreInfo",
-    "StoredCall",
-    "StoredDump",
-    "StoresDumps",
-    "StoresMarkers",
-    "StoresReceipts",
-    "StoresThreadLists",
-    "Write",
-    "backoff_pauses",
-    "check_id",
-    "check_page",
-    "create_folder",
-    "decode_rows",
-    "erased_call",
-    "file_system",
-    "from_micros",
-    "handle_over",
-    "is_late",
-    "issued_call",
-    "key_is_held",
-    "listen_in_thread",
-    "may_have_changed",
-    "prefix_end",
-    "resolved_call",
-    "span",
-    "sync_folder",
-    "to_micros",
-    "warn_once",
-]
+from cpkit.driver.abilities import FullHandle as FullHandle
+from cpkit.driver.abilities import handle_over as handle_over
+from cpkit.driver.backoff import backoff_pauses as backoff_pauses
+from cpkit.driver.codec import Codec as Codec
+from cpkit.driver.codec import decode_rows as decode_rows
+from cpkit.driver.codec import from_micros as from_micros
+from cpkit.driver.codec import to_micros as to_micros
+from cpkit.driver.file_systems import FileSystem as FileSystem
+from cpkit.driver.file_systems import create_folder as create_folder
+from cpkit.driver.file_systems import file_system as file_system
+from cpkit.driver.file_systems import sync_folder as sync_folder
+from cpkit.driver.file_systems import warn_once as warn_once
+from cpkit.driver.handle import Handle as Handle
+from cpkit.driver.ids import check_id as check_id
+from cpkit.driver.ids import check_page as check_page
+from cpkit.driver.ids import prefix_end as prefix_end
+from cpkit.driver.ids import span as span
+from cpkit.driver.notices import listen_in_thread as listen_in_thread
+from cpkit.driver.store import AnnouncesChanges as AnnouncesChanges
+from cpkit.driver.store import Decode as Decode
+from cpkit.driver.store import DriverOptions as DriverOptions
+from cpkit.driver.store import Findings as Findings
+from cpkit.driver.store import Heard as Heard
+from cpkit.driver.store import Limits as Limits
+from cpkit.driver.store import ListensForChanges as ListensForChanges
+from cpkit.driver.store import ServerOptions as ServerOptions
+from cpkit.driver.store import Store as Store
+from cpkit.driver.store import StoreDriver as StoreDriver
+from cpkit.driver.store import StoreInfo as StoreInfo
+from cpkit.driver.store import StoresDumps as StoresDumps
+from cpkit.driver.store import StoresMarkers as StoresMarkers
+from cpkit.driver.store import StoresReceipts as StoresReceipts
+from cpkit.driver.store import StoresThreadLists as StoresThreadLists
+from cpkit.driver.store_calls import is_late as is_late
+from cpkit.driver.writes import Append as Append
+from cpkit.driver.writes import Claim as Claim
+from cpkit.driver.writes import Conflict as Conflict
+from cpkit.driver.writes import Erase as Erase
+from cpkit.driver.writes import KeyHeld as KeyHeld
+from cpkit.driver.writes import Merge as Merge
+from cpkit.driver.writes import Outcome as Outcome
+from cpkit.driver.writes import Resolve as Resolve
+from cpkit.driver.writes import Restore as Restore
+from cpkit.driver.writes import Snapshot as Snapshot
+from cpkit.driver.writes import StoredCall as StoredCall
+from cpkit.driver.writes import StoredDump as StoredDump
+from cpkit.driver.writes import StoreFailure as StoreFailure
+from cpkit.driver.writes import Write as Write
+from cpkit.driver.writes import erased_call as erased_call
+from cpkit.driver.writes import issued_call as issued_call
+from cpkit.driver.writes import key_is_held as key_is_held
+from cpkit.driver.writes import may_have_changed as may_have_changed
+from cpkit.driver.writes import resolved_call as resolved_call
