@@ -178,6 +178,26 @@ async def test_a_batch_that_is_rejected_is_committed_write_by_write(
         assert isinstance(results[0], (BackendUnavailable, CorruptThread))
 
 
+async def test_a_caller_takes_its_write_back_from_a_rejected_batch() -> None:
+    """The write waits in the queue again, until it is its turn."""
+    store = GatedStore(open_gate=False)
+    store.failures = [StoreFailure("rejected", "value 7 is bad")]
+
+    async with handle(store) as cp:
+        first, second = append(cp, "a"), append(cp, "b")
+        await run_ready_tasks()
+        store.gate.release()
+        await run_ready_tasks()
+        assert store.sizes() == [2, 1]
+        second.cancel()
+        await run_ready_tasks()
+        store.gate.release()
+        assert await first == 1
+        assert await cp.load("b") is None
+
+    assert store.sizes() == [2, 1]
+
+
 async def test_the_repeats_of_a_refused_batch_keep_its_order() -> None:
     """The write that the engine refuses fails; the others are applied."""
 
