@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # venv.sh FOLDER EXTRA: make the environment FOLDER, and install the package into it with
-# the extra EXTRA ("all", "demo" or "dev"), again when pyproject.toml is newer.
+# the extra EXTRA ("all", "demo", "test" or "dev"), again when pyproject.toml is newer.
 #
 # PYTHON names the interpreter; an environment of another interpreter is made again.
 # Without PYTHON an existing one is kept, and a new one gets the newest Python found.
@@ -55,9 +55,12 @@ if [ ! -e "$venv" ]; then "$PYTHON" -m venv "$venv"; fi
 
 # One line a package: the install takes minutes on a slow network.
 echo "Installing cpkit[$extra] with $("$venv/bin/python" --version) into $venv"
-"$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off \
+"$venv/bin/python" -m pip install --disable-pip-version-check --progress-bar off --no-compile \
     --editable ".[$extra]" --editable examples/custom_backend |
     awk '/^Collecting/ { sub(/[^A-Za-z0-9_.-].*/, "", $2); print "  " $2; fflush() }
          /^Installing/ { print "  unpacking (a minute)"; fflush() }' ||
     fail "the install into $venv failed; is there a network, and a wheel of each package for $("$venv/bin/python" --version)?"
+# Here and not by pip, which compiles on one processor. A file that does not compile is
+# one that nothing imports.
+"$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true
 touch "$venv/$extra"

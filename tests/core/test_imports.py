@@ -283,16 +283,3 @@ def test_the_layers_load_nothing_else_from_outside_either() -> None:
     """A layer imports other packages when it uses them, or if installed (tracing)."""
     outside = loaded_by(*core_modules()) - set(sys.stdlib_module_names)
     assert outside - {"opentelemetry"} == {"cpkit"}
-
-
-def test_no_module_of_cpkit_loads_the_suite() -> None:
-    """``cpkit certify`` imports the suite when the command runs, and not before."""
-    modules = [
-        module_name(path)
-        for path in (ROOT / "cpkit").rglob("*.py")
-        if path.name != "__main__.py"  # runs the command
-        and "integrations" not in path.parts  # their frameworks take seconds to load
-    ]
-    loaded = loaded_by(*modules)
-    assert "typer" in loaded
-    assert "conformance" not in loaded
