@@ -106,13 +106,19 @@ def _has_no_order(model: Model, history: list[Op]) -> bool:
 
 
 def _next(ops: list[Op], done: int) -> list[int]:
-    """Return the remaining operations that started before any remaining one ended."""
+    """Return the remaining operations that started before any remaining one ended.
+
+    ``ops`` are in the order of their starts.
+    """
     found = []
     horizon: float = float("inf")
+    first = (~done & (done + 1)).bit_length() - 1  # the lowest bit that is not set
 
-    for i, op in enumerate(ops):
+    for i in range(first, len(ops)):
         if done >> i & 1:
             continue
+
+        op = ops[i]
 
         if op.start > horizon:
             break
@@ -122,7 +128,7 @@ def _next(ops: list[Op], done: int) -> list[int]:
         if op.end is not None:
             horizon = min(horizon, op.end)
 
-    return [i for i in found if ops[i].start <= horizon]
+    return found
 
 
 def smallest(model: Model, history: list[Op]) -> list[Op]:

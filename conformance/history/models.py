@@ -76,6 +76,9 @@ class _Thread:
 
 
 def _merged(extra: State, items: State) -> State:
+    if not items:
+        return extra
+
     return tuple(sorted((dict(extra) | dict(items)).items()))
 
 
