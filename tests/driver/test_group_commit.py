@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from conformance.slowdown import slowdown
 from cpkit import (
     BackendUnavailable,
     CorruptThread,
@@ -310,7 +311,7 @@ async def test_the_repeats_of_a_batch_share_its_time() -> None:
 
             return await super().commit(batch)
 
-    store = Slow(timeout=0.05)
+    store = Slow(timeout=0.05 * slowdown())
 
     async with handle(store) as cp:
         tasks = [append(cp, "t", str(n)) for n in range(4)]
@@ -422,7 +423,8 @@ async def test_a_cancelled_write_is_waited_for_by_what_must_see_it(
         write.cancel()
         await run_ready_tasks()
         asked = {name: asyncio.create_task(read()) for name, read in reads.items()}
-        await asyncio.wait(asked.values(), timeout=0.05)
+        await asyncio.wait([one for name, one in asked.items() if name not in waits])
+        await run_ready_tasks()
         waiting = [name for name, one in asked.items() if not one.done()]
         store.gate.release()
         await asyncio.gather(*asked.values())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from conformance.slowdown import slowdown
 from cpkit import (
     CallRecord,
     Checkpointer,
@@ -76,7 +77,7 @@ class Counting:
 
 def quick(cp: Checkpointer[Any], **options: Any) -> EffectLedger:
     """Return a ledger with a short timeout."""
-    return EffectLedger(cp, **{"timeout": 10.0, **options})
+    return EffectLedger(cp, **{"timeout": 10.0 * slowdown(), **options})
 
 
 @dataclass
@@ -110,8 +111,8 @@ class Shop:
 
 
 async def until(condition: Any, timeout: float = 10.0) -> None:
-    """Wait until an async condition holds."""
-    async with asyncio.timeout(timeout):
+    """Wait until an async condition holds; seconds of an idle machine."""
+    async with asyncio.timeout(timeout * slowdown()):
         while not await condition():  # noqa: ASYNC110  # a store has no event
             await asyncio.sleep(0.005)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from conformance.slowdown import slowdown
 from cpkit import (
     JsonValue,
     MemoryCheckpointer,
@@ -38,6 +39,9 @@ from tests.simulation.loop import simulated_loop
 
 ARGS: dict[str, JsonValue] = {"order": "7", "amount": 5000}
 OTHER: dict[str, JsonValue] = {"order": "7", "amount": 9000}
+
+SOON = 0.3 * slowdown()
+"""Seconds until a request expires: later than the steps before, at any load."""
 
 
 def careful(cp: Any, **options: Any) -> EffectLedger:
@@ -437,7 +441,7 @@ async def test_a_clock_that_is_wrong_by_days_ends_no_request(
 
 async def test_a_used_approval_stays_one(cp: Store, thread: str) -> None:
     """Its time is over, and the record still says that it was approved."""
-    ledger = careful(cp, approval_timeout=0, expires_after=0.5)
+    ledger = careful(cp, approval_timeout=0, expires_after=SOON)
 
     with pytest.raises(EffectTimeout):
         await ledger.run(thread, "charge", ARGS, Shop().charge)
@@ -445,7 +449,7 @@ async def test_a_used_approval_stays_one(cp: Store, thread: str) -> None:
     key = ledger.key(thread, "charge", ARGS)
     assert await ledger.approve(key)
     await ledger.run(thread, "charge", ARGS, Shop().charge)
-    await asyncio.sleep(0.6)
+    await asyncio.sleep(1.2 * SOON)
     decision = await ledger.decision(key)
     assert decision is not None
     assert decision.verdict == "approved"
@@ -470,7 +474,7 @@ async def test_an_approval_that_is_used_too_late_does_not_count(
         ran.append(2)
 
     one = charge_with_effect if wants_effect else charge
-    ledger = careful(cp, expires_after=0.3, approval_timeout=0)
+    ledger = careful(cp, expires_after=SOON, approval_timeout=0)
     registry = ToolRegistry(ledger, [one])
 
     with pytest.raises(EffectTimeout):
@@ -478,7 +482,7 @@ async def test_an_approval_that_is_used_too_late_does_not_count(
 
     (request,) = await ledger.pending(thread)
     assert await ledger.approve(request.key)
-    await asyncio.sleep(0.4)
+    await asyncio.sleep(1.2 * SOON)
     outcome = await registry.dispatch(thread, "charge", {"order": "7"})
     assert outcome.is_error
     assert "expired" in str(outcome.content)
@@ -500,19 +504,21 @@ async def test_an_approval_that_was_used_in_time_is_enough_for_a_takeover(
 ) -> None:
     """It may expire long before its holder counts as dead."""
     shop = Shop()
-    ledger = careful(cp, expires_after=0.3, approval_timeout=0)
+    ledger = careful(cp, expires_after=SOON, approval_timeout=0)
 
     with pytest.raises(EffectTimeout):
         await ledger.run(thread, "charge", ARGS, shop.charge)
 
     key = ledger.key(thread, "charge", ARGS)
     assert await ledger.approve(key)
-    await claim(cp, thread, key, ARGS, stale_after=0.6)  # in time, and then it dies
+    await claim(
+        cp, thread, key, ARGS, stale_after=2 * SOON
+    )  # in time, and then it dies
 
     def verify(_: Effect) -> Landed | NotLanded:
         return Landed("found") if landed else NotLanded()
 
-    result = await careful(cp, stale_after=0.6).run(
+    result = await careful(cp, stale_after=2 * SOON).run(
         thread, "charge", ARGS, shop.charge, verify=verify
     )
     assert result == ("found" if landed else {"charge": 1})

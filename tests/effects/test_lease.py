@@ -20,6 +20,7 @@ from cpkit import (
     VersionConflict,
     open_checkpointer,
 )
+from cpkit.effects import Effect
 from cpkit.lease import Lease, LeaseLost, LeaseTimeout, thread_lease
 from cpkit.runs import RunState, RunThread, Wake, wake_run
 from tests.broken.reference import Reference
@@ -455,10 +456,14 @@ async def test_a_run_that_leaves_an_effect_open_is_unfinished(
     """Cancelled in the middle, or begun by hand and not committed."""
     ledger = quick(cp)
 
+    async def pay(_: Effect) -> None:
+        limit.reschedule(asyncio.get_running_loop().time())
+        await asyncio.Event().wait()
+
     async with lease_of(cp, thread):
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await ledger.run(thread, "pay", {}, lambda _: asyncio.Event().wait())
+            async with asyncio.timeout(None) as limit:
+                await ledger.run(thread, "pay", {}, pay)
 
     async with lease_of(cp, thread) as lease:
         assert [one.why for one in lease.wakes] == ["ended: an effect is open"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from conformance.slowdown import slowdown
 from cpkit import JsonValue, open_checkpointer
 from cpkit.effects import CallsWait, EffectFailed, EffectTimeout, NotLanded, tool
 from tests.effects.shop import Shop, Store, claim, quick
@@ -59,7 +60,7 @@ async def test_a_call_that_lives_is_not_in_doubt(
     shop = Shop(gate=asyncio.Event())
 
     async with open_checkpointer(url) as other:
-        ledger = quick(other, stale_after=0.4)
+        ledger = quick(other, stale_after=0.4 * slowdown())
         task = asyncio.create_task(ledger.run(thread, "charge", ARGS, shop.charge))
         await shop.began.wait()
 

@@ -43,7 +43,7 @@ async def test_a_stale_holder_is_taken_over(cp: Store, thread: str) -> None:
     key = quick(cp).key(thread, "charge", ARGS)
     await claim(cp, thread, key, ARGS)
     shop = Shop()
-    ledger = quick(Plain(cp), stale_after=0.1)
+    ledger = quick(Plain(cp), stale_after=0.1 * slowdown())
     assert await ledger.run(thread, "charge", ARGS, shop.charge) == {"charge": 1}
     assert shop.effects[0].attempt == 2
     statuses = [record.status for record in await cp.list_calls(thread)]
@@ -131,13 +131,15 @@ async def test_a_holder_with_heartbeats_is_not_taken_over(
 ) -> None:
     """Heartbeats continue while the handler runs, however long that takes."""
     shop = Shop(gate=asyncio.Event())
-    ledger = quick(cp, stale_after=0.4)
+    ledger = quick(cp, stale_after=0.4 * slowdown())
     slow = asyncio.create_task(ledger.run(thread, "charge", ARGS, shop.charge))
     await shop.began.wait()
     key = shop.effects[0].key
     other = Shop("taken over")
     waiter = asyncio.create_task(
-        quick(cp, stale_after=0.4).run(thread, "charge", ARGS, other.charge)
+        quick(cp, stale_after=0.4 * slowdown()).run(
+            thread, "charge", ARGS, other.charge
+        )
     )
 
     async def six_heartbeats() -> bool:
@@ -265,7 +267,7 @@ async def test_a_heartbeat_during_verify_stops_the_takeover(
     shop = Shop()
 
     with pytest.raises(EffectTimeout):
-        await quick(cp, stale_after=0.05, timeout=0.5).run(
+        await quick(cp, stale_after=0.05, timeout=0.4 * slowdown()).run(
             thread, "charge", ARGS, shop.charge, verify=slow
         )
 
@@ -311,7 +313,7 @@ async def test_a_forgotten_thread_frees_its_keys(cp: Store, thread: str) -> None
         await cp.delete_thread(thread, forget_keys=True)
         return NotLanded()
 
-    ledger = quick(cp, stale_after=0.05)
+    ledger = quick(cp, stale_after=0.05 * slowdown())
     key = ledger.key(thread, "charge", ARGS)
     await claim(cp, thread, key, ARGS)
     shop = Shop()
@@ -356,7 +358,9 @@ async def test_a_takeover_has_one_winner(cp: Store, thread: str) -> None:
     shop = Shop()
     results = await asyncio.gather(
         *(
-            quick(cp, stale_after=0.2).run(thread, "charge", ARGS, shop.charge)
+            quick(cp, stale_after=0.2 * slowdown()).run(
+                thread, "charge", ARGS, shop.charge
+            )
             for _ in range(6)
         )
     )

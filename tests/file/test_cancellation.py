@@ -215,9 +215,8 @@ async def test_closing_does_not_wait_for_other_jobs_of_the_program(home: Path) -
     job = asyncio.create_task(asyncio.to_thread(ended.wait))
 
     try:
-        async with asyncio.timeout(10):
-            async with Store(home) as cp:
-                await cp.append("t", [{}])
+        async with Store(home) as cp:
+            await cp.append("t", [{}])
     finally:
         ended.set()
         await job
@@ -238,7 +237,7 @@ async def test_a_caller_that_waits_for_the_closing_can_be_cancelled(
     closing.cancel()
 
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(closing, 10)
+        await closing
 
     gate.opened.set()
     await cp.aclose()
@@ -294,7 +293,7 @@ async def test_a_write_in_the_cleanup_of_a_cancelled_task_is_done(
             while True:
                 await cp.append(name, [{}])
         finally:
-            await asyncio.wait_for(cp.append(name, [{"last": name}]), 20)
+            await cp.append(name, [{"last": name}])
 
     tasks = [asyncio.create_task(write_for_ever(f"t{i}")) for i in range(20)]
     await turns(count)

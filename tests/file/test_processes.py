@@ -105,7 +105,7 @@ async def test_a_stopped_writer_does_not_stop_readers(home: Path, log: Path) -> 
     with log.open("rb") as stopped:
         fcntl.flock(stopped, fcntl.LOCK_EX)
 
-        async with Store(home, timeout=0.1) as cp:
+        async with Store(home) as cp:
             assert await cp.read("t") == [{}]
             assert await cp.find_call("key") is not None
             assert await cp.record_issued("u", ToolCall("d", "tool", {}, "key"))
@@ -113,7 +113,7 @@ async def test_a_stopped_writer_does_not_stop_readers(home: Path, log: Path) -> 
 
             async with cp.watch() as changes:
                 await cp.append("other", [{}])
-                assert await asyncio.wait_for(anext(changes), 10) == "other"
+                assert await anext(changes) == "other"
 
 
 async def test_no_operation_waits_longer_than_the_timeout(
@@ -180,7 +180,7 @@ def test_a_child_forked_during_a_write_keeps_no_lock(
             monkeypatch.setattr(os, "fdatasync", fork_and_sync)
             await cp.append("t", [{}])
             monkeypatch.undo()
-            assert await asyncio.wait_for(cp.append("t", [{}]), 10) == 3
+            assert await cp.append("t", [{}]) == 3
 
     try:
         asyncio.run(use())

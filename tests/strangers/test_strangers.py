@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance.slowdown import slowdown
 from tests.strangers.harnesses import STRANGERS
 from tests.strangers.page import PAGE
 from tests.strangers.servers import placed
@@ -38,7 +39,7 @@ async def test_the_page_lists_what_the_suite_finds(kind: str, tmp_path: Path) ->
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
 
     try:
-        out, errors = await asyncio.wait_for(process.communicate(), 50)
+        out, errors = await asyncio.wait_for(process.communicate(), 50 * slowdown())
     finally:
         if process.returncode is None:
             process.kill()
