@@ -20,10 +20,10 @@ demo: $(VENV)/$(if $(findstring --cluster,$(ARGS)),demo,all) ## Run an agent, ki
 	$(BIN)/python examples/agent.py $(ARGS)
 
 test: $(VENV)/$(EXTRA) ## Run the tests against real stores
-	$(BIN)/python -m pytest --numprocesses auto --dist loadscope -m "not long" $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m "not long" $(ARGS)
 
 test-long: $(VENV)/dev ## Run the long sweeps that `make test` leaves out
-	$(BIN)/python -m pytest --numprocesses auto --dist loadscope -m long $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m long $(ARGS)
 
 lint: $(VENV)/dev ## Check formatting, style, types and wording
 	$(BIN)/ruff format --check .

@@ -59,10 +59,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the certificate of the example backend to ``make test-long``."""
+    """Leave the certificate of the example backend to ``make test-long``.
+
+    What takes minutes starts first, so that no worker is busy with it at the end.
+    """
     for item in items:
         if item.path.name == "test_certificate.py":
             item.add_marker(pytest.mark.long)
+
+    items.sort(key=lambda item: item.path.name != "test_langgraph_own_tests.py")
 
 
 def pytest_collection_finish() -> None:
