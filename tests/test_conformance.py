@@ -121,7 +121,16 @@ def redis_cluster() -> Iterator[Harness]:
 
 
 LESS = ["linearizable.threads-in-processes", "linearizable.keys-in-processes"]
-"""Clauses that find less than their kin ``at-one-instant`` does."""
+"""Clauses that find less than their kin ``at-one-instant`` does: `Sweeps` run them."""
+
+CLAUSES = [clause for clause in all_clauses() if clause.id not in LESS]
+
+SLOW = {*select(ids=["bounded", "faults", "powerloss"])} - {
+    *select(ids=["bounded.append-calls", "powerloss.acknowledged-survives"])
+}
+"""Clauses that take seconds each: only `make test-long` runs them."""
+
+QUICK = [clause for clause in CLAUSES if clause not in SLOW]
 
 
 class Short(ConformanceTests):
@@ -130,15 +139,10 @@ class Short(ConformanceTests):
     rounds = ConformanceTests.rounds / 4
 
     @pytest.mark.parametrize(
-        "clause",
-        sweep(all_clauses(), [c for c in all_clauses() if c.id not in LESS]),
-        ids=lambda clause: clause.id,
+        "clause", sweep(CLAUSES, QUICK), ids=lambda clause: clause.id
     )
     def test_clause(self, clause: Clause, harness: Harness) -> None:
         super().test_clause(clause, harness)
-
-
-WITHOUT_POWERLOSS = [one for one in all_clauses() if one.level is not Level.POWERLOSS]
 
 
 class Server(Short):
@@ -146,10 +150,7 @@ class Server(Short):
 
     @pytest.mark.parametrize(
         "clause",
-        sweep(
-            WITHOUT_POWERLOSS,
-            [clause for clause in all_clauses() if clause.id not in LESS],
-        ),
+        sweep([one for one in CLAUSES if one.level is not Level.POWERLOSS], QUICK),
         ids=lambda clause: clause.id,
     )
     def test_clause(self, clause: Clause, harness: Harness) -> None:
@@ -165,7 +166,7 @@ class TestMemory(Short):
 
 
 @pytest.mark.long
-class TestAnonymousMemory(ConformanceTests):
+class TestAnonymousMemory(Short):
     """Each handle has its own store."""
 
     @pytest.fixture
@@ -180,16 +181,22 @@ class TestSQLite(Short):
 
 
 @pytest.mark.long
-class TestSQLiteInMemory(ConformanceTests):
+class TestSQLiteInMemory(Short):
     @pytest.fixture
     def harness(self) -> Harness:
         return URLHarness("sqlite:///:memory:")
 
 
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Harness:
+    """One folder for all clauses: a new store makes hundreds of files."""
+    return URLHarness(f"file://{tmp_path_factory.mktemp('file')}")
+
+
 class TestFile(Short):
     @pytest.fixture
-    def harness(self, tmp_path: Path) -> Harness:
-        return URLHarness(f"file://{tmp_path}")
+    def harness(self, file: Harness) -> Harness:
+        return file
 
 
 class TestPostgres(Server):
@@ -198,6 +205,7 @@ class TestPostgres(Server):
         return postgres
 
 
+@pytest.mark.long
 def test_postgres_plans_with_few_threads(postgres: Harness) -> None:
     """The planner scans the table only where it knows of few threads: a new schema."""
     if not isinstance(postgres, PostgresHarness):
@@ -286,20 +294,19 @@ def test_a_store_that_does_not_sync_keeps_one_holder(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-class TestRedisCluster(ConformanceTests):
+class TestRedisCluster(Server):
     @pytest.fixture
     def harness(self, redis_cluster: Harness) -> Harness:
         return redis_cluster
 
 
-SWEEPS = select(ids=["cancel", "concurrent", "kill", "linearizable", "model", "server"])
+SWEEPS = select(
+    ids=["kill", "linearizable", "server.claims-survive", "server.writes-survive"]
+)
 
 
 class Sweeps(ConformanceTests):
-    """The clauses that repeat, three times as long.
-
-    A class for each store, because a worker of the tests runs whole classes.
-    """
+    """SIGKILL and linearizability, three times as long."""
 
     rounds = ConformanceTests.rounds * 3
 

@@ -217,6 +217,7 @@ def test_stored_text_cannot_control_a_terminal(
     assert "[bold]x[/bold]" in said
 
 
+@pytest.mark.long
 def test_a_table_fits_a_narrow_terminal(sqlite_url: str) -> None:
     """No line is wider than the terminal, and ids are folded, not truncated."""
     in_store(sqlite_url, fill)
@@ -255,6 +256,7 @@ def test_a_table_keeps_its_columns_apart() -> None:
     ]
 
 
+@pytest.mark.long
 def test_only_a_terminal_gets_colours(sqlite_url: str) -> None:
     """Output and errors in a pipe have no colours."""
     in_store(sqlite_url, fill)

@@ -56,6 +56,7 @@ async def requested_key() -> str:
         return request.key
 
 
+@pytest.mark.long
 def test_each_step_does_what_the_page_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,7 +164,6 @@ SCENARIOS: dict[str, tuple[list[Step], Step]] = {
 
 QUICK = [
     "the first append",
-    "an append behind a torn write",
     "an append after a deletion",
     "a later merge",
     "a claim after a failure",

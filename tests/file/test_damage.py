@@ -208,6 +208,7 @@ async def test_each_changed_byte_of_a_line_is_reported(
             assert error.where == f"{log}, line {number}"
 
 
+@pytest.mark.long
 async def test_every_flipped_bit_is_detected(home: Path, log: Path) -> None:
     """A load raises, or returns what was written; damage does not free a key."""
     async with Store(home) as cp:

@@ -34,7 +34,7 @@ from cpkit.tools.importing.langgraph import read
 from cpkit.tools.importing.langgraph.thread import _in_order, _packed
 from cpkit.tools.importing.source import Differs
 from tests.servers.postgres import shared_postgres
-from tests.stores import KINDS, fresh_url
+from tests.stores import LAYERED, fresh_url
 
 
 @dataclass
@@ -124,7 +124,7 @@ def postgres_saver(url: str) -> Iterator[PostgresSaver]:
         yield PostgresSaver(connection, serde=allowing())
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=LAYERED)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of each store in turn."""
     return fresh_url(request.param, tmp_path)

@@ -17,7 +17,7 @@ from cpkit.integrations.openai_agents import Session
 from cpkit.sessions import SessionLog
 from cpkit.tools.importing import BadSource, Report, import_from
 from tests.sessions.spy import RangeSpy
-from tests.stores import KINDS, fresh_url
+from tests.stores import LAYERED, fresh_url
 
 SAMPLES = Path(__file__).parents[3] / "shared" / "data"
 
@@ -30,7 +30,7 @@ HI: dict[str, Any] = {
 BYE: dict[str, Any] = {"role": "tool", "tool_call_id": "1", "content": "b\0ye"}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=LAYERED)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of each store in turn."""
     return fresh_url(request.param, tmp_path)

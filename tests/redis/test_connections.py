@@ -70,6 +70,7 @@ async def test_forgotten_connections_fail_one_operation(
         assert proxy.commands.count("LRANGE") == 8
 
 
+@pytest.mark.long  # TCP waits for ten seconds, and again
 def test_the_system_notices_a_forgotten_connection() -> None:
     """Packets that are lost without an answer end a connection in ten seconds."""
     here = ["unshare", "-n", sys.executable, "-m", "tests.redis.forgetful"]

@@ -118,6 +118,7 @@ async def test_more_than_a_million_messages_at_once(url: str, prefix: str) -> No
         await store.close()
 
 
+@pytest.mark.long
 async def test_the_server_lowers_the_limits(servers: Servers) -> None:
     """A value, an append and a restore have half of an argument."""
     server = servers(settings={"proto-max-bulk-len": "1mb"})
