@@ -18,13 +18,18 @@ SHARED = ["sqlite", "file", "postgres", "redis"]
 
 KINDS = ["memory", *SHARED]
 
-LAYERED = sweep(KINDS, ("memory", "sqlite"))
-"""`KINDS` for tests of a layer: above the handle no code depends on the store."""
+# Above the handle no code depends on the store, so a layer is tested on the simplest
+# stores and on one server.
+LAYERED = sweep(["memory", "sqlite", "postgres"], ("memory", "sqlite"))
+"""Stores for tests of a layer; ``make test-long`` runs those that are servers."""
 
 
 def quick_on(*kinds: str) -> list[Any]:
-    """Return `SHARED` as parameters; ``make test-long`` runs those not in ``kinds``."""
-    return sweep(SHARED, kinds)
+    """Return stores for tests of a layer with several processes, as parameters.
+
+    ``make test-long`` runs those not in ``kinds``.
+    """
+    return sweep(["sqlite", "postgres"], kinds)
 
 
 def fresh_url(kind: str, folder: Path, name: str = "store") -> str:

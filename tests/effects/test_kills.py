@@ -18,12 +18,12 @@ from cpkit.runs import RUNS
 from cpkit.worker import submit
 from tests.effects.payer import lines
 from tests.effects.shop import until
-from tests.stores import fresh_url, quick_on
+from tests.stores import SHARED, fresh_url
 
 Process = asyncio.subprocess.Process
 
 
-@pytest.fixture(params=quick_on("sqlite"))
+@pytest.fixture(params=SHARED)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A new store of each kind that processes share."""
     return fresh_url(request.param, tmp_path)
@@ -108,8 +108,9 @@ async def check_books(cp: object, folder: Path, threads: list[str]) -> None:
         assert await ledger.find(key) is not None or key in denied
 
 
-async def test_each_order_is_paid_once_despite_kills(url: str, tmp_path: Path) -> None:
+async def test_each_order_is_paid_once_despite_kills(tmp_path: Path) -> None:
     """Two workers and a deciding process, killed twice in all."""
+    url = fresh_url("sqlite", tmp_path)
     await run_with_kills(url, tmp_path, workers=2, keys=8, kills=2, patience=40)
 
 
@@ -118,5 +119,5 @@ async def test_each_order_is_paid_once_despite_kills(url: str, tmp_path: Path) -
 async def test_many_orders_are_paid_once_despite_many_kills(
     url: str, tmp_path: Path
 ) -> None:
-    """Six workers and 200 orders, with a kill for every fourth order."""
-    await run_with_kills(url, tmp_path, workers=6, keys=200, kills=50, patience=600)
+    """Four workers and 80 orders, with a kill for every second order."""
+    await run_with_kills(url, tmp_path, workers=4, keys=80, kills=40, patience=600)

@@ -19,15 +19,15 @@ from cpkit.runs import RUNS
 from cpkit.worker import submit
 from tests.effects.payer import lines
 from tests.effects.shop import until
-from tests.stores import fresh_url, quick_on
+from tests.stores import SHARED, fresh_url
 
 Process = asyncio.subprocess.Process
 
-# CPKIT_ROUNDS=20 starts it 500 times on each store, in an hour.
-ROUNDS = max(1, round(25 * float(os.environ.get("CPKIT_ROUNDS") or 1)))
+# CPKIT_ROUNDS=60 starts it 500 times on each store, in an hour.
+ROUNDS = max(1, round(8 * float(os.environ.get("CPKIT_ROUNDS") or 1)))
 
 
-@pytest.fixture(params=quick_on("sqlite"))
+@pytest.fixture(params=SHARED)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A new store of each kind that processes share."""
     return fresh_url(request.param, tmp_path)
@@ -117,9 +117,9 @@ async def book_all(url: str, folder: Path, rounds: int) -> None:
 
 
 @pytest.mark.timeout(300)
-async def test_two_starts_book_once(url: str, tmp_path: Path) -> None:
+async def test_two_starts_book_once(tmp_path: Path) -> None:
     """A few rounds."""
-    await book_all(url, tmp_path, 4)
+    await book_all(fresh_url("sqlite", tmp_path), tmp_path, 4)
 
 
 @pytest.mark.long

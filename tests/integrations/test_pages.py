@@ -1,4 +1,4 @@
-"""The code on the pages of the integrations runs unchanged, on every store."""
+"""The code on the pages of the integrations runs unchanged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import blocks_of, printed_by
-from tests.stores import fresh_url, quick_on
+from tests.stores import fresh_url
 
 PRINTED = {
     "openai-agents": ["I was shown 1 items.\n", "I was shown 3 items.\n"],
@@ -21,9 +21,14 @@ URL = "sqlite:///agent.db"
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", PRINTED)
-@pytest.mark.parametrize("kind", quick_on("sqlite"))
-def test_the_program_runs_twice(tmp_path: Path, page: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "page"),
+    [
+        *(("sqlite", page) for page in PRINTED),
+        *zip(["file", "postgres", "redis"], PRINTED, strict=False),
+    ],
+)
+def test_the_program_runs_twice(tmp_path: Path, kind: str, page: str) -> None:
     """The second run continues where the first one ended."""
     program = blocks_of(f"integrations/{page}.md")[0]
     assert URL in program

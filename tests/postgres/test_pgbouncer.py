@@ -31,6 +31,8 @@ def pooler() -> Iterator[PgBouncer]:
 class TestPooled(ConformanceTests):
     """The whole contract holds."""
 
+    rounds = ConformanceTests.rounds / 4
+
     @pytest.fixture
     def harness(self, pooler: PgBouncer) -> Harness:
         return URLHarness(f"{pooler.url}?pooler=transaction&schema=pooled")
