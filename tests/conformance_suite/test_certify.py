@@ -105,6 +105,7 @@ async def test_an_unfinished_run_reports_what_it_has() -> None:
     assert not report.ok
 
 
+@pytest.mark.long
 def test_an_interrupted_command_prints_what_it_has(tmp_path: Path) -> None:
     """Outcomes are printed at once; Ctrl-C prints the table, exit code 130."""
     with subprocess.Popen(
@@ -156,6 +157,7 @@ def test_the_command_explains_a_failure(tmp_path: Path) -> None:
     assert again in out
 
 
+@pytest.mark.long
 def test_the_command_writes_reports(tmp_path: Path) -> None:
     """JSON goes to standard output alone; XML and Markdown go to files."""
     code, out, _ = command(
@@ -170,6 +172,7 @@ def test_the_command_writes_reports(tmp_path: Path) -> None:
     assert "| core | **holds** |" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.long
 def test_the_printed_command_repeats_a_failure(tmp_path: Path) -> None:
     """The printed command checks only the failed clause, with the same seed."""
     first = command(tmp_path, BROKEN, "--clause", "erase", "--seed", "4", "--json")
@@ -200,6 +203,7 @@ def test_bad_use_of_the_command() -> None:
         assert "Traceback" not in ended.err
 
 
+@pytest.mark.long
 def test_a_store_that_is_down(tmp_path: Path) -> None:
     """A store that cannot be opened: exit code 3, and no password in the output."""
     code, out, err = command(
@@ -210,6 +214,7 @@ def test_a_store_that_is_down(tmp_path: Path) -> None:
     assert "s3cret" not in out + err
 
 
+@pytest.mark.long
 def test_a_store_that_hangs_does_not_hang_the_command(tmp_path: Path) -> None:
     """A clause that blocks its thread forever fails, and the command ends."""
     (tmp_path / "stuck.py").write_text(

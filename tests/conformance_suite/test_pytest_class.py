@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.long  # another pytest collects the whole suite
+
 PROJECT = {
     "mine.py": """
 from cpkit import MemoryCheckpointer

@@ -18,7 +18,7 @@ from cpkit.registry import MissingExtra, needs_extra
         ("cpkit_redis", "redis", "redis"),
         ("cpkit_file", "aiofiles", "file"),
         ("conformance", "hypothesis", "conformance"),
-        ("cpkit.integrations.langgraph", "langgraph", "langgraph"),
+        ("cpkit.integrations.langgraph", "langchain_core", "langgraph"),
         ("cpkit.integrations.openai_agents", "agents", "openai-agents"),
         (
             "cpkit.integrations.claude_agent_sdk",

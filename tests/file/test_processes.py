@@ -43,6 +43,7 @@ def test_attempts_at_one_key_are_counted_across_processes(
     assert sorted(attempts) == list(range(1, 3 * count + 1))
 
 
+@pytest.mark.long
 def test_a_write_that_a_kill_cut_short_is_skipped_and_set_aside(
     home: Path, log: Path, workers: Workers
 ) -> None:
