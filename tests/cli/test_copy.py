@@ -456,11 +456,11 @@ async def test_a_copy_can_die_at_any_write(is_applied: bool, update: bool) -> No
     assert deaths >= (4 if update else 8)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("source", "destination"),
     [
-        (pytest.param(*pair, marks=() if pair[0] == "sqlite" else pytest.mark.long))
-        for pair in zip(SHARED, [*SHARED[1:], SHARED[0]], strict=True)
+        *zip(SHARED, [*SHARED[1:], SHARED[0]], strict=True),
     ],
 )
 def test_a_copy_that_is_killed_is_completed(

@@ -119,7 +119,7 @@ async def book_all(url: str, folder: Path, rounds: int) -> None:
 @pytest.mark.timeout(300)
 async def test_two_starts_book_once(tmp_path: Path) -> None:
     """A few rounds."""
-    await book_all(fresh_url("sqlite", tmp_path), tmp_path, 4)
+    await book_all(fresh_url("sqlite", tmp_path), tmp_path, 2)
 
 
 @pytest.mark.long

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import blocks_of
-from tests.stores import fresh_url, quick_on
+from tests.stores import SHARED, fresh_url
 
 FILE = Path(__file__).parents[2] / "examples" / "approvals.py"
 
 
-@pytest.mark.parametrize("kind", quick_on("sqlite"))
+@pytest.mark.long
+@pytest.mark.parametrize("kind", SHARED)
 def test_a_worker_finishes_what_a_killed_agent_asked_for(
     kind: str, tmp_path: Path
 ) -> None:

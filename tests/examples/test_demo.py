@@ -296,6 +296,7 @@ def test_help_names_the_number_of_conversations(
     assert f"(default: up to 8; the default file has {count})" in printed
 
 
+@pytest.mark.long
 def test_terminal_shows_bars_and_a_table(tmp_path: Path) -> None:
     """On a terminal the demo shows progress bars, and succeeds as without one."""
     ours, theirs = pty.openpty()
