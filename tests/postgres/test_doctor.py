@@ -10,7 +10,7 @@ import pytest
 
 from cpkit import StatesDurability
 from cpkit_postgres import PostgresCheckpointer
-from tests.cli.command import Ended, cpkit
+from tests.cli.command import Ended, invoke
 from tests.postgres.conftest import MakeStore
 from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import PostgresServer, shared_postgres
@@ -19,7 +19,7 @@ Store = PostgresCheckpointer[Any]
 
 
 async def examined(url: str, *words: str) -> Ended:
-    return await asyncio.to_thread(cpkit, "doctor", url, *words)
+    return await asyncio.to_thread(invoke, "doctor", url, *words)
 
 
 @pytest.fixture
