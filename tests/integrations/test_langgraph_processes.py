@@ -36,15 +36,9 @@ def end(worker: subprocess.Popen[str]) -> str:
     return out
 
 
-@pytest.mark.parametrize("shared_url", quick_on("sqlite"), indirect=True)
-@pytest.mark.parametrize(
-    ("checkpoints", "writes"),
-    [
-        pytest.param(1, 1, marks=pytest.mark.long),
-        (2, 3),
-        pytest.param(3, 4, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("shared_url", quick_on(), indirect=True)
+@pytest.mark.parametrize(("checkpoints", "writes"), [(1, 1), (2, 3), (3, 4)])
 def test_a_killed_run_continues(
     shared_url: str, tmp_path: Path, checkpoints: int, writes: int
 ) -> None:
