@@ -9,11 +9,13 @@ A session is one thread: the first message creates it, and each later message ha
 event. The session's state is the thread's extra, one key for each key of the state. An
 event and its change of the state are one append at a known version.
 
-The state of an app, and that of a user, are the extra of a thread of their own. A
-change of theirs is first stored with its event, then applied, then marked as applied.
-If the process dies in between, or the store fails, the next call that reads the session
-applies it. So does another process that reads the session in between. If either is
-late, the change replaces a newer one that another session made.
+The state of an app, and that of a user, are the extra of a thread of their own: by key,
+the number of the last change and the value. A change takes the next number of that
+thread, is stored with its event as what the session *owes*, is applied, and is marked
+as applied. It is applied only to keys without a higher number, so it may be applied
+late and twice. If the process dies in between, or the store fails, the next call that
+reads the session applies it, and so does the next event before it owes something else.
+Each number and each change is a small message of the app's or the user's thread.
 """
 
 from __future__ import annotations
@@ -23,21 +25,26 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from math import isfinite
 from typing import Any, Literal
 from urllib.parse import quote, unquote
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
+from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
+from cpkit.driver.backoff import Backoff
 from cpkit.driver.ids import check_id
-from cpkit.errors import CheckpointerError, VersionConflict
+from cpkit.errors import BackendUnavailable, CheckpointerError, VersionConflict
 from cpkit.fenced import append_once, read_range
+from cpkit.fitting import append_what_fits, log_missing, placeholder
 from cpkit.integrations.bridge import Bridge, completed
 from cpkit.protocol import Checkpointer, ErasesThreads, ListsThreads, ReadsRanges
 from cpkit.records import CheckpointData
 from cpkit.registry import needs_extra
+from cpkit.sessions.context import copied
 from cpkit.sync import SyncCheckpointer
 
 with needs_extra("cpkit.integrations.google_adk", "google-adk"):
@@ -50,6 +57,7 @@ with needs_extra("cpkit.integrations.google_adk", "google-adk"):
         GetSessionConfig,
         ListSessionsResponse,
     )
+    from google.genai import types
 
 __all__ = ["SessionService", "session_thread"]
 
@@ -59,10 +67,17 @@ _SESSIONS = "cpkit:google-adk:"
 _APPS = "cpkit:google-adk-app:"
 _USERS = "cpkit:google-adk-user:"
 
-# Keys of a session's extra. A key of the state follows _STATE.
+# Keys of an extra. A key of the state follows _STATE; the others are of sessions only.
 _STATE = "state:"
 _UPDATED = "updated"
 _OWED = "owed"
+
+# A read of the events after a time begins with so many of the newest.
+_FIRST_READ = 32
+
+# How often to ask for a number if the store does not answer: one that got lost is not
+# used.
+_TRIES = 3
 
 # How many stored events before those of a session are searched for an event that is
 # delivered again: a session may be read with its newest events only.
@@ -91,6 +106,8 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         self._bridge = Bridge(cp, wait_for_loop=True)
         self._cp = self._bridge.checkpointer
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        # By thread, what this process could not apply to shared states.
+        self._unpaid: dict[str, dict[str, Any]] = {}
 
     async def create_session(
         self,
@@ -168,6 +185,7 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         _thread(_USERS, app_name, user_id)  # raises if that thread's id is too long
         record = {"created": uuid4().hex}
         extra = {_UPDATED: time.time(), **_changes(state)}
+        owed = await self._numbered(app_name, user_id, extra)
 
         try:
             await append_once(
@@ -178,7 +196,8 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
                 f"session with id {session_id[:80]} already exists"
             ) from None
 
-        await self._apply_shared(app_name, user_id, thread_id, extra, 1)
+        if owed:
+            await self._apply_shared(app_name, user_id, thread_id, owed, 1)
 
     async def _get(
         self,
@@ -188,47 +207,20 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         config: GetSessionConfig | None,
     ) -> Session | None:
         thread_id = session_thread(app_name, user_id, session_id)
-        wanted = None if config is None else config.num_recent_events
-        data = await self._load(thread_id, wanted)
+        data = await self._load_wanted(thread_id, config)
 
         if data is None or not data.version:
             return None
 
-        await self._apply_shared(app_name, user_id, thread_id, data.extra, data.version)
+        await self._settle(app_name, user_id, thread_id, data)
         records = [record["event"] for record in data.messages if "event" in record]
-        events = [Event.model_validate(one) for one in _wanted(records, config)]
-        return await self._session(app_name, user_id, session_id, data, events)
-
-    async def _session(
-        self,
-        app_name: str,
-        user_id: str,
-        session_id: str,
-        data: CheckpointData[Any],
-        events: list[Event],
-    ) -> Session:
-        app, user = await asyncio.gather(
-            self._shared_state(_thread(_APPS, app_name)),
-            self._shared_state(_thread(_USERS, app_name, user_id)),
+        session = _session(
+            (app_name, user_id, session_id),
+            data,
+            await self._shared_state(_thread(_APPS, app_name)),
+            await self._shared_state(_thread(_USERS, app_name, user_id)),
         )
-        own = {
-            key.removeprefix(_STATE): value
-            for key, value in data.extra.items()
-            if key.startswith(_STATE)
-        }
-        session = Session(
-            app_name=app_name,
-            user_id=user_id,
-            id=session_id,
-            state={
-                **own,
-                **{f"{State.APP_PREFIX}{key}": value for key, value in app.items()},
-                **{f"{State.USER_PREFIX}{key}": value for key, value in user.items()},
-            },
-            events=events,
-            last_update_time=data.extra.get(_UPDATED, 0.0),
-        )
-        _mark(session, data.version)
+        session.events = [_event(thread_id, one) for one in _wanted(records, config)]
         return session
 
     async def _list(self, app_name: str, user_id: str | None) -> ListSessionsResponse:
@@ -238,24 +230,27 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         parts = (app_name,) if user_id is None else (app_name, user_id)
         prefix = _SESSIONS + "".join(f"{quote(part, safe='')}/" for part in parts)
         after = None
-        sessions: list[Session] = []
+        found: list[tuple[tuple[str, str, str], CheckpointData[Any]]] = []
 
         while page := await self._cp.list_threads(prefix=prefix, after=after):
             for info in page:
                 ids = info.thread_id.removeprefix(_SESSIONS).split("/")
-                _, owner, session_id = map(unquote, ids)
                 data = await self._load(info.thread_id, 0)
 
-                if data is not None and data.version:
-                    await self._apply_shared(
-                        app_name, owner, info.thread_id, data.extra, data.version
-                    )
-                    sessions.append(
-                        await self._session(app_name, owner, session_id, data, [])
-                    )
+                # Another program may have a thread of another form with this prefix.
+                if data is not None and data.version and len(ids) == 3:
+                    owner, session_id = map(unquote, ids[1:])
+                    await self._settle(app_name, owner, info.thread_id, data)
+                    found.append(((app_name, owner, session_id), data))
 
             after = page[-1].thread_id
 
+        app = await self._shared_state(_thread(_APPS, app_name)) if found else {}
+        users = {
+            owner: await self._shared_state(_thread(_USERS, app_name, owner))
+            for owner in {owner for (_, owner, _), _ in found}
+        }
+        sessions = [_session(ids, data, app, users[ids[1]]) for ids, data in found]
         sessions.sort(key=lambda one: (one.last_update_time, one.user_id, one.id))
         return ListSessionsResponse(sessions=sessions)
 
@@ -264,15 +259,14 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
             raise NotImplementedError("the store cannot erase threads")
 
         thread_id = session_thread(app_name, user_id, session_id)
-        data = await self._load(thread_id, 0)
 
-        if data is not None:
+        while (data := await self._load(thread_id, 0)) is not None:
             # The states of the app and the user stay.
-            await self._apply_shared(
-                app_name, user_id, thread_id, data.extra, data.version
-            )
+            await self._settle(app_name, user_id, thread_id, data)
 
-        await self._cp.delete_thread(thread_id)
+            with suppress(VersionConflict):
+                await self._cp.delete_thread(thread_id, expected_version=data.version)
+                return
 
     async def _append_event(self, session: Session, event: Event) -> Event:
         app_name, user_id = session.app_name, session.user_id
@@ -285,18 +279,52 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
             if await self._was_delivered(thread_id, session, event, record):
                 return event
 
-            version = await self._append(thread_id, session, record, extra)
+            if _OWED in extra and (data := await self._load(thread_id, 0)) is not None:
+                # The event replaces what the session owes, which is applied before.
+                await self._settle(app_name, user_id, thread_id, data)
+
+            owed = await self._numbered(app_name, user_id, extra)
+            version, is_new = await self._append_what_fits(
+                thread_id, session, record, extra
+            )
             event = await super().append_event(session=session, event=event)
             session.last_update_time = event.timestamp
             _mark(session, version)
 
+            # What an earlier try stored was applied above, with its own number.
+            owed = owed if owed and is_new else self._unpaid.get(thread_id)
+
             try:
-                await self._apply_shared(app_name, user_id, thread_id, extra, version)
+                if owed:
+                    self._unpaid[thread_id] = owed
+                    await self._apply_shared(
+                        app_name, user_id, thread_id, owed, version
+                    )
             except CheckpointerError:
-                # The event is stored, with this change. The next read applies it.
+                # The event is stored, with this change. The next event applies it, or
+                # the next read.
                 logger.warning("%s: a shared state waits", thread_id, exc_info=True)
 
             return event
+
+    async def _append_what_fits(
+        self,
+        thread_id: str,
+        session: Session,
+        record: dict[str, Any],
+        extra: dict[str, Any],
+    ) -> tuple[int, bool]:
+        """Store the event as `_append` does, without parts that the store refuses."""
+        stored = 0, False
+
+        async def append(events: list[Any]) -> None:
+            nonlocal stored
+            stored = await self._append(thread_id, session, {"event": events[0]}, extra)
+
+        await append_what_fits(
+            append, [record["event"]], partial(log_missing, thread_id)
+        )
+        return stored
 
     async def _append(
         self,
@@ -304,8 +332,11 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         session: Session,
         record: dict[str, Any],
         extra: dict[str, Any],
-    ) -> int:
-        """Store the event, unless an earlier try did; return the version after it."""
+    ) -> tuple[int, bool]:
+        """Store the event, unless an earlier try did.
+
+        Returns the version after the event, and whether this call stored it.
+        """
         version = _version_of(session)
 
         if version is None:
@@ -315,7 +346,7 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
                 raise SessionNotFoundError(f"session {session.id[:80]!r} not found")
 
             if last == record:
-                return version
+                return version, False
 
             if not _is_at(session, last.get("event", {})):
                 raise _stale(session)
@@ -333,11 +364,11 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
             if exc.actual == version + 1 and [record] == await read_range(
                 self._cp, thread_id, version, exc.actual
             ):
-                return exc.actual
+                return exc.actual, False
 
             raise _stale(session) from exc
 
-        return version + 1
+        return version + 1, True
 
     async def _was_delivered(
         self, thread_id: str, session: Session, event: Event, record: dict[str, Any]
@@ -368,42 +399,117 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
 
         return 0, {}
 
+    # The states of apps and users
+
+    async def _numbered(
+        self, app_name: str, user_id: str, extra: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """Give numbers to the changes of shared states that the extra owes, if any."""
+        owed: dict[str, Any] | None = extra.get(_OWED)
+
+        if owed:
+            owed["numbers"] = {
+                kind: await self._number(thread_id)
+                for kind, thread_id in _shared_threads(app_name, user_id).items()
+                if owed[kind]
+            }
+
+        return owed
+
+    async def _number(self, thread_id: str) -> int:
+        """Return the next number of the thread."""
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                return await self._cp.append(thread_id, [{}])
+            except BackendUnavailable:
+                if not tries_left:
+                    raise
+
+        raise AssertionError
+
+    async def _settle(
+        self, app_name: str, user_id: str, thread_id: str, data: CheckpointData[Any]
+    ) -> None:
+        """Apply what the session owes."""
+        owed: Any = data.extra.get(_OWED)
+
+        if owed:
+            await self._apply_shared(app_name, user_id, thread_id, owed, data.version)
+
     async def _apply_shared(
         self,
         app_name: str,
         user_id: str,
         thread_id: str,
-        extra: Mapping[str, Any],
+        owed: Mapping[str, Any],
         version: int,
     ) -> None:
-        """Apply the changes of the app's and the user's state, if the extra has any.
+        """Apply the changes of the app's and the user's state, and mark them so.
 
-        ``version`` is that of the thread with this extra. If a later event is stored,
-        its writer has applied these changes, and they must not undo newer ones. The
-        check and the change are two steps: a caller that is slow in between may still
-        undo a newer change by another session.
+        ``version`` is that of the session's thread which owes them.
         """
-        owed = extra.get(_OWED)
+        numbers = owed.get("numbers", {})
 
-        if not owed:
-            return
+        for kind, shared_id in _shared_threads(app_name, user_id).items():
+            await self._merge(shared_id, owed[kind], numbers.get(kind, 0))
 
-        try:
-            await self._cp.append(thread_id, [], expected_version=version)
-        except VersionConflict as exc:
-            if exc.actual > version:  # otherwise the session was deleted
-                return
-
-        if owed["app"]:
-            await self._cp.save_extra(_thread(_APPS, app_name), owed["app"])
-
-        if owed["user"]:
-            await self._cp.save_extra(_thread(_USERS, app_name, user_id), owed["user"])
-
+        # A later event may owe something else. A deleted session owes nothing.
         with suppress(VersionConflict):
             await self._cp.append(
                 thread_id, [], expected_version=version, extra={_OWED: None}
             )
+
+        self._unpaid.pop(thread_id, None)
+
+    async def _merge(
+        self, thread_id: str, values: Mapping[str, Any], number: int
+    ) -> None:
+        """Set the keys that have no higher number, in one fenced append."""
+        pauses = Backoff(first=0.005, longest=0.5).pauses()
+        # If the thread is at the number, nothing was applied after it was given.
+        version, stored = number, dict[str, Any]()
+
+        while changed := {
+            _STATE + key: [number, value]
+            for key, value in values.items()
+            if stored.get(_STATE + key, [-1])[0] < number
+        }:
+            by = uuid4().hex[:16]
+
+            try:
+                await append_once(
+                    self._cp,
+                    thread_id,
+                    [{"by": by}],
+                    expected_version=version,
+                    extra=changed,
+                )
+                return
+            except VersionConflict:
+                await asyncio.sleep(next(pauses))
+                data = await self._load(thread_id, 0)
+                version, stored = (data.version, data.extra) if data else (0, {})
+
+    async def _load_wanted(
+        self, thread_id: str, config: GetSessionConfig | None
+    ) -> CheckpointData[Any] | None:
+        """Return the thread with all events that the config asks for."""
+        if config is None or config.num_recent_events is not None:
+            wanted = None if config is None else config.num_recent_events
+            return await self._load(thread_id, wanted)
+
+        if not (after := config.after_timestamp):
+            return await self._load(thread_id, None)
+
+        recent = _FIRST_READ
+
+        while True:
+            data = await self._load(thread_id, recent)
+
+            if data is None or data.first == 0 or not _wanted_all(data, after):
+                return data
+
+            recent *= 4
 
     async def _load(
         self, thread_id: str, recent: int | None
@@ -418,8 +524,9 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         return await self._cp.load_range(thread_id, -recent)
 
     async def _shared_state(self, thread_id: str) -> dict[str, Any]:
-        data = await self._cp.load(thread_id)
-        return {} if data is None else dict(data.extra)
+        data = await self._load(thread_id, 0)
+        changes = {} if data is None else _state_in(data.extra)
+        return {key: value for key, (_, value) in changes.items()}
 
 
 def session_thread(app_name: str, user_id: str, session_id: str) -> str:
@@ -436,6 +543,45 @@ def _thread(prefix: str, *parts: str) -> str:
 
     encoded = "/".join(quote(part, safe="") for part in parts)
     return check_id("the ids of the session, with their prefix,", prefix + encoded)
+
+
+def _shared_threads(app_name: str, user_id: str) -> dict[str, str]:
+    """Return the threads of the app's state and the user's."""
+    return {
+        "app": _thread(_APPS, app_name),
+        "user": _thread(_USERS, app_name, user_id),
+    }
+
+
+def _state_in(extra: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key.removeprefix(_STATE): value
+        for key, value in extra.items()
+        if key.startswith(_STATE)
+    }
+
+
+def _session(
+    ids: tuple[str, str, str],
+    data: CheckpointData[Any],
+    app: dict[str, Any],
+    user: dict[str, Any],
+) -> Session:
+    """Return the session without events; it shares no value with another session."""
+    app_name, user_id, session_id = ids
+    session = Session(
+        app_name=app_name,
+        user_id=user_id,
+        id=session_id,
+        state={
+            **_state_in(data.extra),
+            **{f"{State.APP_PREFIX}{key}": copied(app[key]) for key in app},
+            **{f"{State.USER_PREFIX}{key}": copied(user[key]) for key in user},
+        },
+        last_update_time=data.extra.get(_UPDATED, 0.0),
+    )
+    _mark(session, data.version)
+    return session
 
 
 def _mark(session: Session, version: int) -> None:
@@ -469,6 +615,25 @@ def _stale(session: Session) -> StaleSessionError:
         f"session {session.id[:80]!r} has events that the given session lacks, or was "
         "made again; get it again"
     )
+
+
+def _event(thread_id: str, stored: Mapping[str, Any]) -> Event:
+    """Return the event; one that this version of the ADK refuses becomes a text."""
+    try:
+        return Event.model_validate(stored)
+    except ValidationError as exc:
+        logger.warning("%s: an event cannot be read: %s", thread_id, exc)
+        text = placeholder("an event that this version of the ADK cannot read")
+        names = ("id", "author", "invocation_id", "timestamp", "branch")
+        known = {
+            name: stored[name]
+            for name in names
+            if isinstance(stored.get(name), str | float | int)
+        }
+        return Event(
+            **{"author": "user", **known},
+            content=types.Content(role="model", parts=[types.Part(text=text)]),
+        )
 
 
 def _record(event: Event) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -527,6 +692,12 @@ def _json(value: Any, *, in_event: bool = False) -> Any:
 
 def _key(key: Any) -> str:
     return key if isinstance(key, str) else next(iter(to_jsonable_python({key: None})))
+
+
+def _wanted_all(data: CheckpointData[Any], after: float) -> bool:
+    """Return whether all events of the data, and maybe earlier ones, are after it."""
+    events = (record.get("event", {}) for record in data.messages)
+    return all(event.get("timestamp", after) >= after for event in events)
 
 
 def _wanted(

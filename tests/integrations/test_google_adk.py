@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any
@@ -19,6 +20,8 @@ from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cpkit import (
     BackendUnavailable,
@@ -274,18 +277,21 @@ async def test_a_shared_state_that_cannot_be_written_waits(
     store: Any = Spy(cp)
     service: Any = SessionService(store)
     session: Any = await service.create_session(**IDS)
-    save_extra = store.save_extra
+    append = store.append
 
-    async def refuse(*_: Any) -> None:
-        raise BackendUnavailable("test", "away")
+    async def refuse(thread_id: str, messages: Any, **options: Any) -> Any:
+        if "app:" in thread_id and options.get("extra"):
+            raise BackendUnavailable("test", "away")
 
-    store.save_extra = refuse
+        return await append(thread_id, messages, **options)
+
+    store.append = refuse
     change: Any = {"app:n": 1, "mine": 2}
     await service.append_event(session, event("a", **change))
     assert "a shared state waits" in caplog.text
     assert texts(session) == ["a"]
     await service.append_event(session, event("b"))
-    store.save_extra = save_extra
+    store.append = append
     found: Any = await service.get_session(**IDS)
     assert (texts(found), found.state) == (["a", "b"], change)
 
@@ -352,6 +358,193 @@ async def test_an_event_that_is_delivered_again_is_stored_once(
             stored: Any = await service.get_session(**IDS)
             assert texts(stored) == texts(session) == ["a", "b"]
             assert stored.state == session.state == {"n": 2}
+
+
+async def test_no_event_replaces_a_change_that_waits(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """It is applied first, or the event is refused; an event without one applies it."""
+    store: Any = Spy(cp)
+    service: Any = SessionService(store)
+    session: Any = await service.create_session(**IDS)
+    append = store.append
+
+    async def refuse(thread_id: str, messages: Any, **options: Any) -> Any:
+        if "user:" in thread_id and options.get("extra"):
+            raise BackendUnavailable("test", "away")
+
+        return await append(thread_id, messages, **options)
+
+    store.append = refuse
+    await service.append_event(session, event("a", **of_user(a=1)))
+
+    with pytest.raises(BackendUnavailable):
+        await service.append_event(session, event("b", **of_user(b=2)))
+
+    assert texts(session) == ["a"]
+    store.append = append
+    await service.append_event(session, event("c", **of_user(c=3)))
+    assert await service.get_user_state(**WHO) == {"a": 1, "c": 3}
+    store.append = refuse
+    await service.append_event(session, event("d", **of_user(d=4)))
+    store.append = append
+    await service.append_event(session, event("e"))
+    assert await service.get_user_state(**WHO) == {"a": 1, "c": 3, "d": 4}
+
+
+@pytest.mark.parametrize("was_applied", [False, True])
+async def test_a_list_does_not_turn_a_shared_value_back(
+    cp: MemoryCheckpointer[Any], was_applied: bool
+) -> None:
+    """A process died before it applied a change, or before it marked it as applied."""
+    service = SessionService(cp)
+    first: Any = await service.create_session(**IDS)
+    second: Any = await service.create_session(**WHO, session_id="other")
+    dying = SessionService(Mortal(cp, 3 if was_applied else 2))
+
+    with pytest.raises(RuntimeError, match="died"):
+        await dying.append_event(first, event("a", **of_user(status="free")))
+
+    now = await service.get_user_state(**WHO)
+    assert now == ({"status": "free"} if was_applied else {})
+    await service.append_event(second, event("b", **of_user(status="paid")))
+
+    for one in (await service.list_sessions(**WHO)).sessions:
+        assert one.state == of_user(status="paid")
+
+    await service.delete_session(**IDS)
+    assert await service.get_user_state(**WHO) == {"status": "paid"}
+
+
+async def test_a_late_try_undoes_no_later_change_of_shared_state(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """The event was stored without an answer, and another session went on."""
+    spy = Spy(cp)
+    service, other = SessionService(spy), SessionService(cp)
+    session: Any = await service.create_session(**IDS)
+    second: Any = await other.create_session(**WHO, session_id="other")
+    spy.faults.extend(["", "lost after", "refused", "refused"])
+    spy.read_faults.extend(["", "refused", "refused", "refused"])
+    late = event("a", **of_user(n=1))
+
+    with pytest.raises(BackendUnavailable):
+        await service.append_event(session, late)
+
+    spy.faults.clear()
+    spy.read_faults.clear()
+    await other.append_event(second, event("b", **of_user(n=2)))
+    await service.append_event(session, late)
+    assert texts(session) == ["a"]
+    assert await other.get_user_state(**WHO) == {"n": 2}
+
+
+class Mortal(RangeSpy):
+    """A store whose process dies after some appends."""
+
+    def __init__(self, inner: MemoryCheckpointer[Any], appends: int) -> None:
+        super().__init__(inner)
+        self.appends = appends
+
+    async def append(self, *args: Any, **options: Any) -> int:
+        if not self.appends:
+            raise RuntimeError("died")
+
+        self.appends -= 1
+        return await super().append(*args, **options)
+
+
+steps = st.lists(
+    st.tuples(
+        st.integers(0, 2),  # the session
+        st.sampled_from(["app:a", "user:a", "user:b"]),
+        st.integers(0, 7) | st.none(),  # appends until the process dies
+        st.booleans(),  # whether another process reads a session
+    ),
+    max_size=12,
+)
+
+
+@given(steps)
+@settings(max_examples=60, deadline=None)
+def test_shared_values_only_go_forward(steps: list[Any]) -> None:
+    """Whenever processes die, each stored change is applied, and undoes no later."""
+
+    async def play() -> None:
+        async with MemoryCheckpointer[Any]() as cp:
+            reader = SessionService(cp)
+            stored: dict[str, int] = {}
+            seen: dict[str, int] = {}
+            ids = [{**IDS, "session_id": f"{n}"} for n in range(3)]
+
+            for each in ids:
+                await reader.create_session(**each)
+
+            for value, (number, key, lives, is_read) in enumerate(steps, 1):
+                copy: Any = await reader.get_session(**ids[number])
+                before = len(copy.events)
+                change: Any = {key: value}
+                service = SessionService(Mortal(cp, 99 if lives is None else lives))
+
+                with suppress(RuntimeError):
+                    await service.append_event(copy, event("x", **change))
+
+                messages = await cp.read(session_thread(*ids[number].values()))
+
+                if len(messages) == before + 2:
+                    stored[key] = value
+
+                if is_read:
+                    found: Any = await reader.get_session(**ids[value % 3])
+                    assert all(found.state[k] >= seen[k] for k in seen)
+                    assert all(stored[k] >= v for k, v in found.state.items())
+                    seen = found.state
+
+            for session in (await reader.list_sessions(**WHO)).sessions:
+                assert session.state == stored
+
+    asyncio.run(play())
+
+
+async def test_a_list_reads_no_events(cp: MemoryCheckpointer[Any]) -> None:
+    """It reads each session once, and each shared state once."""
+    spy = RangeSpy(cp)
+    service = SessionService(spy)
+
+    for n in range(4):
+        session: Any = await service.create_session(**WHO, session_id=f"{n}")
+        await service.append_event(session, event("a", **of_user(n=[n])))
+
+    await cp.append("cpkit:google-adk:app/user/foreign/thread", [{"a": 1}])
+    spy.list_threads = cp.list_threads  # type: ignore[attr-defined]  # an ability
+    spy.calls.clear()
+    listed = (await service.list_sessions(**WHO)).sessions
+    # Four sessions, the foreign thread, and the two shared states.
+    assert spy.calls == [("load_range", 0, 0)] * 7
+    listed[0].state["user:n"].append("changed")
+    assert [one.state for one in listed[1:]] == [of_user(n=[3])] * 3
+
+
+async def test_events_after_a_time_are_read_from_the_end(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """As many as are needed, and not the whole session."""
+    spy = RangeSpy(cp)
+    service = SessionService(spy)
+    session: Any = await service.create_session(**IDS)
+
+    for n in range(200):
+        await service.append_event(session, event(f"{n}", at=n + 1))
+
+    for after, reads in ((190.0, 1), (100.0, 2), (0.5, 3)):
+        spy.calls.clear()
+        config = GetSessionConfig(after_timestamp=after)
+        found: Any = await service.get_session(**IDS, config=config)
+        assert [one.timestamp for one in found.events] == [
+            n + 1.0 for n in range(200) if n + 1 >= after
+        ]
+        starts = [call[1] for call in spy.calls if call[1:] != (0, 0)]
+        assert starts == [-32, -128, -512][:reads]
 
 
 def of_user(**values: Any) -> Any:
