@@ -20,16 +20,22 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote
 from uuid import uuid4
 
 from cpkit.driver.backoff import backoff_pauses
-from cpkit.driver.ids import check_id
-from cpkit.driver.jsontext import encode_json, parse_json
 from cpkit.errors import CorruptThread, VersionConflict
 from cpkit.fenced import append_once, read_range
+from cpkit.fitting import (
+    append_what_fits,
+    fitting,
+    log_missing,
+    storable,
+)
 from cpkit.integrations.bridge import Bridge
+from cpkit.integrations.claude_thread import PREFIX, transcript_thread
 from cpkit.protocol import Checkpointer, ErasesThreads, ListsThreads
 from cpkit.records import ThreadInfo
 from cpkit.registry import needs_extra
@@ -48,10 +54,10 @@ with needs_extra("cpkit.integrations.claude_agent_sdk", "claude-agent-sdk"):
 
 __all__ = ["ClaudeSessionStore", "transcript_thread"]
 
-_PREFIX = "cpkit:claude-agent-sdk:"
-
 # A process has few sessions at a time.
 _CACHED = 64
+
+_SUMMARY_BYTES = 16 * 1024
 
 
 class ClaudeSessionStore:
@@ -75,14 +81,15 @@ class ClaudeSessionStore:
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
         """Append the entries that are new, all or none, and fold the summary.
 
-        Raises ``SerializationError`` for a value that is not JSON.
+        A value that is not JSON, and the largest parts of an entry above the store's
+        limit, are replaced by a text that says what is missing, and logged. Entries
+        above ``max_append`` together take several appends.
         """
-        given = [
-            parse_json(encode_json(entry, (place,)))
-            for place, entry in enumerate(entries)
-        ]
+        missing: list[str] = []
+        given = [_entry(storable(entry, missing)) for entry in entries]
 
         if given:
+            log_missing(transcript_thread(key), missing)
             await self._bridge.go(self._append(key, given))
 
     async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
@@ -119,8 +126,6 @@ class ClaudeSessionStore:
         if len(self._cached) > _CACHED:
             self._cached.popitem(last=False)
 
-        pauses = backoff_pauses(first=0.005, longest=0.5)
-
         async with transcript.turn:
             records = transcript.records_of(key, entries)
 
@@ -128,20 +133,32 @@ class ClaudeSessionStore:
             if transcript.version == 0 or len(records) < len(entries):
                 await transcript.refresh()
 
-            while records := transcript.records_of(key, entries):
-                try:
-                    await append_once(
-                        self._cp,
-                        thread_id,
-                        records,
-                        expected_version=transcript.version,
-                    )
-                except VersionConflict:
-                    await transcript.refresh()
-                    await asyncio.sleep(next(pauses))
-                else:
-                    transcript.wrote(records)
-                    return
+            await append_what_fits(
+                lambda part: self._append_new(key, transcript, part),
+                entries,
+                partial(log_missing, thread_id),
+            )
+
+    async def _append_new(
+        self, key: SessionKey, transcript: _Transcript, entries: list[Any]
+    ) -> None:
+        """Append the entries that the transcript lacks, in one step."""
+        pauses = backoff_pauses(first=0.005, longest=0.5)
+
+        while records := transcript.records_of(key, entries):
+            try:
+                await append_once(
+                    self._cp,
+                    transcript.thread_id,
+                    records,
+                    expected_version=transcript.version,
+                )
+            except VersionConflict:
+                await transcript.refresh()
+                await asyncio.sleep(next(pauses))
+            else:
+                transcript.wrote(records)
+                return
 
     async def _load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
         thread_id = transcript_thread(key)
@@ -182,15 +199,19 @@ class ClaudeSessionStore:
 
         thread_id = transcript_thread(key)
 
+        # The session first: after a crash in between it is not listed any more, and a
+        # repeated call erases the rest.
+        await self._erase(thread_id)
+
         if "subpath" not in key:
-            # Subagents first: after a crash between two, the session is still listed.
-            async for _, _, info in self._threads(
+            async for _, subpath, info in self._threads(
                 key["project_key"], key["session_id"]
             ):
-                if info.thread_id != thread_id:
-                    await self._cp.delete_thread(info.thread_id)
-                    self._cached.pop(info.thread_id, None)
+                if subpath:
+                    await self._erase(info.thread_id)
 
+    async def _erase(self, thread_id: str) -> None:
+        assert isinstance(self._cp, ErasesThreads)
         await self._cp.delete_thread(thread_id)
         self._cached.pop(thread_id, None)
 
@@ -208,15 +229,16 @@ class ClaudeSessionStore:
         if not isinstance(self._cp, ListsThreads):
             raise NotImplementedError("the store cannot list threads")
 
-        prefix = _PREFIX + "".join(f"{quote(part, safe='')}/" for part in parts)
+        prefix = PREFIX + "".join(f"{quote(part, safe='')}/" for part in parts)
         after = None
 
         while page := await self._cp.list_threads(prefix=prefix, after=after):
             for info in page:
-                _, session_id, subpath = info.thread_id[len(_PREFIX) :].split("/")
+                parts_of_id = info.thread_id[len(PREFIX) :].split("/")
 
-                if info.version:
-                    yield unquote(session_id), unquote(subpath), info
+                # Another program may have a thread of another form with this prefix.
+                if info.version and len(parts_of_id) == 3:
+                    yield unquote(parts_of_id[1]), unquote(parts_of_id[2]), info
 
             after = page[-1].thread_id
 
@@ -225,14 +247,16 @@ class _Transcript:
     """What this process knows of a transcript: its length, uuids and summary."""
 
     def __init__(self, cp: Checkpointer[Any], thread_id: str) -> None:
-        self._cp, self._thread_id = cp, thread_id
+        self._cp, self.thread_id = cp, thread_id
         self.turn = asyncio.Lock()
         self._forget()
 
     def _forget(self) -> None:
-        self._thread = Follower(self._cp, self._thread_id)
+        self._thread = Follower(self._cp, self.thread_id)
         self._uuids: set[str] = set()
         self._summary: dict[str, Any] | None = None
+        # The entries after the last summary, as an import writes them without one.
+        self._unfolded: list[Any] = []
 
     @property
     def version(self) -> int:
@@ -267,7 +291,10 @@ class _Transcript:
                     "data": self._summary,
                 }
 
-            records[-1]["summary"] = fold_session_summary(before, key, fresh)["data"]
+            entries = [*self._unfolded, *fresh]
+            summary = fold_session_summary(before, key, entries)["data"]
+            # Some of its fields are texts of entries, and every append has it.
+            records[-1]["summary"] = fitting(summary, _SUMMARY_BYTES, [])
 
         return records
 
@@ -289,31 +316,21 @@ class _Transcript:
 
     def _take(self, records: list[Any]) -> None:
         for record in records:
-            entry = _checked(self._thread_id, record)["entry"]
+            entry = _checked(self.thread_id, record)["entry"]
 
             if isinstance(uuid := entry.get("uuid"), str):
                 self._uuids.add(uuid)
 
-            self._summary = record.get("summary", self._summary)
+            self._unfolded.append(entry)
+
+            if "summary" in record:
+                self._summary = record["summary"]
+                self._unfolded.clear()
 
 
-def transcript_thread(key: SessionKey) -> str:
-    """Return the id of the thread that holds a transcript.
-
-    Raises ``InvalidId`` for an empty part, or if the id is longer than 512 bytes.
-    """
-    parts = [key["project_key"], key["session_id"]]
-
-    if "subpath" in key:
-        parts.append(key["subpath"])
-
-    for name, part in zip(
-        ("project_key", "session_id", "subpath"), parts, strict=False
-    ):
-        check_id(name, part)
-
-    encoded = "/".join(quote(part, safe="") for part in [*parts, ""][:3])
-    return check_id("the session key, with its prefix,", f"{_PREFIX}{encoded}")
+def _entry(value: Any) -> dict[str, Any]:
+    """Return the entry, or one around what is not an object."""
+    return value if isinstance(value, dict) else {"type": "cpkit", "content": value}
 
 
 def _millis(info: ThreadInfo) -> int:

@@ -35,7 +35,7 @@ from weakref import WeakValueDictionary
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
-from cpkit.driver.backoff import Backoff
+from cpkit.driver.backoff import backoff_pauses
 from cpkit.driver.ids import check_id
 from cpkit.errors import BackendUnavailable, CheckpointerError, VersionConflict
 from cpkit.fenced import append_once, read_range
@@ -465,7 +465,7 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         self, thread_id: str, values: Mapping[str, Any], number: int
     ) -> None:
         """Set the keys that have no higher number, in one fenced append."""
-        pauses = Backoff(first=0.005, longest=0.5).pauses()
+        pauses = backoff_pauses(first=0.005, longest=0.5)
         # If the thread is at the number, nothing was applied after it was given.
         version, stored = number, dict[str, Any]()
 

@@ -89,6 +89,93 @@ async def test_half_a_character_costs_no_batch(url: str) -> None:
         assert summary["data"]["custom_title"] == "\udfff"
 
 
+async def test_a_bad_entry_costs_no_neighbour(caplog: pytest.LogCaptureFixture) -> None:
+    """What is too large or no JSON is replaced by a text, and logged."""
+    good = [entry(f"{n}", message={"role": "user", "content": "x"}) for n in range(9)]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": "y" * 5000}
+    large = entry(
+        "large", message={"role": "user", "content": [result]}, parentUuid="3"
+    )
+    odd = entry("odd", n=float("nan"), raw=b"x", cwd="/home")
+    batch: Any = [*good[:4], large, *good[4:], odd, "no object"]
+
+    async with MemoryCheckpointer[Any](max_payload=4000, max_append=8000) as cp:
+        store = ClaudeSessionStore(cp)
+        await store.append(KEY, batch)
+        await store.append(KEY, batch[:-1])  # as the SDK does after an error
+        loaded: Any = await store.load(KEY)
+        assert [one.get("uuid") for one in loaded] == [
+            *"0123",
+            "large",
+            *"45678",
+            "odd",
+            None,
+        ]
+        content = loaded[4]["message"]["content"][0]
+        assert content.pop("content").startswith("[cpkit: not stored: 5002 bytes")
+        assert content == {"type": "tool_result", "tool_use_id": "t"}
+        assert loaded[4]["parentUuid"] == "3"
+        assert loaded[10]["n"] == "[cpkit: not stored: nan is not a JSON number]"
+        assert loaded[10]["cwd"] == "/home"
+        assert loaded[11] == {"type": "cpkit", "content": "no object"}
+
+    assert caplog.text.count("5002 bytes are more than the store takes") == 1
+
+
+async def test_a_batch_above_one_append_is_stored(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It takes several; the summary has all entries, and long titles cost nothing."""
+    async with MemoryCheckpointer[Any](max_append=50_000) as cp:
+        store = ClaudeSessionStore(cp)
+        batch = [entry(f"{n}", text="x" * 7000) for n in range(20)]
+        batch.append(entry("title", customTitle="t" * 30_000))
+        await store.append(KEY, batch)
+        await store.append(KEY, [entry("last")])
+        assert await store.load(KEY) == [*batch, entry("last")]
+        (summary,) = await store.list_session_summaries("project")
+        assert len(str(summary)) < 2000
+
+    assert caplog.text == ""
+
+
+async def test_a_deletion_that_dies_leaves_no_session_without_its_subagents(
+    cp: MemoryCheckpointer[Any],
+) -> None:
+    """The session goes first; a repeated call erases the rest."""
+
+    class Dying(ClaudeSessionStore):
+        async def _erase(self, thread_id: str) -> None:
+            if "sub" in thread_id:
+                raise RuntimeError("died")
+
+            await super()._erase(thread_id)
+
+    store = ClaudeSessionStore(cp)
+    await store.append(KEY, [entry("a")])
+    await store.append({**KEY, "subpath": "sub"}, [entry("b")])
+
+    with pytest.raises(RuntimeError, match="died"):
+        await Dying(cp).delete(KEY)
+
+    assert await store.list_sessions("project") == []
+    assert await store.load(KEY) is None
+    await store.delete(KEY)
+    assert await cp.list_threads() == []
+
+
+async def test_a_foreign_id_ends_no_list(cp: MemoryCheckpointer[Any]) -> None:
+    """Another program has a thread with this prefix."""
+    store = ClaudeSessionStore(cp)
+    await cp.append("cpkit:claude-agent-sdk:project/other", [{"a": 1}])
+    await cp.append("cpkit:claude-agent-sdk:project/a/b/c", [{"a": 1}])
+    await store.append(KEY, [entry("a")])
+    assert [one["session_id"] for one in await store.list_sessions("project")] == [
+        "session"
+    ]
+    assert len(await store.list_session_summaries("project")) == 1
+
+
 async def test_summaries_change_with_the_entries(url: str) -> None:
     """Two handles fold one summary, and the SDK lists it."""
     async with open_checkpointer(url) as one, open_checkpointer(url) as two:
