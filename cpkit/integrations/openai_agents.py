@@ -16,14 +16,19 @@ the same time would write equal objects.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import uuid4
 
 from cpkit.driver.backoff import backoff_pauses
-from cpkit.driver.jsontext import encode_json, parse_json
 from cpkit.errors import CorruptThread, VersionConflict
 from cpkit.fenced import append_once
+from cpkit.fitting import (
+    append_what_fits,
+    log_missing,
+    storable,
+)
 from cpkit.integrations.bridge import Bridge, completed
 from cpkit.integrations.openai_thread import session_thread
 from cpkit.protocol import Checkpointer
@@ -41,6 +46,15 @@ __all__ = ["Session", "session_thread"]
 T = TypeVar("T")
 
 Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """The newest items, as the SDK's compaction reads and replaces them."""
+
+    items: list[TResponseInputItem]
+    complete: bool
+    replace_suffix: Callable[[int, list[TResponseInputItem]], Awaitable[bool]]
 
 
 class Session(SessionABC):
@@ -102,17 +116,18 @@ class Session(SessionABC):
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Add all items at the end, or none of them.
 
-        Raises ``SerializationError`` for a value that is not JSON.
+        A value that is not JSON, and the largest parts of an item above the store's
+        limit, are replaced by a text that says what is missing, and logged. Items above
+        ``max_append`` together take several appends.
         """
-        texts = [encode_json(item, (place,)) for place, item in enumerate(items)]
-        added = [{"item": parse_json(text)} for text in texts]
+        added = self._storable(items)
 
         if not added:
             # An empty append still raises if the store is closed.
             await self._bridge.go(self._append_nothing())
             return
 
-        await self._mutate(self._write(lambda: added))
+        await self._mutate(append_what_fits(self._add, added, self._report))
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Remove the newest item and return it, or ``None`` if the session is empty."""
@@ -128,9 +143,108 @@ class Session(SessionABC):
         Programs that used the SDK's ``SQLiteSession`` call this.
         """
 
+    # What the SDK's compaction looks for, to replace items in one step. These are
+    # private names of the SDK, for its own stores. Without them it clears, then adds.
+
+    async def _get_compaction_snapshot(
+        self, limit: int, *, prune_prefix: Callable[[Any], bool] | None = None
+    ) -> _Snapshot | None:
+        """Return so many of the newest items, and how to replace the last of them."""
+        if not self._has_own_items():
+            return None
+
+        newest, is_complete = await self._bridge.go(self._newest(limit))
+
+        async def replace_suffix(start: int, output: list[TResponseInputItem]) -> bool:
+            expected = newest[start:]
+
+            def remove() -> list[Record] | None:
+                first = len(self._live) - len(expected)
+
+                if not expected or self._live[first:] != expected:
+                    return None
+
+                kept = [item for _, item in self._live[:first]]
+                expired = 0
+
+                while prune_prefix and kept[expired:] and prune_prefix(kept[expired]):
+                    expired += 1
+
+                if not expired:
+                    return [{"pop": position} for position, _ in reversed(expected)]
+
+                return [{"clear": True}, *({"item": one} for one in kept[expired:])]
+
+            return await self._mutate(self._replace(remove, self._storable(output)))
+
+        items = [copied(item) for _, item in newest]
+        return _Snapshot(items, is_complete, replace_suffix)
+
+    async def _atomic_replace_items(self, items: list[TResponseInputItem]) -> bool:
+        """Replace all items; return False if the SDK has to clear and add them."""
+        if not self._has_own_items():
+            return False
+
+        def remove() -> list[Record]:
+            return [{"clear": True}] if self._live else []
+
+        return await self._mutate(self._replace(remove, self._storable(items)))
+
+    def _has_own_items(self) -> bool:
+        """Return whether no subclass stores other items than it is given."""
+        kind = type(self)
+        return (kind.get_items, kind.add_items) == (
+            Session.get_items,
+            Session.add_items,
+        )
+
+    async def _newest(self, limit: int) -> tuple[list[tuple[int, Any]], bool]:
+        async with self._turn:
+            await self._refresh()
+            return self._live[-limit:], len(self._live) <= limit
+
+    async def _replace(
+        self, remove: Callable[[], list[Record] | None], items: list[Any]
+    ) -> bool:
+        """Append the removals and the items in one step; False if there are none.
+
+        If they are more than ``max_append``, the removals come with the first of them.
+        """
+        replaced: bool | None = None
+
+        async def append(part: list[Any]) -> None:
+            nonlocal replaced
+            removals: list[Record] | None = []
+
+            def changes() -> list[Record]:
+                nonlocal removals
+                removals = [] if replaced else remove()
+                added = [{"item": item} for item in part]
+                return [] if removals is None else [*removals, *added]
+
+            if replaced is not False:
+                await self._write(changes, refresh=True)
+                replaced = removals is not None
+
+        await append_what_fits(append, items, self._report)
+        return bool(replaced)
+
     async def _mutate(self, work: Coroutine[Any, Any, T]) -> T:
         """Complete the work even if the caller is cancelled, or its loop ends."""
         return await completed(self._bridge.go(completed(work)))
+
+    def _storable(self, items: list[Any]) -> list[Any]:
+        """Return the items as JSON objects, and log what is missing in them."""
+        missing: list[str] = []
+        added = [_item(item, storable(item, missing)) for item in items]
+        self._report(missing)
+        return added
+
+    def _report(self, missing: list[str]) -> None:
+        log_missing(self.thread_id, missing)
+
+    async def _add(self, items: list[Any]) -> None:
+        await self._write(lambda: [{"item": item} for item in items])
 
     async def _append_nothing(self) -> None:
         await self._cp.append(self.thread_id, [])
@@ -232,3 +346,11 @@ class Session(SessionABC):
                         f"message {position}",
                         "not a change of an Agents SDK session",
                     )
+
+
+def _item(given: Any, stored: Any) -> Any:
+    """Return what is stored; a message if the item is replaced as a whole."""
+    if isinstance(given, dict | list | tuple) or stored == given:
+        return stored
+
+    return {"role": "system", "content": stored}

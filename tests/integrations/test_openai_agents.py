@@ -19,7 +19,6 @@ from cpkit import (
     CorruptThread,
     InvalidId,
     MemoryCheckpointer,
-    SerializationError,
     ToolCall,
     open_checkpointer,
 )
@@ -473,17 +472,96 @@ async def test_a_foreign_thread_is_an_error(
 
 
 @pytest.mark.parametrize("item", [{"a": float("nan")}, {1: 2}, {"a": {1, 2}}, b""])
-async def test_an_item_that_is_not_json_is_refused(
-    memory: MemoryCheckpointer[Any], item: Any
+async def test_an_item_that_is_not_json_costs_no_neighbour(
+    memory: MemoryCheckpointer[Any], item: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The error has the item's index, and nothing is written."""
+    """A text stands for what is missing, and it is logged."""
     session = Session("s", memory)
+    await session.add_items([*numbered(1), item, *numbered(2)])
+    items: list[Any] = [*await Session("s", memory).get_items()]
+    first, replaced, last = items
+    assert [first, last] == numbered(1, 2)
+    assert isinstance(replaced, dict)
+    assert replaced == {"1": 2} or "[cpkit: not stored: " in str(replaced)
+    assert caplog.text.count("cpkit:openai-agents:s: a part of an entry is not") == 1
 
-    with pytest.raises(SerializationError) as caught:
-        await session.add_items([*numbered(1), item])
 
-    assert caught.value.path[0] == 1
-    assert await session.get_items() == []
+async def test_an_item_that_is_too_large_costs_no_neighbour() -> None:
+    """The output's text is missing; its call id is there. All need several appends."""
+    output: Any = {"type": "function_call_output", "call_id": "c", "output": "x" * 5000}
+
+    async with MemoryCheckpointer[Any](max_payload=4000, max_append=6000) as cp:
+        await Session("s", cp).add_items([*numbered(*range(60)), output, *numbered(7)])
+        *before, replaced, after = await Session("s", cp).get_items()
+
+    assert [*before, after] == numbered(*range(60), 7)
+    assert replaced == {
+        "type": "function_call_output",
+        "call_id": "c",
+        "output": "[cpkit: not stored: 5002 bytes are more than the store takes]",
+    }
+
+
+async def test_all_items_are_replaced_in_one_step(
+    memory: MemoryCheckpointer[Any],
+) -> None:
+    """As the SDK's compaction asks for; a lost answer replaces nothing twice."""
+    spy = Spy(memory)
+    session, other = Session("s", spy), Session("s", memory)
+    await session.add_items(numbered(1, 2, 3))
+    await other.add_items(numbered(4))
+    spy.calls.clear()
+    spy.faults.append("lost after")
+    assert await session._atomic_replace_items(numbered(5, 6))
+    assert [call[:2] for call in spy.calls if call[0] == "append"] == [
+        ("append", 3)
+    ] * 2
+    assert await session.get_items() == await other.get_items() == numbered(5, 6)
+    assert await session._atomic_replace_items([])
+    assert await session._atomic_replace_items([])
+    assert await other.get_items() == []
+
+
+async def test_the_newest_items_are_replaced_if_they_are_still_the_newest(
+    memory: MemoryCheckpointer[Any],
+) -> None:
+    """Older ones stay, and expired ones in front go, as in the SDK's own sessions."""
+    session, other = Session("s", memory), Session("s", memory)
+    await session.add_items(numbered(1, 2, 3, 4))
+    seen: Any = await session._get_compaction_snapshot(3)
+    assert (seen.items, seen.complete) == (numbered(2, 3, 4), False)
+    assert not await seen.replace_suffix(3, numbered(9))
+    assert await seen.replace_suffix(1, numbered(9))
+    assert await other.get_items() == numbered(1, 2, 9)
+    assert not await seen.replace_suffix(0, numbered(8))
+    seen = await session._get_compaction_snapshot(5)
+    assert seen.complete
+    await other.add_items(numbered(10))
+    assert not await seen.replace_suffix(0, numbered(8))
+
+    def is_expired(item: Any) -> bool:
+        return item["content"] in ("1", "9")
+
+    seen = await session._get_compaction_snapshot(1, prune_prefix=is_expired)
+    assert await seen.replace_suffix(0, numbered(11))
+    assert await other.get_items() == numbered(2, 9, 11) == await session.get_items()
+
+
+async def test_a_session_that_changes_items_is_not_passed_by(
+    memory: MemoryCheckpointer[Any],
+) -> None:
+    """A subclass may encrypt them: the SDK clears and adds then."""
+
+    class Upper(Session):
+        async def add_items(self, items: Any) -> None:
+            changed: Any = [{**one, "content": "X"} for one in items]
+            await super().add_items(changed)
+
+    session = Upper("s", memory)
+    await session.add_items(numbered(1))
+    assert await session._get_compaction_snapshot(3) is None
+    assert not await session._atomic_replace_items(numbered(2))
+    assert await session.get_items() == [{"role": "user", "content": "X"}]
 
 
 def test_each_session_has_its_own_thread() -> None:
