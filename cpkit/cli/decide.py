@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from cpkit.cli.output import counted, print_json, printable, write
-from cpkit.cli.pending import Waiting, all_pending, pending_in
+from cpkit.cli.pending import Waiting, all_pending, all_requests, pending_in
 from cpkit.cli.running import BadUse, Exit, print_stderr, run
 from cpkit.cli.stores import Json, Store, open_store, store_url
 from cpkit.driver.ids import check_id
@@ -201,7 +201,6 @@ async def _request_key(
         found = [one.key for one in requests if one and not one.record.erased]
         return one_key(found, start, f" of thread {thread_id!r}")
 
-    # A decided request is found by its whole key only.
     if len(start) == 64 and await ledger.request(start, number=1) is not None:
         return start
 
@@ -210,9 +209,8 @@ async def _request_key(
     if listed is not None:
         return listed
 
-    # A request that was restored or copied with its thread is on no list of runs.
-    waiting, _ = await all_pending(cp)
-    return one_key([one.key for one in waiting if one.request is not None], start, "")
+    # A request that was decided, or restored or copied with its thread, is on no list.
+    return one_key([one.key for one in await all_requests(cp)], start, "")
 
 
 def one_key(found: Iterable[str], start: str, where: str) -> str | None:

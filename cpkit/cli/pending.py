@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any, NamedTuple
 
@@ -29,7 +30,14 @@ from cpkit.records import CallRecord, ThreadInfo
 from cpkit.tools.formats import age
 from cpkit.tools.paging import find_thread, gather_limited, thread_pages
 
-__all__ = ["Waiting", "all_pending", "is_for_people", "pending", "pending_in"]
+__all__ = [
+    "Waiting",
+    "all_pending",
+    "all_requests",
+    "is_for_people",
+    "pending",
+    "pending_in",
+]
 
 Thread = Annotated[
     str | None,
@@ -162,6 +170,23 @@ async def all_pending(
                 await gather_limited(collect, page)
 
     return sorted(found, key=_issued_at), sorted(damaged)
+
+
+async def all_requests(cp: Store) -> list[ApprovalRequest]:
+    """Return all approval requests, decided ones too, but those of damaged threads."""
+    found: list[ApprovalRequest] = []
+
+    async def collect(info: ThreadInfo) -> None:
+        with suppress(CorruptThread):
+            calls = await cp.list_calls(info.thread_id)
+            requests = [request_of(one) for one in calls if not one.erased]
+            found.extend(one for one in requests if one is not None)
+
+    for prefix in ("", *_EFFECTS):
+        async for page in thread_pages(cp, prefix=prefix, internal=False):
+            await gather_limited(collect, page)
+
+    return found
 
 
 def _issued_at(waiting: Waiting) -> datetime:

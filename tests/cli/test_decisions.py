@@ -86,9 +86,11 @@ def test_an_approved_effect_runs(url: str) -> None:
 
     again = invoke("approve", url, key, "--by", "bob", "--json")
     assert (again.code, again.json["by"]) == (0, "anna")
-    late = invoke("deny", url, key)
-    assert late.code == 1
-    assert late.err == "the request was already approved by anna\n"
+    for words in ([key], [key[:8]], ["t", key[:8]]):
+        late = invoke("deny", url, *words)
+        assert late.code == 1
+        assert late.err == "the request was already approved by anna\n"
+
     assert invoke("pending", url).err == "nothing is pending\n"
 
 
