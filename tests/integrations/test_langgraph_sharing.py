@@ -15,6 +15,7 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
 from cpkit import (
     BackendUnavailable,
+    CorruptThread,
     MemoryCheckpointer,
     open_checkpointer,
 )
@@ -168,6 +169,19 @@ async def test_writes_of_another_saver_stand_before_their_checkpoint(url: str) -
             there = await found(reader, thread())
             assert there.checkpoint["id"] == "e" * 36
             assert there.pending_writes == [("task", "text", "early")]
+
+
+async def test_a_foreign_thread_ends_no_list(cp: MemoryCheckpointer[Any]) -> None:
+    """Another program has a thread with this prefix; damage of one's own raises."""
+    saver = CheckpointSaver(cp)
+    await Run(saver).put(n=1)
+    await cp.append("cpkit:langgraph:a-note", [{"role": "user"}])
+    assert len([one async for one in saver.alist(None)]) == 1
+    await saver.adelete_for_runs(["run"])
+    await cp.append(store_thread_id("t"), [{"role": "user"}])
+
+    with pytest.raises(CorruptThread):
+        [one async for one in CheckpointSaver(cp).alist(None)]
 
 
 async def test_a_list_of_all_threads_is_newest_first(url: str, tmp_path: Path) -> None:

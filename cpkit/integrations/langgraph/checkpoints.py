@@ -159,12 +159,10 @@ class Checkpoints:
             view = await self._threads.read(thread, search.reach)
             return [Found.of(stored) for stored in search.found(view)]
 
-        found: list[list[Found]] = []
-
-        async for store_id in self._threads.store_ids("list without a config"):
-            view = await self._threads.window(store_id, search.reach)
-            found.append([Found.of(stored) for stored in search.found(view)])
-
+        views = self._threads.windows("list without a config", search.reach)
+        found = [
+            [Found.of(stored) for stored in search.found(view)] async for view in views
+        ]
         newest = merge(*found, key=lambda one: one.id, reverse=True)
         return [*islice(newest, None if limit is None else max(limit, 0))]
 

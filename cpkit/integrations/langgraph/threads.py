@@ -10,7 +10,12 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cpkit.errors import BackendUnavailable, CheckpointerError, VersionConflict
+from cpkit.errors import (
+    BackendUnavailable,
+    CheckpointerError,
+    CorruptThread,
+    VersionConflict,
+)
 from cpkit.fenced import append_once
 from cpkit.integrations.langgraph.composing import Draft, Offers
 from cpkit.integrations.langgraph.errors import Unsupported
@@ -184,6 +189,21 @@ class Threads:
                     yield info.thread_id
 
                 after = page[-1].thread_id
+
+    async def windows(
+        self, method: str, need: Need = lambda view: view.first
+    ) -> AsyncIterator[View]:
+        """Yield a window of each LangGraph thread, but not of foreign threads."""
+        async for store_id in self.store_ids(method):
+            try:
+                view = await self.window(store_id, need)
+            except CorruptThread:
+                data = await self._load(store_id, 0, 0)
+
+                if data is not None and "thread" in data.extra:
+                    raise
+            else:
+                yield view
 
     # Reading
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from cpkit.fenced import append_once, read_range
+from cpkit.fitting import append_what_fits
 from cpkit.integrations.langgraph.composing import Draft
 from cpkit.integrations.langgraph.errors import Unsupported
 from cpkit.integrations.langgraph.records import Record, Stored, new_thread, weight_of
@@ -43,8 +44,7 @@ class Upkeep:
 
         runs = set(run_ids)
 
-        async for store_id in self._threads.store_ids("delete_for_runs"):
-            view = await self._threads.window(store_id, lambda _: 0)
+        async for view in self._threads.windows("delete_for_runs", lambda _: 0):
             of_runs = [
                 (ns, stored)
                 for ns, space in view.spaces.items()
@@ -86,24 +86,26 @@ class Upkeep:
 
         view = await self._threads.read(target)
         extra = None if "thread" in view.extra else new_thread(target.name)
-        position, version = 0, view.version
-        shift = version - position
+        position, shift = 0, view.version
+
+        async def append(records: list[Record]) -> None:
+            nonlocal position, extra
+            await append_once(
+                self._threads.cp,
+                target.store_id,
+                records,
+                expected_version=position + shift,
+                extra=extra,
+            )
+            extra = None
+            position += len(records)
 
         while page := await self._page(source.store_id, position):
             for record in page:
                 if "start" in record:
                     record["start"] += shift
 
-            await append_once(
-                self._threads.cp,
-                target.store_id,
-                page,
-                expected_version=version,
-                extra=extra,
-            )
-            extra = None
-            position += len(page)
-            version += len(page)
+            await append_what_fits(append, page, None)
 
     async def _page(self, store_id: str, start: int) -> list[Record]:
         """Return the next records to copy, of a limited weight."""
