@@ -37,7 +37,7 @@ SkipCorrupt = Annotated[
     bool,
     typer.Option(
         "--skip-corrupt",
-        help="Skip corrupt lines instead of the files that contain them.",
+        help="Leave corrupt lines out; otherwise a text in their place says so.",
     ),
 ]
 
@@ -56,10 +56,10 @@ def import_(
     """Import conversations from other formats into a store.
 
     Reads LangGraph's SQLite and Postgres checkpoints, SQLite sessions of the OpenAI
-    Agents SDK, files and folders of coding-agent sessions, and OpenAI-format JSONL
-    transcripts. The source is not changed. You can run the import again: messages that
-    the store already has are compared, and not written twice. Exits with 1 if a
-    conversation was not imported.
+    Agents SDK, files and folders of Claude Code, Codex and other coding agents,
+    ChatGPT's export, and OpenAI-format JSONL transcripts. The source is not changed.
+    You can run the import again: messages that the store already has are compared, and
+    not written twice. Exits with 1 if a conversation was not imported.
     """
     report = run(
         _import(source, url, kind, dry_run, skip_corrupt),

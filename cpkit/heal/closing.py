@@ -17,6 +17,7 @@ from cpkit.heal.forms import (
     calls_in,
     closing_messages,
     is_answer,
+    is_note,
     long_running,
     response_id,
 )
@@ -28,6 +29,9 @@ __all__ = ["Closed", "HealReport", "Left", "heal", "result_text"]
 INTERRUPTED = "interrupted: the process ended before this call had a result"
 
 AMBIGUOUS = "another open call has the same id, and the result may be of either"
+
+# Forms whose results may stand anywhere behind their calls.
+_ANYWHERE = ("agents", "codex")
 
 _AGENTS = "cpkit:openai-agents:"
 """Prefix of the OpenAI Agents SDK's thread ids; the ledger's threads do not have it."""
@@ -216,7 +220,7 @@ async def _results(
         elif found is None and call.call_id in long_running(messages[call.position]):
             reason = "it is long-running, and its answer comes later"
             left.append(Left(call.call_id, call.tool_name, reason))
-        elif call.position < turn and call.form != "agents":
+        elif call.position < turn and call.form not in _ANYWHERE:
             reason = "other messages follow it"
             left.append(Left(call.call_id, call.tool_name, reason))
         elif _is_one_of_several(call, open_calls, turn) and has_result(
@@ -237,7 +241,7 @@ def _is_one_of_several(call: OpenCall, open_calls: list[OpenCall], turn: int) ->
         one
         for one in open_calls
         if (one.call_id, one.tool_name) == mine
-        and (one.position >= turn or one.form == "agents")
+        and (one.position >= turn or one.form in _ANYWHERE)
     ]
     return len(same) > 1
 
@@ -259,13 +263,14 @@ async def _records(cp: Checkpointer[Any], threads: Collection[str]) -> list[Call
 def _live(messages: list[Any]) -> dict[int, Any]:
     """Return the messages by position, without those that were popped or cleared.
 
-    Only sessions of the OpenAI Agents SDK have these.
+    Only sessions of the OpenAI Agents SDK, and those of Codex after a compaction, have
+    these.
     """
     live: dict[int, Any] = {}
 
     for position, message in enumerate(messages):
         match message:
-            case {"clear": True}:
+            case {"clear": True} | {"type": "compacted"}:
                 live.clear()
             case {"pop": int(popped)}:
                 live.pop(popped, None)
@@ -298,7 +303,7 @@ def _last_turn(messages: list[Any]) -> int:
     """Return where the last turn begins: the calls whose results may be appended."""
     position = len(messages) - 1
 
-    while position > 0 and is_answer(messages[position]):
+    while position > 0 and _is_between(messages[position]):
         position -= 1
 
     response = response_id(messages[position])
@@ -306,12 +311,16 @@ def _last_turn(messages: list[Any]) -> int:
     while position > 0 and response is not None:
         before = messages[position - 1]
 
-        if response_id(before) != response and not is_answer(before):
+        if response_id(before) != response and not _is_between(before):
             break
 
         position -= 1
 
     return position
+
+
+def _is_between(message: Any) -> bool:
+    return is_answer(message) or is_note(message)
 
 
 def _check(thread_id: str, messages: list[Any]) -> None:

@@ -16,6 +16,8 @@
     Items ``function_call`` and ``function_call_output`` of the OpenAI Agents SDK.
 ``pydantic-ai``
     Parts ``tool-call`` of a response, and ``tool-return`` of a request.
+``codex``
+    Items of the Responses API in the lines of a session of Codex.
 ``adk``
     Parts with ``function_call`` and ``function_response`` in events of Google's ADK.
 """
@@ -36,11 +38,19 @@ __all__ = [
     "calls_in",
     "closing_messages",
     "is_answer",
+    "is_note",
     "long_running",
     "response_id",
 ]
 
 Message = dict[str, Any]
+
+# The items that are calls, and the items with their results.
+_CODEX_CALLS = {
+    "function_call": "function_call_output",
+    "custom_tool_call": "custom_tool_call_output",
+    "local_shell_call": "function_call_output",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +94,20 @@ def answers_in(message: Any) -> Iterator[str]:
                     yield str(block.get("tool_use_id"))
         case {"entry": {"type": "user", "message": inner}}:
             yield from answers_in(inner)
-        case {"item": {"type": "function_call_output", "call_id": str(call_id)}}:
+        case (
+            {"item": {"type": "function_call_output", "call_id": str(call_id)}}
+            | {
+                "type": "response_item",
+                "payload": {
+                    "type": "function_call_output" | "custom_tool_call_output",
+                    "call_id": str(call_id),
+                },
+            }
+            | {
+                "type": "function_call_output" | "custom_tool_call_output",
+                "call_id": str(call_id),
+            }
+        ):
             yield call_id
         case {"kind": "request", "parts": list(parts)}:
             for part in _objects(parts):
@@ -99,6 +122,15 @@ def answers_in(message: Any) -> Iterator[str]:
 def is_answer(message: Any) -> bool:
     """Return whether a message has the result of a call."""
     return next(answers_in(message), None) is not None
+
+
+def is_note(message: Any) -> bool:
+    """Return whether an entry of Claude's transcript is no part of the conversation."""
+    match message:
+        case {"entry": {"type": str(kind)}}:
+            return kind not in ("user", "assistant")
+
+    return False
 
 
 def long_running(message: Any) -> Collection[str]:
@@ -147,6 +179,8 @@ def closing_messages(
                 for one in results
             ]
             return [{"kind": "request", "parts": parts}], {}
+        case "codex":
+            return [_line(one, messages[one.call.position]) for one in results], {}
         case "adk":
             return [{"event": _event(results, messages, now)}], {"updated": now}
 
@@ -184,6 +218,10 @@ def _calls(message: Any) -> Iterator[tuple[str, Any, Any]]:
                 yield "claude", call_id, name
         case {"item": {"type": "function_call"} as item}:
             yield "agents", item.get("call_id"), item.get("name")
+        case {"type": "response_item", "payload": {"type": str(kind)} as item} | (
+            {"type": str(kind)} as item
+        ) if kind in _CODEX_CALLS:
+            yield "codex", item.get("call_id"), item.get("name") or kind
         case {"kind": "response", "parts": list(parts)}:
             for part in _objects(parts):
                 if part.get("part_kind") == "tool-call":
@@ -248,8 +286,10 @@ def _block(result: Result) -> Message:
 def _entries(results: list[Result], messages: list[Any]) -> list[Message]:
     """Return entries of a transcript, each a child of the entry before it."""
     last = messages[-1]
-    before = last["entry"]
-    stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    entries = [one["entry"] for one in messages if "entry" in one]
+    # Notes at the end, as Claude Code writes them, have no uuid.
+    before = next((one for one in reversed(entries) if "uuid" in one), entries[-1])
+    stamp = _stamp()
     records: list[Message] = []
 
     for result in results:
@@ -272,6 +312,25 @@ def _entries(results: list[Result], messages: list[Any]) -> list[Message]:
         records[-1]["summary"] = last["summary"]
 
     return records
+
+
+def _line(result: Result, called: Message) -> Message:
+    """Return the line of Codex with a result, of the form of the line with the call."""
+    item = called["payload"] if called["type"] == "response_item" else called
+    answer = {
+        "type": _CODEX_CALLS[item["type"]],
+        "call_id": result.call.call_id,
+        "output": result.text,
+    }
+
+    if item is called:
+        return answer
+
+    return {"timestamp": _stamp(), "type": "response_item", "payload": answer}
+
+
+def _stamp() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _event(results: list[Result], messages: list[Any], now: float) -> Message:

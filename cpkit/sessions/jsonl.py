@@ -26,6 +26,9 @@ from cpkit.sessions.migrate import version_of
 
 __all__ = ["SessionFile", "SkippedLine", "json_line", "read_jsonl", "write_jsonl"]
 
+MISSING = "cpkit:missing"
+"""The type of custom entries in the place of lines that are not entries."""
+
 _json_string = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -58,20 +61,24 @@ class SessionFile:
 
 
 def read_jsonl(
-    path: str | os.PathLike[str], on_corrupt: Literal["raise", "skip"] = "raise"
+    path: str | os.PathLike[str],
+    on_corrupt: Literal["raise", "skip", "replace"] = "raise",
 ) -> SessionFile:
     """Read a session file of any version; `migrate` converts it to version 3.
 
     Empty lines and a byte order mark are ignored. A last line without a newline that
     does not parse is skipped. Any other line that is not an entry is skipped or raises
-    ``CorruptThread`` with its number, as ``on_corrupt`` says. A missing header always
-    raises ``CorruptThread``.
+    ``CorruptThread`` with its number, as ``on_corrupt`` says. With ``"replace"`` it is
+    skipped too, and a custom entry in its place says what is missing; later entries
+    that followed it follow that one. A missing header always raises ``CorruptThread``.
 
     Raises ``SchemaMismatch`` for a version above 3, and ``OSError`` as `open` does. It
     blocks: in an event loop, call it through `asyncio.to_thread`.
     """
-    if on_corrupt not in ("raise", "skip"):
-        raise ValueError(f"on_corrupt is 'raise' or 'skip', not {on_corrupt!r}")
+    if on_corrupt not in ("raise", "skip", "replace"):
+        raise ValueError(
+            f"on_corrupt is 'raise', 'skip' or 'replace', not {on_corrupt!r}"
+        )
 
     name = os.fspath(path)
     texts = Path(path).read_bytes().removeprefix(BOM_UTF8).split(b"\n")
@@ -103,10 +110,60 @@ def read_jsonl(
 
         skipped.append(SkippedLine(number, reason))
 
+        if on_corrupt == "replace":
+            lines.append(_missing(number, reason))
+
     if not lines:
         raise CorruptThread("?", name, "no session header")
 
+    if on_corrupt == "replace":
+        _link_missing(lines)
+
     return SessionFile(name, lines, skipped)
+
+
+def _missing(number: int, reason: str) -> Entry:
+    """Return an entry in the place of a line; it has no id and no parent yet."""
+    data = {"line": number, "reason": reason}
+    return {"type": "custom", "customType": MISSING, "data": data}
+
+
+def _link_missing(lines: list[Entry]) -> None:
+    """Give the entries for lost lines the ids that later entries name as their parent.
+
+    The same file always gives the same ids. Entries of version 1 have none; `migrate`
+    gives them some.
+    """
+    if version_of(lines[0], "") < 2:
+        return
+
+    pairs = zip(lines[1:], lines, strict=False)
+    replaced = [(line, before) for line, before in pairs if "id" not in line]
+    ids = {line["id"] for line in lines if "id" in line}
+    lost: list[Entry] = []
+
+    for line in lines[1:]:
+        parent = line.get("parentId")
+
+        if "id" not in line:
+            lost.append(line)
+        elif lost and isinstance(parent, str) and parent and parent not in ids:
+            _give_id(lost.pop(), parent, ids)
+
+    for line in lost:
+        _give_id(line, f"{line['data']['line']:08x}", ids)
+
+    for line, before in replaced:
+        line["parentId"] = None if before is lines[0] else before["id"]
+        line["timestamp"] = before.get("timestamp")
+
+
+def _give_id(line: Entry, entry_id: str, ids: set[str]) -> None:
+    while entry_id in ids:
+        entry_id += "0"
+
+    ids.add(entry_id)
+    line["id"] = entry_id
 
 
 def write_jsonl(path: str | os.PathLike[str], lines: Iterable[Entry]) -> None:

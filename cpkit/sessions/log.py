@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 from cpkit.effects.requests import waiting_tools
 from cpkit.errors import CorruptThread
 from cpkit.fenced import append_once
+from cpkit.fitting import append_what_fits
 from cpkit.protocol import Checkpointer
 from cpkit.sessions.context import CustomMessages
 from cpkit.sessions.editor import SessionEditor
@@ -154,11 +155,14 @@ class SessionLog(SessionEditor):
         source: str | os.PathLike[str] | SessionFile,
         *,
         session_id: str | None = None,
-        on_corrupt: Literal["raise", "skip"] = "raise",
+        on_corrupt: Literal["raise", "skip", "replace"] = "raise",
         message_type: Any = dict,
         custom_messages: CustomMessages | None = None,
     ) -> Self:
         """Write a session file into the store, completely or not at all.
+
+        More than ``max_append`` (64 MiB by default) takes several appends. If the
+        process dies between them, delete the thread, or go on with ``cpkit import``.
 
         ``source`` is a path, or the result of `read_jsonl`. The session's id is the
         header's, unless ``session_id`` is given. Versions 1 and 2 are migrated. Nothing
@@ -221,9 +225,14 @@ class SessionLog(SessionEditor):
 
     async def _create(self) -> None:
         """Write the complete session, which is only in memory yet."""
-        lines = [self.header, *self._tree.entries]
-        await append_once(self._cp, self.session_id, lines, expected_version=0)
-        self._thread.wrote(lines)
+
+        async def append(lines: list[Any]) -> None:
+            await append_once(
+                self._cp, self.session_id, lines, expected_version=self.version
+            )
+            self._thread.wrote(lines)
+
+        await append_what_fits(append, [self.header, *self._tree.entries], None)
 
 
 def _header(line: object, session_id: str) -> Entry:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -188,6 +189,28 @@ async def test_the_next_import_completes_a_killed_one(tmp_path: Path, url: str) 
             data = await cp.load(str(talk["id"]))
             assert data is not None
             assert data.messages == talk["messages"]
+
+
+async def test_ctrl_c_does_not_wait_for_the_source(tmp_path: Path, url: str) -> None:
+    """A pipe whose writer says nothing more; what was read is imported."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    process = start(str(pipe), url, "--kind", "transcripts")
+
+    try:
+        with await asyncio.to_thread(pipe.open, "w") as feed:
+            feed.write(json.dumps({"id": "a", "messages": [HELLO]}) + "\n")
+            feed.flush()
+
+            async with open_checkpointer(url) as cp:
+                while await cp.load("a") is None:  # noqa: ASYNC110  # of another process
+                    await asyncio.sleep(0.01)
+
+            process.send_signal(signal.SIGINT)
+            assert await asyncio.to_thread(process.wait) != 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_public_names_exist() -> None:

@@ -7,6 +7,8 @@ import operator
 import os
 import socket
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -15,7 +17,10 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 from uuid import uuid4
 
+import ormsgpack
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.postgres import PostgresSaver
@@ -282,6 +287,126 @@ async def test_the_order_of_channels_does_not_matter(tmp_path: Path) -> None:
         assert [thread.status for thread in report.threads] == ["new"] * 20
 
 
+# Run by another interpreter, whose hashes of texts and so orders of sets are others.
+IMPORT = """
+import asyncio, sys
+from cpkit import open_checkpointer
+from cpkit.tools.importing import import_from
+
+async def main():
+    async with open_checkpointer("memory://") as cp:
+        for _ in range(2):
+            report = await import_from(sys.argv[1], cp)
+            print([thread.status for thread in report.threads], report.left)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.long
+def test_no_process_finds_another_order(tmp_path: Path) -> None:
+    """Twelve int keys, of which node one writes eight and node two four."""
+    path = tmp_path / "channels.sqlite"
+
+    with sqlite_saver(path) as saver:
+        for number in range(8):
+            run_two_nodes(saver, f"t{number}", names_of(number), 8)
+
+    for seed in range(4):
+        done = subprocess.run(
+            [sys.executable, "-c", IMPORT, str(path)],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        first, again = ([one] * 8 for one in ("new", "there"))
+        assert done.stdout == f"{first} {{}}\n{again} {{}}\n"
+
+
+def names_of(number: int) -> list[str]:
+    return [f"{chr(97 + number * n % 26)}{n}" for n in range(12)]
+
+
+def run_two_nodes(saver: Any, thread_id: str, names: list[str], first: int) -> None:
+    """Run a graph whose nodes write the first of the channels, and the others."""
+    fields: Any = dict.fromkeys(names, int)
+    schema: Any = TypedDict("Channels", fields, total=False)  # type: ignore[misc]
+    builder: Any = StateGraph(schema)
+    builder.add_node("one", lambda _: dict.fromkeys(names[:first], 1))
+    builder.add_node("two", lambda _: dict.fromkeys(names[first:], 2))
+    builder.add_edge(START, "one")
+    builder.add_edge("one", "two")
+    builder.add_edge("two", END)
+    builder.compile(checkpointer=saver).invoke({}, config(thread_id))
+
+
+channel_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=2) | st.integers(0, 3), inner, max_size=4)
+        | st.sets(st.text(max_size=3) | st.integers(0, 9), max_size=5)
+    ),
+    max_leaves=6,
+)
+
+
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from("abcdefgh"), channel_values, max_size=8),
+        min_size=1,
+        max_size=4,
+    ),
+    st.randoms(),
+)
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_any_graph_is_imported_whatever_the_order(
+    tmp_path: Path, updates: list[dict[str, Any]], random: Any
+) -> None:
+    """Each node writes some channels, in an order of its own."""
+    path = tmp_path / f"{uuid4().hex}.sqlite"
+    fields: Any = dict.fromkeys(random.sample("abcdefgh", 8), Any)
+    builder: Any = StateGraph(TypedDict("Random", fields, total=False))  # type: ignore[operator]
+    before = START
+
+    for number, update in enumerate(updates):
+        shuffled = dict(random.sample(sorted(update.items(), key=str), len(update)))
+        builder.add_node(f"n{number}", lambda _, shuffled=shuffled: shuffled)
+        builder.add_edge(before, before := f"n{number}")
+
+    with sqlite_saver(path) as saver:
+        builder.compile(checkpointer=saver).invoke({}, config("t"))
+
+    async def check() -> None:
+        async with open_checkpointer("memory://") as cp:
+            for status in ("new", "there"):
+                report = await import_from(str(path), cp)
+                assert report.left == {}
+                assert [one.status for one in report.threads] == [status]
+
+    asyncio.run(check())
+
+
+async def test_a_file_of_an_old_saver_is_named(tmp_path: Path) -> None:
+    """LangGraph before 0.2 pickled its checkpoints, under other column names."""
+    path = tmp_path / "old.sqlite"
+
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(
+            "CREATE TABLE checkpoints (thread_id TEXT, thread_ts TEXT, parent_ts TEXT, "
+            "checkpoint BLOB, metadata BLOB, PRIMARY KEY (thread_id, thread_ts))"
+        )
+
+    async with open_checkpointer("memory://") as cp:
+        with pytest.raises(BadSource, match="LangGraph before 0.2 .2024. are pickled"):
+            await import_from(str(path), cp)
+
+
 def test_values_are_compared_without_the_order_of_keys() -> None:
     """At any depth; 1, 1.0 and True differ, and so do lists in another order."""
     assert _packed([{"a": 1, "b": {1: 2, "c": 3}}]) == _packed(
@@ -289,6 +414,33 @@ def test_values_are_compared_without_the_order_of_keys() -> None:
     )
     different = [1, 1.0, True, "1", b"1", [1, 2], [2, 1], {"a": 1}, {"a": True}]
     assert all(_packed(a) != _packed(b) for a, b in combinations(different, 2))
+
+
+def test_packed_sets_are_compared_without_their_order() -> None:
+    """A later process packs the same set in the order of its own hashes."""
+    packs = [as_packed(0, ["builtins", "set", order]) for order in ("ab", "ba")]
+    wrapped = [as_packed(5, ["m", "Plan", {"tags": one, "n": 1}]) for one in packs]
+    assert _packed({"s": packs[0]}) == _packed({"s": packs[1]})
+    assert _packed(wrapped[0]) == _packed(wrapped[1])
+    different = [
+        *packs[:1],
+        as_packed(0, ["builtins", "set", "abb"]),
+        as_packed(0, ["builtins", "frozenset", "ab"]),
+        as_packed(0, ["other", "set", "ab"]),
+        as_packed(0, ["other", "set", "ba"]),
+        as_packed(5, ["m", "Plan", {"tags": packs[0], "n": True}]),
+        wrapped[0],
+        ormsgpack.Ext(9, b"\xc1"),
+        ormsgpack.Ext(9, b"\xc1\xc1"),
+    ]
+    assert all(_packed(a) != _packed(b) for a, b in combinations(different, 2))
+
+
+def as_packed(tag: int, parts: list[Any]) -> Any:
+    """Return an object as LangGraph's serializer packs it; a text is a list."""
+    *names, last = parts
+    last = list(last) if isinstance(last, str) else last
+    return ormsgpack.Ext(tag, ormsgpack.packb([*names, last]))
 
 
 class Large(TypedDict, total=False):

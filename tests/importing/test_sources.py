@@ -166,20 +166,65 @@ async def test_text_comes_as_it_was_written(url: str, tmp_path: Path) -> None:
         assert said == ["cut \ud83d", "😀"]
 
 
-async def test_corrupt_lines_of_one_conversation_are_skipped_on_request(
-    tmp_path: Path,
-) -> None:
-    """By default the file is left, because the conversation would change."""
-    path = written(tmp_path / "talk.jsonl", HELLO, "broken", BYE)
+MISSING = "[cpkit: not stored: "
+
+
+async def test_a_corrupt_line_costs_no_neighbour(tmp_path: Path) -> None:
+    """A message in its place says what is missing; --skip-corrupt leaves it out."""
+    path = written(tmp_path / "talk.jsonl", HELLO, "broken", '{"no": "role"}', BYE)
+    flaws = {"not JSON": 1, "neither messages nor a message with a role": 1}
 
     async with open_checkpointer("memory://") as cp:
-        report = await import_from(str(path), cp)
-        assert not report.ok
-        assert await messages(cp, "talk") == []
+        for status in ("new", "there"):
+            report = await import_from(str(path), cp)
+            assert (statuses(report), lefts(report)) == ({"talk": status}, flaws)
+
+        first, *placeholders, last = await messages(cp, "talk")
+        assert [first, last] == [HELLO, BYE]
+        assert [one["role"] for one in placeholders] == ["system", "system"]
+        assert placeholders[0]["content"] == f"{MISSING}line 2: not JSON]"
+
+    async with open_checkpointer("memory://") as cp:
         report = await import_from(str(path), cp, skip_corrupt=True)
         assert report.ok
-        assert lefts(report) == {"not JSON": 1}
+        assert lefts(report) == flaws
         assert await messages(cp, "talk") == [HELLO, BYE]
+
+
+async def test_a_message_that_cannot_be_stored_costs_no_neighbour(
+    tmp_path: Path,
+) -> None:
+    """Numbers that JSON lacks, what is no object, and what is nested too deep."""
+    deep = json.dumps(BYE | {"deep": 1})[:-2] + "[" * 400 + "]" * 400 + "}"
+    infinite = json.dumps({**HI, "n": float("inf")})
+    talk = written(tmp_path / "talk.jsonl", HELLO, infinite, deep)
+    item: Any = {"type": "function_call", "call_id": "c"}
+    line = {"id": "line", "messages": [HELLO, 7, item, {**BYE, "n": float("nan")}]}
+    lines = written(tmp_path / "lines.jsonl", line)
+    own = SQLiteSession("own", tmp_path / "sessions.db")
+    await own.add_items([HELLO, {**HI, "n": float("nan")}])  # type: ignore[list-item]  # any JSON will do
+    own.close()
+
+    async with open_checkpointer("memory://") as cp:
+        for status in ("new", "there"):
+            for source in (talk, lines, tmp_path / "sessions.db"):
+                report = await import_from(str(source), cp)
+                assert {*statuses(report).values()} == {status}
+                assert report.left
+
+        first, second, third = await messages(cp, "talk")
+        assert first == HELLO
+        assert second == {**HI, "n": f"{MISSING}inf is not a JSON number]"}
+        assert third.keys() == BYE.keys() | {"deep"}
+        first, number, second, third = await messages(cp, "line")
+        assert [first, second] == [HELLO, item]
+        assert number == {
+            "role": "system",
+            "content": f"{MISSING}message 1 is not an object]",
+        }
+        assert third == {**BYE, "n": f"{MISSING}nan is not a JSON number]"}
+        items: Any = await Session("own", cp).get_items()
+        assert items == [HELLO, {**HI, "n": f"{MISSING}nan is not a JSON number]"}]
 
 
 async def test_a_thread_with_other_messages_is_left(tmp_path: Path) -> None:
@@ -201,17 +246,27 @@ async def test_a_thread_with_other_messages_is_left(tmp_path: Path) -> None:
         assert await messages(cp, "other") == [HELLO, HI]
 
 
-async def test_a_message_that_is_too_large_is_left(tmp_path: Path) -> None:
-    """The reason is the store's, and the next conversation is imported."""
+async def test_a_message_that_is_too_large_costs_no_neighbour(tmp_path: Path) -> None:
+    """Its text is missing, and that is reported; all need several appends."""
     big = {"role": "user", "content": "x" * 2000}
-    path = written(
-        tmp_path / "t.jsonl", [HELLO, big], {"id": "small", "messages": [HELLO]}
-    )
+    path = written(tmp_path / "t.jsonl", [HELLO, big, *[HI] * 90, BYE])
 
-    async with open_checkpointer("memory://?max_payload=1000") as cp:
+    async with open_checkpointer("memory://?max_payload=1000&max_append=3000") as cp:
+        for status in ("new", "there"):
+            report = await import_from(str(path), cp)
+            assert statuses(report) == {"t:1": status}
+            reason = "2002 bytes are more than the store takes"
+            assert lefts(report) == ({reason: 1} if status == "new" else {})
+
+        stored = await messages(cp, "t:1")
+        assert stored.pop(1) == {
+            "role": "user",
+            "content": f"[cpkit: not stored: {reason}]",
+        }
+        assert stored == [HELLO, *[HI] * 90, BYE]
+        written(path, [HELLO, {**big, "role": "tool"}, BYE])
         report = await import_from(str(path), cp)
-        assert statuses(report) == {"t:1": "left", "small": "new"}
-        assert "max_payload" in next(iter(report.left))
+        assert statuses(report) == {"t:1": "left"}
 
 
 async def test_the_next_import_completes_an_interrupted_one(tmp_path: Path) -> None:
@@ -264,7 +319,7 @@ def session_lines(session_id: str, *texts: str) -> list[Any]:
 
 
 async def test_a_folder_of_sessions_is_imported(url: str, tmp_path: Path) -> None:
-    """Each file becomes a session, in any version; a damaged one is left."""
+    """Each file becomes a session, in any version; what is no entry is replaced."""
     folder, name = tmp_path / "sessions", tmp_path.name
     written(folder / "a.jsonl", *session_lines(f"{name}-a", "one", "two"))
     written(folder / "b.jsonl", *session_lines(f"{name}-b", "one"), "broken", "{}")
@@ -274,18 +329,23 @@ async def test_a_folder_of_sessions_is_imported(url: str, tmp_path: Path) -> Non
     async with open_checkpointer(url) as cp:
         report = await import_from(str(folder), cp)
         assert report.kind == "sessions"
-        assert (report.counts("new"), report.counts("left")) == (1, 2)
+        assert (report.counts("new"), report.counts("left")) == (2, 1)
         log = await SessionLog.open(cp, f"{name}-a")
         assert [m["content"] for m in log.context().messages] == ["one", "two"]
 
         written(folder / "a.jsonl", *session_lines(f"{name}-a", "one", "two", "three"))
-        report = await import_from(str(folder), cp, skip_corrupt=True)
+        report = await import_from(str(folder), cp)
         assert statuses(report) == {
             f"{name}-a": "grown",
-            f"{name}-b": "new",
+            f"{name}-b": "there",
             None: "left",
         }
         assert lefts(report) == {"a line that is not an entry": 2, "no type": 1}
+        written(folder / "b.jsonl", *session_lines(f"{name}-d", "one"), "broken", "{}")
+        report = await import_from(str(folder), cp, skip_corrupt=True)
+        assert statuses(report)[f"{name}-d"] == "new"
+        assert len((await SessionLog.open(cp, f"{name}-b")).entries) == 3
+        assert len((await SessionLog.open(cp, f"{name}-d")).entries) == 1
         assert [entry["type"] for entry in await log.refresh()] == ["message"]
 
 

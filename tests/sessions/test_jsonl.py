@@ -162,7 +162,55 @@ def test_a_corrupt_line_is_reported_or_skipped(
     assert reason in skipped.reason
 
 
-@pytest.mark.parametrize("on_corrupt", ["raise", "skip"])
+async def test_an_entry_in_the_place_of_a_line_keeps_the_branches(
+    cp: Store, tmp_path: Path
+) -> None:
+    """It has the id that later entries name; the same file gives the same entries."""
+    other: Entry = {**NEXT, "id": "c", "parentId": "a"}
+    after: Entry = {**NEXT, "id": "d", "parentId": "lost"}
+    lines = [HEADER, ENTRY, "{", "[]", other, after, '{"type": 1}', {**NEXT, "id": "e"}]
+    path = as_file(tmp_path, [*lines, {"type": "x", "id": "e", "parentId": "b"}])
+    file, again = [
+        await asyncio.to_thread(read_jsonl, path, "replace") for _ in range(2)
+    ]
+    assert file == again
+    assert [one.number for one in file.skipped] == [3, 4, 7, 9]
+    header, *entries = file.lines
+    assert header == HEADER
+    assert [(one["id"], one["parentId"]) for one in entries] == [
+        ("a", None),
+        ("00000003", "a"),
+        ("lost", "00000003"),
+        ("c", "a"),
+        ("d", "lost"),
+        ("00000007", "d"),
+        ("e", "a"),
+        ("00000009", "e"),
+    ]
+    assert {one["data"]["line"] for one in entries if one["type"] == "custom"} == {
+        3,
+        4,
+        7,
+        9,
+    }
+    log = await SessionLog.import_jsonl(cp, path, on_corrupt="replace")
+    assert log.orphans == []
+
+
+def test_a_lost_line_of_version_1_keeps_its_place(tmp_path: Path) -> None:
+    """A compaction names the first kept entry by its index in the file."""
+    said = {"type": "message", "message": user("a")}
+    kept = {"type": "compaction", "summary": "s", "firstKeptEntryIndex": 3}
+    header = {"type": "session", "id": "s-1"}
+    path = as_file(tmp_path, [header, said, "{", said, kept])
+    entries = migrate(read_jsonl(path, on_corrupt="replace").lines)[1:]
+    assert entries[3]["firstKeptEntryId"] == entries[2]["id"]
+    assert [one["parentId"] for one in entries[1:]] == [
+        one["id"] for one in entries[:3]
+    ]
+
+
+@pytest.mark.parametrize("on_corrupt", ["raise", "skip", "replace"])
 @pytest.mark.parametrize(
     "lines", [[], [""], [ENTRY], ["{}"], ['{"type": "session"}'], ["{", ENTRY]]
 )

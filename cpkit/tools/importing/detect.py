@@ -9,11 +9,14 @@ from pathlib import Path
 
 from cpkit.driver.jsontext import parse_foreign_json
 from cpkit.registry import redacted
+from cpkit.tools.importing.chatgpt import is_chatgpt
+from cpkit.tools.importing.coding import is_claude_code, is_codex
 from cpkit.tools.importing.source import BadSource
 from cpkit.tools.importing.sqlite import (
     has_checkpoints,
     is_database,
     is_session_table,
+    is_too_old,
     read_snapshot,
     tables_of,
 )
@@ -24,11 +27,14 @@ KINDS = (
     "langgraph-sqlite",
     "langgraph-postgres",
     "openai-agents",
+    "chatgpt",
+    "claude-code",
+    "codex",
     "sessions",
     "transcripts",
 )
 
-_TEXT_KINDS = ("sessions", "transcripts")
+_TEXT_KINDS = KINDS[3:]
 
 # How much of a file is read to detect its kind; a session's header is far shorter.
 _HEAD_BYTES = 1 << 20
@@ -155,6 +161,12 @@ def _kind_of_database(path: Path) -> str:
     if kinds:
         raise BadSource(f"{path}: it is {' and '.join(kinds)}; --kind says which")
 
+    if is_too_old(tables):
+        raise BadSource(
+            f"{path}: checkpoints of LangGraph before 0.2 (2024) are pickled, and are "
+            "not read"
+        )
+
     known = "checkpoints of LangGraph or sessions of the OpenAI Agents SDK"
     raise BadSource(f"{path}: a SQLite file without {known}")
 
@@ -165,27 +177,40 @@ def _kind_of_lines(path: Path) -> str | None:
         return None
 
     with path.open("rb") as file:
-        for text in file.read(_HEAD_BYTES).removeprefix(BOM_UTF8).split(b"\n"):
-            if not text.strip():
-                continue
+        head = file.read(_HEAD_BYTES).removeprefix(BOM_UTF8)
 
-            try:
-                line = parse_foreign_json(text)
-            except ValueError:
-                # A long first line is cut off, but its beginning shows the kind.
-                return "transcripts" if b'"messages"' in text[:1000] else None
+    if is_chatgpt(head):
+        return "chatgpt"
 
-            if isinstance(line, dict) and "cpkit_export" in line:
-                raise BadSource(
-                    f"{path}: an export of cpkit; 'cpkit copy' reads exports"
-                )
+    for text in head.split(b"\n"):
+        if not text.strip():
+            continue
 
-            if isinstance(line, dict) and line.get("type") == "session":
-                return "sessions"
+        try:
+            line = parse_foreign_json(text)
+        except ValueError:
+            # A long first line is cut off, but its beginning shows the kind.
+            return "transcripts" if b'"messages"' in text[:1000] else None
 
-            is_chat = isinstance(line, list) or (
-                isinstance(line, dict) and ("messages" in line or "role" in line)
-            )
-            return "transcripts" if is_chat else None
+        if isinstance(line, dict) and "cpkit_export" in line:
+            raise BadSource(f"{path}: an export of cpkit; 'cpkit copy' reads exports")
+
+        if isinstance(line, dict) and line.get("type") == "session":
+            return "sessions"
+
+        if is_claude_code(line):
+            return "claude-code"
+
+        if is_codex(line):
+            return "codex"
+
+        if isinstance(line, list) or (
+            isinstance(line, dict) and ("messages" in line or "role" in line)
+        ):
+            return "transcripts"
+
+        # Claude Code may begin with lines of other forms.
+        if not isinstance(line, dict) or "type" not in line:
+            return None
 
     return None

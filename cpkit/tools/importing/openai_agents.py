@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cpkit.driver.jsontext import encode_json, parse_foreign_json
 from cpkit.errors import CheckpointerError
 from cpkit.integrations.openai_thread import session_thread
-from cpkit.tools.importing.source import BadSource, Found, Left, Thread
+from cpkit.tools.importing.source import BadSource, Found, Left, Thread, parsed
 from cpkit.tools.importing.sqlite import is_session_table, read_snapshot, tables_of
 
 __all__ = ["read_openai_agents"]
@@ -53,13 +52,13 @@ def _session(session_id: Any, rows: sqlite3.Cursor) -> Iterator[Found]:
 
     for row, text in rows:
         try:
-            item = parse_foreign_json(text)
-            encode_json(item, ())
-        except (ValueError, TypeError, CheckpointerError):
+            item, missing = parsed(text)
+        except (ValueError, TypeError):
             # The SDK skips rows that it cannot parse, too.
             yield Left(f"{name}, row {row}", "not JSON")
             continue
 
+        yield from (Left(f"{name}, row {row}", reason) for reason in missing)
         records.append({"item": item, "by": f"row {row}"})
 
     try:

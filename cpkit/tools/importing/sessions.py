@@ -18,12 +18,12 @@ __all__ = ["read_sessions"]
 def read_sessions(files: list[Path], *, skip_corrupt: bool) -> Iterator[Found]:
     """Yield one session for each file, as `SessionLog` stores it under its own id.
 
-    With ``skip_corrupt`` lines that are not entries are skipped; otherwise a file with
-    such a line is left.
+    With ``skip_corrupt`` lines that are not entries are left out; otherwise a custom
+    entry in the place of each says so.
     """
     for path in files:
         try:
-            file = read_jsonl(path, "skip" if skip_corrupt else "raise")
+            file = read_jsonl(path, "skip" if skip_corrupt else "replace")
             lines = migrate(file.lines)
             session_id = check_id("session id", lines[0]["id"])
         except (CheckpointerError, OSError) as exc:

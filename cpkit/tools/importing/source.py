@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from json import loads
 from typing import Any, Protocol, TypeAlias
 
-from cpkit.driver.jsontext import encode_json
+from cpkit.driver.jsontext import encode_json, parse_foreign_json
 from cpkit.errors import VersionConflict
 from cpkit.fenced import append_once, read_range
+from cpkit.fitting import (
+    append_what_fits,
+    same_but_missing,
+    storable,
+)
 from cpkit.protocol import Checkpointer
 from cpkit.records import JsonValue
 from cpkit.tools.copying.compare import are_equal
@@ -22,6 +28,7 @@ __all__ = [
     "Left",
     "Thread",
     "bring",
+    "parsed",
 ]
 
 
@@ -54,10 +61,14 @@ class Left:
 
 @dataclass(frozen=True)
 class Brought:
-    """How many messages of a thread the store had, and how many were written."""
+    """How many messages of a thread the store had, and how many were written.
+
+    ``missing`` says which parts of them the store refuses, and has a text for.
+    """
 
     before: int
     written: int
+    missing: list[str] = field(default_factory=list)
 
 
 class Conversation(Protocol):
@@ -108,13 +119,18 @@ class Thread:
             found, wanted = stored[:common], self.messages[:common]
 
             # Messages of another type than dict are never equal, and have no text.
-            if found != wanted or not are_equal(found, wanted):
+            if (found != wanted or not are_equal(found, wanted)) and not (
+                same_but_missing(found, wanted)
+            ):
                 raise Differs("the thread in the store has other messages")
 
             return self.messages[common:]
 
-        before, written = await bring(cp, self.thread_id, missing, dry_run=dry_run)
-        return Brought(min(before, self.size), written)
+        refused: list[str] = []
+        before, written = await bring(
+            cp, self.thread_id, missing, dry_run=dry_run, report=refused.extend
+        )
+        return Brought(min(before, self.size), written, refused)
 
 
 async def bring(
@@ -124,14 +140,29 @@ async def bring(
     *,
     dry_run: bool,
     extra: Mapping[str, JsonValue] | None = None,
+    report: Callable[[list[str]], None] | None = None,
 ) -> tuple[int, int]:
     """Append the messages that ``missing`` returns for the stored ones.
 
     Returns the number of stored messages and of appended ones. The appends are fenced:
     if another writer appended first, such as a second import, ``missing`` is called
     again. A long conversation takes several appends; if the process dies, the next
-    import goes on. A new thread gets the ``extra``.
+    import goes on. A new thread gets the ``extra``. If there is a ``report``, a text
+    replaces what the store refuses, and the reasons are reported.
     """
+    version = 0
+
+    async def append(part: list[Any]) -> None:
+        nonlocal version
+        await append_once(
+            cp,
+            thread_id,
+            part,
+            expected_version=version,
+            extra=None if version else extra,
+        )
+        version += len(part)
+
     while True:
         stored = await read_range(cp, thread_id)
         rest = await missing(stored)
@@ -142,18 +173,30 @@ async def bring(
 
         try:
             for part in _parts(rest):
-                await append_once(
-                    cp,
-                    thread_id,
-                    part,
-                    expected_version=version,
-                    extra=None if version else extra,
-                )
-                version += len(part)
+                await append_what_fits(append, part, report)
         except VersionConflict:
             continue
 
         return len(stored), len(rest)
+
+
+def parsed(text: bytes | str) -> tuple[Any, list[str]]:
+    """Parse a JSON text of another program; return it, and what is missing in it.
+
+    Python's NaN and infinities, and what is nested too deep for a store, are replaced
+    by a text. Raises ``ValueError`` or ``TypeError`` for anything else.
+    """
+    missing: list[str] = []
+
+    try:
+        value = parse_foreign_json(text)
+    except ValueError:
+        try:
+            value = loads(text)
+        except RecursionError as exc:
+            raise ValueError(str(exc)) from exc
+
+    return storable(value, missing), missing
 
 
 def _parts(messages: list[Any]) -> Iterator[list[Any]]:

@@ -20,6 +20,7 @@ __all__ = [
     "has_checkpoints",
     "is_database",
     "is_session_table",
+    "is_too_old",
     "read_snapshot",
     "tables_of",
 ]
@@ -86,6 +87,11 @@ def has_checkpoints(tables: dict[str, set[str]]) -> bool:
         tables.get(name, set()) >= columns
         for name, columns in _CHECKPOINT_TABLES.items()
     )
+
+
+def is_too_old(tables: dict[str, set[str]]) -> bool:
+    """Return whether a saver of LangGraph before 0.2 made the table."""
+    return tables.get("checkpoints", set()) >= {"thread_id", "thread_ts", "checkpoint"}
 
 
 def is_session_table(columns: set[str]) -> bool:

@@ -4,6 +4,9 @@ Either each line is a conversation, ``{"messages": [...]}`` or only the list, or
 line is a message and the file is the conversation. A conversation's thread id is its
 ``thread_id``, ``conversation_id``, ``session_id`` or ``id``. Without one, it is the
 file's name with the number of the line.
+
+A line or a message that cannot be stored does not cost its neighbours: a system message
+in its place says what is missing.
 """
 
 from __future__ import annotations
@@ -14,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from cpkit.driver.ids import check_id
-from cpkit.driver.jsontext import encode_json, parse_foreign_json
 from cpkit.errors import CheckpointerError
-from cpkit.tools.importing.source import Found, Left, Thread
+from cpkit.fitting import placeholder
+from cpkit.tools.importing.source import Found, Left, Thread, parsed
 
 __all__ = ["read_transcripts"]
 
@@ -29,7 +32,7 @@ def read_transcripts(files: list[Path], *, skip_corrupt: bool) -> Iterator[Found
     """Yield the conversations of the files, in the order of files and lines.
 
     ``skip_corrupt`` is for files with one message on each line: lines that are not
-    messages are skipped. Otherwise such a file is left.
+    messages are left out. Otherwise a message in the place of each says so.
     """
     made: set[str] = set()
 
@@ -41,7 +44,7 @@ def _read(path: Path, skip_corrupt: bool, made: set[str]) -> Iterator[Found]:
     """Yield the conversations of a file; ``made`` has the ids made of file names."""
     messages: list[dict[str, Any]] = []
     flaws: list[Left] = []
-    has_conversations = False
+    is_talk = has_conversations = False
 
     with path.open("rb") as file:
         for number, text in enumerate(file, 1):
@@ -51,18 +54,29 @@ def _read(path: Path, skip_corrupt: bool, made: set[str]) -> Iterator[Found]:
             if not text.strip():
                 continue
 
-            line, reason = _parsed(text)
+            line, missing = _line(text)
+            name = f"{path.name}, line {number}"
 
-            if reason is not None:
-                flaws.append(Left(f"{path.name}, line {number}", reason))
-            elif _is_message(line):
+            if line is None:
+                flaws += [Left(name, reason) for reason in missing]
+
+                if missing != [TORN] and not skip_corrupt:
+                    messages.append(_message_for(f"line {number}: {missing[0]}"))
+
+                continue
+
+            yield from (Left(name, reason) for reason in missing)
+
+            if _is_message(line):
+                is_talk = True
                 messages.append(line)
             else:
                 has_conversations = True
                 yield from _conversation(path, number, line, made)
 
-    if messages:
-        yield from _one_conversation(path, messages, flaws, skip_corrupt, made)
+    if is_talk:
+        yield from flaws
+        yield from _named_by_file(path, path.name, path.stem, messages, made)
     elif has_conversations:
         # Each of the damaged lines is a conversation that is left.
         yield from (Left(flaw.name, flaw.reason, is_thread=True) for flaw in flaws)
@@ -70,39 +84,24 @@ def _read(path: Path, skip_corrupt: bool, made: set[str]) -> Iterator[Found]:
         yield Left(path.name, "no chat messages in this file", is_thread=True)
 
 
-def _parsed(text: bytes) -> tuple[Any, str | None]:
-    """Return the line's value, or the reason why it cannot be imported."""
+def _line(text: bytes) -> tuple[Any, list[str]]:
+    """Return the line's value, and what is missing; ``None`` if that is all of it."""
     try:
-        line = parse_foreign_json(text)
-        encode_json(line, ())
-    except (ValueError, CheckpointerError):
-        return None, "not JSON" if text.endswith(b"\n") else TORN
+        line, missing = parsed(text)
+    except ValueError:
+        return None, ["not JSON" if text.endswith(b"\n") else TORN]
 
     if _is_message(line) or isinstance(line, list):
-        return line, None
+        return line, missing
 
     if isinstance(line, dict) and "messages" in line:
-        return line, None
+        return line, missing
 
-    return None, "neither messages nor a message with a role"
+    return None, ["neither messages nor a message with a role"]
 
 
-def _one_conversation(
-    path: Path,
-    messages: list[dict[str, Any]],
-    flaws: list[Left],
-    skip_corrupt: bool,
-    made: set[str],
-) -> Iterator[Found]:
-    """Yield the conversation of a file with one message on each line."""
-    yield from flaws
-    corrupt = [flaw for flaw in flaws if flaw.reason != TORN]
-
-    if corrupt and not skip_corrupt:
-        reason = "a file with corrupt lines; --skip-corrupt imports the other lines"
-        yield Left(path.name, reason, is_thread=True)
-    else:
-        yield from _named_by_file(path, path.name, path.stem, messages, made)
+def _message_for(reason: str) -> dict[str, Any]:
+    return {"role": "system", "content": placeholder(reason)}
 
 
 def _conversation(
@@ -120,9 +119,21 @@ def _conversation(
         yield Left(name, "no messages", is_thread=True)
         return
 
-    if not all(map(_is_message, messages)):
+    if not any(map(_is_message, messages)):
         yield Left(name, "a message without a role", is_thread=True)
         return
+
+    stored = []
+
+    for place, message in enumerate(messages):
+        if isinstance(message, dict):
+            stored.append(message)
+        else:
+            reason = f"message {place} is not an object"
+            stored.append(_message_for(reason))
+            yield Left(name, reason)
+
+    messages = stored
 
     for field in sorted(fields.keys() - {"messages", *_ID_FIELDS}):
         yield Left(name, f"field {field!r} is not a message")

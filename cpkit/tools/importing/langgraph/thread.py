@@ -298,7 +298,8 @@ def _sends(row: Row) -> bool:
 def _packed(value: Any) -> Any:
     """Return a form of a value that can be compared: packed objects have no ``==``.
 
-    The order of a mapping's items does not count, and 1, 1.0 and True are different.
+    The order of a mapping's items and of a set's does not count, and 1, 1.0 and True
+    are different.
     """
     if isinstance(value, dict):
         return {_SERDE.dumps_typed(key): _packed(one) for key, one in value.items()}
@@ -306,4 +307,23 @@ def _packed(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [*map(_packed, value)]
 
+    if isinstance(value, ormsgpack.Ext):
+        return ormsgpack.unpackb(
+            ormsgpack.packb(value), ext_hook=_opened, option=ormsgpack.OPT_NON_STR_KEYS
+        )
+
     return _SERDE.dumps_typed(value)
+
+
+def _opened(tag: int, data: bytes) -> Any:
+    """Return what is in a packed object, which is never built."""
+    try:
+        inner = _SERDE.loads_typed(("msgpack", data))
+    except Exception:  # the parser may raise any type
+        return [tag, data]
+
+    match inner:
+        case ["builtins", "set" | "frozenset" as name, list(items)]:
+            return [name, *sorted(map(_packed, items), key=repr)]
+
+    return [tag, _packed(inner)]
