@@ -42,10 +42,12 @@ def test_the_program_runs_twice(tmp_path: Path, kind: str, page: str) -> None:
 def test_the_synchronous_blocks_run_twice(tmp_path: Path) -> None:
     """Each page with a synchronous API has a block for programs without a loop."""
     graph = blocks_of("integrations/langgraph.md")[1]
+    memory = blocks_of("integrations/langgraph.md")[2]
     program = "\n".join(blocks_of("integrations/openai-agents.md"))
 
     for count in (1, 3):
         assert printed_by(graph, tmp_path) == ""
+        assert printed_by(memory, tmp_path) == "food {'likes': 'noodles'}\n"
         assert printed_by(program, tmp_path) == f"I was shown {count} items.\n" * 2
 
 
@@ -53,4 +55,4 @@ def test_the_synchronous_blocks_run_twice(tmp_path: Path) -> None:
 def test_every_block_has_a_test(page: str) -> None:
     """The second block of cubeloop's page is run by its own tests."""
     count = len(blocks_of(f"integrations/{page}.md"))
-    assert count == (2 if page in ("langgraph", "openai-agents", "cubeloop") else 1)
+    assert count == {"langgraph": 3, "openai-agents": 2, "cubeloop": 2}.get(page, 1)
