@@ -42,10 +42,11 @@ from cpkit.fenced import append_once, read_range
 from cpkit.fitting import append_what_fits, log_missing, placeholder
 from cpkit.integrations.bridge import Bridge, completed
 from cpkit.protocol import Checkpointer, ErasesThreads, ListsThreads, ReadsRanges
-from cpkit.records import CheckpointData
+from cpkit.records import CheckpointData, ThreadInfo
 from cpkit.registry import needs_extra
 from cpkit.sessions.context import copied
 from cpkit.sync import SyncCheckpointer
+from cpkit.tools.paging import gather_limited
 
 with needs_extra("cpkit.integrations.google_adk", "google-adk"):
     from google.adk.errors import StaleSessionError
@@ -233,9 +234,10 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
         found: list[tuple[tuple[str, str, str], CheckpointData[Any]]] = []
 
         while page := await self._cp.list_threads(prefix=prefix, after=after):
-            for info in page:
+            loaded = await gather_limited(self._load_extra, page)
+
+            for info, data in zip(page, loaded, strict=True):
                 ids = info.thread_id.removeprefix(_SESSIONS).split("/")
-                data = await self._load(info.thread_id, 0)
 
                 # Another program may have a thread of another form with this prefix.
                 if data is not None and data.version and len(ids) == 3:
@@ -245,11 +247,10 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
 
             after = page[-1].thread_id
 
-        app = await self._shared_state(_thread(_APPS, app_name)) if found else {}
-        users = {
-            owner: await self._shared_state(_thread(_USERS, app_name, owner))
-            for owner in {owner for (_, owner, _), _ in found}
-        }
+        owners = {owner: _thread(_USERS, app_name, owner) for (_, owner, _), _ in found}
+        shared = [_thread(_APPS, app_name), *owners.values()] if found else []
+        app, *states = await gather_limited(self._shared_state, shared) or [{}]
+        users = dict(zip(owners, states, strict=True))
         sessions = [_session(ids, data, app, users[ids[1]]) for ids, data in found]
         sessions.sort(key=lambda one: (one.last_update_time, one.user_id, one.id))
         return ListSessionsResponse(sessions=sessions)
@@ -522,6 +523,9 @@ class SessionService(BaseSessionService):  # type: ignore[misc]  # types are not
             return await self._cp.load_range(thread_id, 0, 0)
 
         return await self._cp.load_range(thread_id, -recent)
+
+    async def _load_extra(self, info: ThreadInfo) -> CheckpointData[Any] | None:
+        return await self._load(info.thread_id, 0)
 
     async def _shared_state(self, thread_id: str) -> dict[str, Any]:
         data = await self._load(thread_id, 0)
