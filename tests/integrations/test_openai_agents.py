@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from agents import SessionSettings, SQLiteSession
+from agents.memory import OpenAIResponsesCompactionSession
 from agents.memory import Session as SessionProtocol
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -545,6 +547,28 @@ async def test_the_newest_items_are_replaced_if_they_are_still_the_newest(
     seen = await session._get_compaction_snapshot(1, prune_prefix=is_expired)
     assert await seen.replace_suffix(0, numbered(11))
     assert await other.get_items() == numbered(2, 9, 11) == await session.get_items()
+
+
+async def test_the_sdks_compaction_replaces_items_in_one_step(
+    memory: MemoryCheckpointer[Any],
+) -> None:
+    """It uses the private methods: a process that dies leaves the old items or new."""
+
+    class Responses:
+        async def compact(self, **_: Any) -> Any:
+            summary = {"type": "compaction", "id": "c", "encrypted_content": "short"}
+            return SimpleNamespace(output=[summary], usage=None)
+
+    spy = Spy(memory)
+    session = Session("s", spy)
+    await session.add_items(numbered(*range(7)))
+    spy.calls.clear()
+    client: Any = SimpleNamespace(responses=Responses())
+    compaction = OpenAIResponsesCompactionSession("s", session, client=client)
+    await compaction.run_compaction({"force": True, "compaction_mode": "input"})
+    assert [call[1] for call in spy.calls if call[0] == "append"] == [2]
+    (left,) = await Session("s", memory).get_items()
+    assert left.get("type") == "compaction"
 
 
 async def test_a_session_that_changes_items_is_not_passed_by(
