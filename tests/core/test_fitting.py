@@ -41,6 +41,7 @@ def nested(levels: int) -> Any:
 
 
 @given(any_values)
+@settings(max_examples=50, deadline=None)
 def test_any_value_becomes_json(value: Any) -> None:
     """What is JSON stays, and everything else is named."""
     missing: list[str] = []
@@ -72,6 +73,7 @@ def test_only_the_bad_part_is_replaced() -> None:
 
 
 @given(json_values, st.integers(600, 4000))
+@settings(max_examples=50, deadline=None)
 def test_a_value_is_made_to_fit(value: Any, limit: int) -> None:
     """It takes so many bytes at most; a value that fits is not touched."""
     entry = {"type": "user", "uuid": "u", "value": value}

@@ -352,6 +352,7 @@ channel_values = st.recursive(
 )
 
 
+@pytest.mark.long  # graphs are slow to compile and run
 @given(
     st.lists(
         st.dictionaries(st.sampled_from("abcdefgh"), channel_values, max_size=8),

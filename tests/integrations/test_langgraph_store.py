@@ -82,7 +82,7 @@ def without_empty(store: InMemoryStore) -> None:
 
 
 @given(st.lists(batches, max_size=15))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_it_behaves_as_langgraphs_own_store(batches: list[list[Any]]) -> None:
     """Random batches of all operations give the same results."""
 
