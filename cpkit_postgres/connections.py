@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import cache, partial
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 from urllib.parse import parse_qsl
 
 import asyncpg
@@ -40,8 +40,9 @@ _BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '10s'"
 class Connections:
     """Lends connections to operations, at most ``pool_size`` at a time.
 
-    Those of a URL wait in a list: asyncpg's pool takes 180 Python-level calls to give
-    one out and to take it back, and a whole statement takes 75.
+    Those of a URL wait in a list of its own, because asyncpg's pool takes 180
+    Python-level calls to give one out and to take it back, and a whole statement takes
+    75. A timer closes those that were not used for 90 to 180 seconds.
 
     ``pooler`` becomes "transaction" where a pooler is found in between: it may give
     each transaction another server connection. asyncpg gives statements the same names
@@ -55,8 +56,8 @@ class Connections:
         self._options = options
         self.pooler = options.pooler
         self._text = cache(partial(filled, schema=options.schema))
-        self._idle: list[Any] = []
-        self._resting: list[Any] = []  # idle since the last sweep, or longer
+        self._idle: list[Any] = []  # used since the last sweep
+        self._resting: list[Any] = []  # idle since the last sweep
         self._sweep: asyncio.TimerHandle | None = None
         size = options.pool_size if isinstance(where, str) else where.get_max_size()
         self._free = asyncio.Semaphore(size)
@@ -76,9 +77,7 @@ class Connections:
         try:
             rows: list[Record] = await connection.fetch(self._text(query), *args)
         except BaseException as exc:
-            await self._give_back(connection, is_usable_after(exc))
-            await self._raise_failure(exc, "unknown")
-            raise
+            await self._fail(connection, exc)
 
         await self._give_back(connection, True)
         return rows
@@ -100,9 +99,7 @@ class Connections:
                 self.pooler = "transaction"
                 is_usable = await self._is_without_names(connection)
         except BaseException as exc:
-            await self._give_back(connection, is_usable_after(exc))
-            await self._raise_failure(exc, "unknown")
-            raise
+            await self._fail(connection, exc)
 
         await self._give_back(connection, is_usable)
         return row
@@ -123,9 +120,7 @@ class Connections:
             lost = "unknown"
             await connection.execute("COMMIT")
         except BaseException as exc:
-            await self._give_back(connection, False)
-            await self._raise_failure(exc, lost)
-            raise
+            await self._fail(connection, exc, lost)
 
         await self._give_back(connection, True)
 
@@ -185,12 +180,16 @@ class Connections:
             else:
                 connection.terminate()
 
-    async def _raise_failure(self, exc: BaseException, lost: Fate) -> None:
-        """Raise a store's error for a client's; the next operation connects again.
+    async def _fail(
+        self, connection: Any, exc: BaseException, lost: Fate | None = None
+    ) -> NoReturn:
+        """Give back a connection after a failure, and raise a store's error for it.
 
-        So it does after no answer within ``timeout``: a firewall forgets all idle
-        connections alike.
+        If there was no answer, the next operation connects again, also after no answer
+        within ``timeout``: a firewall forgets all idle connections alike. ``lost`` is
+        the fate of a transaction if its connection was lost.
         """
+        await self._give_back(connection, lost is None and is_usable_after(exc))
         is_answer = isinstance(exc, CLIENT_ERRORS)
 
         if is_late(exc) and not isinstance(self._where, str):
@@ -200,7 +199,9 @@ class Connections:
             _terminate(self._resting)
 
         if is_answer:
-            raise failure(exc, lost) from exc
+            raise failure(exc, lost or "unknown") from exc
+
+        raise exc
 
     def _begin_sweep(self) -> None:
         """Close what was idle since the last sweep, and come back."""

@@ -52,8 +52,7 @@ async def listen(connections: Connections, heard: Heard) -> None:
         heard(None)
 
         while not (await asyncio.wait({lost}, timeout=_CHECK_EVERY))[0]:
-            if await connection.fetchval(queries.IS_STANDBY, timeout=_CHECK_TIMEOUT):
-                raise StoreFailure("not sent", "the server became a standby")
+            await connection.execute("SELECT 1", timeout=_CHECK_TIMEOUT)
     except CLIENT_ERRORS as exc:
         raise failure(exc, "not sent") from exc
     finally:

@@ -277,8 +277,6 @@ SELECT thread_id, number, updated_at FROM {schema}.threads WHERE $1 IS NULL
 
 LISTENING = "SELECT pg_advisory_lock_shared($1)"
 
-IS_STANDBY = "SELECT pg_is_in_recovery()"
-
 ANNOUNCE = """
 SELECT pg_notify($1, thread_id) FROM unnest((SELECT $3::text[])) AS w (thread_id)
 WHERE EXISTS (

@@ -35,47 +35,6 @@ SELECT sum(pg_total_relation_size(oid))::bigint FROM pg_class
 WHERE relnamespace = to_regnamespace(quote_ident($1)) AND relkind = 'r'
 """
 
-# What an operator does not see from the client, each with its advice. Limits are those
-# of the role, the database and the server; cpkit sets statement_timeout itself.
-_AROUND = """
-WITH tables AS (
-    SELECT * FROM pg_class WHERE relnamespace = to_regnamespace(quote_ident($1))
-        AND relname IN ('threads', 'messages', 'extra', 'calls', 'schema_version')
-), limits AS (
-    SELECT name || '=' || setting || 'ms' AS text FROM pg_settings
-    WHERE name IN ('idle_in_transaction_session_timeout', 'idle_session_timeout',
-            'lock_timeout', 'statement_timeout', 'transaction_timeout')
-        AND setting <> '0' AND source NOT IN ('client', 'session')
-    UNION
-    SELECT config FROM pg_db_role_setting, unnest(setconfig) AS config
-    WHERE setrole IN (0, (SELECT oid FROM pg_roles WHERE rolname = current_user))
-        AND setdatabase IN
-            (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
-        AND config LIKE 'statement_timeout=%'
-)
-SELECT CASE WHEN pg_is_in_recovery() THEN 'on' END AS standby,
-    CASE WHEN NOT pg_is_in_recovery()
-        THEN nullif(current_setting('transaction_read_only'), 'off') END AS read_only,
-    (SELECT string_agg(relname || '.' || tgname, ', ') FROM tables AS t
-     JOIN pg_trigger ON tgrelid = t.oid WHERE NOT tgisinternal) AS triggers,
-    (SELECT string_agg(relname || '.' || rulename, ', ') FROM tables AS t
-     JOIN pg_rewrite ON ev_class = t.oid) AS rules,
-    (SELECT string_agg(text, ', ') FROM limits ) AS limits
-"""
-_ADVICE = {
-    "standby": "the server is a standby: it takes no writes, and its reads lag",
-    "read_only": "sessions are read-only: ALTER ROLE … or DATABASE … RESET "
-    "default_transaction_read_only",
-    "triggers": "other programs' triggers can change or refuse what is written: "
-    "DROP TRIGGER, for {}",
-    "rules": "other programs' rules can change or refuse what is written: "
-    "DROP RULE, for {}",
-    "limits": "the role, the database or the server has limits of time, which end what "
-    "takes longer ({}): ALTER ROLE … RESET them, or keep them above timeout",
-    "pooler": "a pooler is in between: each statement takes two round trips, and "
-    "a watch polls; use the server's own address where there is one",
-}
-
 # What a commit survives with a setting that is off; the first one counts.
 _WEAKER = [
     ("synchronous_commit", Survives.NONE, "a crash can take the last commits"),
@@ -145,10 +104,7 @@ async def inspect(connections: Connections) -> StoreInfo | None:
             return StoreInfo(False)
 
         ((size,),) = await connections.fetch(_SIZE, connections.schema)
-        (around,) = await connections.fetch(_AROUND, connections.schema)
-        found = {**around, "pooler": connections.pooler == "transaction"}
-        advice = [text.format(found[k]) for k, text in _ADVICE.items() if found[k]]
-        return StoreInfo(True, row["version"], size, advice=advice)
+        return StoreInfo(True, row["version"], size)
     except StoreFailure:
         return None
     finally:

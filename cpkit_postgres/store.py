@@ -9,18 +9,11 @@ URL forms
     ``pool_size`` (connections at most), and those of every server. In place of a URL:
     the caller's `asyncpg.Pool`.
 
-Durability
-    What the server's ``synchronous_commit``, ``fsync`` and ``full_page_writes`` say.
-
 What is atomic
     A write is one statement, and a statement is a transaction. The appends and merges
     of a batch share a statement; its other writes run at the same time, as far as they
-    share no thread and no key. A load is one statement, so it sees one moment.
-
-Errors
-    ``statement_timeout`` is set to ``timeout``, unless the URL has one: the server ends
-    what waits for a lock. If a batch fails in part, the fate of all its writes is
-    unknown.
+    share no thread and no key. If a batch fails in part, the fate of all its writes is
+    unknown. A load is one statement, so it sees one moment.
 
 Caveats
     Postgres 12 or newer, a database in UTF8. Times are those of the writer's clock.
@@ -43,6 +36,7 @@ from cpkit.driver import (
     Conflict,
     Decode,
     Erase,
+    Findings,
     FullHandle,
     Heard,
     KeyHeld,
@@ -68,6 +62,7 @@ from cpkit.records import Durability, Survives, ThreadInfo
 from cpkit.registry import redacted
 from cpkit_postgres import listen, queries, schema
 from cpkit_postgres.connections import Connections, Fetch, Pool, Record
+from cpkit_postgres.examine import examine
 from cpkit_postgres.options import (
     CLIENT_PARAMETERS,
     PostgresOptions,
@@ -85,8 +80,10 @@ _MAX_BYTES = 2**29  # a value, and a whole array, can have 1 GiB
 _INT8_MAX = 2**63 - 1  # no version is larger
 _ABOVE_ALL_IDS = "\U0010ffff" * 129
 
-# How often a write looks again, because another writer was faster. Writers that change
-# a row all the time are slower than that: the row is one that cannot be changed.
+# What a write returns if another writer was faster, and how often it looks again then.
+# Writers that change a row all the time are slower than that: the row is one that
+# cannot be changed.
+_AGAIN = Conflict(-1)
 _TURNS = range(50)
 
 
@@ -122,6 +119,10 @@ class PostgresStore:
     async def inspect(cls, url: str, options: PostgresOptions) -> StoreInfo | None:
         """Tell whether the store exists; ``None`` where the server does not answer."""
         return await schema.inspect(cls(url, options)._connections)
+
+    @classmethod
+    async def examine(cls, url: str, options: PostgresOptions, whole: bool) -> Findings:
+        return await examine(cls(url, options)._connections, whole)
 
     async def open(self) -> None:
         self._settings = await schema.open_schema(self._connections)
@@ -167,13 +168,24 @@ class PostgresStore:
 
         return outcomes
 
-    async def _apply(self, write: Write) -> Outcome:
-        if type(write) is Restore or (type(write) is Erase and write.forget_keys):
+    async def _apply(self, write: Write, locked: Fetch | None = None) -> Outcome:
+        """Apply one write, and look again where another writer was faster."""
+        if locked is None and (
+            type(write) is Restore or (type(write) is Erase and write.forget_keys)
+        ):
             async with self._connections.transaction() as fetch:
                 await fetch(queries.LOCK_CALLS)
-                return await _APPLY[type(write)](fetch, write)
+                return await self._apply(write, fetch)
 
-        return await _APPLY[type(write)](self._connections.fetch, write)
+        apply = _APPLY[type(write)]
+
+        for _ in _TURNS:
+            outcome = await apply(locked or self._connections.fetch, write)
+
+            if outcome is not _AGAIN:
+                return outcome
+
+        raise _hidden()
 
     async def _chains(self, writes: list[Placed]) -> list[list[Placed]]:
         """Divide writes into chains that have no thread and no key in common.
@@ -351,118 +363,101 @@ async def _append_many(
 async def _append(fetch: Fetch, write: Append) -> Outcome:
     """Append alone; the common cases have a statement of their own."""
     thread_id, bodies, expected, items, _ = write
-    outcomes: list[Outcome] = [None]
 
-    for _ in _TURNS:
-        if bodies[1:] or items[1:]:
-            shared: dict[str, list[Placed]] = {thread_id: [(0, write)]}
-            await _append_many(fetch, shared, outcomes)
+    if bodies[1:] or items[1:]:
+        shared: dict[str, list[Placed]] = {thread_id: [(0, write)]}
+        outcomes: list[Outcome] = [None]
+        await _append_many(fetch, shared, outcomes)
 
-            if not shared:
-                return outcomes[0]
-        elif bodies or items:
-            body = bodies[0].decode() if bodies else None
-            key, value = map(bytes.decode, items[0]) if items else (None, None)
-            rows = await fetch(
-                queries.APPEND, thread_id, expected, _now(), body, key, value
-            )
+        if not shared:
+            return outcomes[0]
+    elif bodies or items:
+        body = bodies[0].decode() if bodies else None
+        key, value = map(bytes.decode, items[0]) if items else (None, None)
+        rows = await fetch(
+            queries.APPEND, thread_id, expected, _now(), body, key, value
+        )
 
-            if rows:
-                return int(rows[0][0])
+        if rows:
+            return int(rows[0][0])
 
-        rows = await fetch(queries.VERSION, thread_id)
-        version: int = rows[0][0] if rows else 0
+    rows = await fetch(queries.VERSION, thread_id)
+    version: int = rows[0][0] if rows else 0
 
-        if expected not in (None, version):
-            return Conflict(version)
+    if expected not in (None, version):
+        return Conflict(version)
 
-        if not bodies and not items:
-            return version
-
-        # Another writer was faster.
-
-    raise _hidden()
+    return _AGAIN if bodies or items else version
 
 
-async def _merge(fetch: Fetch, write: Merge) -> None:
-    await _append(fetch, Append(write.thread_id, [], None, write.items))
+async def _merge(fetch: Fetch, write: Merge) -> Outcome:
+    reached = await _append(fetch, Append(write.thread_id, [], None, write.items))
+    return reached if reached is _AGAIN else None
 
 
-async def _claim(fetch: Fetch, write: Claim) -> StoredCall | None:
-    place, args = write[:3], write.args.decode()
+async def _claim(fetch: Fetch, write: Claim) -> Outcome:
+    thread_id, call_id, tool_name, args, key, _ = write
+    rows = await fetch(
+        queries.CLAIM, thread_id, call_id, tool_name, args.decode(), key, _now()
+    )
+    claimed, *taken = rows[0]
 
-    for _ in _TURNS:
-        rows = await fetch(queries.CLAIM, *place, args, write.idempotency_key, _now())
-        claimed, *taken = rows[0]
+    if claimed:
+        return None
 
-        if claimed:
-            return None
-
-        if taken[0] is not None:
-            return StoredCall._make(taken)
-
-    raise _hidden()
+    return _AGAIN if taken[0] is None else StoredCall._make(taken)
 
 
-async def _resolve(fetch: Fetch, write: Resolve) -> StoredCall | None:
-    place, result = write[:3], write.result.decode()
+async def _resolve(fetch: Fetch, write: Resolve) -> Outcome:
+    thread_id, call_id, status, result, _ = write
+    rows = await fetch(
+        queries.RESOLVE, thread_id, call_id, status, result.decode(), _now()
+    )
 
-    for _ in _TURNS:
-        if not (rows := await fetch(queries.RESOLVE, *place, result, _now())):
-            return None
+    if not rows:
+        return None
 
-        call = StoredCall._make(rows[0])
-
-        if call.status != "issued":
-            return call
-
-    raise _hidden()
+    call = StoredCall._make(rows[0])
+    return _AGAIN if call.status == "issued" else call
 
 
-async def _erase(fetch: Fetch, write: Erase) -> Conflict | None:
+async def _erase(fetch: Fetch, write: Erase) -> Outcome:
     expected = write.expected_version
+    rows = await fetch(queries.ERASE, write.thread_id, expected, write.forget_keys)
+    seen, is_gone = rows[0]
 
-    for _ in _TURNS:
-        rows = await fetch(queries.ERASE, write.thread_id, expected, write.forget_keys)
-        seen, is_gone = rows[0]
+    if expected not in (None, seen or 0):
+        return Conflict(seen or 0)
 
-        if expected not in (None, seen or 0):
-            return Conflict(seen or 0)
-
-        if is_gone or seen is None:
-            return None
-
-    raise _hidden()
+    return None if is_gone or seen is None else _AGAIN
 
 
-async def _restore(fetch: Fetch, write: Restore) -> Conflict | KeyHeld | None:
+async def _restore(fetch: Fetch, write: Restore) -> Outcome:
     """Restore a thread; the table of calls is locked, that of threads is not."""
     thread_id, calls = write.thread_id, write.calls
     keys = [call.idempotency_key for call in calls]
+    rows = await fetch(queries.VERSION, thread_id)
 
-    for _ in _TURNS:
-        rows = await fetch(queries.VERSION, thread_id)
+    if rows or await fetch(queries.CALLS, thread_id):
+        return Conflict(rows[0][0] if rows else 0)
 
-        if rows or await fetch(queries.CALLS, thread_id):
-            return Conflict(rows[0][0] if rows else 0)
+    attempts = [*map(StoredCall._make, await fetch(queries.ATTEMPTS, keys))]
 
-        attempts = [*map(StoredCall._make, await fetch(queries.ATTEMPTS, keys))]
+    for key, call in zip(keys, calls, strict=True):
+        others = [other for other in attempts if other.idempotency_key == key]
 
-        for key, call in zip(keys, calls, strict=True):
-            others = [other for other in attempts if other.idempotency_key == key]
-
-            if key_is_held(call, others):
-                return KeyHeld(key, others[-1].thread_id)
-
-        if write.created_at is None or await fetch(
-            queries.BEGIN_THREAD, thread_id, write.created_at
-        ):
-            break
-    else:
-        raise _hidden()
+        if key_is_held(call, others):
+            return KeyHeld(key, others[-1].thread_id)
 
     if write.created_at is not None:
-        await _append(fetch, Append(thread_id, write.bodies, None, write.items))
+        if not await fetch(queries.BEGIN_THREAD, thread_id, write.created_at):
+            return _AGAIN
+
+        content = Append(thread_id, write.bodies, None, write.items)
+
+        if await _append(fetch, content) is _AGAIN:
+            raise _hidden()  # the new row is locked
+
         await fetch(queries.SET_TIME, thread_id, write.updated_at)
 
     records = [to_json(call._asdict()).decode() for call in calls]

@@ -6,6 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Awaitable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import entry_points
 from typing import Annotated, Any
@@ -92,7 +93,14 @@ async def _examine(
         default = getattr(getattr(cp, "store", None), "survives_by_default", None)
         limits: Limits | None = getattr(cp, "limits", None)
         can_list = supports(cp, ListsThreads, KeepsReceipts)
-        counted, oldest, damaged = await _survey(cp) if can_list else (None, None, [])
+        bound = None if check else _BOUND
+        counted, oldest, damaged = (
+            await _survey(cp, bound) if can_list else (None, None, [])
+        )
+
+        if check and counted is not None:
+            damaged += await _lost_keys(cp)
+
         probe = (
             {"ok": True, "words": "skipped: --read-only"}
             if read_only
@@ -112,7 +120,7 @@ async def _examine(
             "max_payload": None if limits is None else limits.max_value,
             "max_append": None if limits is None else limits.max_append,
             "threads": counted,
-            "threads_bound": _BOUND,
+            "threads_bound": bound,
             "oldest_pending": None if oldest is None else _as_json(oldest),
             "facts": dict(more.facts) | _space(found and found.path),
             "damaged": [*damaged, *more.damaged],
@@ -140,8 +148,10 @@ def _driver(url: str) -> str:
     return next(entry.value for entry in entry_points(group=GROUP, name=scheme))
 
 
-async def _survey(cp: Store) -> tuple[int | None, Waiting | None, list[str]]:
-    """Examine the first ``_BOUND`` threads.
+async def _survey(
+    cp: Store, bound: int | None
+) -> tuple[int | None, Waiting | None, list[str]]:
+    """Examine so many threads, or all.
 
     Returns their number (``None`` if damage ends the list), the oldest pending call
     that a person has to know of, and the damage that was found.
@@ -153,7 +163,7 @@ async def _survey(cp: Store) -> tuple[int | None, Waiting | None, list[str]]:
 
     with progress("threads") as advance:
         try:
-            async for page in thread_pages(cp, limit=_BOUND, internal=False):
+            async for page in thread_pages(cp, limit=bound, internal=False):
                 for info in page:
                     try:
                         found = await pending_in(cp, info.thread_id)
@@ -169,6 +179,30 @@ async def _survey(cp: Store) -> tuple[int | None, Waiting | None, list[str]]:
 
     oldest = min(people, key=lambda one: one.record.issued_at, default=None)
     return count if is_complete else None, oldest, damaged
+
+
+async def _lost_keys(cp: Store) -> list[str]:
+    """Return the calls whose keys could be claimed again, although they hold them."""
+    lost = []
+
+    async for page in thread_pages(cp, erased=True):
+        for info in page:
+            with suppress(CorruptThread):  # which the survey has told
+                for record in await cp.list_calls(info.thread_id):
+                    key = record.call.idempotency_key
+
+                    if record.status == "failed" or await cp.find_call(key) == record:
+                        continue
+
+                    # Not one that was resolved or forgotten meanwhile.
+                    if record in await cp.list_calls(info.thread_id):
+                        lost.append(
+                            f"call {record.call.call_id!r} of thread "
+                            f"{info.thread_id!r} has lost its key {key!r}, which could "
+                            "be claimed again"
+                        )
+
+    return lost
 
 
 async def _answered(probe: Awaitable[dict[str, Any]]) -> dict[str, Any]:
@@ -231,7 +265,7 @@ async def _probe(cp: Store) -> dict[str, Any]:
 def _advice(
     url: str, report: dict[str, Any], found: StoreInfo | None, oldest: Waiting | None
 ) -> list[str]:
-    advice = [] if found is None else [*found.advice]
+    advice: list[str] = []
     path = None if found is None else found.path
 
     if path is not None and os.stat(path).st_mode & 0o077:
@@ -299,7 +333,8 @@ def _as_json(oldest: Waiting) -> dict[str, Any]:
 
 def _print(report: dict[str, Any]) -> None:
     threads = report["threads"]
-    is_bounded = threads is not None and threads >= _BOUND
+    bound = report["threads_bound"]
+    is_bounded = threads is not None and bound is not None and threads >= bound
     oldest = report["oldest_pending"]
     lines = {
         "store": report["url"],
@@ -319,7 +354,7 @@ def _print(report: dict[str, Any]) -> None:
         "threads": threads is not None
         and f"{threads}{' or more' if is_bounded else ''}",
         "pending": threads is not None
-        and "none" + (f" in the first {_BOUND} threads" if is_bounded else "")
+        and "none" + (f" in the first {bound} threads" if is_bounded else "")
         if oldest is None
         else f"oldest {oldest['kind']} since "
         f"{age(datetime.fromisoformat(oldest['issued_at']))}: "

@@ -246,19 +246,20 @@ class StoreInfo(NamedTuple):
     """What ``inspect`` finds without creating anything.
 
     ``version`` is the schema's, ``size`` the bytes that the store takes, ``path`` its
-    file or folder; each is ``None`` where it is not known. ``advice`` has sentences for
-    an operator: what is around the store, and its cure.
+    file or folder; each is ``None`` where it is not known.
     """
 
     exists: bool
     version: object = None
     size: int | None = None
     path: str | None = None
-    advice: Sequence[str] = ()
 
 
 class Findings(NamedTuple):
-    """What an examination finds: damage, advice, and facts for people to read."""
+    """What an examination finds: damage, advice, and facts for people to read.
+
+    ``advice`` is a sentence for each thing to change, with its cure.
+    """
 
     damaged: Sequence[str] = ()
     advice: Sequence[str] = ()
@@ -271,11 +272,11 @@ class StoreDriver(Protocol):
     A driver may also have ``async def inspect(url, options) -> StoreInfo | None``, a
     class or static method that tells whether a store exists, and creates nothing;
     ``None`` means that it cannot tell. ``async def examine(url, options, whole) ->
-    Findings`` looks for damage: at a part that takes a moment, or at the whole store
-    with the engine's own check. ``survives_by_default``, a `Survives`, is what a
-    write has to survive: ``cpkit doctor`` exits with 1 where it survives less. A driver
-    of an engine that only one process may open sets ``one_process = True``; the suite
-    then skips clauses with many processes.
+    Findings`` looks around the store and for damage: at a part that takes a moment, or
+    at the whole store with the engine's own check. ``survives_by_default``, a
+    `Survives`, is what a write has to survive: ``cpkit doctor`` exits with 1 where it
+    survives less. A driver of an engine that only one process may open sets
+    ``one_process = True``; the suite then skips clauses with many processes.
     """
 
     Options: ClassVar[type[DriverOptions]]

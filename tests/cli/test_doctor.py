@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from cpkit import Survives
 from cpkit.cli.stores import Store
@@ -248,3 +249,26 @@ def test_the_check_reads_all_lines_of_files(tmp_path: Path) -> None:
     ended = invoke("doctor", url, "--json", "--read-only", "--check")
     assert ended.code == 1
     assert str(register) in ended.json["damaged"][0]
+
+
+def test_the_check_follows_every_key(tmp_path: Path) -> None:
+    """A key that an eviction took could be claimed again, and no operation notices."""
+
+    async def fill(cp: Store) -> None:
+        for name in ("kept", "failed", "lost"):
+            await call(cp, name, "c", name)
+
+        await cp.record_result("failed", "c", "no", success=False)
+        await cp.delete_thread("lost")
+
+    with RedisServer() as server:
+        in_store(server.url, fill)
+
+        with Redis.from_url(server.url) as raw:
+            raw.delete("{cpkit}:k:lost", "{cpkit}:k:failed")
+
+        assert invoke("doctor", server.url, "--json").json["damaged"] == []
+        ended = invoke("doctor", server.url, "--json", "--check")
+        assert ended.code == 1
+        [damage] = ended.json["damaged"]
+        assert damage.startswith("call 'c' of thread 'lost' has lost its key 'lost'")

@@ -8,7 +8,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from cpkit import StatesDurability
+from cpkit import StatesDurability, ToolCall
+from cpkit.driver import Findings
+from cpkit.registry import examine_store
 from cpkit_postgres import PostgresCheckpointer
 from tests.cli.command import Ended, invoke
 from tests.postgres.conftest import MakeStore
@@ -138,6 +140,113 @@ async def test_a_standby(server: PostgresServer, schema: str) -> None:
         refused = await examined(f"{other.url}?{query}")
         assert refused.code == 3
         assert "primary" in refused.err
-        ended = await examined(f"{other.url}?target_session_attrs=any&{query}")
+        ended = await examined(f"{other.url}?target_session_attrs=any&schema={schema}")
         assert ended.code == 1
         assert "the server is a standby" in ended.out
+
+
+# What is stored
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        (
+            "DELETE FROM {}.messages WHERE position = 1",
+            "thread 't' is at version 3, and has 2 of its messages",
+        ),
+        (
+            "UPDATE {}.messages SET position = 7 WHERE position = 1",
+            "thread 't' is at version 3, and has 3 of its messages",
+        ),
+        (
+            "DELETE FROM {}.threads",
+            "call 'c' is of thread 't', which is missing",
+        ),
+        (
+            "DELETE FROM {}.threads",
+            "there are messages or extra of 2 threads that are missing",
+        ),
+        (
+            """
+            DROP INDEX {}.calls_attempt;
+            INSERT INTO {}.calls (thread_id, call_id, tool_name, args, idempotency_key,
+                status, attempt, issued_at)
+            VALUES ('t', 'd', 'x', '{}', 'k', 'issued', 1, 1)
+            """,
+            "key 'k' has two calls that have not failed",
+        ),
+    ],
+)
+async def test_the_check_counts_what_is_stored(
+    sql: str, said: str, store: MakeStore, url: str, schema: str, raw: Any
+) -> None:
+    """Messages, positions, holders of keys, and rows without their thread."""
+    async with store() as cp:
+        await cp.append("t", [{}] * 3, extra={"a": 1})
+        await cp.append("empty", [], extra={"a": 1})
+        await cp.record_issued("t", ToolCall("c", "x", {}, "k"))
+
+    assert (await examine_store(url, whole=True)).damaged == []
+    await raw.execute(sql.replace("{}.", f"{schema}."))
+    assert any(said in one for one in (await examine_store(url, whole=True)).damaged)
+    assert (await examine_store(url, whole=False)).damaged == ()
+
+
+async def test_the_check_of_the_engine_reads_the_indexes(
+    clerk: str, store: MakeStore, url: str, schema: str, raw: asyncpg.Connection
+) -> None:
+    """With Postgres' own extension, for a role that may execute it."""
+    async with store() as cp:
+        await cp.append("t", [{}])
+
+    await raw.execute(
+        f"GRANT USAGE ON SCHEMA {schema} TO clerk;"
+        f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO clerk"
+    )
+    assert "CREATE EXTENSION" in (await examine_store(url, whole=True)).facts["indexes"]
+    await raw.execute("CREATE EXTENSION amcheck")
+    is_ready = (
+        "UPDATE pg_index SET indisready = $1 WHERE indexrelid = "
+        f"'{schema}.calls_attempt'::regclass"
+    )
+
+    try:
+        denied = await examine_store(f"{clerk}?schema={schema}", whole=True)
+        assert "the right" in denied.facts["indexes"]
+        assert await examine_store(url, whole=True) == Findings([], [], {})
+        await raw.execute(is_ready, False)
+
+        async with store() as cp:
+            await cp.record_issued("t", ToolCall("c", "x", {}, "k"))
+
+        await raw.execute(is_ready, True)
+        [found] = (await examine_store(url, whole=True)).damaged
+        assert 'lacks matching index tuple within index "calls_attempt"' in found
+    finally:
+        await raw.execute("DROP EXTENSION amcheck")
+
+
+async def test_a_page_that_is_damaged_on_disk() -> None:
+    """The check meets it, and then the server's own count says so without a check."""
+    with PostgresServer(has_checksums=True) as server:
+        admin = await asyncpg.connect(server.url)
+
+        async with Store(server.url) as cp:
+            await cp.append("t", [{"pad": "x" * 900}] * 20)
+
+        path = await admin.fetchval("SELECT pg_relation_filepath('cpkit.messages')")
+        await admin.execute("CHECKPOINT")
+        await admin.close()
+        await asyncio.to_thread(server.stop)
+
+        with open(server.data / path, "r+b") as file:
+            file.seek(8192 + 4000)
+            file.write(b"\xff" * 8)
+
+        await asyncio.to_thread(server.start)
+        assert (await examine_store(server.url, whole=False)).advice == []
+        found = await examine_store(server.url, whole=True)
+        assert "invalid page in block 1" in found.damaged[0]
+        [advice] = (await examine_store(server.url, whole=False)).advice
+        assert "1 damaged pages" in advice

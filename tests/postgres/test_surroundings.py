@@ -9,9 +9,11 @@ import asyncpg
 import pytest
 
 from cpkit import BackendUnavailable, Survives, ToolCall
+from cpkit.registry import examine_store
 from cpkit_postgres import PostgresCheckpointer
 from tests.postgres.conftest import MakeStore
 from tests.postgres.proxy import Proxy
+from tests.servers.pgbouncer import PgBouncer
 from tests.servers.postgres import PostgresServer
 
 Store = PostgresCheckpointer[Any]
@@ -115,6 +117,26 @@ async def test_row_level_security_under_an_open_handle(
 
         with pytest.raises(BackendUnavailable, match="row-level security"):
             await cp.record_issued("u", ToolCall("c", "pay", {}, "k"))
+
+
+async def test_row_level_security_behind_a_pooler(
+    clerks_store: str, store: MakeStore, schema: str, raw: asyncpg.Connection
+) -> None:
+    """A pooler takes no settings of a session, but the role's hold behind it."""
+    for is_set in (False, True):
+        with PgBouncer(clerks_store) as pooler:
+            found = await examine_store(f"{pooler.url}?schema={schema}", whole=False)
+            assert ("row_security = off" in " ".join(found.advice)) is not is_set
+
+        await raw.execute("ALTER ROLE clerk SET row_security = off")
+
+    with PgBouncer(clerks_store) as pooler:
+        async with store(pooler.url) as cp:
+            assert await cp.find_call("k") is not None
+            await restrict(raw, f"{schema}.calls")
+
+            with pytest.raises(BackendUnavailable, match="row-level security"):
+                await cp.find_call("k")
 
 
 HIDDEN: dict[str, tuple[str, str, Callable[[Store], Awaitable[object]]]] = {

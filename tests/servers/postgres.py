@@ -68,6 +68,7 @@ class PostgresServer(ServerProcess):
         data: Path | None = None,
         port: int | None = None,
         wal_segment: int = 16,
+        has_checksums: bool = False,
         retry: float = PATIENCE,
     ) -> None:
         self.password = password
@@ -75,6 +76,7 @@ class PostgresServer(ServerProcess):
         self.settings = dict(settings or {})
         self._encoding = encoding
         self._wal_segment = wal_segment
+        self._has_checksums = has_checksums
         self._retry = retry
         super().__init__("cpkit-postgres-", unprivileged())
         self.data = data or self._folder / "data"
@@ -167,7 +169,7 @@ class PostgresServer(ServerProcess):
             self._initdb(self.data, "--auth=scram-sha-256", f"--pwfile={secret}")
         else:
             # Copied, because initdb takes most of a second.
-            kind = self._encoding, self._wal_segment
+            kind = self._encoding, self._wal_segment, self._has_checksums
 
             if kind not in _templates:
                 folder = private_folder("cpkit-postgres-", self._user)
@@ -192,6 +194,7 @@ class PostgresServer(ServerProcess):
             "--locale=C",
             "--username=postgres",
             "--no-sync",
+            *(["--data-checksums"] if self._has_checksums else []),
             *login,
         )
 
@@ -238,8 +241,8 @@ class PostgresServer(ServerProcess):
 
 
 _shared: list[str] = []
-_templates: dict[tuple[str, int], Path] = {}
-"""New data folders of servers without a password, by encoding and WAL segment."""
+_templates: dict[tuple[str, int, bool], Path] = {}
+"""New data folders of servers without a password, by how they were made."""
 _starting = threading.Lock()
 
 
