@@ -100,9 +100,11 @@ class Log:
     def _tail_in(self, inode: int, start: int, size: int) -> Tail | None:
         """Find the last whole line from ``start`` on; ``None`` if its write is longer.
 
-        A torn write has no newline in the end, or zeros where a power loss took bytes.
+        A power loss can tear the last write, and nothing before it: its end is missing,
+        so that it has no newline there, or it has zeros in the middle.
         """
         data = self.read(start, size - start)
+        # The whole lines are data[first:stop], and those up to ``end`` fit their seals.
         first = data.find(b"\n", SEAL) + 1 if start else 0
         stop = data.rfind(b"\n") + 1
         end = first + lines.intact(data[max(0, first - SEAL) : first], data[first:stop])
@@ -111,11 +113,11 @@ class Log:
             return None
 
         if end < stop:
+            is_torn = b"\0" in data[end : data.index(b"\n", end)]
             last = data.rfind(b"\n", 0, stop - 1) + 1
             said = lines.end_of(data[last:stop])
-            is_torn = b"\0" in data[end : data.index(b"\n", end)]
 
-            # Bytes before the last write are never torn.
+            # Or else the last line says that its write began behind ``end``.
             if not is_torn or (said and last - said[2] > end):
                 raise self.corrupt(start + end)
 
@@ -127,7 +129,7 @@ class Log:
         seal = data[end - SEAL : end] if end else b""
         version, updated_at, together = lines.end_of(data[begin:end]) or (0, 0, 0)
 
-        if start and begin - together < first:
+        if start and begin - together < first:  # the write may be torn before ``start``
             return None
 
         sum_ = lines.sum_after(seal)

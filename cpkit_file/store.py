@@ -291,7 +291,8 @@ def _info(folder: Folder, thread_id: str, name: str, erased: bool) -> ThreadInfo
 
         if is_erased:  # of the first claim, and of the last claim or result
             calls = [call for call, *_ in log.index.calls.values()]
-            times = [one for call in calls for one in call[7:10:2] if one]
+            times = [one.issued_at for one in calls]
+            times += [one.resolved_at for one in calls if one.resolved_at]
 
         ends = (from_micros(min(times)), from_micros(max(times))) if times else None
         known = ends and ThreadInfo(thread_id, tail.version, *ends)

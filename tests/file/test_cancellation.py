@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -327,3 +328,24 @@ async def test_an_error_that_is_kept_keeps_no_file_open(home: Path, log: Path) -
 
         assert not open_files(home)
         assert len(kept) == 3
+
+
+async def test_a_forgotten_handle_leaves_no_thread(tmp_path: Path) -> None:
+    """Five handles were never closed."""
+    before = {*threading.enumerate()}
+
+    async def forget(number: int) -> None:
+        cp = await Store(tmp_path / f"{number}").__aenter__()
+        await cp.append("t", [{}])
+        await cp.load("t")
+
+    for number in range(5):
+        await forget(number)
+
+    gc.collect()
+    left = {one for one in threading.enumerate() if one not in before}
+
+    for thread in left:
+        await asyncio.to_thread(thread.join, 10)
+
+    assert not [one for one in left if "cpkit-file" in one.name and one.is_alive()]
