@@ -1,28 +1,17 @@
-"""Agent state in a Redis Cluster.
+"""Agent state in a Redis Cluster; ``docs/drivers.md`` is the manual.
 
-URL forms
-    ``redis+cluster://user:password@host:6379,host:6379`` with one or more of the nodes,
-    and ``rediss+cluster://`` (TLS). Options as for ``redis://``; ``connect_timeout``
-    (30) is for how many seconds operations wait for a failover or a slot that moves.
+A store is in the slot of its prefix, so it is on one node, as on a single server: the
+same operations, round trips and atomicity. A failover loses the last acknowledged
+writes, because a node answers before its replicas have them.
 
-Where things are
-    A store is in the slot of its prefix, so it is on one node, as on a single server:
-    the same operations, round trips and atomicity. To use more nodes, keep threads in
-    stores with several prefixes; ``docs/scaling.md`` has the recipe.
+The URL is ``redis+cluster://user:password@host:6379,host:6379`` with one or more of
+the nodes, or ``rediss+cluster://`` (TLS). The user needs the permissions that
+`cpkit_redis.store` lists, and ``+cluster|slots``, on every node.
 
-Durability
-    As on a single server, with the settings of the node, until a failover: it loses the
-    last acknowledged writes, because a node answers before its replicas have a write.
-    ``min-replicas-to-write`` limits how many.
-
-Permissions
-    Those that `cpkit_redis.store` lists, and ``+cluster|slots``, on every node.
-
-Moved slots
-    While the slot moves to another node, all operations of the store wait, up to
-    ``connect_timeout``: both nodes refuse a script while one of them has a part of its
-    keys. A read that a node does not answer within a quarter of ``timeout`` is
-    repeated, at the node that has the slot then.
+While the slot moves to another node, all operations wait, up to ``connect_timeout``:
+both nodes refuse a script while one of them has a part of its keys. A read that a node
+does not answer within a quarter of ``timeout`` is repeated, at the node that has the
+slot then.
 """
 
 from __future__ import annotations
@@ -100,8 +89,7 @@ class Nodes(Server):
             async with asyncio.timeout(None if once else self._read_timeout):
                 answers = await super().ask(*commands, once=once)
         except TimeoutError as exc:
-            self._place = None
-            await self._disconnect()
+            await self.reconnect()
             raise StoreFailure("unknown", "the node does not answer") from exc
         except BaseException:
             self._place = None
@@ -123,6 +111,7 @@ class Nodes(Server):
 
     async def reconnect(self) -> None:
         self._place = None
+        await super().reconnect()
 
     async def _connect_to_node(self, connection: Any) -> None:
         place = self._place or await self._found()

@@ -64,7 +64,7 @@ class Server:
                 self._places.release()
         except asyncio.CancelledError as exc:
             if is_sent and is_late(exc):
-                await self._disconnect()
+                await self.reconnect()
 
             if is_sent or not (once and is_late(exc)):
                 raise
@@ -74,7 +74,7 @@ class Server:
             failed = failure(exc)
 
             if failed.fate == "unknown" and is_sent:
-                await self._disconnect()
+                await self.reconnect()
             elif failed.fate == "unknown":
                 failed = not_connected(exc, self._pool.connection_kwargs)
 
@@ -108,10 +108,6 @@ class Server:
                 await asyncio.shield(pool.aclose())
 
     async def reconnect(self) -> None:
-        """Connect again: the server has become a replica."""
-        await self._disconnect()
-
-    async def _disconnect(self) -> None:
         """Close the idle connections; each connects again when it is used."""
         for connection in list(self._idle):
             with suppress(*CLIENT_ERRORS):

@@ -1,25 +1,17 @@
 """Agent state in Redis, for any number of processes on any number of machines.
 
+``docs/drivers.md`` is the manual.
+
 URL forms
     ``redis://user:password@host:6379/0``, ``rediss://`` (TLS, with redis-py's ``ssl_*``
-    parameters in the query: ``ssl_ca_certs=/path/ca.pem``) and
-    ``redis+unix:///path/to/socket?db=0``. Options: ``prefix`` (``cpkit``) of all keys,
-    ``pool_size`` (8) connections at most, ``timeout`` (30) seconds for an operation,
-    ``connect_timeout`` (10) seconds for which it retries while the server cannot be
-    reached, and those of every driver. In place of the URL `RedisCheckpointer` takes a
-    client of redis.asyncio, a Sentinel's ``master_for`` too: the handle makes its own
-    connections from the client's settings, and does not close the client.
+    parameters in the query) and ``redis+unix:///path/to/socket?db=0``. Options:
+    ``prefix`` of all keys, ``pool_size`` (connections at most), and those of every
+    server. In place of a URL: the caller's client of redis.asyncio, a Sentinel's
+    ``master_for`` too. The handle makes its own connections from the client's settings,
+    and does not close the client.
 
 Durability
-    As the server is configured; read when the handle opens. ``appendfsync always`` with
-    ``aof-load-truncated no`` survives a power loss, on a file system that leaves no
-    holes in what was appended. A file that was just switched on counts from the end of
-    its first rewrite on. ``everysec`` survives a kill of the server, and a power
-    loss can lose about the last second. Without an append-only file a restart loses
-    everything since the last snapshot. A server that evicts keys when its memory is
-    full can lose any write. A failover to a replica can lose acknowledged writes,
-    because the server answers before its replicas have them. ``docs/operations.md``
-    says what ``aof-load-truncated yes``, the default, can do after a power loss.
+    As the server is configured; read when the handle opens. See `durability_of`.
 
 What is atomic
     Each write. The writes of a batch, of any kind, are one call of ``operations.lua``:
@@ -40,12 +32,8 @@ Permissions
     watch, which polls without it.
 
 Caveats
-    A node of a Redis Cluster is refused: `cpkit_redis.cluster` has the URL for it. So
-    is a replica. A handle whose store was emptied (FLUSHDB) or replaced by another one
-    raises `BackendUnavailable`, and never begins a new store. No key expires, and no
-    command searches keys by pattern. The server does nothing else while it runs a
-    script: an append of 64 MiB takes it about a third of a second, and a restore of a
-    large thread longer.
+    The server does nothing else while it runs a script: an append of 64 MiB takes it
+    about a third of a second, and a restore of a large thread longer.
 """
 
 from __future__ import annotations

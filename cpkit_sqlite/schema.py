@@ -173,7 +173,9 @@ def _fits(log: str, path: str) -> bool:
     """Return whether each page of the last commit is in the log or in the file.
 
     It is not where a crash left the log, and an older file was restored beside it:
-    SQLite would mix them. See sqlite.org/fileformat2.html, "The Write-Ahead Log".
+    SQLite would mix them. See sqlite.org/fileformat2.html, "The Write-Ahead Log". A
+    restored file that is large enough is not noticed: its times and its inode can be
+    those of a sound pair that was copied, or of a checkpoint that a crash ended.
     """
     with open(log, "rb", buffering=0) as file:
         header = file.read(32)

@@ -1,9 +1,11 @@
 """Agent state in one SQLite file, for any number of processes on one machine.
 
+``docs/drivers.md`` is the manual.
+
 URL forms
     ``sqlite:///relative.db``, ``sqlite:////absolute.db`` and ``sqlite:///:memory:`` (a
-    store of its own for each handle). Options: ``durability`` (``full`` or
-    ``normal``), ``busy_timeout`` in seconds, and those of every driver.
+    store of its own for each handle). Options: ``durability``, ``busy_timeout`` in
+    seconds, and those of every driver.
 
 Durability
     ``full``, the default: WAL with ``synchronous=FULL``, so an acknowledged write
@@ -12,18 +14,10 @@ Durability
     (sqlite.org/pragma.html#pragma_synchronous).
 
 What is atomic
-    Each batch of writes is one transaction, and one trip to a thread. A load reads
-    messages, extra and calls in one transaction, on a connection of its own. So loads
-    and writes do not wait for each other.
-
-Several processes
-    The file's write lock orders commits. A write that waits for the lock for longer
-    than ``busy_timeout`` raises ``BackendUnavailable``, and nothing was written. A
-    child of ``os.fork`` cannot open a file that its parent had open.
-
-Caveats
-    The file must be on a local disk. While it is open, nothing may move, delete or
-    replace it or its ``-wal`` file: operations raise ``BackendUnavailable`` then.
+    Each batch of writes is one transaction, and one trip to a thread. The file's write
+    lock orders the commits of all processes. A load reads messages, extra and calls in
+    one transaction, on a connection of its own, so loads and writes do not wait for
+    each other.
 """
 
 from __future__ import annotations
@@ -84,6 +78,7 @@ __all__ = ["SQLiteCheckpointer", "SQLiteStore"]
 
 MessageT = TypeVar("MessageT")
 T = TypeVar("T")
+_DB: TypeAlias = "sqlite3.Connection"
 
 # Bytes of the -wal file at which it is copied into the file. At 4 MB, many concurrent
 # appends were measured to be a tenth to a fifth slower.
@@ -357,17 +352,22 @@ def _path(url: str) -> str:
 
 # Writes, in the thread
 
-# A thread's number, version, time of its last message, and first position: zeros for a
-# missing thread. A batch keeps what its appends found out.
+# A row of `queries.HEAD`: a thread's number, its version, the time of its last message,
+# and its first position; zeros for a missing thread.
 _Head: TypeAlias = tuple[int, int, int, int]
+# The heads that appends of a batch have left: of many appends to one thread only the
+# first asks for it. Other writes clear it.
 _Heads: TypeAlias = dict[str, _Head]
 
 
-def _append(
-    db: sqlite3.Connection, write: Append | Merge, now: int, heads: _Heads
-) -> int | Conflict:
+def _append(db: _DB, write: Append | Merge, now: int, heads: _Heads) -> Outcome:
     thread_id, items = write.thread_id, write.items
-    bodies, expected = write[1:3] if type(write) is Append else ((), None)
+    bodies: Sequence[bytes] = ()
+    expected = None
+
+    if type(write) is Append:
+        bodies, expected = write.bodies, write.expected_version
+
     number, version, last, _ = heads.get(thread_id) or _head(db, thread_id)
 
     if expected is not None and expected != version:
@@ -390,13 +390,11 @@ def _append(
     return version
 
 
-def _merge(db: sqlite3.Connection, write: Merge, now: int, heads: _Heads) -> None:
+def _merge(db: _DB, write: Merge, now: int, heads: _Heads) -> None:
     _append(db, write, now, heads)
 
 
-def _claim(
-    db: sqlite3.Connection, write: Claim, now: int, heads: _Heads
-) -> StoredCall | None:
+def _claim(db: _DB, write: Claim, now: int, heads: _Heads) -> Outcome:
     known = _call(db, queries.CALL, write.thread_id, write.call_id)
     newest = _call(db, queries.ATTEMPTS, write.idempotency_key, 1)
 
@@ -409,18 +407,15 @@ def _claim(
     return None
 
 
-def _resolve(
-    db: sqlite3.Connection, write: Resolve, now: int, heads: _Heads
-) -> StoredCall | None:
+def _resolve(db: _DB, write: Resolve, now: int, heads: _Heads) -> Outcome:
     found = _call(db, queries.CALL, write.thread_id, write.call_id)
 
     if found is None or found.status != "issued":
         return found
 
     call = resolved_call(found, write, now)
-    db.execute(
-        queries.RESOLVE_CALL, (call.status, call.result, call.resolved_at, *call[:2])
-    )
+    changed = call.status, call.result, call.resolved_at
+    db.execute(queries.RESOLVE_CALL, (*changed, call.thread_id, call.call_id))
 
     if not call.erased:
         db.execute(queries.TOUCH_THREAD, (write.thread_id, now, now, now))
@@ -428,9 +423,7 @@ def _resolve(
     return call
 
 
-def _erase(
-    db: sqlite3.Connection, write: Erase, now: int, heads: _Heads
-) -> Conflict | None:
+def _erase(db: _DB, write: Erase, now: int, heads: _Heads) -> Outcome:
     heads.clear()
     number, version, *_ = _head(db, write.thread_id)
 
@@ -445,9 +438,7 @@ def _erase(
     return None
 
 
-def _restore(
-    db: sqlite3.Connection, write: Restore, now: int, heads: _Heads
-) -> Conflict | KeyHeld | None:
+def _restore(db: _DB, write: Restore, now: int, heads: _Heads) -> Outcome:
     heads.clear()
     thread_id, created, updated = write.thread_id, write.created_at, write.updated_at
     number, version, *_ = _head(db, thread_id)
@@ -484,7 +475,7 @@ _APPLY: dict[type[Write], Callable[..., Outcome]] = {
 
 
 def _snapshot(
-    db: sqlite3.Connection, thread_id: str, start: int, stop: int | None, decode: Decode
+    db: _DB, thread_id: str, start: int, stop: int | None, decode: Decode
 ) -> Snapshot | None:
     number, version, _, trimmed = _head(db, thread_id)
 
@@ -510,7 +501,7 @@ def _snapshot(
 
 
 def _threads(
-    db: sqlite3.Connection, prefix: str, after: str | None, limit: int, erased: bool
+    db: _DB, prefix: str, after: str | None, limit: int, erased: bool
 ) -> list[ThreadInfo]:
     # An id has no NUL, so this is the smallest text above ``after``. Any text is below
     # any blob.
@@ -533,7 +524,7 @@ def _threads(
     return found
 
 
-def _dump(db: sqlite3.Connection, thread_id: str) -> StoredDump | None:
+def _dump(db: _DB, thread_id: str) -> StoredDump | None:
     calls = _calls(db, queries.CALLS, thread_id)
     found = _snapshot(db, thread_id, 0, None, lambda rows, _: [*rows])
 
@@ -545,9 +536,7 @@ def _dump(db: sqlite3.Connection, thread_id: str) -> StoredDump | None:
     return StoredDump(found.messages, found.items, calls, *times)
 
 
-def _markers(
-    db: sqlite3.Connection, thread_ids: Sequence[str] | None
-) -> Mapping[str, Hashable]:
+def _markers(db: _DB, thread_ids: Sequence[str] | None) -> Mapping[str, Hashable]:
     # Any text is below any blob.
     ids = [("", b"")] if thread_ids is None else [(one, one) for one in thread_ids]
     rows = (row for some in ids for row in db.execute(queries.MARKERS, some))
@@ -571,14 +560,14 @@ def _follow(uri: str, changed: Callable[[], None], stop: threading.Event) -> Non
                 known = version
 
 
-def _head(db: sqlite3.Connection, thread_id: str) -> _Head:
+def _head(db: _DB, thread_id: str) -> _Head:
     return db.execute(queries.HEAD, (thread_id,)).fetchone() or (0, 0, 0, 0)
 
 
-def _calls(db: sqlite3.Connection, sql: str, *args: object) -> list[StoredCall]:
+def _calls(db: _DB, sql: str, *args: object) -> list[StoredCall]:
     return list(starmap(StoredCall, db.execute(sql, args)))
 
 
-def _call(db: sqlite3.Connection, sql: str, *args: object) -> StoredCall | None:
+def _call(db: _DB, sql: str, *args: object) -> StoredCall | None:
     row = db.execute(sql, args).fetchone()
     return None if row is None else StoredCall(*row)
