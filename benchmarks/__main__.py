@@ -21,6 +21,7 @@ from benchmarks import report
 from benchmarks.figures import Figures
 from benchmarks.goals import DRIVERS
 from benchmarks.layers import decoding, layers
+from benchmarks.once import once_trials
 from benchmarks.place import POSTGRES_SETTINGS, Place, private_place
 from benchmarks.processes import append_cost, crowd_rate, import_times, load_memory
 from benchmarks.roster import CPKIT, FLOOR, ROSTER
@@ -37,13 +38,14 @@ from cpkit.tools.benchmark import (
     trials,
 )
 
-SEPARATE = ("layers", "costs", "memory", "processes", "import", "wake")
+SEPARATE = ("once", "layers", "costs", "memory", "processes", "import", "wake")
 HERE = Path(__file__).parent
 REPORT = HERE / "report"
 RESULTS = HERE.parent / "build" / "bench" / "results.json"
 PACKAGES = """
     cpkit aiosqlite asyncpg redis hiredis pydantic langgraph-checkpoint-sqlite
     langgraph-checkpoint-postgres openai-agents cubeloop agent-ledger
+    exactly-once ledger-once
 """.split()
 
 # The messages that the quick run loads for memory; the goal is for 100,000.
@@ -214,6 +216,12 @@ async def _together(
             found = await interleaved(trials(family, contenders, scale), options.rounds)
             run["results"] += [_plain(result) | {"family": family} for result in found]
             _log(f"{driver}: {family}, {time.monotonic() - started:.0f} s")
+
+        if "once" in options.workloads:
+            started = time.monotonic()
+            found = await interleaved(once_trials(contenders, scale), options.rounds)
+            run["results"] += [_plain(result) | {"family": "once"} for result in found]
+            _log(f"{driver}: once, {time.monotonic() - started:.0f} s")
 
         if "layers" in options.workloads:
             started = time.monotonic()

@@ -21,6 +21,7 @@ _TITLES = {
     "load": "Load of the whole thread, by messages in it",
     "tail": "The last twenty messages, by messages in the thread",
     "calls": "Claim, result and find of a call; and the replay of a finished call",
+    "once": "A plain function that runs once: a fresh call, and a replayed one",
     "extra": "One key of extra, among a hundred others",
     "open": "Open and close",
 }

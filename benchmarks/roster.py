@@ -8,8 +8,9 @@ from importlib import import_module
 from typing import Any
 
 from benchmarks.floors import FileFloor, PostgresFloor, RedisFloor, SQLiteFloor
+from benchmarks.once import Ours, OursWithoutSync
 from benchmarks.place import Place
-from cpkit.tools.benchmark import Contender, Stored
+from cpkit.tools.benchmark import Contender
 
 __all__ = ["FLOOR", "FULL_STATE", "CPKIT", "ROSTER", "Entry", "entry"]
 
@@ -61,6 +62,16 @@ def _ledger(place: Place) -> Contender:
     return made
 
 
+def _guard(name: str, module: str, cls: str) -> Entry:
+    """Return a library that guards functions, on a SQLite file of its own."""
+
+    def make(place: Place) -> Contender:
+        made: Contender = _peer(module, cls)(place.file(f"{name}.db"), name)
+        return made
+
+    return Entry("sqlite", name, make)
+
+
 ROSTER = (
     Entry("sqlite", FLOOR, lambda p: SQLiteFloor(p.file("floor.db"), FLOOR)),
     Entry(
@@ -73,7 +84,7 @@ ROSTER = (
     Entry(
         "sqlite",
         CPKIT,
-        lambda p: Stored("sqlite", f"sqlite:///{p.file('cpkit.db')}"),
+        lambda p: Ours("sqlite", f"sqlite:///{p.file('cpkit.db')}"),
     ),
     _langgraph("sqlite", "LangGraph AsyncSqliteSaver"),
     _langgraph("sqlite", "LangGraph, delta channel", delta=True),
@@ -95,11 +106,22 @@ ROSTER = (
     _other(
         "sqlite", "cubeloop", "cubeloop", "Cubeloop", lambda p: p.file("cubeloop.db")
     ),
+    Entry(
+        "sqlite",
+        "cpkit, durability=normal",
+        lambda p: OursWithoutSync(
+            "sqlite",
+            f"sqlite:///{p.file('cpkit-process.db')}?durability=normal",
+            name="cpkit, durability=normal",
+        ),
+    ),
+    _guard("exactly-once", "exactly_once", "ExactlyOnce"),
+    _guard("ledger-once", "ledger_once", "LedgerOnce"),
     Entry("postgres", FLOOR, lambda p: PostgresFloor(p.postgres, FLOOR)),
     Entry(
         "postgres",
         CPKIT,
-        lambda p: Stored("postgres", f"{p.postgres}?schema=cpkit_bench"),
+        lambda p: Ours("postgres", f"{p.postgres}?schema=cpkit_bench"),
     ),
     _langgraph("postgres", "LangGraph AsyncPostgresSaver"),
     _langgraph("postgres", "LangGraph, delta channel", delta=True),
@@ -114,7 +136,7 @@ ROSTER = (
     _other("postgres", "cubeloop", "cubeloop", "Cubeloop", lambda p: p.postgres),
     Entry("postgres", "agent-ledger", _ledger),
     Entry("redis", FLOOR, lambda p: RedisFloor("redis", p.redis, FLOOR)),
-    Entry("redis", CPKIT, lambda p: Stored("redis", f"{p.redis}?prefix=cpkit-bench")),
+    Entry("redis", CPKIT, lambda p: Ours("redis", f"{p.redis}?prefix=cpkit-bench")),
     _other(
         "redis", "OpenAI RedisSession", "agents", "AgentsSession", lambda p: p.redis
     ),
@@ -123,7 +145,7 @@ ROSTER = (
         FLOOR,
         lambda p: RedisFloor("redis-always", p.redis_always, FLOOR),
     ),
-    Entry("redis-always", CPKIT, lambda p: Stored("redis-always", p.redis_always)),
+    Entry("redis-always", CPKIT, lambda p: Ours("redis-always", p.redis_always)),
     _other(
         "redis-always",
         "OpenAI RedisSession",
@@ -132,7 +154,7 @@ ROSTER = (
         lambda p: p.redis_always,
     ),
     Entry("file", FLOOR, lambda p: FileFloor(p.file("floor"), FLOOR)),
-    Entry("file", CPKIT, lambda p: Stored("file", f"file://{p.file('cpkit')}")),
+    Entry("file", CPKIT, lambda p: Ours("file", f"file://{p.file('cpkit')}")),
 )
 
 

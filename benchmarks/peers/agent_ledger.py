@@ -1,4 +1,4 @@
-"""agent-ledger on Postgres: only the cycle of a call, by its begin and commit."""
+"""agent-ledger on Postgres: the cycle of a call by begin and commit, and its `run`."""
 
 from __future__ import annotations
 
@@ -58,6 +58,15 @@ class AgentLedger(Contender):
 
     async def replay(self, thread: str, name: str) -> JsonValue:
         return (await self._ledger.begin(_call(thread, name))).cached_result
+
+    async def once(self, name: str) -> JsonValue:
+        """Run a handler for the call of this name; it has no decorator."""
+
+        async def charge(_: object) -> JsonValue:
+            return CALL_RESULT
+
+        result: JsonValue = await self._ledger.run(_call("once", name), charge)
+        return result
 
 
 def _call(thread: str, name: str) -> ToolCall:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.once import Ours, once_trials
 from benchmarks.roster import ROSTER, entry
-from cpkit import open_checkpointer
+from cpkit import JsonValue, open_checkpointer
 from cpkit.tools.benchmark import (
     ABILITIES,
     FAMILIES,
@@ -128,6 +129,34 @@ async def test_the_threads_of_the_measurement_are_erased(pair: Pair) -> None:
         assert await ours.erase() == 0
         assert await store.list_threads() == []
         assert await cp.find_completed(f"{before[0].thread_id}:finished") is None
+
+
+async def test_a_function_that_runs_once_is_measured() -> None:
+    """Fresh and replayed; a contender without a decorator takes no part."""
+    async with Ours("memory", "memory://") as ours:
+        found = await interleaved(
+            once_trials([ours, Contender("none", "none")], LITTLE), rounds=2
+        )
+
+    assert [(one.name, one.workload) for one in found] == [
+        ("cpkit", "once-fresh"),
+        ("cpkit", "once-replayed"),
+    ]
+    assert all(one.error is None and one.median > 0 for one in found)
+
+
+async def test_a_function_that_returns_something_else_is_an_error() -> None:
+    """A decorator that answers a replay without its result is not measured."""
+
+    class Forgets(Ours):
+        async def once(self, name: str) -> JsonValue:
+            await super().once(name)
+            return None
+
+    async with Forgets("memory", "memory://") as ours:
+        found = await interleaved(once_trials([ours], LITTLE), rounds=1)
+
+    assert all("the function returned None" in str(one.error) for one in found)
 
 
 def test_every_contender_has_one_entry() -> None:
