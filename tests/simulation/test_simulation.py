@@ -29,11 +29,11 @@ ROUNDS = float(os.environ.get("CPKIT_ROUNDS") or 1)
 SEEDS = round(400 * ROUNDS)
 """Seeds of a normal run: four times as many as the rarest planted bug needs."""
 
-# The long run has 10,000 seeds of effects, 1,600 of leases and 1,200 of workers, in
-# parts: three minutes of one core in all.
+# The long run has 10,000 seeds of effects, 1,600 of leases and 3,200 of workers, in
+# parts: three minutes of one core in all, of which the workers take one.
 LONG = [range(SEEDS * n, SEEDS * (n + 5)) for n in range(1, 25, 5)]
 LONG_LEASES = [range(SEEDS * n, SEEDS * (n + 2)) for n in range(0, 4, 2)]
-LONG_WORKERS = [range(SEEDS * n, SEEDS * (n + 1)) for n in range(3)]
+LONG_WORKERS = [range(SEEDS * n, SEEDS * (n + 1)) for n in range(8)]
 
 
 def first_failure(

@@ -43,7 +43,7 @@ from tests.simulation.world import World
 __all__ = ["simulate_worker"]
 
 STALE_AFTER = 6.0
-CALM_AFTER = 300.0
+CALM_AFTER = 60.0
 DEADLINE = 6000.0
 
 MakeWorker = Callable[..., Worker]
